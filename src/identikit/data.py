@@ -1,0 +1,413 @@
+"""Files and datasets as a stream of texts, behind one function: `read_texts`.
+
+Every source becomes a `_Table` whose rows are read one by one. `_KNOWN` lists the datasets known by name: where their
+files and columns are.
+"""
+
+import csv
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+
+from identikit.errors import InputError
+from identikit.text import Text
+
+_Rows = Iterator[tuple[str, Mapping[str, object]]]
+_Cells = Iterator[tuple[int, list[str]]]
+
+
+def read_texts(
+    source: str | os.PathLike[str],
+    *,
+    columns: str | Sequence[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+) -> Iterator[Text]:
+    """Stream the texts of a file, of a known dataset in a folder, or of a Hugging Face dataset.
+
+    ``source`` is one of
+
+    - a path (fsspec's, so object storage too) that ends in .txt (a text a line), .tsv (plain tabs, quotes are text),
+      .csv, .jsonl or .parquet; ``columns`` names one column, or two for pairs, unless there is just one text column;
+    - 'mrpc', 'cola', 'mnli' or 'wikitext' with ``data_dir``, the folder that holds it (a GLUE download, or its files),
+      and ``split`` 'dev' (the default; 'test' for wikitext) or 'train';
+    - 'datasets:NAME' or 'datasets:NAME/CONFIG', a hub id or local folder, with ``columns`` and ``split``.
+
+    Mistakes in the arguments surface at the call; texts are read while iterating.
+    """
+    source = os.fspath(source)
+    if source.lower() in _KNOWN:
+        _refuse(source, "columns", columns, "it knows its own")
+        return _known_texts(source.lower(), data_dir, split)
+    _refuse(source, "data_dir", data_dir, f"only {', '.join(_KNOWN)} take it")
+    if source.startswith(_HUB):
+        table = _hub_table(source.removeprefix(_HUB), columns, split)
+    else:
+        _refuse(source, "split", split, "a file has none")
+        table = _file_table(source)
+    return _texts(table, _chosen_columns(table, columns))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows with named cells; ``rows(columns)`` reads them anew, as (place, cells), place being 'line 3' or the like."""
+
+    name: str
+    columns: tuple[str, ...]
+    text_columns: tuple[str, ...]
+    rows: Callable[[Sequence[str]], _Rows]
+
+
+def _texts(table: _Table, columns: Sequence[str]) -> Iterator[Text]:
+    empty = True
+    for place, row in table.rows(columns):
+        cells = tuple(_cell(table, place, row, column) for column in columns)
+        yield cells[0] if len(cells) == 1 else (cells[0], cells[1])
+        empty = False
+    if empty:
+        raise InputError(f"Reading {table.name}: it holds no text; pass a file with some.")
+
+
+def _cell(table: _Table, place: str, row: Mapping[str, object], column: str) -> str:
+    value = row.get(column)
+    if isinstance(value, str) and value.strip():
+        return value
+    got = "nothing" if value is None or isinstance(value, str) else f"{type(value).__name__} {value!r:.40}"
+    raise InputError(f"Reading {table.name}, {place}: column {column!r} holds {got}, expected a text; repair the row.")
+
+
+def _chosen_columns(table: _Table, wanted: str | Sequence[str] | None) -> tuple[str, ...]:
+    known = ", ".join(repr(column) for column in table.columns)
+    if wanted is None:
+        if len(table.text_columns) != 1:
+            raise InputError(f"Reading {table.name}: name the column of the text, or two for pairs; it has {known}.")
+        return table.text_columns
+    chosen = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    if len(chosen) not in (1, 2):
+        raise InputError(f"Reading {table.name}: got {len(chosen)} columns, expected one for texts or two for pairs.")
+    for column in chosen:
+        if column not in table.columns:
+            raise InputError(f"Reading {table.name}: there is no column {column!r}; it has {known}.")
+    return chosen
+
+
+def _refuse(source: str, option: str, value: object, why: str) -> None:
+    if value is not None:
+        raise InputError(f"Reading {source}: {option}={value!r} has no use here ({why}); leave it out.")
+
+
+# Files
+
+
+def _file_table(path: str) -> _Table:
+    ending = PurePosixPath(path).suffix.lower()
+    if ending not in _READERS:
+        raise InputError(
+            f"Reading {path}: expected a file that ends in {', '.join(_READERS)}, one of {', '.join(_KNOWN)} "
+            f"with data_dir, or '{_HUB}NAME'."
+        )
+    if not _is_file(path):
+        raise InputError(f"Reading {path}: there is no such file; check the path.")
+    return _READERS[ending](path)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        filesystem, inside = fsspec.core.url_to_fs(path)
+        return filesystem.isfile(inside)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"Reading {path}: it cannot be reached ({error}).") from error
+
+
+@contextmanager
+def _open(path: str, mode: str = "r", **options: str) -> Iterator[Any]:
+    try:
+        with fsspec.open(path, mode, **options) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+    except OSError as error:
+        raise InputError(f"Reading {path}: it cannot be read ({error}).") from error
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines without their ends. Only \\n and \\r\\n end a line: texts may hold other separators."""
+    with _open(path, encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            yield number, line.removesuffix("\n").removesuffix("\r")
+
+
+def _tab_cells(path: str) -> _Cells:
+    return ((number, line.split("\t")) for number, line in _lines(path) if line)
+
+
+def _comma_cells(path: str) -> _Cells:
+    with _open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            yield from ((reader.line_num, cells) for cells in reader if cells)
+        except csv.Error as error:
+            raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}).") from error
+
+
+def _delimited_table(
+    path: str, *, cells: Callable[[str], _Cells] = _tab_cells, header: tuple[str, ...] | None = None
+) -> _Table:
+    """A table of delimited cells whose first line names the columns, unless ``header`` does."""
+    columns = tuple(_first(path, cells(path))) if header is None else header
+
+    def rows(_: Sequence[str]) -> _Rows:
+        lines = cells(path)
+        if header is None:
+            next(lines)
+        for number, row in lines:
+            if len(row) != len(columns):
+                count = f"{len(row)} cells where {len(columns)} were expected ({', '.join(columns)})"
+                raise InputError(f"Reading {path}, line {number}: it has {count}; repair the line.")
+            yield f"line {number}", dict(zip(columns, row, strict=True))
+
+    return _Table(path, columns, columns, rows)
+
+
+def _records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"Reading {path}, line {number}: not valid JSON ({error}).") from error
+        if not isinstance(record, dict):
+            raise InputError(f"Reading {path}, line {number}: expected a JSON object, got {type(record).__name__}.")
+        yield number, record
+
+
+def _jsonl_table(path: str) -> _Table:
+    first = _first(path, _records(path))
+    return _Table(
+        path,
+        tuple(first),
+        tuple(column for column, value in first.items() if isinstance(value, str)),
+        lambda _: ((f"line {number}", record) for number, record in _records(path)),
+    )
+
+
+def _parquet_table(path: str) -> _Table:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    @contextmanager
+    def opened() -> Iterator[ParquetFile]:
+        try:
+            with _open(path, "rb") as file:
+                yield ParquetFile(file)
+        except pyarrow.ArrowException as error:
+            raise InputError(f"Reading {path}: not valid Parquet ({error}).") from error
+
+    def rows(columns: Sequence[str]) -> _Rows:
+        with opened() as file:
+            records = (row for batch in file.iter_batches(1024, columns=list(columns)) for row in batch.to_pylist())
+            for number, record in enumerate(records, 1):
+                yield f"row {number}", record
+
+    with opened() as file:
+        schema = file.schema_arrow
+    text_types = (pyarrow.string(), pyarrow.large_string())
+    return _Table(path, tuple(schema.names), tuple(field.name for field in schema if field.type in text_types), rows)
+
+
+def _line_table(path: str, *, text_of: Callable[[str], str] = str) -> _Table:
+    """A table of one column, 'text', with a row a line; ``text_of`` makes the text, blank where a line has none."""
+
+    def rows(_: Sequence[str]) -> _Rows:
+        for number, line in _lines(path):
+            text = text_of(line)
+            if text.strip():
+                yield f"line {number}", {"text": text}
+
+    return _Table(path, ("text",), ("text",), rows)
+
+
+def _first(path: str, numbered: Any) -> Any:
+    """What stands on the first line that is not blank."""
+    with closing(numbered):
+        for _, content in numbered:
+            return content
+    raise InputError(f"Reading {path}: the file is empty.")
+
+
+_READERS: Mapping[str, Callable[[str], _Table]] = {
+    ".txt": _line_table,
+    ".tsv": _delimited_table,
+    ".csv": partial(_delimited_table, cells=_comma_cells),
+    ".jsonl": _jsonl_table,
+    ".parquet": _parquet_table,
+}
+
+
+# Hugging Face datasets
+
+_HUB = "datasets:"
+
+
+def _hub_table(name: str, columns: str | Sequence[str] | None, split: str | None) -> _Table:
+    if columns is None or split is None:
+        raise InputError(f"Reading {_HUB}{name}: pass columns and split, for example columns='text', split='train'.")
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise InputError(f"Reading {_HUB}{name} needs datasets: pip install 'identikit[data]'") from error
+    try:
+        stream = _load_stream(datasets, name, split)
+        first = next(iter(stream), None)
+    except (OSError, ValueError, RuntimeError) as error:
+        cause = " ".join(str(error).split())
+        raise InputError(f"Reading {_HUB}{name}, split {split!r}: datasets cannot load it ({cause}).") from error
+    if first is None:
+        raise InputError(f"Reading {_HUB}{name}: split {split!r} is empty.")
+    return _Table(
+        f"{_HUB}{name}", tuple(first), (), lambda _: ((f"row {number}", row) for number, row in enumerate(stream, 1))
+    )
+
+
+def _load_stream(datasets: Any, name: str, split: str) -> Any:
+    """Load by the whole name; where there is no such dataset, what follows the last slash may be a configuration."""
+    try:
+        return datasets.load_dataset(name, split=split, streaming=True)
+    except FileNotFoundError as missing:
+        repository, _, configuration = name.rpartition("/")
+        if not repository:
+            raise
+        try:
+            return datasets.load_dataset(repository, configuration, split=split, streaming=True)
+        except FileNotFoundError:
+            raise missing from None
+
+
+# Known datasets
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Where a dataset's files and columns are.
+
+    ``layouts`` gives, for each split (the default first), the sets of files to look for in turn; the files of a set are
+    read one after another. ``columns`` are the spellings of the text columns. Rows of 'dev' are left out of 'train' by
+    their ``ids``.
+    """
+
+    layouts: Mapping[str, tuple[tuple[str, ...], ...]]
+    columns: tuple[tuple[str, ...], ...]
+    read: Callable[[str], _Table]
+    hub: str
+    ids: tuple[str, ...] = ()
+
+
+def _known_texts(name: str, data_dir: str | os.PathLike[str] | None, split: str | None) -> Iterator[Text]:
+    known = _KNOWN[name]
+    split = next(iter(known.layouts)) if split is None else split
+    if split not in known.layouts:
+        raise InputError(f"Reading {name}: there is no split {split!r}; it has {', '.join(known.layouts)}.")
+    if data_dir is None:
+        raise InputError(
+            f"Reading {name}: say which folder holds it with data_dir (command line: --data-dir), "
+            f"or read '{_HUB}{known.hub}' with columns and split."
+        )
+    tables = _known_tables(known, data_dir, split)
+    if not tables:
+        files = ", ".join(" + ".join(layout) for layout in known.layouts[split])
+        raise InputError(f"Reading {name}: {os.fspath(data_dir)} holds none of {files}; pass the folder that does.")
+    if split == "train" and known.ids:
+        held_out = _known_tables(known, data_dir, "dev")
+        tables = [_without(table, held_out, known.ids) for table in tables]
+    chosen = [_spelling(table, known.columns) for table in tables]
+    return chain.from_iterable(_texts(table, columns) for table, columns in zip(tables, chosen, strict=True))
+
+
+def _known_tables(known: _Known, data_dir: str | os.PathLike[str], split: str) -> list[_Table]:
+    """The tables of the first layout whose files are all there."""
+    folder = os.fspath(data_dir).rstrip("/")
+    for layout in known.layouts[split]:
+        paths = [f"{folder}/{file}" for file in layout]
+        if all(_is_file(path) for path in paths):
+            return [known.read(path) for path in paths]
+    return []
+
+
+def _spelling(table: _Table, spellings: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    for columns in spellings:
+        if set(columns) <= set(table.columns):
+            return columns
+    return _chosen_columns(table, spellings[0])
+
+
+def _without(table: _Table, others: list[_Table], ids: tuple[str, ...]) -> _Table:
+    """The table less the rows whose ids stand in other tables, where it has ids."""
+    if not set(ids) <= set(table.columns):
+        return table
+
+    def rows(columns: Sequence[str]) -> _Rows:
+        left_out = {tuple(row.get(name) for name in ids) for other in others for _, row in other.rows(ids)}
+        for place, row in table.rows((*columns, *ids)):
+            if tuple(row[name] for name in ids) not in left_out:
+                yield place, row
+
+    return replace(table, rows=rows)
+
+
+def _paragraph(line: str) -> str:
+    """The paragraph on a line of WikiText; nothing where it is a heading between = signs."""
+    text = line.strip()
+    return "" if text.startswith("= ") and text.endswith(" =") else text
+
+
+def _layouts(folder: str, file: str, *flat: str) -> tuple[tuple[str, ...], ...]:
+    """A download's folder, its file alone, and files that carry the dataset's name."""
+    return ((f"{folder}/{file}",), (file,), *((flat,) if flat else ()))
+
+
+_KNOWN: Mapping[str, _Known] = {
+    "mrpc": _Known(
+        layouts={
+            "dev": _layouts("MRPC", "dev.tsv", "mrpc_dev.tsv"),
+            "train": _layouts("MRPC", "msr_paraphrase_train.txt") + _layouts("MRPC", "train.tsv"),
+        },
+        columns=(("#1 String", "#2 String"), ("sentence1", "sentence2")),
+        read=_delimited_table,
+        hub="nyu-mll/glue/mrpc",
+        ids=("#1 ID", "#2 ID"),
+    ),
+    "cola": _Known(
+        layouts={
+            "dev": _layouts("CoLA", "dev.tsv", "cola_in_domain_dev.tsv", "cola_out_of_domain_dev.tsv"),
+            "train": _layouts("CoLA", "train.tsv", "cola_in_domain_train.tsv"),
+        },
+        columns=(("sentence",),),
+        read=partial(_delimited_table, header=("source", "label", "mark", "sentence")),
+        hub="nyu-mll/glue/cola",
+    ),
+    "mnli": _Known(
+        layouts={
+            "dev": _layouts("MNLI", "dev_matched.tsv", "mnli_dev_matched.tsv"),
+            "train": _layouts("MNLI", "train.tsv"),
+        },
+        columns=(("sentence1", "sentence2"), ("premise", "hypothesis")),
+        read=_delimited_table,
+        hub="nyu-mll/glue/mnli",
+    ),
+    "wikitext": _Known(
+        layouts={"test": _layouts("wikitext-2-raw", "wiki.test.raw", "wikitext2_raw_test.txt")},
+        columns=(("text",),),
+        read=partial(_line_table, text_of=_paragraph),
+        hub="Salesforce/wikitext/wikitext-2-raw-v1",
+    ),
+}

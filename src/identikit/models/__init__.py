@@ -1,0 +1,1 @@
+"""Everything that knows transformers: loading, the tap, and what differs between architectures."""

