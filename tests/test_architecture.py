@@ -61,6 +61,11 @@ def test_mathematics_knows_no_models():
 def test_public_names():
     assert identikit.__all__ == [
         "load",
+        "explain",
+        "effective_attention",
+        "attention_intervals",
+        "alternative_attention",
+        "minimum_norm_attention",
         "read_texts",
         "Model",
         "TokenBatch",

@@ -115,6 +115,9 @@ def test_words_of_byte_level_pieces():
     assert word_pieces(encoded)[3:5] == [("Ġ", "the"), ("Ġ", "h", "at")]
     assert encoded.tokens.count("Ġ") == 5  # the first of the two before 'the' belongs to no word
     assert len(word_pieces(encoded)[6]) == 3  # the bytes of one character
+    (pair,) = encode(byte_level(), ("the cat", "the mat"))
+    assert word_texts(pair) == ["the", "cat", "the", "mat"]
+    assert [half for half, _, _ in pair.characters] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("tokenizer", [metaspace, unsplit])
@@ -304,9 +307,10 @@ def test_a_photo_is_turned_as_its_camera_says(processor, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 3  # turned by 180 degrees
     photo.save(tmp_path / "photo.png", exif=exif)
-    pixels = encode_images(processor, tmp_path / "photo.png", grid=(1, 1)).pixels
+    with Image.open(tmp_path / "photo.png") as opened:
+        pixels = encode_images(processor, [tmp_path / "photo.png", opened], grid=(1, 1)).pixels
     assert pixels is not None
-    assert pixels[0, 0, 0].tolist() == [-1] * 4 + [1] * 4
+    assert pixels[:, 0, 0].tolist() == [[-1] * 4 + [1] * 4] * 2
 
 
 @pytest.mark.parametrize(

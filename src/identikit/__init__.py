@@ -4,8 +4,11 @@ Three questions about any Hugging Face transformer and a text: which attention i
 still stands for, and where it came from. After Brunner et al., *On Identifiability in Transformers* (ICLR 2020).
 """
 
+from identikit.analyses.alternatives import alternative_attention, attention_intervals, minimum_norm_attention
+from identikit.analyses.attention import effective_attention
 from identikit.data import read_texts
 from identikit.errors import IdentikitError, InputError, ModelError
+from identikit.explain import explain
 from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.text import TokenBatch
@@ -14,6 +17,11 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "load",
+    "explain",
+    "effective_attention",
+    "attention_intervals",
+    "alternative_attention",
+    "minimum_norm_attention",
     "read_texts",
     "Model",
     "TokenBatch",

@@ -1,7 +1,6 @@
 """Files and datasets as a stream of texts, behind one function: `read_texts`.
 
-Every source becomes a `_Table` whose rows are read one by one. `_KNOWN` lists the datasets known by name: where their
-files and columns are.
+Every source becomes a `_Table` whose rows are read one by one; `_KNOWN` lists the datasets known by name.
 """
 
 import csv
@@ -193,12 +192,8 @@ def _records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
 
 def _jsonl_table(path: str) -> _Table:
     first = _first(path, _records(path))
-    return _Table(
-        path,
-        tuple(first),
-        tuple(column for column, value in first.items() if isinstance(value, str)),
-        lambda _: ((f"line {number}", record) for number, record in _records(path)),
-    )
+    text_columns = tuple(column for column, value in first.items() if isinstance(value, str))
+    return _Table(path, tuple(first), text_columns, lambda _: ((f"line {n}", record) for n, record in _records(path)))
 
 
 def _parquet_table(path: str) -> _Table:
@@ -274,9 +269,7 @@ def _hub_table(name: str, columns: str | Sequence[str] | None, split: str | None
         raise InputError(f"Reading {_HUB}{name}, split {split!r}: datasets cannot load it ({cause}).") from error
     if first is None:
         raise InputError(f"Reading {_HUB}{name}: split {split!r} is empty.")
-    return _Table(
-        f"{_HUB}{name}", tuple(first), (), lambda _: ((f"row {number}", row) for number, row in enumerate(stream, 1))
-    )
+    return _Table(f"{_HUB}{name}", tuple(first), (), lambda _: ((f"row {n}", row) for n, row in enumerate(stream, 1)))
 
 
 def _load_stream(datasets: Any, name: str, split: str) -> Any:
@@ -329,8 +322,8 @@ def _known_texts(name: str, data_dir: str | os.PathLike[str] | None, split: str 
     if split == "train" and known.ids:
         held_out = _known_tables(known, data_dir, "dev")
         tables = [_without(table, held_out, known.ids) for table in tables]
-    chosen = [_spelling(table, known.columns) for table in tables]
-    return chain.from_iterable(_texts(table, columns) for table, columns in zip(tables, chosen, strict=True))
+    streams = [_texts(table, _spelled_columns(table, known.columns)) for table in tables]
+    return chain.from_iterable(streams)
 
 
 def _known_tables(known: _Known, data_dir: str | os.PathLike[str], split: str) -> list[_Table]:
@@ -343,11 +336,9 @@ def _known_tables(known: _Known, data_dir: str | os.PathLike[str], split: str) -
     return []
 
 
-def _spelling(table: _Table, spellings: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    for columns in spellings:
-        if set(columns) <= set(table.columns):
-            return columns
-    return _chosen_columns(table, spellings[0])
+def _spelled_columns(table: _Table, spellings: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    fitting = (columns for columns in spellings if set(columns) <= set(table.columns))
+    return _chosen_columns(table, next(fitting, spellings[0]))
 
 
 def _without(table: _Table, others: list[_Table], ids: tuple[str, ...]) -> _Table:

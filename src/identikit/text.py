@@ -261,10 +261,11 @@ def _words(encoding: Encoding, text: Text, own_words: bool) -> list[tuple[tuple[
     halves = (text,) if isinstance(text, str) else text
     by_character = [_character_words(half) for half in halves]
     pieces = []
-    for position, (half, (start, stop)) in enumerate(zip(encoding.sequence_ids, encoding.offsets, strict=True)):
+    aligned = zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True)
+    for position, (half, own_word, (start, stop)) in enumerate(aligned):
         if half is not None:
             touched = (word for word in by_character[half][start:stop] if word is not None)
-            word = encoding.word_ids[position] if own_words else next(touched, None)
+            word = own_word if own_words else next(touched, None)
             pieces.append(((half, word), position, start, stop))
     words = []
     for (half, _), group in groupby(pieces, key=lambda piece: piece[0]):
@@ -289,6 +290,8 @@ def _open_image(image: object, name: str) -> Any:
     except ImportError as error:
         raise InputError("Reading images needs Pillow; install it with: pip install 'identikit[vision]'") from error
     try:
+        if isinstance(image, Image.Image):
+            return ImageOps.exif_transpose(image).convert("RGB")
         if isinstance(image, str | os.PathLike):
             with Image.open(image) as opened:
                 return ImageOps.exif_transpose(opened).convert("RGB")
@@ -296,6 +299,4 @@ def _open_image(image: object, name: str) -> Any:
         raise InputError(f"Reading {name}: there is no file {str(image)!r}; check the path.") from error
     except OSError as error:
         raise InputError(f"Reading {name}: {str(image)!r} cannot be read as an image; pass a PNG or JPEG.") from error
-    if not isinstance(image, Image.Image):
-        raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")
-    return image.convert("RGB")
+    raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")

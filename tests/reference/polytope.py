@@ -1,8 +1,13 @@
-"""Section 3.3 from its definitions: the null space by SVD, λ_max by a loop, intervals by one linprog per edge end."""
+"""Section 3.3 from its definitions: the null space by SVD, λ_max by a loop, intervals by one linprog per edge end.
+
+Also the minimum-norm row by trying every support. Written to be read, not to be fast.
+"""
+
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog, minimize
+from scipy.optimize import linprog
 
 Array = NDArray[np.float64]
 _TOLERANCES = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -29,32 +34,30 @@ def largest_step(attention: Array, direction: Array) -> float:
     return float(step)
 
 
-def intervals(attention: Array, values: Array) -> tuple[Array, Array]:
-    """min and max of each a'_j subject to a'[V, 1] = a[V, 1] and a' ≥ 0, each program from scratch."""
+def optimum(cost: Array, attention: Array, values: Array) -> Array:
+    """argmin of cost·a' subject to a'[V, 1] = a[V, 1] and a' ≥ 0, from scratch."""
     matrix = augmented(values).T
-    ends = np.empty((2, len(attention)))
-    for key in range(len(attention)):
-        for end, sense in enumerate((1.0, -1.0)):
-            cost = np.zeros(len(attention))
-            cost[key] = sense
-            found = linprog(cost, A_eq=matrix, b_eq=matrix @ attention, bounds=(0, None), options=_TOLERANCES)
-            assert found.status == 0, found.message
-            ends[end, key] = found.x[key]
-    return ends[0], ends[1]
+    found = linprog(cost, A_eq=matrix, b_eq=matrix @ attention, bounds=(0, None), options=_TOLERANCES)
+    assert found.status == 0, found.message
+    return found.x
+
+
+def intervals(attention: Array, values: Array) -> tuple[Array, Array]:
+    """min and max of each a'_j, one linear program per end."""
+    unit = np.eye(len(attention))
+    lower = [optimum(unit[key], attention, values)[key] for key in range(len(attention))]
+    upper = [optimum(-unit[key], attention, values)[key] for key in range(len(attention))]
+    return np.array(lower), np.array(upper)
 
 
 def minimum_norm(attention: Array, values: Array) -> Array:
-    """min ‖a'‖² subject to a'[V, 1] = a[V, 1] and a' ≥ 0, by sequential quadratic programming from a."""
-    _, singular, right = np.linalg.svd(augmented(values))
-    matrix = (augmented(values) @ right[: int((singular > 1e-9 * singular[0]).sum())].T).T
-    found = minimize(
-        lambda row: row @ row,
-        attention,
-        jac=lambda row: 2 * row,
-        bounds=[(0, None)] * len(attention),
-        constraints={"type": "eq", "fun": lambda row: matrix @ (row - attention), "jac": lambda _: matrix},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 1000},
-    )
-    assert found.success, found.message
-    return found.x
+    """min ‖a'‖² subject to a'[V, 1] = a[V, 1] and a' ≥ 0: the best of the least-norm solutions of every support."""
+    matrix = augmented(values).T
+    best = attention
+    for support in product([False, True], repeat=len(attention)):
+        row = np.zeros(len(attention))
+        row[list(support)] = np.linalg.pinv(matrix[:, list(support)], rcond=1e-10) @ (matrix @ attention)
+        feasible = row.min() >= 0 and np.abs(matrix @ (row - attention)).max() <= 1e-10
+        if feasible and row @ row < best @ best:
+            best = row
+    return best

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
-from transformers.utils.hub import cached_file
 from transformers.utils import logging as hf_logging
+from transformers.utils.hub import cached_file
 
 from identikit.errors import InputError, ModelError
 from identikit.models.check import prove
@@ -164,13 +165,15 @@ def _why(source: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and load reports off the terminal; our own errors say what matters."""
-    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    """Keep progress bars, load reports and retries off the terminal; our own errors say what matters."""
+    verbosity, bars, hub = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled(), hub_logging.get_verbosity()
     hf_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:
         yield
     finally:
         hf_logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub)
         if bars:
             hf_logging.enable_progress_bar()

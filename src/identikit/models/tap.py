@@ -9,7 +9,7 @@ transformers is forked, and no attention matrix is needed.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
 
 from identikit.errors import ModelError
-from identikit.shapes import Bool, Float, Tensor
+from identikit.shapes import Bool, Float, Int, Tensor
 
 NAME = "identikit_tap"  # must contain none of: sdpa, flash, flex, '/', 'paged|' (transformers matches on those)
 LONGEST_MASK = 4096  # tokens up to which a mask is materialised
@@ -33,6 +33,7 @@ _WITHOUT_EFFECT = frozenset([
 ])  # fmt: skip
 
 MaskRule = Callable[[Any, Any, Any, Any], Any]  # batch, head, query and key indices to bool, by broadcasting
+Selection = slice | Tensor  # of queries or heads: a range, or their positions
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
@@ -49,11 +50,13 @@ class RowMask:
     device: torch.device
     plain_causal: bool
 
-    def rows(self, start: int, stop: int) -> Bool[Tensor, "batch 1 row key"]:
-        """Return the rows from `start` up to `stop`."""
-        index = [torch.arange(n, device=self.device) for n in (self.batch, 1, self.length, self.length)]
-        batch, head, query, key = torch.meshgrid(index[0], index[1], index[2][start:stop], index[3], indexing="ij")
-        return self.rule(batch, head, query, key).expand(self.batch, 1, stop - start, self.length)
+    def rows(self, queries: Selection) -> Bool[Tensor, "batch 1 row key"]:
+        """Return the rows of the chosen queries."""
+        batch, head, query, key = (
+            torch.arange(n, device=self.device) for n in (self.batch, 1, self.length, self.length)
+        )
+        index = torch.meshgrid(batch, head, query[queries], key, indexing="ij")
+        return self.rule(*index).expand(index[0].shape)
 
 
 @dataclass(frozen=True)
@@ -81,40 +84,58 @@ class AttentionCall:
         """How many heads share a key-value head."""
         return self.query.shape[1] // self.key.shape[1]
 
-    def visible(self, start: int = 0, stop: int | None = None) -> Bool[Tensor, "batch #head row key"]:
-        """Return which keys the queries from `start` up to `stop` see."""
-        batch, length = self.query.shape[0], self.query.shape[2]
-        stop = length if stop is None else stop
+    def visible(self, queries: Selection = slice(None)) -> Bool[Tensor, "batch #head row key"]:
+        """Return which keys the chosen queries see."""
+        if isinstance(self.mask, RowMask):
+            return self.mask.rows(queries)
         if self.mask is None:
-            return torch.ones(batch, 1, stop - start, self.key.shape[2], dtype=torch.bool, device=self.query.device)
-        return self.mask.rows(start, stop) if isinstance(self.mask, RowMask) else self.mask[:, :, start:stop]
+            batch, _, length, _ = self.query.shape
+            rows = len(torch.arange(length)[queries])
+            return torch.ones(batch, 1, rows, self.key.shape[2], dtype=torch.bool, device=self.query.device)
+        return self.mask[:, :, queries]
 
     def weights(
-        self, start: int = 0, stop: int | None = None, *, heads: slice = slice(None), dtype: torch.dtype | None = None
-    ) -> Float[Tensor, "batch head row key"]:
-        """Return the raw attention of the queries from `start` up to `stop`; a row that sees no key is all zero."""
-        stop = self.query.shape[2] if stop is None else stop
+        self, queries: Selection = slice(None), *, heads: Selection = slice(None), dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "batch chosen_head row key"]:
+        """Return the raw attention of the chosen queries and heads; a row that sees no key is all zero."""
         dtype = dtype or self.query.dtype
-        query = self.query[:, heads, start:stop].to(dtype)
-        key = self.key.repeat_interleave(self.groups, dim=1)[:, heads].to(dtype)
-        scores = query @ key.transpose(-1, -2) * self.scaling
+        chosen = torch.arange(self.query.shape[1], device=self.query.device)[heads]
+        key = self.key[:, chosen // self.groups].to(dtype)
+        scores = self.query[:, chosen][:, :, queries].to(dtype) @ key.transpose(-1, -2) * self.scaling
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.bias is not None:
-            scores = scores + self.bias[:, heads, start:stop].to(dtype)
+            scores = scores + self.bias[:, chosen][:, :, queries].to(dtype)
         if self.mask is None:
             return torch.softmax(scores, dim=-1)
-        visible = self.visible(start, stop)
-        visible = visible[:, heads] if visible.shape[1] > 1 else visible
+        visible = self.visible(queries)
+        visible = visible[:, chosen] if visible.shape[1] > 1 else visible
         weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
         return weights.masked_fill(~visible, 0.0)
 
-    def row_chunks(self) -> Iterator[tuple[int, int]]:
+    def of_text(self, row: int, positions: Int[Tensor, "n"]) -> "AttentionCall":
+        """Return the call of one text of the batch, its padding taken out: what the text alone would have given."""
+        if len(positions) == self.query.shape[2]:
+            positions = slice(None)  # pyright: ignore[reportAssignmentType]
+
+        def part(tensor: Tensor) -> Tensor:
+            return tensor[row : row + 1, :, positions]
+
+        mask, bias = self.mask, self.bias
+        if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(positions, Tensor)):
+            raise ModelError(f"reading a text of over {LONGEST_MASK} tokens: it must be run alone, not in a batch.")
+        if isinstance(mask, Tensor):
+            mask = part(mask)[..., positions]
+        if bias is not None:
+            bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., positions]
+        return replace(self, query=part(self.query), key=part(self.key), value=part(self.value), mask=mask, bias=bias)
+
+    def row_chunks(self) -> Iterator[slice]:
         """Yield ranges of queries whose scores, for all heads, fit in `ROW_BYTES`."""
         batch, head, length, _ = self.query.shape
         step = max(1, ROW_BYTES // (batch * head * self.key.shape[2] * self.query.element_size()))
         for start in range(0, length, step):
-            yield start, min(start + step, length)
+            yield slice(start, min(start + step, length))
 
     @cached_property
     def output(self) -> Float[Tensor, "batch head query d_v"]:
@@ -124,21 +145,21 @@ class AttentionCall:
             key = self.key.repeat_interleave(self.groups, dim=1)
             return F.scaled_dot_product_attention(self.query, key, value, is_causal=True, scale=self.scaling)
         attend = self._fused_rows if self.softcap is None else self._explicit_rows
-        return torch.cat([attend(value, start, stop) for start, stop in self.row_chunks()], dim=2)
+        return torch.cat([attend(value, rows) for rows in self.row_chunks()], dim=2)
 
-    def _explicit_rows(self, value: Tensor, start: int, stop: int) -> Tensor:
-        return self.weights(start, stop) @ value
+    def _explicit_rows(self, value: Tensor, rows: slice) -> Tensor:
+        return self.weights(rows) @ value
 
-    def _fused_rows(self, value: Tensor, start: int, stop: int) -> Tensor:
-        query = self.query[:, :, start:stop]
+    def _fused_rows(self, value: Tensor, rows: slice) -> Tensor:
+        query = self.query[:, :, rows]
         key = self.key.repeat_interleave(self.groups, dim=1)
         if self.mask is None and self.bias is None:
             return F.scaled_dot_product_attention(query, key, value, scale=self.scaling)
-        visible = self.visible(start, stop)
+        visible = self.visible(rows)
         sees_any = visible.any(dim=-1, keepdim=True)
         allowed = visible | ~sees_any  # a row that sees nothing would be NaN, and NaN spreads to real tokens
         if self.bias is not None:
-            allowed = self.bias[:, :, start:stop].to(query.dtype).masked_fill(~allowed, -torch.inf)
+            allowed = self.bias[:, :, rows].to(query.dtype).masked_fill(~allowed, -torch.inf)
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=self.scaling)
         return output.masked_fill(~sees_any, 0.0)
 

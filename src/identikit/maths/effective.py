@@ -1,0 +1,389 @@
+"""Effective attention: the part of an attention map that its output depends on (section 3 of the paper).
+
+For one head, A is the attention (query × key), V the values (key × d_v), O = A·V the head output, H the head's slice of
+the output projection (d_v × d) and T = V·H. The part of A in the left null space of T changes nothing; the rest is
+
+    A⊥ = A − Proj_LN(T) A                                                                                        (Eq. 9)
+
+Row i sees a set S_i of keys, and its null space is that of T restricted to S_i. With G_i = Σ_{m∈S_i} v_m v_mᵀ,
+
+    a⊥_im = y_i·v_m for m in S_i, else 0,     y_i = G_i⁺ o_i
+
+so A⊥ is kept as Y and V. It needs the head output and no attention matrix, and nothing query × key is ever stored.
+Rows whose visible values are independent have no null space: they are their raw attention itself.
+
+Functions take one layer and one text; where texts or layers share a mask, their heads can be laid end to end.
+"""
+
+import bisect
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from identikit.errors import InputError
+from identikit.maths import linalg
+from identikit.maths.linalg import Resolution, Visible, visible_from_mask
+from identikit.shapes import Bool, Float, Int, Tensor
+
+Selection = slice | Tensor
+RawRows = Callable[[Tensor, Tensor], Tensor] | Tensor
+"""Raw attention (head, query, key), or a function of head and query positions that returns those rows of it."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What effective attention is computed from: V, O = A·V, who sees what, and the unit V was rounded to.
+
+    Under grouped-query attention V has fewer heads than O: query head h uses key-value head h // (heads / kv_heads).
+    """
+
+    values: Float[Tensor, "kv_head key d_v"]
+    output: Float[Tensor, "head query d_v"]
+    visible: Visible
+    eps: float
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key-value head."""
+        return len(self.output) // len(self.values)
+
+
+def attention_heads(
+    values: Float[Tensor, "kv_head key d_v"],
+    output: Float[Tensor, "head query d_v"],
+    visible: Bool[Tensor, "..."] | Visible | None = None,
+) -> Heads:
+    """Gather one layer's values V, head outputs O and mask."""
+    if len(output) % len(values):
+        raise InputError(
+            f"effective attention: {len(output)} heads cannot share {len(values)} key-value heads evenly; "
+            "pass values before they are repeated"
+        )
+    if visible is None:
+        visible = torch.ones(1, values.shape[1], dtype=torch.bool, device=values.device)
+    if isinstance(visible, Tensor):
+        visible = visible_from_mask(visible, output.shape[1])
+    return Heads(values, output, visible, torch.finfo(values.dtype).eps)
+
+
+def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
+    """Take the value bias out: V − 1bᵀ and O − 1bᵀ, the paper's T = E·W^V·H to the letter (Eq. 3).
+
+    Real models have a bias b. With it in V, the default, A⊥V = O; without it, A⊥(V − 1bᵀ) + 1bᵀ = O.
+    """
+    shift = bias.double()[:, None]
+    attends = (heads.visible.count > 0)[:, None]
+    output = heads.output.double() - shift.repeat_interleave(heads.group, 0) * attends
+    return replace(heads, values=heads.values.double() - shift, output=output)
+
+
+def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) -> Heads:
+    """Leave out of V and O what the output projection H does not pass on; nothing changes when H has full row rank.
+
+    LN(V·H) = LN(V·U), the columns of U being an orthonormal basis of H's column space within the d_v value dimensions
+    (its left singular vectors), padded with zero columns. Under grouped-query attention V is then repeated per head.
+    """
+    H = projection.double()
+    _, width, count = H.shape
+    resolution = Resolution(torch.finfo(projection.dtype).eps)
+    if bool(linalg.triangular_roots(H @ H.mT, count, resolution)[1].all()):
+        return heads
+    singular, basis = linalg.right_spectrum(H.mT)
+    keep = resolution.real(singular, count)
+    identity = torch.eye(width, dtype=H.dtype, device=H.device)
+    basis = torch.where(keep.all(-1)[:, None, None], identity, basis * keep[:, None])
+    values = heads.values.double().repeat_interleave(heads.group, 0)
+    return replace(heads, values=values @ basis, output=heads.output.double() @ basis)
+
+
+def keeping_mass(heads: Heads) -> Heads:
+    """The form whose rows keep their sum: [V, c·1] and [O, c·1], with null space LN([T, 1]) (section 3.3).
+
+    It does not change when a constant is added to all values. The weight c is the size of a typical value, so that the
+    column of ones is neither lost nor drowns the values; A⊥ is the same for every c ≠ 0.
+    """
+    V = heads.values.double()
+    seen = V[:, heads.visible.keys]
+    size = seen.square().sum(-1).mean(-1).sqrt() if seen.shape[1] else V.new_zeros(len(V))
+    size = torch.where(size > 0, size, 1.0)[:, None, None]
+    attends = (heads.visible.count > 0).to(V)[:, None]
+    ones = size.expand(-1, V.shape[1], 1)
+    sums = size.repeat_interleave(heads.group, 0) * attends
+    return replace(heads, values=torch.cat([V, ones], -1), output=torch.cat([heads.output.double(), sums], -1))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Effective attention in factors: A⊥ = Y·Vᵀ on visible entries, with the rank of each row's visible values."""
+
+    coefficients: Float[Tensor, "head query d_v"]
+    values: Float[Tensor, "kv_head key d_v"]
+    rank: Int[Tensor, "head query"]
+    visible: Visible
+
+    @property
+    def null_dim(self) -> Int[Tensor, "head query"]:
+        """Dimension of each row's null space, dim LN(T) = visible keys − rank(T) (Eq. 6)."""
+        return self.visible.count - self.rank
+
+    @property
+    def identifiable(self) -> Bool[Tensor, "head query"]:
+        """Rows with no null space: their effective attention is their raw attention."""
+        return self.null_dim == 0
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key-value head."""
+        return len(self.coefficients) // len(self.values)
+
+
+def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtype = torch.float64) -> Factors:
+    """Compute effective attention (Eq. 9) as factors Y and V, and the rank of every row.
+
+    y_i = G_i⁺ o_i with G_i = Σ_{m∈S_i} v_m v_mᵀ; V and O are ``heads.values`` and ``heads.output``, S_i is row i of
+    ``heads.visible``. Where every row sees the same keys this is A⊥ = O·V⁺. One factorisation serves all query heads
+    of a key-value head.
+
+    The paper projects with the singular vectors of T, all rows alike. We restrict each row to the keys it sees, and
+    read the rank off the spectrum of V, whose rounding is known (``linalg.Resolution``), not off that of T.
+    ``tolerance`` ε also counts singular values below ε·σ_max as null: an ε-identifiable reading, whose output is the
+    same to about ε only. Factorisations are always in float64; ``dtype`` is that of the coefficients kept.
+    """
+    visible, resolution = heads.visible, Resolution(heads.eps, tolerance)
+    V = heads.values[:, visible.keys].double()
+    right = heads.output.double().unflatten(0, (len(V), heads.group))
+    if visible.shared:
+        Y, rank = linalg.shared_solve(V, right, resolution)
+        attends = visible.stop > 0
+        Y, rank = Y.masked_fill_(~attends[:, None], 0), rank[:, None] * attends
+    elif visible.nested:
+        Y, rank = linalg.prefix_solve(V, right, visible.stop, resolution)
+    else:
+        rows = torch.arange(right.shape[2], device=V.device).split(1024)
+        masks = [(part, visible.block(part, visible.keys)) for part in rows]
+        parts = [linalg.rowwise_solve(V, right[:, :, part], seen, resolution) for part, seen in masks]
+        Y, rank = torch.cat([part[0] for part in parts], 2), torch.cat([part[1] for part in parts], 1)
+    return Factors(Y.flatten(0, 1).to(dtype), heads.values, rank.repeat_interleave(heads.group, 0), visible)
+
+
+def effective_rows(
+    factors: Factors,
+    heads: Selection = slice(None),
+    queries: Selection = slice(None),
+    keys: Selection = slice(None),
+    *,
+    raw: RawRows | None = None,
+) -> Float[Tensor, "head_ query_ key_"]:
+    """Effective attention a⊥_im = y_i·v_m for the chosen heads, queries and keys; exactly 0 on invisible keys.
+
+    Rows that are identifiable are copied from ``raw`` where it is given (it is asked for those rows alone); without it
+    they are the same numbers to rounding.
+    """
+    h, q = _positions(heads, factors.coefficients, 0), _positions(queries, factors.coefficients, 1)
+    k = _positions(keys, factors.values, 1)
+    Y = factors.coefficients[h][:, q]
+    rows = Y @ factors.values[h // factors.group][:, k].to(Y).mT
+    if raw is not None:
+        identifiable = factors.identifiable[h][:, q]
+        own = identifiable.any(0).nonzero()[:, 0]
+        if len(own):
+            known = _raw_rows(raw, h, q[own])[:, :, k].to(rows)
+            rows[:, own] = torch.where(identifiable[:, own, None], known, rows[:, own])
+    seen = factors.visible.block(q, k)
+    return rows if bool(seen.all()) else rows.masked_fill_(~seen, 0)
+
+
+def _positions(selection: Selection, axis_of: Tensor, axis: int) -> Int[Tensor, "chosen"]:
+    return torch.arange(axis_of.shape[axis], device=axis_of.device)[selection]
+
+
+def _raw_rows(raw: RawRows, heads: Tensor, queries: Tensor) -> Float[Tensor, "head_ query_ key"]:
+    return raw[heads][:, queries] if isinstance(raw, Tensor) else raw(heads, queries)
+
+
+def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...]:
+    """Rows in parts whose weights over all heads and keys fit the byte budget."""
+    return rows.split(max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys))))
+
+
+def column_sums(
+    factors: Factors, groups: Float[Tensor, "query group"], *, raw: RawRows | None = None
+) -> Float[Tensor, "head group key"]:
+    """How much effective attention each key receives from groups of queries: groupsᵀ·A⊥.
+
+    ``groups`` weighs each query for each group (a column of ones: all queries; 0/1 columns: token types). Multiplied by
+    a key × type membership matrix it gives the sums from type to type. Σ_i g_i y_i·v_m over the rows that see key m is
+    read from the factors by adding g_i·y_i where row i's run of keys starts and taking it off where it ends. ``raw``
+    serves the identifiable rows, as in ``effective_rows``.
+    """
+    weights = groups.to(factors.coefficients)
+    own = torch.zeros_like(factors.identifiable) if raw is None else factors.identifiable
+    if factors.visible.mask is None:
+        sums = _run_sums(factors, factors.coefficients.masked_fill(own[..., None], 0), weights)
+    else:
+        sums = weights.new_zeros(len(own), weights.shape[1], factors.visible.n_keys)
+        own = torch.ones_like(own)
+    for part in _row_chunks(factors, own.any(0).nonzero()[:, 0]):
+        rows = effective_rows(factors, queries=part, raw=raw)
+        sums += weights[part].mT @ rows.masked_fill_(~own[:, part, None], 0)
+    return sums
+
+
+def _run_sums(
+    factors: Factors, coefficients: Float[Tensor, "head query d_v"], weights: Float[Tensor, "query group"]
+) -> Float[Tensor, "head group key"]:
+    visible, n_groups = factors.visible, weights.shape[1]
+    seen = len(visible.keys)
+    sums = coefficients.new_zeros(len(coefficients), n_groups, visible.n_keys)
+    for head, Y in enumerate(coefficients):
+        V = factors.values[head // factors.group, visible.keys].to(Y)
+        for group in range(n_groups):
+            change = Y * weights[:, group, None]
+            steps = Y.new_zeros(seen + 1, Y.shape[1])
+            steps.index_add_(0, visible.start, change).index_add_(0, visible.stop, -change)
+            sums[head, group, visible.keys] = (steps.cumsum(0)[:seen] * V).sum(-1)
+    return sums
+
+
+def residual(
+    factors: Factors,
+    values: Float[Tensor, "kv_head key d_v"],
+    output: Float[Tensor, "head query d_v"],
+    projection: Float[Tensor, "head d_v d"],
+    *,
+    bias: Float[Tensor, "kv_head d_v"] | None = None,
+) -> Float[Tensor, "head"]:
+    """How far effective attention is from giving the same output: ‖(A⊥V − O)H‖/‖O·H‖ per head, 0 when both are 0.
+
+    V, O, H are ``values``, ``output`` and ``projection`` as the model has them. With factors made ``without_bias`` pass
+    the same ``bias`` b: the certificate is then that of A⊥(V − 1bᵀ) + 1bᵀ.
+    """
+    heads = attention_heads(values, output, factors.visible)
+    heads = heads if bias is None else without_bias(heads, bias)
+    keys = factors.visible.keys
+    Y = factors.coefficients.double().unflatten(0, (len(factors.values), -1))
+    V, X = factors.values[:, keys].double(), heads.values[:, keys].double()
+    X = X.repeat_interleave(len(V) // len(X), 0)
+    if factors.visible.nested:
+        product = _prefix_multiply(Y, V, X, factors.visible.stop)
+    else:
+        product = torch.empty_like(Y[..., :1]).repeat(1, 1, 1, X.shape[2])
+        for part in _row_chunks(factors, torch.arange(Y.shape[2], device=Y.device)):
+            product[:, :, part] = linalg.masked_multiply(Y[:, :, part], V, X, factors.visible.block(part, keys))
+    through = torch.linalg.qr(projection.double().mT, mode="r").R.mT  # ‖XH‖ = ‖XRᵀ‖ with Hᵀ = QR
+    change = ((product.flatten(0, 1) - heads.output.double()) @ through).norm(dim=(1, 2))
+    size = (output.double() @ through).norm(dim=(1, 2))
+    return torch.where(change == 0, 0.0, change / size)
+
+
+def _prefix_multiply(
+    coefficients: Float[Tensor, "kv group query d"],
+    values: Float[Tensor, "kv key d"],
+    other: Float[Tensor, "kv key k"],
+    stop: Int[Tensor, "query"],
+) -> Float[Tensor, "kv group query k"]:
+    """``linalg.masked_multiply`` where row i sees the first ``stop[i]`` keys: linear in their number, block by block."""
+    width = values.shape[-1]
+    product = coefficients.new_zeros(*coefficients.shape[:-1], other.shape[-1])
+    carried = values.new_zeros(len(values), width, other.shape[-1])
+    for start in range(0, values.shape[1], width):
+        V, X = values[:, start : start + width], other[:, start : start + width]
+        rows = ((stop > start) & (stop <= start + width)).nonzero()[:, 0]
+        seen = torch.arange(start, start + V.shape[1], device=stop.device) < stop[rows, None]
+        Y = coefficients[:, :, rows]
+        product[:, :, rows] = Y @ carried[:, None] + linalg.masked_multiply(Y, V, X, seen)
+        carried = carried + V.mT @ X
+    return product
+
+
+def joint_null_dim(
+    heads: Heads, rank: Int[Tensor, "head query"], projection: Float[Tensor, "head d_v d"]
+) -> Int[Tensor, "query"]:
+    """Dimension of the null space of all heads together, per query: changes of all heads' rows that cancel out.
+
+    (ã_1, …, ã_h) with Σ_h ã_h V_h H_h = 0 form a space of dimension Σ_h |S_i| − rank of the T_h[S_i] = V_h[S_i]·H_h
+    stacked on each other. ``heads`` holds V before ``through_projection``, ``rank`` the rank of T per head
+    (``Factors.rank``), ``projection`` H. The paper has Eq. 6 only, which is the case of one head.
+
+    When the stacked projections have full row rank the heads write into independent subspaces, ranks add, and this is
+    the sum of the per-head dimensions. Otherwise (always where n_heads·d_v > d) the stacked rank of row i is that of
+    the B_h·H_h stacked, B_h an orthonormal basis of the span of head h's visible values: at most n_heads·d_v rows
+    however long the text. Spans of nested rows grow, so 'ranks add' holds up to some row and 'nothing is left to gain'
+    from some row on. Both are found by bisection; only rows in between are evaluated each.
+    """
+    H, resolution = projection.double(), Resolution(torch.finfo(projection.dtype).eps)
+    every, visible, added = H.shape[0] * H.shape[1], heads.visible, rank.sum(0).tolist()
+    limit = linalg.matrix_rank(H.flatten(0, 1), resolution)
+
+    @functools.cache
+    def stacked(query: int) -> int:
+        if added[query] == every:
+            return limit
+        seen = visible.block(torch.tensor([query], device=visible.keys.device), visible.keys)[0]
+        V = heads.values[:, visible.keys[seen]].double()
+        singular, vectors = linalg.right_spectrum(V)
+        real = Resolution(heads.eps).real(singular, V.shape[1])
+        spans = [vectors[h // heads.group][:, real[h // heads.group]].mT @ H[h] for h in range(len(H))]
+        return linalg.matrix_rank(torch.cat(spans), resolution)
+
+    if limit == every:
+        joint = added
+    elif visible.nested:
+        stops = visible.stop.tolist()
+        row_of = {stop: query for query, stop in enumerate(stops)}
+        rows = [row_of[stop] for stop in sorted(row_of)]
+        split = bisect.bisect_left(rows, True, key=lambda query: stacked(query) < added[query])
+        rest = bisect.bisect_left(rows, True, lo=split, key=lambda query: stacked(query) == limit)
+        found = [added[query] for query in rows[:split]] + [stacked(query) for query in rows[split:rest]]
+        found = dict(zip(sorted(row_of), found + [limit] * (len(rows) - rest), strict=True))
+        joint = [found[stop] for stop in stops]
+    else:
+        joint = [stacked(query) for query in range(len(added))]
+    return len(rank) * visible.count - torch.tensor(joint, device=rank.device)
+
+
+class PearsonSums(NamedTuple):
+    """Sums that give the correlation of two maps, per row or pooled; sums of parts add up to those of the whole."""
+
+    entries: Tensor
+    first: Tensor
+    second: Tensor
+    first_square: Tensor
+    second_square: Tensor
+    product: Tensor
+    difference_square: Tensor
+
+    def merge(self, other: "PearsonSums") -> "PearsonSums":
+        """The sums over both parts."""
+        return PearsonSums(*map(torch.add, self, other))
+
+    def pooled(self, axis: int | None = None) -> "PearsonSums":
+        """The sums over one axis (-1: all queries of a head), or over everything held here."""
+        return PearsonSums(*(part.sum() if axis is None else part.sum(axis) for part in self))
+
+
+def pearson_sums(
+    first: Float[Tensor, "head query key"], second: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
+) -> PearsonSums:
+    """Sums over the visible entries of each row of two maps (or of the same rows of both), in float64."""
+    x, y = first.double().masked_fill(~visible, 0), second.double().masked_fill(~visible, 0)
+    sums = (part.sum(-1) for part in (x, y, x.square(), y.square(), x * y, (x - y).square()))
+    return PearsonSums(visible.sum(-1).double().expand(len(x), -1), *sums)
+
+
+def pearson(sums: PearsonSums) -> Float[Tensor, "*part"]:
+    """The correlation coefficient cov(x, y)/√(var x·var y) of the entries that were summed.
+
+    It is 1 when the two maps are identical, even if constant (as in a text of one token), and otherwise nan when one of
+    them is constant to rounding or when there is no entry at all.
+    """
+    mean_x, mean_y = sums.first / sums.entries, sums.second / sums.entries
+    variance_x = sums.first_square - sums.first * mean_x
+    variance_y = sums.second_square - sums.second * mean_y
+    varies = (variance_x > 1e-13 * sums.first_square) & (variance_y > 1e-13 * sums.second_square)
+    coefficient = (sums.product - sums.first * mean_y) / (variance_x * variance_y).sqrt()
+    coefficient = torch.where(varies, coefficient.clamp(-1, 1), torch.nan)
+    return torch.where((sums.difference_square == 0) & (sums.entries > 0), 1.0, coefficient)

@@ -1,0 +1,390 @@
+"""Which singular values are real, and minimum-norm solutions over each row's own set of keys.
+
+Every solver here answers the same question. Row i of the output may use the values v_m of a set of keys S_i. With
+G_i = Σ_{m∈S_i} v_m v_mᵀ, its **coefficients** are y_i = G_i⁺ o_i, so that the weights y_i·v_m (m in S_i) are the
+smallest ones that give the output o_i. What differs is how the sets relate, and so what can be shared:
+
+===================  ======================================  ======================================
+``shared_solve``     every row sees the same keys            one factorisation
+``prefix_solve``     row i sees the first p_i keys (causal)  one factorisation per block of keys
+``rowwise_solve``    any sets (sliding windows, ...)         one factorisation per distinct row
+===================  ======================================  ======================================
+
+All of them work in float64. ``kv`` is the axis of key-value heads, ``group`` that of the query heads that share one.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.linalg import cholesky_ex, qr, solve_triangular, svd, svdvals
+
+from identikit.errors import InputError
+from identikit.shapes import Bool, Float, Int, Tensor
+
+BYTES = 2**27  # what a chunk of rows may take, about
+WELL_CONDITIONED = 1e-10  # λ_min/λ_max of a Gram above which its Cholesky factor is used; far above d·eps of float64
+GROWTH = 1e6  # the most that a block of keys may add to a Gram, relative to it, before its rows are solved one by one
+MILD_GROWTH = 1e3  # ... and up to which a block's solution, good to eps·growth², needs no refinement
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How small a singular value still counts: above the rounding of its dtype, and above a tolerance if one is asked.
+
+    A matrix of n rows and d columns whose entries were rounded to unit ``eps`` carries noise of spectral norm about
+    0.3·eps·(1+√(d/n))·σ_max; singular values up to 4·eps·(1+√(d/n))·σ_max are taken for noise. Nothing here depends on
+    how many digits float64 would show. ``tolerance`` ε raises the cutoff to ε·σ_max.
+    """
+
+    eps: float
+    tolerance: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether values carry all of float64's digits, so that their Gram cannot resolve them."""
+        return self.eps <= torch.finfo(torch.float64).eps
+
+    def cutoff(self, largest: Tensor, count: Tensor | int, width: int) -> Tensor:
+        """The singular value up to which matrices of ``count`` rows and ``width`` columns hold nothing.
+
+        In float64 our own factorisation rounds in the same unit as the values did, and √width times as much.
+        """
+        rows = torch.as_tensor(count, dtype=largest.dtype, device=largest.device).clamp(min=1)
+        unit = self.eps * (math.sqrt(width) if self.exact else 1.0)
+        return largest * (4 * unit * (1 + (width / rows).sqrt())).clamp(min=self.tolerance)
+
+    def real(self, singular: Float[Tensor, "*rows d"], count: Tensor | int) -> Bool[Tensor, "*rows d"]:
+        """Which singular values of matrices of ``count`` rows and d columns are above the cutoff."""
+        return singular > self.cutoff(singular.amax(-1), count, singular.shape[-1])[..., None]
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys each query sees: a run ``keys[start:stop]`` of the keys that any query sees, or else a mask over them.
+
+    Runs hold bidirectional, causal, padded, windowed and packed attention in O(n).
+    """
+
+    n_keys: int
+    keys: Int[Tensor, "seen"]
+    start: Int[Tensor, "query"]
+    stop: Int[Tensor, "query"]
+    mask: Bool[Tensor, "query seen"] | None = None
+
+    @property
+    def count(self) -> Int[Tensor, "query"]:
+        """How many keys each query sees."""
+        return self.stop - self.start if self.mask is None else self.mask.sum(-1)
+
+    @property
+    def nested(self) -> bool:
+        """Whether every query sees the first keys up to some point, as in causal and in bidirectional attention."""
+        return self.mask is None and not bool(self.start.any())
+
+    @property
+    def shared(self) -> bool:
+        """Whether every query that sees anything sees the same keys."""
+        return self.nested and bool(((self.stop == 0) | (self.stop == len(self.keys))).all())
+
+    def block(self, queries: Int[Tensor, "some"], keys: Int[Tensor, "few"]) -> Bool[Tensor, "some few"]:
+        """The mask for these queries and keys."""
+        place = torch.full((self.n_keys,), -1, device=self.keys.device)
+        place[self.keys] = torch.arange(len(self.keys), device=place.device)
+        place = place[keys]
+        if self.mask is not None:
+            return self.mask[queries][:, place.clamp(min=0)] & (place >= 0)
+        return (place >= self.start[queries, None]) & (place < self.stop[queries, None])
+
+
+def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
+    """Read a mask (True = visible, broadcastable to head, query, key) as runs of keys wherever it can be."""
+    n_keys = mask.shape[-1]
+    if mask.ndim > 2:
+        mask, others = mask.flatten(0, -3)[0], mask.flatten(0, -3)[1:]
+        if not bool((others == mask).all()):
+            raise InputError("effective attention: masks differ between heads; pass only heads of equal mask together")
+    mask = mask.reshape(-1, n_keys)
+    keys = mask.any(0).nonzero()[:, 0]
+    if len(keys) < n_keys:
+        mask = mask[:, keys]
+    count = mask.sum(-1)
+    start = mask.byte().argmax(-1) if len(keys) else count
+    place = torch.arange(len(keys), device=mask.device)
+    runs = (place >= start[:, None]) & (place < (start + count)[:, None])
+    start, stop = start.expand(n_queries), (start + count).expand(n_queries)
+    return Visible(n_keys, keys, start, stop, None if torch.equal(mask, runs) else mask.expand(n_queries, -1))
+
+
+def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: int | None = None) -> Visible:
+    """Each position sees the kept positions from ``before`` back to ``after`` ahead (None = without limit).
+
+    Causal attention is ``after=0``, a sliding window of w tokens ``before=w-1, after=0``. No n × n mask is made.
+    """
+    n = len(keep)
+    position = torch.arange(n, device=keep.device)
+    kept = torch.nn.functional.pad(keep.long().cumsum(0), (1, 0))
+    start = kept[(position - (n if before is None else before)).clamp(min=0)]
+    stop = kept[(position + 1 + (n if after is None else after)).clamp(max=n)]
+    return Visible(n, keep.nonzero()[:, 0], torch.where(stop > start, start, 0), torch.where(stop > start, stop, 0))
+
+
+def certified(
+    inverse_square: Tensor, trace: Tensor, count: Tensor | int, width: int, resolution: Resolution
+) -> Bool[Tensor, "..."]:
+    """Whether a Gram G is surely of full rank and well conditioned, from tr(G) and tr(G⁻¹) = ‖L⁻¹‖² with G = LLᵀ.
+
+    λ_min(G) ≥ 1/tr(G⁻¹) and λ_max(G) ≤ tr(G), so this needs no eigenvalues. L is the exact factor of a matrix within
+    d·eps·tr(G) of G (eps of float64), some 1e-14·tr(G), and the bound asked for is 1e-10·tr(G): rounding cannot turn a
+    singular G into a certified one.
+    """
+    needed = resolution.cutoff(trace.sqrt(), count, width).square()
+    return 1 / inverse_square > needed.maximum(WELL_CONDITIONED * trace)
+
+
+def triangular_roots(
+    gram: Float[Tensor, "*rows d d"], count: Tensor | int, resolution: Resolution
+) -> tuple[Float[Tensor, "*rows d d"], Bool[Tensor, "*rows"]]:
+    """F with G⁻¹ = F·Fᵀ from the Cholesky factor, and where it may be used (elsewhere F is meaningless)."""
+    factor, failed = cholesky_ex(gram)
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    inverse = solve_triangular(factor, identity, upper=False)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    good = certified(inverse.square().sum((-2, -1)), trace, count, gram.shape[-1], resolution)
+    return inverse.mT, good & (failed == 0)
+
+
+def spectral_roots(
+    gram: Float[Tensor, "*rows d d"], count: Int[Tensor, "*rows"], resolution: Resolution
+) -> tuple[Float[Tensor, "*rows d d"], Int[Tensor, "*rows"]]:
+    """F with G⁺ = F·Fᵀ and the rank, from the eigenvalues of G: for values of float32 and less."""
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    singular = eigenvalues.clamp(min=0).sqrt()
+    possible = torch.arange(gram.shape[-1], 0, -1, device=gram.device) <= count[..., None]
+    keep = resolution.real(singular, count) & possible
+    return vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :], keep.sum(-1)
+
+
+def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*rows d"], Float[Tensor, "*rows d d"]]:
+    """Singular values (with zeros up to d of them) and right singular vectors, as columns, of the matrix itself."""
+    missing = max(0, values.shape[-1] - values.shape[-2])
+    padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
+    _, singular, vectors = svd(qr(padded, mode="r").R)
+    return singular, vectors.mT
+
+
+def singular_roots(
+    values: Float[Tensor, "*rows n d"], resolution: Resolution
+) -> tuple[Float[Tensor, "*rows d d"], Int[Tensor, "*rows"]]:
+    """F with G⁺ = F·Fᵀ and the rank, from the singular values of V itself: for values of float64."""
+    singular, vectors = right_spectrum(values)
+    keep = resolution.real(singular, values.shape[-2])
+    return vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :], keep.sum(-1)
+
+
+def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> int:
+    """The rank of one matrix; its singular values are looked at only where full rank is not certain without them."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+    full, count = wide.shape
+    if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution)[1]):
+        return full
+    return int(resolution.real(svdvals(qr(wide.mT, mode="r").R), count).sum())
+
+
+def masked_multiply(
+    coefficients: Float[Tensor, "kv group query d"],
+    values: Float[Tensor, "kv key d"],
+    other: Float[Tensor, "kv key k"],
+    seen: Bool[Tensor, "query key"],
+) -> Float[Tensor, "kv group query k"]:
+    """Apply the map given by its factors to X: (Y·Vᵀ where seen, else 0)·X."""
+    return ((coefficients @ values[:, None].mT) * seen) @ other[:, None]
+
+
+def _apply_gram(rows: Float[Tensor, "kv group query d"], values: Float[Tensor, "kv key d"]) -> Tensor:
+    """Y·VᵀV without making VᵀV, which would square V's rounding; some keys at a time, to save memory."""
+    return sum(((rows @ V.mT) @ V for V in values[:, None].split(256, dim=2)), start=torch.zeros_like(rows))
+
+
+def shared_solve(
+    values: Float[Tensor, "kv key d"], output: Float[Tensor, "kv group query d"], resolution: Resolution
+) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv"]]:
+    """Coefficients Y = O·(VᵀV)⁺ where every row sees every key, and the rank of V."""
+    keys, width = values.shape[-2:]
+    gram = values.mT @ values
+    root, good = triangular_roots(gram, keys, resolution)
+    rank = torch.full(good.shape, width, device=good.device)
+    bad = ~good
+    if bad.any():
+        if resolution.exact:
+            root[bad], rank[bad] = singular_roots(values[bad], resolution)
+        else:
+            root[bad], rank[bad] = spectral_roots(gram[bad], torch.full_like(rank[bad], keys), resolution)
+    root = root[:, None]
+    coefficients = (output @ root) @ root.mT
+    if resolution.exact:
+        coefficients += ((output - _apply_gram(coefficients, values)) @ root) @ root.mT
+    return coefficients, rank
+
+
+def rowwise_solve(
+    values: Float[Tensor, "kv key d"],
+    output: Float[Tensor, "kv group query d"],
+    seen: Bool[Tensor, "query key"],
+    resolution: Resolution,
+) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
+    """Coefficients and ranks where row i sees any set of keys, given as row i of the mask ``seen``.
+
+    Rows go in chunks; equal neighbouring rows share a factorisation. In float64 a step of refinement against V itself
+    makes up for the Gram's squared rounding.
+    """
+    heads, _, width = values.shape
+    chunk = max(1, BYTES // (32 * heads * width * width))
+    coefficients, ranks = [], []
+    for right, mask in zip(output.split(chunk, dim=-2), seen.split(chunk), strict=True):
+        used = mask.any(0)
+        V, mask = values[:, used], mask[:, used]
+        distinct, which = torch.unique_consecutive(mask, dim=0, return_inverse=True)
+        root, rank = _row_roots(V, distinct, resolution)
+        root = root[:, which]
+        Y = (right.transpose(1, 2) @ root @ root.mT).transpose(1, 2)
+        if resolution.exact:
+            missing = right - masked_multiply(Y, V, V, mask)
+            Y = Y + (missing.transpose(1, 2) @ root @ root.mT).transpose(1, 2)
+        coefficients.append(Y)
+        ranks.append(rank[:, which])
+    return torch.cat(coefficients, dim=-2), torch.cat(ranks, dim=-1)
+
+
+def _row_roots(
+    values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"], resolution: Resolution
+) -> tuple[Float[Tensor, "kv row d d"], Int[Tensor, "kv row"]]:
+    """F with G_i⁺ = F·Fᵀ and the rank for each row: by Cholesky where certified, else from the spectrum."""
+    gram, count = _row_grams(values, seen), seen.sum(-1)
+    root, good = triangular_roots(gram, count, resolution)
+    rank = torch.full(good.shape, values.shape[-1], device=good.device)
+    head, row = (~good).nonzero(as_tuple=True)
+    if resolution.exact:
+        for h, r in zip(head.tolist(), row.tolist(), strict=True):
+            root[h, r], rank[h, r] = singular_roots(values[h, seen[r]], resolution)
+    elif len(row):
+        root[head, row], rank[head, row] = spectral_roots(gram[head, row], count[row], resolution)
+    return root, rank
+
+
+def _row_grams(values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"]) -> Float[Tensor, "kv row d d"]:
+    """G_i of each row: one product for the keys all rows see, a masked sum for the others. Nothing is subtracted."""
+    everyone = seen.all(0)
+    common, own, mask = values[:, everyone], values[:, ~everyone], seen[:, ~everyone].to(values)
+    heads, _, width = values.shape
+    gram = (common.mT @ common)[:, None].repeat(1, len(seen), 1, 1)
+    chunk = max(1, BYTES // (32 * heads * width * width))
+    for part, weight in zip(own.split(chunk, dim=1), mask.split(chunk, dim=1), strict=True):
+        products = (part[..., :, None] * part[..., None, :]).flatten(-2)
+        gram += (weight @ products).unflatten(-1, (width, width))
+    return gram
+
+
+def prefix_solve(
+    values: Float[Tensor, "kv key d"],
+    output: Float[Tensor, "kv group query d"],
+    stop: Int[Tensor, "query"],
+    resolution: Resolution,
+) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
+    """Coefficients and ranks where row i sees the first ``stop[i]`` keys, as under a causal mask.
+
+    Keys go in blocks of d, and the Gram of all keys before the block is carried along (a sum of positive terms, so
+    nothing cancels). The rows that end in a block share the factorisations of ``_first_block`` or ``_later_block``;
+    only those for which these are not certain to be right are solved one by one.
+    """
+    keys, width = values.shape[-2:]
+    coefficients = torch.zeros_like(output)
+    rank = torch.zeros(len(values), len(stop), dtype=torch.long, device=values.device)
+    gram = values.new_zeros(len(values), width, width)
+    for start in range(0, keys, width):
+        known, block = values[:, : start + width], values[:, start : start + width]
+        rows = ((stop > start) & (stop <= start + width)).nonzero()[:, 0]
+        right, ends = output[:, :, rows], stop[rows]
+        if start == 0:
+            solution, good = _first_block(block, right, ends, resolution)
+        else:
+            solution, good = _later_block(known, gram, right, ends, resolution)
+        coefficients[:, :, rows], rank[:, rows] = solution, ends.clamp(max=width)
+        for head in (~good).any(1).nonzero()[:, 0].tolist():
+            left = (~good[head]).nonzero()[:, 0]
+            seen = torch.arange(known.shape[1], device=stop.device) < ends[left, None]
+            slow = rowwise_solve(known[head][None], right[head][None, :, left], seen, resolution)
+            coefficients[head][:, rows[left]], rank[head][rows[left]] = slow[0][0], slow[1][0]
+        gram = gram + block.mT @ block
+    return coefficients, rank
+
+
+def _first_block(
+    block: Float[Tensor, "kv key d"],
+    output: Float[Tensor, "kv group row d"],
+    ends: Int[Tensor, "row"],
+    resolution: Resolution,
+) -> tuple[Float[Tensor, "kv group row d"], Bool[Tensor, "kv row"]]:
+    """Rows that see the first p ≤ d keys, while these keys' values are independent; and where they surely are.
+
+    With Vᵀ = QR, the first p keys are V_pᵀ = Q_p R_p, R_p being the leading block of R, and the leading block of R⁻¹ is
+    its inverse. So y = Q_p R_p⁻ᵀ R_p⁻¹ Q_pᵀ o for all p from one factorisation, by leaving out coordinates from p on.
+    """
+    keys, width = block.shape[-2:]
+    Q, R = qr(block.mT)
+    identity = torch.eye(keys, dtype=R.dtype, device=R.device)
+    trace = block.square().sum(-1).cumsum(-1)
+    independent = R.diagonal(dim1=-2, dim2=-1).square() > WELL_CONDITIONED * trace
+    inverse = solve_triangular(torch.where(independent[:, None], R, identity), identity, upper=True)
+    counts = torch.arange(1, keys + 1, device=R.device)
+    # V_p is p×d with p ≤ d: its non-zero spectrum is that of the p×p Gram R_pᵀR_p, whose inverse has trace ‖R_p⁻¹‖².
+    good = independent & certified(inverse.square().sum(-2).cumsum(-1), trace, counts, width, resolution)
+    good = good.long().cumprod(-1).bool()
+    Q, inverse = Q[:, None], torch.where(good[:, None], inverse, 0.0)[:, None]
+    leading = torch.arange(keys, device=R.device) < ends[:, None]
+    solution = ((((output @ Q) * leading) @ inverse.mT @ inverse) * leading) @ Q.mT
+    return solution, good[:, ends - 1]
+
+
+def _later_block(
+    known: Float[Tensor, "kv key d"],
+    gram: Float[Tensor, "kv d d"],
+    output: Float[Tensor, "kv group row d"],
+    ends: Int[Tensor, "row"],
+    resolution: Resolution,
+) -> tuple[Float[Tensor, "kv group row d"], Bool[Tensor, "kv row"]]:
+    """Rows that see all keys before a block and its first k, where the Gram G of those before is surely of full rank.
+
+    G_k = G + W_kᵀW_k with W the block's values, the last of ``known``. With G⁻¹ = FFᵀ and Z = WF, Woodbury's identity
+    gives G_k⁻¹ = F(I − Z_kᵀ(I + Z_kZ_kᵀ)⁻¹Z_k)Fᵀ. The inner matrix is the leading k×k block of I + ZZᵀ = CCᵀ, and
+    Cholesky factors nest: all k share C⁻¹, by leaving out coordinates from k on in the middle. One step of refinement
+    takes back what cancels when ‖Z‖² is large.
+
+    It is safe because G_k ⪰ G: λ_min(G_k) ≥ λ_min(G), so what is certified of G against tr(G_k) ≥ λ_max(G_k) holds for
+    the rows of the block.
+    """
+    width = gram.shape[-1]
+    start = (known.shape[1] - 1) // width * width
+    before, block = known[:, :start], known[:, start:]
+    root, invertible = triangular_roots(gram, start, resolution)
+    root = torch.where(invertible[:, None, None], root, 0.0)
+    Z = block @ root
+    growth = Z.square().sum((-2, -1))
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) + block.square().sum(-1).cumsum(-1)
+    counts = torch.arange(start + 1, known.shape[1] + 1, device=Z.device)
+    good = certified(root.square().sum((-2, -1))[:, None], trace, counts, width, resolution)
+    good &= (invertible & (growth < GROWTH))[:, None]
+    identity = torch.eye(block.shape[1], dtype=Z.dtype, device=Z.device)
+    inner = solve_triangular(cholesky_ex(identity + Z @ Z.mT).L, identity, upper=False)
+    leading = counts - 1 < ends[:, None]
+    root, Z, inner = root[:, None], Z[:, None], inner[:, None]
+
+    def solve(right: Tensor) -> Tensor:
+        white = right @ root
+        return (white - (((white @ Z.mT @ inner.mT) * leading) @ inner) @ Z) @ root.mT
+
+    solution = solve(output)
+    if resolution.exact or bool((growth > MILD_GROWTH).any()):
+        earlier = _apply_gram(solution, before) if resolution.exact else solution @ gram[:, None]
+        solution = solution + solve(output - earlier - masked_multiply(solution, block, block, leading))
+    return solution, good[:, ends - start - 1]

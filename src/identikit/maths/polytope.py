@@ -1,0 +1,368 @@
+"""Which attention rows on the simplex give the same head output as a given one (section 3.3 of the paper).
+
+One head and one query at a time. Throughout, *a* is the row of attention over the keys that the query sees (argument
+``attention``), *V* their values (argument ``values``), and the row's polytope is
+
+    P(a) = {a' : a'[V, 1] = a[V, 1], a' ≥ 0},
+
+all distributions over the visible keys with the output a·V. The caller leaves invisible keys out of both arguments, and
+gives the values in the precision that they were computed in: it decides their rank.
+
+Departures from the paper: V takes the place of T = V·H (LN(V) = LN(T) where the head's slice H of the output projection
+has full row rank, and P(a) is then the same set; where it has not, give V·Rᵀ with Hᵀ = QR), and a is first
+renormalised in float64, because a sum that is off by float32 rounding leaves the simplex. Results are float64.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from identikit.errors import IdentikitError, InputError
+from identikit.shapes import Float, Tensor
+
+if TYPE_CHECKING:
+    from highspy import Highs
+
+_FEASIBILITY = 1e-10  # the smallest that HiGHS accepts
+_CONTRADICTION = 1e-8  # an optimum may fall short of an attained weight by this much
+_NO_COMPONENT = 1e-10  # of a direction's length
+_ROUND_OFF = 1e-13  # a null direction's component this small is 0: against a weight of 0 it would stop every step
+_SAME_OUTPUT = 1e-12  # in the orthonormal coordinates Uᵀa, which are at most 1
+_PENALTY, _ROUNDS = 1e7, 20  # M of `minimum_norm`; scipy below 1.15 squares its condition and loses the norm
+_CALIBRATION_PROGRAMS = 8
+
+
+class Alternative(NamedTuple):
+    """Another row with the same output: ``attention`` = a + ``step``·``direction``, the direction being of length 1."""
+
+    attention: Float[Tensor, " key"]
+    step: float
+    direction: Float[Tensor, " key"]
+
+
+class Intervals(NamedTuple):
+    """The least and the greatest weight of each asked key over all attention rows with the same output."""
+
+    lower: Float[Tensor, " asked"]
+    upper: Float[Tensor, " asked"]
+
+    @property
+    def certain_mass(self) -> float:
+        """The sum of the lower bounds: weight that every such row puts on the same (asked) keys."""
+        return float(self.lower.sum())
+
+
+def null_basis(values: Float[Tensor, "key d_v"]) -> Float[Tensor, "key null"]:
+    """Orthonormal basis of LN([V, 1]): the changes of a row that keep its output and its sum (Eq. 7a and 7b).
+
+    Column ã of the basis has ã·V = 0 and ã·1 = 0; there are n − rank([V, 1]) columns, none for an identifiable row.
+    """
+    return _complement(_range_basis(values)).to(values.device)
+
+
+def alternative(
+    attention: Float[Tensor, " key"],
+    values: Float[Tensor, "key d_v"],
+    *,
+    direction: Float[Tensor, " key"] | None = None,
+    seed: int = 0,
+) -> Alternative:
+    """Go from a row along a null direction until the first weight reaches zero: same output, still a distribution.
+
+        a' = a + λ_max·ã,    λ_max = min over {i : ã_i < 0} of −a_i / ã_i    (section 3.3)
+
+    ã is ``direction`` projected onto LN([V, 1]) and scaled to length 1; without one it is drawn uniformly from the unit
+    sphere of LN([V, 1]) with ``seed``. The step is 0 where the row has a zero weight that ã would lower, as on almost
+    every direction from a one-hot row.
+    """
+    weights, basis = _row(attention, values)
+    n, rank = basis.shape
+    if rank == n:
+        raise InputError(
+            f"looking for an alternative attention in a row that is identifiable: its {n} visible keys have values of "
+            f"rank {rank} (with the sum of the weights), so no other attention gives its output; expected more visible "
+            f"keys than that rank, choose a query that sees more keys"
+        )
+    if direction is None:
+        wanted = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    else:
+        wanted = direction.detach().to("cpu", torch.float64)
+    null = _null_direction(wanted, basis)
+    steps = torch.where(null < 0, -weights / null, math.inf)
+    blocking = int(steps.argmin())
+    step = float(steps[blocking])
+    moved = (weights + step * null).clamp(min=0.0)
+    moved[blocking] = 0.0
+    return Alternative((moved / moved.sum()).to(attention.device), step, null.to(attention.device))
+
+
+def intervals(
+    attention: Float[Tensor, " key"],
+    values: Float[Tensor, "key d_v"],
+    *,
+    keys: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Intervals:
+    """The sharp range of each weight over all attention rows on the simplex with the same output.
+
+        lower_j = min a'_j,   upper_j = max a'_j   subject to   Uᵀa' = Uᵀa,  a' ≥ 0
+
+    with U an orthonormal basis of [V, 1] (beyond the paper). ``keys`` are the j that are asked for, all by default;
+    ``progress(done, total)`` is called after each of the 2·len(keys) ends. One simplex model serves the row and goes on
+    from end to end. Every vertex it visits is an attention with the same output: where one has weight 0 on a key, that
+    key's lower bound is 0 and needs no program. An identifiable row needs none at all, and reports no progress.
+    """
+    weights, basis = _row(attention, values)
+    given = attention.detach().to("cpu", torch.float64)
+    n, rank = basis.shape
+    asked = list(range(n)) if keys is None else _checked_keys(keys, n)
+    if rank == n:
+        exact = given[asked].to(attention.device)
+        return Intervals(exact, exact.clone())
+    program = _program(weights, basis)
+    least, greatest, vertex = weights.numpy().copy(), weights.numpy().copy(), weights.numpy()
+    total, pending = 2 * len(asked), np.isin(np.arange(n), asked)
+    for done in range(int(pending.sum())):
+        key = int(np.where(pending, vertex, -1.0).argmax())  # nearest: fewer pivots than in the order of the text
+        pending[key] = False
+        vertex = _vertex(program, key, 1, floor=greatest[key])
+        np.minimum(least, vertex, out=least)
+        np.maximum(greatest, vertex, out=greatest)
+        if progress:
+            progress(done + 1, total)
+    for done, key in enumerate(asked, start=len(asked)):
+        if least[key] > 0:
+            np.minimum(least, _vertex(program, key, -1, floor=-least[key]), out=least)
+        if progress:
+            progress(done + 1, total)
+    lower = torch.minimum(torch.from_numpy(least), given)[asked]
+    upper = torch.maximum(torch.from_numpy(greatest), given)[asked]
+    return Intervals(lower.to(attention.device), upper.to(attention.device))
+
+
+def witnesses(
+    attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"], key: int
+) -> tuple[Float[Tensor, " key"], Float[Tensor, " key"]]:
+    """Two attention rows with the same output at the ends of one key's interval: the least and the greatest weight."""
+    weights, basis = _row(attention, values)
+    n, rank = basis.shape
+    (key,) = _checked_keys([key], n)
+    if rank == n:
+        return weights.to(attention.device), weights.to(attention.device)
+    program = _program(weights, basis)
+    weight = float(weights[key])
+    least, greatest = (torch.from_numpy(_vertex(program, key, sense, floor=sense * weight)) for sense in (-1, 1))
+    return (least / least.sum()).to(attention.device), (greatest / greatest.sum()).to(attention.device)
+
+
+def minimum_norm(attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"]) -> Float[Tensor, " key"]:
+    """The attention row of least Euclidean norm among those on the simplex with the same output (end of section 3.4).
+
+        min ‖a'‖²   subject to   Uᵀa' = Uᵀa,  a' ≥ 0
+
+    By the method of multipliers: a' = argmin over a' ≥ 0 of ‖a'‖² + M²·‖Uᵀa' − t‖² is a non-negative least-squares
+    problem, which an active-set method solves exactly; then t ← t + (Uᵀa − Uᵀa'), from t = Uᵀa. A round shrinks the gap
+    by about 1/M²; one or two reach rounding. It needs no interior point of P(a), which a one-hot row can lack.
+    """
+    from scipy.optimize import nnls
+
+    weights, basis = _row(attention, values)
+    n, rank = basis.shape
+    if rank == n:
+        return weights.to(attention.device)
+    U = basis.numpy()
+    right = U.T @ weights.numpy()
+    system, target, gap = np.concatenate([_PENALTY * U.T, np.eye(n)]), right.copy(), np.zeros(rank)
+    for _ in range(_ROUNDS):
+        target += gap
+        least, _ = nnls(system, np.concatenate([_PENALTY * target, np.zeros(n)]), maxiter=50 * n)
+        gap = right - U.T @ least
+        if np.abs(gap).max() <= _SAME_OUTPUT:
+            return torch.from_numpy(least / least.sum()).to(attention.device)
+    raise IdentikitError(
+        f"finding the attention of least norm over {n} keys: after {_ROUNDS} rounds its output is off by "
+        f"{np.abs(gap).max():.3g}; expected at most {_SAME_OUTPUT:g}, please report this row"
+    )
+
+
+def predicted_seconds(rows: int, n: int, d_v: int) -> float:
+    """About how long `intervals` takes for all keys of that many rows of n visible keys, measured on this machine.
+
+    Times the first programs of one row of normal random values: right within a factor of two or so. An identifiable
+    shape, n ≤ d_v + 1, takes no time.
+    """
+    if n <= d_v + 1:
+        return 0.0
+    generator = torch.Generator().manual_seed(0)
+    attention = torch.randn(n, generator=generator, dtype=torch.float64).softmax(dim=0)
+    values = torch.randn(n, d_v, generator=generator, dtype=torch.float64)
+    start = time.perf_counter()
+    program = _program(*_row(attention, values))
+    _vertex(program, 0, 1, floor=0.0)
+    started = time.perf_counter()
+    programs = range(1, min(n, _CALIBRATION_PROGRAMS + 1))
+    for key in programs:
+        _vertex(program, key, 1, floor=0.0)
+    each = (time.perf_counter() - started) / len(programs)
+    return rows * (started - start + n * each)
+
+
+def _row(
+    attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"]
+) -> tuple[Float[Tensor, " key"], Float[Tensor, "key rank"]]:
+    """The row's weights, summing to 1 in float64, and an orthonormal basis of [V, 1]; both on the CPU."""
+    weights = attention.detach().to("cpu", torch.float64)
+    total = float(weights.sum())
+    if not (math.isfinite(total) and total > 0 and bool((weights >= 0).all())):
+        raise InputError(
+            f"reading an attention row of {weights.numel()} visible keys whose weights sum to {total:.6g}: expected "
+            f"finite weights of at least 0 with a positive sum, check the model's output for this text"
+        )
+    return weights / total, _range_basis(values)
+
+
+def _range_basis(values: Float[Tensor, "key d_v"]) -> Float[Tensor, "key rank"]:
+    """Orthonormal basis of the column space of [V, 1], its rank decided by the precision that V came in; on the CPU.
+
+    span[V, 1] = span(1) ⊕ span(V − 1·μᵀ) with μ the mean of V's rows. The ones vector is exact and comes first, so rows
+    keep their sum whatever V's scale is. Singular values of the centred V up to
+
+        4·eps(dtype of V)·(1 + √(d_v / n))·σ_max(V)
+
+    are rounding: the scale is that of V before centring, where its rounding happened. By interlacing, this rank is the
+    rank of V under the same tolerance, or one more.
+    """
+    V = values.detach().to("cpu", torch.float64)
+    n, d_v = V.shape
+    left, singular, _ = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
+    scale = float(torch.linalg.matrix_norm(V, ord=2))
+    tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * scale
+    spanning = torch.cat([torch.ones(n, 1, dtype=torch.float64), left[:, singular > tolerance]], dim=1)
+    return torch.linalg.qr(spanning).Q
+
+
+def _null_direction(wanted: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -> Float[Tensor, " key"]:
+    """The part of a direction that is orthogonal to the basis, of length 1; round-off components are exactly 0."""
+    n, rank = basis.shape
+    null = wanted - basis @ (basis.T @ wanted)
+    null = null - basis @ (basis.T @ null)
+    if not float(null.norm()) > _NO_COMPONENT * float(wanted.norm()):
+        raise InputError(
+            f"looking for an alternative attention along a direction of length {float(wanted.norm()):.3g} that has no "
+            f"component in the row's null space ({n - rank} dimensions): expected one that can keep the output, give "
+            f"another or none"
+        )
+    null = null / null.norm()
+    return torch.where(null.abs() <= _ROUND_OFF, 0.0, null)
+
+
+def _complement(basis: Float[Tensor, "key rank"]) -> Float[Tensor, "key null"]:
+    return torch.linalg.qr(basis, mode="complete").Q[:, basis.shape[1] :].contiguous()
+
+
+def _checked_keys(keys: Sequence[int], n: int) -> list[int]:
+    wrong = [key for key in keys if not 0 <= key < n]
+    if wrong:
+        raise InputError(
+            f"asking for the interval of key {wrong[0]} in a row of {n} visible keys: expected 0 to {n - 1}, "
+            f"choose keys in that range"
+        )
+    return list(keys)
+
+
+class _Primal:
+    """min −sense·a'_key over P(a) as it stands: one row per dimension of [V, 1], and only the cost changes.
+
+    The last vertex stays feasible, so primal simplex goes on from it.
+    """
+
+    def __init__(self, weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]):
+        right = basis.T @ weights
+        self.model = _model(basis, torch.zeros_like(weights), right, simplex_strategy=4)
+
+    def solve(self, key: int, sense: int) -> tuple[str, np.ndarray]:
+        self.model.changeColCost(key, -sense)
+        status = _run(self.model)
+        vertex = np.array(self.model.getSolution().col_value)
+        self.model.changeColCost(key, 0.0)
+        return status, vertex
+
+
+class _Dual:
+    """The dual of the same program: min a·s subject to Nᵀs = −sense·N_key, s ≥ 0, one row per dimension of LN([V, 1]).
+
+    Its reduced costs are a'. Only the right-hand side changes, so dual simplex goes on from the last vertex. The
+    matrix to factor has n − rank rows: far fewer than in the primal program when n is little more than d_v.
+    """
+
+    def __init__(self, weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]):
+        null = _complement(basis)
+        self.null = null.numpy()
+        self.model = _model(null, weights, torch.zeros(null.shape[1], dtype=torch.float64), simplex_strategy=1)
+
+    def solve(self, key: int, sense: int) -> tuple[str, np.ndarray]:
+        for row, bound in enumerate(-sense * self.null[key]):
+            self.model.changeRowBounds(row, bound, bound)
+        return _run(self.model), np.array(self.model.getSolution().col_dual)
+
+
+def _run(model: "Highs") -> str:
+    """Solve from the last basis, or from scratch where that gets lost (sharp rows with weights far below 1e-10)."""
+    model.run()
+    if model.modelStatusToString(model.getModelStatus()) != "Optimal":
+        model.clearSolver()
+        model.run()
+    return model.modelStatusToString(model.getModelStatus())
+
+
+def _program(weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -> _Primal | _Dual:
+    n, rank = basis.shape
+    return _Primal(weights, basis) if rank < n - rank else _Dual(weights, basis)
+
+
+def _vertex(program: _Primal | _Dual, key: int, sense: int, *, floor: float) -> np.ndarray:
+    """The vertex of P(a) with the greatest sense·a'_key; ``floor`` is a value of it that is known to be attained."""
+    status, vertex = program.solve(key, sense)
+    vertex = np.maximum(vertex, 0.0)
+    if status != "Optimal" or sense * vertex[key] < floor - _CONTRADICTION:
+        raise IdentikitError(
+            f"bounding the weight of key {key}: HiGHS ended with status '{status}' at weight {vertex[key]:.9g} where "
+            f"{abs(floor):.9g} is attained; expected an optimum, please report this row"
+        )
+    return vertex
+
+
+def _model(
+    columns: Float[Tensor, "key row"],
+    cost: Float[Tensor, " key"],
+    right: Float[Tensor, " row"],
+    *,
+    simplex_strategy: int,
+) -> "Highs":
+    """min cost·x subject to columnsᵀ·x = right, x ≥ 0, as a HiGHS model that keeps its basis from solve to solve."""
+    import highspy
+
+    n, rows = columns.shape
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = n, rows
+    program.col_cost_, program.col_lower_ = cost.numpy(), np.zeros(n)
+    program.col_upper_ = np.full(n, highspy.kHighsInf)
+    program.row_lower_ = program.row_upper_ = right.numpy()
+    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    program.a_matrix_.start_ = np.arange(n + 1) * rows
+    program.a_matrix_.index_ = np.tile(np.arange(rows), n)
+    program.a_matrix_.value_ = columns.numpy().ravel()
+    model = highspy.Highs()
+    model.setOptionValue("output_flag", False)
+    model.setOptionValue("solver", "simplex")
+    model.setOptionValue("presolve", "off")
+    model.setOptionValue("simplex_strategy", simplex_strategy)
+    model.setOptionValue("simplex_scale_strategy", 0)
+    model.setOptionValue("primal_feasibility_tolerance", _FEASIBILITY)
+    model.setOptionValue("dual_feasibility_tolerance", _FEASIBILITY)
+    model.passModel(program)
+    return model

@@ -1,0 +1,94 @@
+"""An explanation in words, for a terminal."""
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from identikit.explain import Explanation
+
+
+def print_verdict(explanation: Explanation, console: Console) -> None:
+    """Print an explanation as a verdict that can be read."""
+    console.print(Group(*_parts(explanation)))
+
+
+def _parts(explanation: Explanation) -> list[RenderableType]:
+    parts: list[RenderableType] = [
+        Text(f"\n{explanation.model}", style="bold"),
+        Text(
+            f"{explanation.n_layers} layers, {explanation.n_heads} heads, values of {explanation.d_value} dimensions a "
+            f"head, {'causal' if explanation.causal else 'bidirectional'}"
+        ),
+        Text(f"\n{len(explanation.tokens)} tokens: {' '.join(explanation.tokens)}", style="dim"),
+        Text("\nWhich attention is real?", style="bold"),
+        Text(_headline(explanation)),
+        _table(explanation),
+        Text(LEGEND, style="dim"),
+    ]
+    if explanation.heads:
+        parts.append(Text("\nWhere the picture misleads most (raw and effective attention disagree):", style="bold"))
+        parts += [
+            Text(
+                f"  layer {head.layer} head {head.head} (correlation {head.pearson:.2f}): {head.query!r} seems to look "
+                f"at {head.key!r} with {head.raw:.3f}; effective is {head.effective:.3f}"
+            )
+            for head in explanation.heads
+        ]
+    parts.append(Text(f"\n{_certificate(explanation)}", style="dim"))
+    return parts
+
+
+def _headline(explanation: Explanation) -> str:
+    n, d_v = len(explanation.tokens), explanation.d_value
+    largest = max(layer.null_dim[1] for layer in explanation.layers)
+    if largest == 0:
+        return (
+            f"All of it. The text has {n} tokens, and each head's values span as many dimensions as a row sees keys "
+            f"(up to {d_v}): every weight can be worked back from the output. Raw attention is effective attention."
+        )
+    rows = "A row of attention" if not explanation.causal else "The last rows of attention"
+    return (
+        f"Not all of it. The text has {n} tokens and a head's values only {d_v} dimensions. {rows} can change in up to "
+        f"{largest} independent directions without changing anything the model computes. Over all layers, raw and "
+        f"effective attention correlate at {explanation.pearson:.2f}; what is left out is in the null space, and no "
+        "conclusion can rest on it."
+    )
+
+
+def _table(explanation: Explanation) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("layer", "null dim", "joint", "identifiable", "kept", "correlation"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("on special tokens", no_wrap=True)
+    for layer in explanation.layers:
+        table.add_row(
+            str(layer.layer),
+            _range(layer.null_dim),
+            _range(layer.joint_null_dim),
+            f"{layer.identifiable:.0%}",
+            f"{layer.kept:.0%}",
+            f"{layer.pearson:.2f}",
+            f"{layer.special_raw:.2f} → {layer.special_effective:.2f}",
+        )
+    return table
+
+
+LEGEND = (
+    "null dim: directions in which a row of one head is free; joint: of all heads of the layer together; identifiable: "
+    "rows that are not free; kept: share of the map (squared weight) that is effective; correlation: raw with "
+    "effective; on special tokens: a row's weight on them, raw → effective."
+)
+
+
+def _range(bounds: tuple[int, int]) -> str:
+    return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]}–{bounds[1]}"
+
+
+def _certificate(explanation: Explanation) -> str:
+    changed = f"hidden states by {explanation.change.hidden:.1g}"
+    if explanation.change.logits is not None:
+        changed += f" and logits by {explanation.change.logits:.1g}"
+    return (
+        f"Certificate: effective attention gives each head's output to {explanation.residual:.1g}; put in the place of "
+        f"raw attention it changed the final {changed}, of the largest entry ({explanation.provenance.dtype})."
+    )
