@@ -14,6 +14,8 @@ FLOORS = [
     {"maths", "text"},
     {"data", "models"},
     {"results"},
+    {"store"},
+    {"engine"},
     {"probes", "analyses"},
     {"explain"},
     {"render"},

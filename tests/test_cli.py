@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -79,3 +80,49 @@ def test_models_are_listed(run):
     assert {"bert", "llama", "xlnet", "vit", "gemma3_text"} <= set(families)
     assert "xlnet" in run("models").stdout
     assert run("--version").stdout.startswith("identikit 0.")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    pairs = ["first\tsecond", 'A "quoted" start, and more.\tAnother one.', "One two three four five.\t" + "six " * 40]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("\n".join(pairs) + "\n")
+    return path
+
+
+def test_attention_over_a_file(run, data: Path, tmp_path: Path):
+    import pandas as pd
+
+    command = ["attention", "--data", str(data), "--column", "first", "--column", "second"]
+    done = run(*command, "--out", str(tmp_path / "run"))
+    assert done.status == 0 and done.stderr == ""
+    assert done.stdout.startswith("2 texts; raw and effective attention correlate at")
+    correlation = pd.read_parquet(tmp_path / "run" / "correlation.parquet")
+    assert len(correlation) == 2 * (1 + 6 + 6 * 12)
+    assert correlation.query("text == 0")["pearson"].min() > 1 - 1e-6  # shorter than 32 tokens
+    assert correlation.query("text == 1 and layer == 0")["pearson"].item() < 0.9
+    null = pd.read_csv(tmp_path / "run" / "null.csv")
+    assert null.query("text == 1")["greatest"].tolist() == [null["tokens"].max() - 32] * 6
+    types = pd.read_parquet(tmp_path / "run" / "types.parquet")
+    raw = types.query("map == 'raw' and source == 'all'").groupby(["layer", "head"])["attention"].sum()
+    assert raw.min() == pytest.approx(1.0) and raw.max() == pytest.approx(1.0)
+
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert json.loads(run(*command, "--out", str(tmp_path / "run"), "--json").stdout)["texts"] == 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert "holds another run: its mass" in run(*command, "--mass", "--out", str(tmp_path / "run")).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "no-such-file.tsv"], "no-such-file.tsv"),
+        (["--data", "{data}", "--column", "third"], "third"),
+        (["--data", "mrpc"], "data_dir"),
+    ],
+)
+def test_mistakes_about_data_leave_nothing_behind(run, data: Path, tmp_path: Path, options: list[str], message: str):
+    options = [option.replace("{data}", str(data)) for option in options]
+    done = run("attention", *options, "--out", str(tmp_path / "run"))
+    assert done.status == 1 and done.stderr.count("\n") == 1 and message in done.stderr
+    assert not (tmp_path / "run").exists()

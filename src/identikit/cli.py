@@ -59,6 +59,54 @@ def explain(
 
 
 @app.command()
+def attention(
+    data: Annotated[str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")],
+    out: Annotated[str, typer.Option("--out", help="The folder for the results; a stopped run goes on there.")],
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="The folder that a named dataset is in.")] = None,
+    columns: Annotated[list[str] | None, typer.Option("--column", help="A column to read; twice for pairs.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="The part of the dataset.")] = None,
+    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read this many texts alone.")] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    truncate: TruncateOption = False,
+    bias: Annotated[
+        bool, typer.Option("--bias/--no-bias", help="Keep the value bias in, or the paper's letter.")
+    ] = True,
+    mass: Annotated[bool, typer.Option("--mass", help="Keep the sum of every row.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute effective attention over a dataset: correlation by length, null dimensions, attention by token type."""
+    from itertools import islice
+
+    from identikit.analyses.attention_tables import attention_tables
+    from identikit.render.progress import text_progress
+    from identikit.store import Store
+
+    texts = islice(identikit.read_texts(data, columns=columns, data_dir=data_dir, split=split), sample)
+    loaded = identikit.load(model, device=device)
+    options = {"bias": bias, "mass": mass}
+    settings = options | {"command": "attention", "data": data, "columns": columns, "split": split, "sample": sample}
+    settings |= {"truncate": truncate, "model": loaded.name, "weights": loaded.fingerprint, "dtype": str(loaded.dtype)}
+    with text_progress("effective attention") as progress:
+        tables = attention_tables(loaded, texts, Store(out, settings), truncate=truncate, progress=progress, **options)
+    overall = tables["correlation"].query("layer == 0")
+    summary = {
+        "texts": len(overall),
+        "correlation": float(overall["pearson"].to_numpy().mean()),
+        "residual": float(tables["null"]["residual"].to_numpy().max()),
+        "tables": [f"{out}/{name}.parquet" for name in tables],
+    }
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    typer.echo(
+        f"{summary['texts']} texts; raw and effective attention correlate at {summary['correlation']:.3f} on average; "
+        f"largest residual {summary['residual']:.1g}."
+    )
+    typer.echo(f"Tables (.parquet and .csv) in {out}: {', '.join(tables)}")
+
+
+@app.command()
 def models(as_json: JsonOption = False) -> None:
     """List the architectures that can be read."""
     from identikit.models.families import FAMILIES

@@ -1,0 +1,103 @@
+"""Effective attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from identikit.analyses.attention import EffectiveAttention, effective_attention
+from identikit.analyses.token_types import TypeAverages
+from identikit.engine.local import Progress, run_shards
+from identikit.models.model import Model
+from identikit.shapes import Tensor
+from identikit.store import Store
+from identikit.text import Text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def attention_tables(
+    model: Model,
+    texts: Iterable[Text],
+    store: Store,
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> dict[str, "DataFrame"]:
+    """Compute the tables of a dataset, shard by shard, into a store; `options` are those of `effective_attention`.
+
+    - `correlation`: raw with effective attention of each text, overall (layer and head 0), by layer (head 0), by head
+    - `null`: least and greatest null dimension of each text and layer, and its largest residual
+    - `types`: average attention from sources to token types, by map, layer and head (Fig. 1b, 1c and 5)
+    """
+    import pandas as pd
+
+    def compute(shard: list[Text]) -> dict[str, Tensor]:
+        return _shard(effective_attention(model, shard, truncate=truncate, **options))
+
+    layers, heads = tuple(range(model.n_layers)), tuple(range(model.n_heads))
+    averages = TypeAverages(layers, heads)
+    parts: list[dict[str, Tensor]] = []
+    for shard in run_shards(texts, compute, store, progress=progress):
+        averages.sums += shard.pop("type_sums")
+        averages.texts += shard.pop("type_texts")
+        parts.append(shard)
+    whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    text = torch.arange(len(whole["tokens"]))
+
+    def table(columns: dict[str, Tensor], layer: bool, head: bool) -> "DataFrame":
+        shape = (len(text), model.n_layers if layer else 1, model.n_heads if head else 1)
+        axes = {
+            "text": text[:, None, None],
+            "tokens": whole["tokens"][:, None, None],
+            "layer": torch.arange(1, shape[1] + 1)[:, None] if layer else torch.zeros(1, 1, dtype=torch.long),
+            "head": torch.arange(1, shape[2] + 1) if head else torch.zeros(1, dtype=torch.long),
+        }
+        filled = axes | {name: column.reshape(shape) for name, column in columns.items()}
+        return pd.DataFrame({name: column.expand(shape).flatten().numpy() for name, column in filled.items()})
+
+    correlation = pd.concat(
+        [
+            table({"pearson": whole["pearson"]}, layer=False, head=False),
+            table({"pearson": whole["pearson_layer"]}, layer=True, head=False),
+            table({"pearson": whole["pearson_head"]}, layer=True, head=True),
+        ],
+        ignore_index=True,
+    )
+    null = table({name: whole[name] for name in ("least", "greatest", "residual")}, layer=True, head=False)
+    tables = {"correlation": correlation, "null": null.drop(columns="head"), "types": averages.to_frame()}
+    _write(store, tables)
+    return tables
+
+
+def _shard(results: list[EffectiveAttention]) -> dict[str, Tensor]:
+    averages = TypeAverages(results[0].layers, results[0].heads)
+    for result in results:
+        averages.add(result)
+
+    def gathered(read: Callable[[EffectiveAttention], Tensor]) -> Tensor:
+        return torch.stack([read(result).cpu() for result in results])
+
+    return {
+        "tokens": torch.tensor([len(result.tokens) for result in results]),
+        "pearson": gathered(lambda result: result.pearson()),
+        "pearson_layer": gathered(lambda result: result.pearson("layer")),
+        "pearson_head": gathered(lambda result: result.pearson("head")),
+        "least": gathered(lambda result: result.null_dim.amin((1, 2))),
+        "greatest": gathered(lambda result: result.null_dim.amax((1, 2))),
+        "residual": gathered(lambda result: result.residual.amax(1)),
+        "type_sums": averages.sums,
+        "type_texts": averages.texts,
+    }
+
+
+def _write(store: Store, tables: dict[str, "DataFrame"]) -> None:
+    from io import BytesIO
+
+    for name, frame in tables.items():
+        buffer = BytesIO()
+        frame.to_parquet(buffer, index=False)
+        store.write(f"{name}.parquet", buffer.getvalue())
+        store.write(f"{name}.csv", frame.to_csv(index=False).encode())

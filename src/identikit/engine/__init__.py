@@ -1,0 +1,1 @@
+"""Where shards of a dataset are computed: in turn, in this process."""

@@ -1,0 +1,43 @@
+"""Shards of texts, one after the other, each kept as soon as it is done."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+from identikit.errors import InputError
+from identikit.results import text_hash
+from identikit.shapes import Tensor
+from identikit.store import Store
+from identikit.text import Text
+
+SHARD = 32  # texts
+
+Compute = Callable[[list[Text]], Mapping[str, Tensor]]
+Progress = Callable[[int], None]
+
+
+def run_shards(
+    texts: Iterable[Text], compute: Compute, store: Store, *, progress: Progress | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Yield what `compute` gives for each shard of texts, computing only those that the store does not hold yet.
+
+    `progress` is told the number of texts of each shard that is done. A stored shard whose texts differ from today's is
+    an error: the data changed under the run.
+    """
+    stream = iter(texts)
+    number = 0
+    while shard := list(islice(stream, SHARD)):
+        name, digest = f"shard-{number:06d}.safetensors", text_hash(shard)
+        if store.has(name):
+            tensors, about = store.read_tensors(name)
+            if about.get("texts") != digest:
+                raise InputError(
+                    f"going on with {store.folder}: the texts of {name} are not those it was computed from; the data "
+                    "changed. Choose another folder with --out."
+                )
+        else:
+            tensors = dict(compute(shard))
+            store.write_tensors(name, tensors, {"texts": digest})
+        if progress:
+            progress(len(shard))
+        yield tensors
+        number += 1

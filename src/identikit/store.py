@@ -1,0 +1,80 @@
+"""A folder of results that can be stopped at any moment and gone on with.
+
+Files are written under a temporary name and renamed when they are whole, so what is there is complete. `run.json` says
+what the folder was computed with; a folder of other settings is never written into. Paths go through fsspec.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from safetensors.torch import load, save
+
+from identikit.errors import InputError
+from identikit.shapes import Tensor
+
+MANIFEST = "run.json"
+
+
+class Store:
+    """One run's folder: `settings` are what its results depend on."""
+
+    def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]):
+        self.files, self.folder = fsspec.url_to_fs(os.fspath(folder))
+        self.settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
+        if self.files.isfile(self.folder):
+            raise InputError(f"writing results: {folder} is a file, and a folder is needed. Choose another --out.")
+        if self.has(MANIFEST):
+            self._same_run()
+        elif self.files.exists(self.folder) and self.files.ls(self.folder):
+            raise InputError(
+                f"writing results: {folder} holds files but no {MANIFEST}, so it is not a run's folder. Choose an "
+                "empty or a new one with --out."
+            )
+        else:
+            self.files.makedirs(self.folder, exist_ok=True)
+            self.write(MANIFEST, json.dumps(self.settings, indent=1, sort_keys=True).encode())
+
+    def _same_run(self) -> None:
+        with self.files.open(self._path(MANIFEST), "rb") as file:
+            before = json.load(file)
+        differing = sorted(
+            key for key in before.keys() | self.settings.keys() if before.get(key) != self.settings.get(key)
+        )
+        if differing:
+            key = differing[0]
+            raise InputError(
+                f"writing results: {self.folder} holds another run: its {key} is {before.get(key)!r}, not "
+                f"{self.settings.get(key)!r}. Choose another folder with --out, or give the same settings to go on."
+            )
+
+    def _path(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+    def has(self, name: str) -> bool:
+        """Say whether a file is there, and so is whole."""
+        return self.files.exists(self._path(name))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file so that it is there as a whole or not at all."""
+        partial = self._path(f".{name}.partial")
+        with self.files.open(partial, "wb") as file:
+            file.write(content)
+            if isinstance(self.files, LocalFileSystem):
+                file.flush()
+                os.fsync(file.fileno())
+        self.files.mv(partial, self._path(name))
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+        """Write tensors with a few words about them, as safetensors."""
+        self.write(name, save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, dict(about)))
+
+    def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Read tensors and the words about them."""
+        with self.files.open(self._path(name), "rb") as file:
+            content = file.read()
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return load(content), header.get("__metadata__", {})
