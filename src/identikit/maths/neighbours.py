@@ -1,0 +1,209 @@
+"""Distances between vectors, and the nearest-neighbour lookup inside one sentence (section 4 of the paper)."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from identikit.shapes import Bool, Float, Int, Tensor
+
+__all__ = [
+    "DISTANCES",
+    "Nearest",
+    "distance_gradient",
+    "distinct",
+    "nearest",
+    "nearest_in_sentences",
+    "paired_distance",
+]
+
+DISTANCES = ("cosine", "l2")
+
+_MOST_PAIRS = 1 << 17
+_FEWEST_QUERIES = 256
+
+
+class Nearest(NamedTuple):
+    """What the lookup found for each query; queries without a target hold False, -1, NaN and False."""
+
+    hit: Bool[Tensor, "*batch query"]
+    winner: Int[Tensor, "*batch query"]
+    margin: Float[Tensor, "*batch query"]
+    duplicated: Bool[Tensor, "*batch query"]
+
+
+def distinct(vectors: Float[Tensor, "token d"]) -> Int[Tensor, " token"]:
+    """Number the distinct vectors: two tokens get the same number exactly when their vectors are equal.
+
+    Models without positions in x give repeated tokens the same input vector; :func:`nearest` counts either as right.
+    """
+    return torch.unique(vectors, dim=0, return_inverse=True)[1]
+
+
+def nearest(
+    predicted: Float[Tensor, "*batch query d"],
+    candidates: Float[Tensor, "*batch key d"],
+    *,
+    own: Int[Tensor, "*batch query"],
+    identity: Int[Tensor, "*batch key"],
+    keep: Bool[Tensor, "*batch key"],
+    distance: str,
+) -> Nearest:
+    r"""Look up the nearest candidate of every predicted vector and say whether it is the right one.
+
+    .. math:: \hat c_l(e_i^l) = \mathrm{NN}(\hat g_l(e_i^l)) = x_i \qquad \text{(section 4, unnumbered)}
+
+    :math:`\hat g_l(e_i^l)` is ``predicted``, the input vectors of the sentence are ``candidates``, and ``own`` is the
+    position of :math:`x_i` among them (-1: this query has no target and is left out). ``keep`` is False for padding,
+    which is never a candidate. ``distance`` is "cosine" or "l2"; the cosine distance to or from a zero vector is 1.
+
+    The margin is the distance to the nearest wrong candidate minus the distance to the target, and a hit is a margin
+    above 0. Where the paper is silent: candidates whose vectors equal the target's (the same number in ``identity``)
+    are right too, any other tie is a miss, and with no wrong candidate at all the margin is infinite. ``winner`` is
+    ``own`` for a hit and the nearest wrong candidate (the first of equals) for a miss. ``duplicated`` marks targets
+    that occur more than once. Computed in float64, so that rounding does not decide between close candidates.
+    """
+    distances = _PAIRWISE[distance](predicted.double(), candidates.double())
+    has_target = own >= 0
+    position = own.clamp(min=0)
+    keep = keep.unsqueeze(-2)
+    same = _same(identity, position) & keep
+    right = distances.masked_fill(~same, torch.inf).amin(-1)
+    others = distances.masked_fill(same | ~keep, torch.inf)
+    nearest_wrong = others.argmin(-1)
+    margin = others.gather(-1, nearest_wrong.unsqueeze(-1)).squeeze(-1) - right
+    hit = (margin > 0) & has_target
+    first_alike = (_same(identity, nearest_wrong) & keep).byte().argmax(-1)
+    return Nearest(
+        hit=hit,
+        winner=torch.where(has_target, torch.where(hit, position, first_alike), -1),
+        margin=torch.where(has_target, margin, torch.nan),
+        duplicated=(same.sum(-1) > 1) & has_target,
+    )
+
+
+def nearest_in_sentences(
+    predicted: Float[Tensor, "token d"],
+    candidates: Float[Tensor, "token d"],
+    *,
+    lengths: Int[Tensor, " sentence"],
+    identity: Int[Tensor, " token"],
+    distance: str,
+    offset: int = 0,
+) -> Nearest:
+    """Look up every token of many sentences among the candidates of its own sentence.
+
+    Sentences lie one after another along ``token`` and have ``lengths`` tokens. The target of token i is candidate i +
+    ``offset`` (Appendix B.5); tokens without such a neighbour in their sentence have no target. ``winner`` counts from
+    the start of the sentence. Sentences of similar length are padded and looked up together.
+    """
+    lengths = lengths.to(predicted.device)
+    starts = lengths.cumsum(0) - lengths
+    tokens = predicted.shape[0]
+    found = Nearest(
+        hit=torch.zeros(tokens, dtype=torch.bool, device=predicted.device),
+        winner=torch.full((tokens,), -1, device=predicted.device),
+        margin=torch.full((tokens,), torch.nan, dtype=torch.float64, device=predicted.device),
+        duplicated=torch.zeros(tokens, dtype=torch.bool, device=predicted.device),
+    )
+    for sentences, queries in _batches(lengths):
+        length = lengths[sentences].unsqueeze(-1)
+        position = torch.arange(int(length.max()), device=predicted.device).unsqueeze(0)
+        keep = position < length
+        rows = torch.where(keep, starts[sentences].unsqueeze(-1) + position, 0)
+        target = position[:, queries] + offset
+        own = torch.where(keep[:, queries] & (target >= 0) & (target < length), target, -1)
+        part = nearest(
+            predicted[rows[:, queries]],
+            candidates[rows],
+            own=own,
+            identity=identity[rows],
+            keep=keep,
+            distance=distance,
+        )
+        real = keep[:, queries]
+        for whole, piece in zip(found, part, strict=True):
+            whole[rows[:, queries][real]] = piece[real]
+    return found
+
+
+def paired_distance(
+    predicted: Float[Tensor, "*batch d"], target: Float[Tensor, "*batch d"], distance: str
+) -> Float[Tensor, "*batch"]:
+    r"""Measure the distance between each predicted vector and its target.
+
+    Cosine: :math:`1 - p\cdot t/(\|p\|\|t\|)`, which is 1 when either is zero. L2: :math:`\|p-t\|_2`, not squared: the
+    loss of Appendix B.1 is the distance that is tested.
+    """
+    if distance == "l2":
+        return torch.linalg.vector_norm(predicted - target, dim=-1)
+    scale = torch.linalg.vector_norm(predicted, dim=-1) * torch.linalg.vector_norm(target, dim=-1)
+    return 1 - _ratio(torch.linalg.vecdot(predicted, target), scale)
+
+
+def distance_gradient(
+    predicted: Float[Tensor, "*batch d"],
+    target: Float[Tensor, "*batch d"],
+    weight: Float[Tensor, "*batch"],
+    distance: str,
+) -> Float[Tensor, "*batch d"]:
+    r"""Differentiate the weighted sum of the paired distances with respect to the predicted vectors, in closed form.
+
+    Each distance times its ``weight``: for cosine :math:`(\cos\, p/\|p\| - t/\|t\|)/\|p\|`, for L2
+    :math:`(p-t)/\|p-t\|`; 0 where a norm in a denominator is 0.
+    """
+    if distance == "l2":
+        difference = predicted - target
+        return difference * _ratio(weight, torch.linalg.vector_norm(difference, dim=-1)).unsqueeze(-1)
+    length = torch.linalg.vector_norm(predicted, dim=-1)
+    scale = length * torch.linalg.vector_norm(target, dim=-1)
+    cosine = _ratio(torch.linalg.vecdot(predicted, target), scale)
+    along = _ratio(weight * cosine, length.square()).unsqueeze(-1)
+    return torch.addcmul(predicted * along, target, _ratio(weight, scale).unsqueeze(-1), value=-1)
+
+
+def _batches(lengths: Int[Tensor, " sentence"]) -> Iterator[tuple[Int[Tensor, " some"], slice]]:
+    """Cut sentences, by length, and very long ones also by query, into pieces of bounded size."""
+    order = lengths.argsort(descending=True)
+    sizes = lengths[order].tolist()
+    first = 0
+    while first < len(sizes):
+        longest = max(1, sizes[first])
+        some = max(1, _MOST_PAIRS // longest**2)
+        queries = max(_FEWEST_QUERIES, _MOST_PAIRS // longest)
+        for start in range(0, longest, queries):
+            yield order[first : first + some], slice(start, min(start + queries, longest))
+        first += some
+
+
+def _same(
+    identity: Int[Tensor, "*batch key"], position: Int[Tensor, "*batch query"]
+) -> Bool[Tensor, "*batch query key"]:
+    """Mark the keys whose vectors equal the one at each position."""
+    return identity.gather(-1, position).unsqueeze(-1) == identity.unsqueeze(-2)
+
+
+def _ratio(numerator: Float[Tensor, "*batch"], denominator: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Divide, with 0 where the denominator is 0."""
+    return torch.where(denominator > 0, numerator / denominator, 0)
+
+
+def _pairwise_cosine(
+    predicted: Float[Tensor, "*batch query d"], candidates: Float[Tensor, "*batch key d"]
+) -> Float[Tensor, "*batch query key"]:
+    return 1 - _unit(predicted) @ _unit(candidates).mT
+
+
+def _pairwise_l2(
+    predicted: Float[Tensor, "*batch query d"], candidates: Float[Tensor, "*batch key d"]
+) -> Float[Tensor, "*batch query key"]:
+    return torch.cdist(predicted, candidates, compute_mode="use_mm_for_euclid_dist")
+
+
+def _unit(vectors: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """Scale vectors to length 1; zero vectors stay zero."""
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return torch.where(length > 0, vectors / length, 0)
+
+
+_PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": _pairwise_cosine, "l2": _pairwise_l2}

@@ -1,0 +1,68 @@
+"""Fitting maps of every kind for one task, with what cannot work refused beforehand."""
+
+from itertools import product
+
+from identikit.errors import InputError
+from identikit.probes.dataset import HiddenStates
+from identikit.probes.maps import FittedMap
+from identikit.probes.protocol import Probes, Progress, Settings, Task, fold_split, sentence_blocks
+from identikit.probes.ridge import fit_ridge
+from identikit.probes.train import Grid, Member, train_grid
+
+__all__ = ["fit_maps"]
+
+
+def fit_maps(
+    states: HiddenStates,
+    probes: Probes,
+    *,
+    task: Task,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> Grid:
+    """Fit the maps for all layers, folds and distances, and list how each training went.
+
+    Linear maps and MLPs of all layers, folds, learning rates and distances train together; ridge maps are solved; naive
+    maps have nothing to fit.
+    """
+    layers = tuple(range(states.n_layers)) if probes.layers is None else probes.layers
+    states.check_layers(layers)
+    _refuse_missing_neighbours(states, task, settings)
+    folds = range(settings.folds)
+    fitted: list[FittedMap] = []
+    if "naive" in probes.maps:
+        _refuse_naive_between_widths(states, task, layers)
+        fitted += [
+            FittedMap("naive", distance, layer, fold, task, settings.seed, {})
+            for distance, layer, fold in product(probes.distances, layers, folds)
+        ]
+    trained = [name for name in ("linear", "mlp") if name in probes.maps]
+    members = [Member(*member) for member in product(trained, probes.distances, layers, folds, settings.learning_rates)]
+    grid = train_grid(states, members, task=task, settings=settings, progress=progress)
+    fitted += grid.maps
+    if "ridge" in probes.maps:
+        fitted += fit_ridge(states, layers, probes.distances, task=task, settings=settings, progress=progress)
+    return Grid(maps=fitted, trials=grid.trials)
+
+
+def _refuse_naive_between_widths(states: HiddenStates, task: Task, layers: tuple[int, ...]) -> None:
+    width = states.hidden.shape[2]
+    for layer in layers:
+        target = states.width(task, layer)
+        if target != width:
+            raise InputError(
+                f"Fitting the naive map to layer {layer} of {states.model}: hidden vectors have {width} numbers and "
+                f"their targets {target}, so one cannot be looked up among the others; choose maps without 'naive'."
+            )
+
+
+def _refuse_missing_neighbours(states: HiddenStates, task: Task, settings: Settings) -> None:
+    blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
+    longest = states.lengths.cpu()
+    for fold in range(settings.folds):
+        for name, part in fold_split(blocks, fold, data_share=task.data_share)._asdict().items():
+            if int(longest[part].max()) <= abs(task.offset):
+                raise InputError(
+                    f"Recovering neighbours at offset {task.offset}: no {name} text of fold {fold} has more than "
+                    f"{abs(task.offset)} tokens; give longer texts or a smaller offset."
+                )
