@@ -41,7 +41,7 @@ def by_svd(attention: torch.Tensor, values: torch.Tensor, projection: torch.Tens
     return A - A @ null @ null.mT
 
 
-def shortest(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def shortest(tasks: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Seconds of each task, all taken in turn, the shortest of some rounds."""
     seconds = dict.fromkeys(tasks, float("inf"))
     for _ in range(rounds):
@@ -61,21 +61,25 @@ def time_length(length: int, rounds: int = 3) -> dict[str, float]:
     causal = visible_window(torch.ones(length, dtype=torch.bool), after=0)
 
     @torch.no_grad()
-    def forward() -> object:
-        return bert(input_ids=tokens)
+    def forward() -> None:
+        bert(input_ids=tokens)
 
-    def factors() -> object:
-        return [effective_factors(attention_heads(values, output)) for _, values, output in plain]
+    def factors() -> None:
+        for _, values, output in plain:
+            effective_factors(attention_heads(values, output))
 
-    def causal_factors() -> object:
-        return [effective_factors(attention_heads(values, output, causal)) for _, values, output in masked]
+    def causal_factors() -> None:
+        for _, values, output in masked:
+            effective_factors(attention_heads(values, output, causal))
 
-    def maps() -> object:
-        return [effective_rows(effective_factors(attention_heads(values, output))) for _, values, output in plain]
+    def maps() -> None:  # all of them, one layer at a time
+        for _, values, output in plain:
+            effective_rows(effective_factors(attention_heads(values, output)))
 
-    def svd() -> object:
+    def svd() -> None:
         attention, values, _ = plain[0]
-        return [by_svd(attention[head], values[head], projection[head]) for head in range(SVD_HEADS)]
+        for head in range(SVD_HEADS):
+            by_svd(attention[head], values[head], projection[head])
 
     tasks = {"forward": forward, "factors": factors, "causal_factors": causal_factors, "maps": maps, "svd": svd}
     seconds = shortest(tasks, rounds)

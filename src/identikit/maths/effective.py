@@ -87,14 +87,14 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
     (its left singular vectors), padded with zero columns. Under grouped-query attention V is then repeated per head.
     """
     H = projection.double()
-    _, width, count = H.shape
     resolution = Resolution(torch.finfo(projection.dtype).eps)
-    if bool(linalg.triangular_roots(H @ H.mT, count, resolution)[1].all()):
+    if bool(linalg.triangular_roots(H @ H.mT, H.shape[2], resolution)[1].all()):
         return heads
-    singular, basis = linalg.right_spectrum(H.mT)
-    keep = resolution.real(singular, count)
-    identity = torch.eye(width, dtype=H.dtype, device=H.device)
-    basis = torch.where(keep.all(-1)[:, None, None], identity, basis * keep[:, None])
+    singular, vectors = linalg.right_spectrum(H.mT)
+    real = resolution.real(singular, H.shape[2])
+    if bool(real.all()):
+        return heads
+    basis = vectors * real[:, None]
     values = heads.values.double().repeat_interleave(heads.group, 0)
     return replace(heads, values=values @ basis, output=heads.output.double() @ basis)
 
@@ -163,9 +163,9 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
         Y, rank = linalg.prefix_solve(V, right, visible.stop, resolution)
     else:
         rows = torch.arange(right.shape[2], device=V.device).split(1024)
-        masks = [(part, visible.block(part, visible.keys)) for part in rows]
-        parts = [linalg.rowwise_solve(V, right[:, :, part], seen, resolution) for part, seen in masks]
-        Y, rank = torch.cat([part[0] for part in parts], 2), torch.cat([part[1] for part in parts], 1)
+        keys = visible.keys
+        done = [linalg.rowwise_solve(V, right[:, :, part], visible.block(part, keys), resolution) for part in rows]
+        Y, rank = torch.cat([part[0] for part in done], 2), torch.cat([part[1] for part in done], 1)
     return Factors(Y.flatten(0, 1).to(dtype), heads.values, rank.repeat_interleave(heads.group, 0), visible)
 
 
@@ -184,8 +184,9 @@ def effective_rows(
     """
     h, q = _positions(heads, factors.coefficients, 0), _positions(queries, factors.coefficients, 1)
     k = _positions(keys, factors.values, 1)
-    Y = factors.coefficients[h][:, q]
-    rows = Y @ factors.values[h // factors.group][:, k].to(Y).mT
+    Y = factors.coefficients[heads][:, queries]
+    V = factors.values[heads if factors.group == 1 else h // factors.group][:, keys]
+    rows = Y @ V.to(Y).mT
     if raw is not None:
         identifiable = factors.identifiable[h][:, q]
         own = identifiable.any(0).nonzero()[:, 0]
@@ -212,14 +213,14 @@ def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...
 def column_sums(
     factors: Factors, groups: Float[Tensor, "query group"], *, raw: RawRows | None = None
 ) -> Float[Tensor, "head group key"]:
-    """How much effective attention each key receives from groups of queries: groupsᵀ·A⊥.
+    """How much effective attention each key receives from groups of queries: groupsᵀ·A⊥, in float64.
 
     ``groups`` weighs each query for each group (a column of ones: all queries; 0/1 columns: token types). Multiplied by
     a key × type membership matrix it gives the sums from type to type. Σ_i g_i y_i·v_m over the rows that see key m is
     read from the factors by adding g_i·y_i where row i's run of keys starts and taking it off where it ends. ``raw``
     serves the identifiable rows, as in ``effective_rows``.
     """
-    weights = groups.to(factors.coefficients)
+    weights = groups.double()
     own = torch.zeros_like(factors.identifiable) if raw is None else factors.identifiable
     if factors.visible.mask is None:
         sums = _run_sums(factors, factors.coefficients.masked_fill(own[..., None], 0), weights)
@@ -227,7 +228,7 @@ def column_sums(
         sums = weights.new_zeros(len(own), weights.shape[1], factors.visible.n_keys)
         own = torch.ones_like(own)
     for part in _row_chunks(factors, own.any(0).nonzero()[:, 0]):
-        rows = effective_rows(factors, queries=part, raw=raw)
+        rows = effective_rows(factors, queries=part, raw=raw).double()
         sums += weights[part].mT @ rows.masked_fill_(~own[:, part, None], 0)
     return sums
 
@@ -235,16 +236,18 @@ def column_sums(
 def _run_sums(
     factors: Factors, coefficients: Float[Tensor, "head query d_v"], weights: Float[Tensor, "query group"]
 ) -> Float[Tensor, "head group key"]:
-    visible, n_groups = factors.visible, weights.shape[1]
-    seen = len(visible.keys)
+    """What each key receives where every row sees a run of keys; one product where all rows see the same."""
+    visible, n_groups, coefficients = factors.visible, weights.shape[1], coefficients.double()
+    V = factors.values[:, visible.keys].to(coefficients).repeat_interleave(factors.group, 0)
     sums = coefficients.new_zeros(len(coefficients), n_groups, visible.n_keys)
-    for head, Y in enumerate(coefficients):
-        V = factors.values[head // factors.group, visible.keys].to(Y)
-        for group in range(n_groups):
-            change = Y * weights[:, group, None]
-            steps = Y.new_zeros(seen + 1, Y.shape[1])
-            steps.index_add_(0, visible.start, change).index_add_(0, visible.stop, -change)
-            sums[head, group, visible.keys] = (steps.cumsum(0)[:seen] * V).sum(-1)
+    if visible.shared:
+        sums[:, :, visible.keys] = (weights.mT @ coefficients) @ V.mT
+        return sums
+    for group in range(n_groups):
+        change = (coefficients * weights[:, group, None]).transpose(0, 1)
+        steps = change.new_zeros(len(visible.keys) + 1, *change.shape[1:])
+        steps.index_add_(0, visible.start, change).index_add_(0, visible.stop, -change)
+        sums[:, group, visible.keys] = torch.einsum("khd,hkd->hk", steps.cumsum(0)[:-1], V)
     return sums
 
 
@@ -285,7 +288,7 @@ def _prefix_multiply(
     other: Float[Tensor, "kv key k"],
     stop: Int[Tensor, "query"],
 ) -> Float[Tensor, "kv group query k"]:
-    """``linalg.masked_multiply`` where row i sees the first ``stop[i]`` keys: linear in their number, block by block."""
+    """``linalg.masked_multiply`` where row i sees the first ``stop[i]`` keys, in time linear in their number."""
     width = values.shape[-1]
     product = coefficients.new_zeros(*coefficients.shape[:-1], other.shape[-1])
     carried = values.new_zeros(len(values), width, other.shape[-1])
@@ -306,7 +309,7 @@ def joint_null_dim(
 
     (ã_1, …, ã_h) with Σ_h ã_h V_h H_h = 0 form a space of dimension Σ_h |S_i| − rank of the T_h[S_i] = V_h[S_i]·H_h
     stacked on each other. ``heads`` holds V before ``through_projection``, ``rank`` the rank of T per head
-    (``Factors.rank``), ``projection`` H. The paper has Eq. 6 only, which is the case of one head.
+    (``Factors.rank``, without a tolerance), ``projection`` H. The paper has Eq. 6 only, which is the case of one head.
 
     When the stacked projections have full row rank the heads write into independent subspaces, ranks add, and this is
     the sum of the per-head dimensions. Otherwise (always where n_heads·d_v > d) the stacked rank of row i is that of

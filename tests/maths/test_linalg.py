@@ -1,0 +1,205 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from identikit.maths.linalg import (
+    Resolution,
+    Visible,
+    _later_block,
+    matrix_rank,
+    prefix_solve,
+    right_spectrum,
+    rowwise_solve,
+    shared_solve,
+    triangular_roots,
+    visible_from_mask,
+    visible_window,
+)
+
+SINGLE = Resolution(torch.finfo(torch.float32).eps)
+DOUBLE = Resolution(torch.finfo(torch.float64).eps)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_pseudo_inverse(values: torch.Tensor, output: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """y_i = G_i⁺ o_i = V_i⁺ V_i⁺ᵀ o_i, one head and one row at a time."""
+    rows = torch.zeros_like(output)
+    for head in range(values.shape[0]):
+        for query, row in enumerate(seen):
+            inverse = torch.linalg.pinv(values[head, row], rtol=1e-9)
+            rows[head, :, query] = output[head, :, query] @ inverse @ inverse.T
+    return rows
+
+
+def weights(coefficients: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    return (coefficients @ values[:, None].mT) * seen
+
+
+def test_cutoff_is_the_formula():
+    cutoff = Resolution(2.0**-7).cutoff(torch.tensor([3.0]), torch.tensor([16]), 64)
+    assert float(cutoff) == pytest.approx(4 * 2.0**-7 * (1 + math.sqrt(64 / 16)) * 3)
+    assert float(Resolution(2.0**-7, 0.5).cutoff(torch.tensor([3.0]), 16, 64)) == pytest.approx(1.5)
+    assert SINGLE.real(torch.zeros(2, 4), 3).sum() == 0
+
+
+@pytest.mark.parametrize(("n", "d"), [(3000, 64), (64, 64), (20, 128)])
+def test_float64_noise_is_below_the_cutoff_and_a_small_value_above(n, d):
+    for rank in (1, min(n, d) // 2, min(n, d) - 1):
+        singular, _ = right_spectrum(random(n, rank) @ random(rank, d, seed=1))
+        assert int(DOUBLE.real(singular, n).sum()) == rank
+        singular[-1] = 1e-12 * singular[0]
+        assert bool(DOUBLE.real(singular, n)[-1])
+
+
+@given(st.integers(0, 2**32), st.integers(2, 12), st.floats(-20, 0))
+def test_certificate_holds(seed, d, exponent):
+    """Whatever is certified has a smallest singular value that is above the cutoff, and well within a Gram's reach."""
+    spectrum = torch.logspace(0, exponent, d, dtype=torch.float64)
+    left, right = (torch.linalg.qr(random(20, d, seed=seed + add)).Q for add in (0, 1))
+    values = left * spectrum @ right[:d].T
+    root, good = triangular_roots(values.T @ values, 20, SINGLE)
+    singular = torch.linalg.svdvals(values)
+    if bool(good):
+        assert bool(SINGLE.real(singular, 20).all())
+        assert float(singular[-1] / singular[0]) > 1e-5
+        torch.testing.assert_close(values @ root @ root.T @ values.T, left @ left.T, atol=1e-5, rtol=0)
+    else:
+        assert float(singular[-1] / singular[0]) < d * 1e-5
+
+
+def test_certificate_is_given_to_ordinary_values():
+    values = random(12, 512, 64)
+    assert bool(triangular_roots(values.mT @ values, 512, SINGLE)[1].all())
+
+
+@pytest.mark.parametrize(("rows", "columns", "rank"), [(5, 9, 5), (9, 5, 5), (6, 6, 2), (4, 7, 0), (0, 3, 0)])
+@pytest.mark.parametrize("resolution", [SINGLE, DOUBLE])
+def test_matrix_rank(rows, columns, rank, resolution):
+    assert matrix_rank(random(rows, rank) @ random(rank, columns, seed=1), resolution) == rank
+
+
+@pytest.mark.parametrize("resolution", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("rank", [0, 3, 8])
+def test_shared_solve(rank, resolution):
+    values = random(2, 30, rank) @ random(2, rank, 8, seed=1)
+    output = random(2, 3, 5, 30, seed=2) @ values[:, None]
+    coefficients, ranks = shared_solve(values, output, resolution)
+    seen = torch.ones(5, 30, dtype=torch.bool)
+    expected = by_pseudo_inverse(values, output, seen)
+    torch.testing.assert_close(weights(coefficients, values, seen), weights(expected, values, seen), atol=1e-10, rtol=0)
+    assert ranks.tolist() == [rank] * 2
+
+
+def test_float64_values_are_solved_as_well_as_their_conditioning_allows():
+    """A Gram alone would be wrong by cond²·eps, some 1e-8."""
+    spectrum = torch.logspace(0, -4, 8, dtype=torch.float64)
+    left, right = (torch.linalg.qr(random(2, size, 8, seed=size)).Q for size in (40, 8))
+    values = (left * spectrum) @ right.mT
+    for ends in (torch.arange(30, 41), torch.full((11,), 40)):
+        seen = torch.arange(40) < ends[:, None]
+        output = (random(2, 1, 11, 40) * seen) @ values[:, None]
+        expected = weights(by_pseudo_inverse(values, output, seen), values, seen)
+        found = [prefix_solve(values, output, ends, DOUBLE), rowwise_solve(values, output, seen, DOUBLE)]
+        if bool(seen.all()):
+            found.append(shared_solve(values, output, DOUBLE))
+        for coefficients, _ in found:
+            torch.testing.assert_close(weights(coefficients, values, seen), expected, atol=3e-11, rtol=0)
+
+
+@pytest.mark.parametrize("resolution", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("case", ["plain", "repeats", "small_start", "constant_start", "zeros", "low_rank"])
+def test_prefix_solve(case, resolution):
+    """Rows before, at and after full rank; repeated keys; first keys that are tiny or constant beside what follows."""
+    values = random(2, 70, 8)
+    if case == "repeats":
+        values = values[:, torch.randint(12, (70,), generator=torch.Generator().manual_seed(0))]
+    elif case == "small_start":
+        values[:, :11] *= 2e-4
+    elif case == "constant_start":
+        values[:, :20] = values[:, :1]
+    elif case == "zeros":
+        values[0, 3:30] = 0
+    elif case == "low_rank":
+        values = random(2, 70, 5) @ random(2, 5, 8, seed=3)
+    stop = torch.cat([torch.arange(0, 71), torch.tensor([7, 30, 30])])
+    seen = torch.arange(70) < stop[:, None]
+    output = (random(2, 3, 74, 70, seed=1).softmax(-1) * seen) @ values[:, None]
+    coefficients, rank = prefix_solve(values, output, stop, resolution)
+    expected = by_pseudo_inverse(values, output, seen)
+    torch.testing.assert_close(weights(coefficients, values, seen), weights(expected, values, seen), atol=2e-9, rtol=0)
+    torch.testing.assert_close(coefficients, expected, atol=1e-7 * float(expected.abs().max()), rtol=0)
+    exact = [
+        [int(torch.linalg.matrix_rank(values[h, row], rtol=1e-9)) if row.any() else 0 for row in seen] for h in (0, 1)
+    ]
+    assert rank.tolist() == exact
+    slow, slow_rank = rowwise_solve(values, output, seen, resolution)
+    torch.testing.assert_close(weights(slow, values, seen), weights(expected, values, seen), atol=2e-9, rtol=0)
+    assert torch.equal(slow_rank, rank)
+
+
+def test_a_block_is_solved_at_once_when_earlier_keys_are_well_conditioned():
+    """The fast way is taken, row-wise solves are not: 64 rows of one block all come out certified."""
+    values, ends = random(3, 256, 64), torch.arange(193, 257)
+    gram = values[:, :192].mT @ values[:, :192]
+    for dtype in (torch.float32, torch.float16):
+        resolution = Resolution(torch.finfo(dtype).eps)
+        _, good = _later_block(values, gram, random(3, 1, 64, 64, seed=1), ends, resolution)
+        assert bool(good.all())
+    _, good = _later_block(values, gram * torch.tensor([0.0, 1, 1])[:, None, None], random(3, 1, 64, 64), ends, SINGLE)
+    assert good.all(1).tolist() == [False, True, True]
+
+
+def test_a_block_far_larger_than_the_keys_before_it_is_refined():
+    values, ends = random(2, 16, 8), torch.arange(9, 17)
+    values[:, :11] *= 1e-3
+    seen = torch.arange(16) < ends[:, None]
+    output = (random(2, 1, 8, 16, seed=1).softmax(-1) * seen) @ values[:, None]
+    solution, good = _later_block(values, values[:, :8].mT @ values[:, :8], output, ends, SINGLE)
+    assert bool(good.all())
+    expected = weights(by_pseudo_inverse(values, output, seen), values, seen)
+    torch.testing.assert_close(weights(solution, values, seen), expected, atol=1e-11, rtol=0)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32), st.floats(0, 1))
+def test_visible_reads_any_mask(n_queries, n_keys, seed, share):
+    mask = torch.rand(n_queries, n_keys, generator=torch.Generator().manual_seed(seed)) < share
+    visible = visible_from_mask(mask, n_queries)
+    assert torch.equal(visible.block(torch.arange(n_queries), torch.arange(n_keys)), mask)
+    assert torch.equal(visible.count, mask.sum(-1))
+    some = torch.tensor([n_queries - 1, 0]), torch.tensor([n_keys - 1, 0, n_keys // 2])
+    assert torch.equal(visible.block(*some), mask[some[0]][:, some[1]])
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.none() | st.integers(0, 4), st.none() | st.integers(0, 4))
+def test_window_is_its_mask(keep, before, after):
+    n = len(keep)
+    distance = torch.arange(n)[:, None] - torch.arange(n)
+    mask = torch.tensor(keep) & (distance <= (n if before is None else before))
+    mask &= -distance <= (n if after is None else after)
+    visible = visible_window(torch.tensor(keep), before, after)
+    assert torch.equal(visible.block(torch.arange(n), torch.arange(n)), mask)
+    assert torch.equal(visible.count, mask.sum(-1))
+
+
+def test_structure_of_masks_is_seen():
+    n = 12
+    full = torch.ones(n, n, dtype=torch.bool)
+    pad = torch.arange(n) < 7
+
+    def structure(mask: torch.Tensor) -> tuple[bool, bool, bool]:
+        visible = visible_from_mask(mask, n)
+        return visible.shared, visible.nested, visible.mask is None
+
+    assert structure(full) == structure(pad) == structure(pad[None, None]) == (True, True, True)
+    assert structure(full & pad & pad[:, None]) == (True, True, True)
+    assert structure(full.tril()) == structure(full.tril() & pad.flip(0)) == (False, True, True)
+    assert structure(full.tril().expand(3, n, n)) == (False, True, True)
+    assert structure(full.tril() & full.triu(-3)) == (False, False, True)
+    assert structure(full.tril() & ~full.tril(-3) | full.tril(-6)) == (False, False, False)
+    assert isinstance(visible_from_mask(torch.zeros(n, n, dtype=torch.bool), n), Visible)
