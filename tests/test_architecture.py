@@ -12,14 +12,14 @@ SOURCE = Path(identikit.__file__).parent
 FLOORS = [
     {"errors", "shapes"},
     {"maths", "text"},
-    {"data", "models"},
+    {"data", "models", "tags"},
     {"results"},
     {"store"},
     {"engine"},
     {"probes"},
     {"analyses"},
     {"explain"},
-    {"render"},
+    {"render", "bench"},
     {"cli", "__init__"},
 ]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
@@ -69,6 +69,7 @@ def test_public_names():
         "attention_intervals",
         "alternative_attention",
         "minimum_norm_attention",
+        "token_attribution",
         "token_identifiability",
         "read_texts",
         "Model",

@@ -10,12 +10,18 @@ from typing import NamedTuple
 import pytest
 
 from identikit.cli import main
+from tests.models import tiny
 
 
 class Done(NamedTuple):
     status: int
     stdout: str
     stderr: str
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture
@@ -32,15 +38,17 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 def test_explain_gives_a_verdict_on_the_embedded_sample():
     """In a process of its own, as `make demo` runs it: nothing but the verdict is printed."""
     command = [sys.executable, "-c", "from identikit.cli import main; main()", "explain"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     told = " ".join(done.stdout.split())
     assert "all-MiniLM-L6-v2 6 layers, 12 heads, values of 32 dimensions a head, bidirectional" in told
-    assert "Not all of it. The text has 99 tokens and a head's values only 32 dimensions" in told
-    assert "up to 67 independent directions" in told
+    assert "Not all of it. The text has 55 tokens and a head's values only 32 dimensions" in told
+    assert "up to 23 independent directions" in told
     assert "Where the picture misleads most" in told and "Certificate" in told
+    assert "Which token is this? From the hidden vectors of layers 1 to 6, 100%, 100%, 100%" in told
+    assert "Where did it come from? A token's own input is" in told
 
 
 def test_explain_short_text_as_json(run):
@@ -126,3 +134,40 @@ def test_mistakes_about_data_leave_nothing_behind(run, data: Path, tmp_path: Pat
     done = run("attention", *options, "--out", str(tmp_path / "run"))
     assert done.status == 1 and done.stderr.count("\n") == 1 and message in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in a folder, and texts that it reads."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.build("bert").save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    texts = [f"w{i} w{i + 1} w{i + 2} w{i + 3} w{i + 4}" for i in range(3, 43)]
+    (folder / "texts.txt").write_text("\n".join(texts))
+    return folder
+
+
+def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
+    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--tags"]
+    done = run(*command, "--out", str(tmp_path / "run"))
+    assert (
+        done.status == 0 and "Tables (.parquet and .csv)" in done.stdout and "own, groups, offsets, tags" in done.stdout
+    )
+    told = json.loads(run(*command, "--out", str(tmp_path / "run"), "--json").stdout)
+    assert len(told["own"]) == 3 and 0 < told["own"][0] < 1
+    done = run(*command, "--probes", "many", "--out", str(tmp_path / "other"))
+    assert done.status == 1 and "probes='many'" in done.stderr
+
+
+def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
+    command = ["tokens", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--folds", "2"]
+    done = run(*command, "--map", "ridge", "--distance", "cosine", "--out", str(tmp_path / "run"))
+    assert done.status == 0 and done.stdout.startswith("Rates in the last layer: ridge cosine 0.")
+    assert (tmp_path / "run" / "rates.parquet").exists() and (tmp_path / "run" / "summary.csv").exists()
+    done = run(*command, "--experiment", "magic", "--out", str(tmp_path / "other"))
+    assert done.status == 1 and "experiment='magic' is not known" in done.stderr
+
+
+def test_unknown_benchmark(run):
+    done = run("bench", "nothing")
+    assert done.status == 1 and "use one of attention, intervals, attribution, tokens" in done.stderr

@@ -6,6 +6,7 @@ still stands for, and where it came from. After Brunner et al., *On Identifiabil
 
 from identikit.analyses.alternatives import alternative_attention, attention_intervals, minimum_norm_attention
 from identikit.analyses.attention import effective_attention
+from identikit.analyses.attribution import token_attribution
 from identikit.analyses.identity import token_identifiability
 from identikit.data import read_texts
 from identikit.errors import IdentikitError, InputError, ModelError
@@ -23,6 +24,7 @@ __all__ = [
     "attention_intervals",
     "alternative_attention",
     "minimum_norm_attention",
+    "token_attribution",
     "token_identifiability",
     "read_texts",
     "Model",

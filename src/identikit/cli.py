@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,10 +18,20 @@ app = typer.Typer(
     help="What a transformer's attention and hidden vectors really say.",
 )
 
+BENCHMARKS = ("attention", "intervals", "attribution", "tokens")
+
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="A hub id or a folder; the packaged MiniLM if left out.")
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
+DataOption = Annotated[
+    str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")
+]
+OutOption = Annotated[str, typer.Option("--out", help="The folder for the results; a stopped run goes on there.")]
+DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that a named dataset is in.")]
+ColumnOption = Annotated[list[str] | None, typer.Option("--column", help="A column to read; twice for pairs.")]
+SplitOption = Annotated[str | None, typer.Option("--split", help="The part of the dataset.")]
+SampleOption = Annotated[int | None, typer.Option("--sample", min=1, help="Read this many texts alone.")]
 TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut texts at the model's positions.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
 
@@ -40,17 +50,21 @@ def explain(
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
     model: ModelOption = None,
     device: DeviceOption = None,
+    probes: Annotated[str | None, typer.Option("--probes", help="Directions to attribute from, or exact.")] = None,
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how far a model's attention on a text can be trusted."""
+    """Say what a model's attention and hidden vectors on a text are worth."""
     from identikit.explain import explain as explained
     from identikit.render.verdict import print_verdict
 
     if pair is not None and text is None:
         raise identikit.InputError("--pair goes with a first text: identikit explain TEXT --pair TEXT.")
     explanation = explained(
-        identikit.load(model, device=device), text if pair is None or text is None else (text, pair), truncate=truncate
+        identikit.load(model, device=device),
+        text if pair is None or text is None else (text, pair),
+        probes=_count(probes),
+        truncate=truncate,
     )
     if as_json:
         typer.echo(json.dumps(explanation.to_dict(), ensure_ascii=False, default=str))
@@ -60,12 +74,12 @@ def explain(
 
 @app.command()
 def attention(
-    data: Annotated[str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")],
-    out: Annotated[str, typer.Option("--out", help="The folder for the results; a stopped run goes on there.")],
-    data_dir: Annotated[str | None, typer.Option("--data-dir", help="The folder that a named dataset is in.")] = None,
-    columns: Annotated[list[str] | None, typer.Option("--column", help="A column to read; twice for pairs.")] = None,
-    split: Annotated[str | None, typer.Option("--split", help="The part of the dataset.")] = None,
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read this many texts alone.")] = None,
+    data: DataOption,
+    out: OutOption,
+    data_dir: DataDirOption = None,
+    columns: ColumnOption = None,
+    split: SplitOption = None,
+    sample: SampleOption = None,
     model: ModelOption = None,
     device: DeviceOption = None,
     truncate: TruncateOption = False,
@@ -76,34 +90,139 @@ def attention(
     as_json: JsonOption = False,
 ) -> None:
     """Compute effective attention over a dataset: correlation by length, null dimensions, attention by token type."""
-    from itertools import islice
-
     from identikit.analyses.attention_tables import attention_tables
-    from identikit.render.progress import text_progress
-    from identikit.store import Store
 
-    texts = islice(identikit.read_texts(data, columns=columns, data_dir=data_dir, split=split), sample)
-    loaded = identikit.load(model, device=device)
-    options = {"bias": bias, "mass": mass}
-    settings = options | {"command": "attention", "data": data, "columns": columns, "split": split, "sample": sample}
-    settings |= {"truncate": truncate, "model": loaded.name, "weights": loaded.fingerprint, "dtype": str(loaded.dtype)}
-    with text_progress("effective attention") as progress:
-        tables = attention_tables(loaded, texts, Store(out, settings), truncate=truncate, progress=progress, **options)
-    overall = tables["correlation"].query("layer == 0")
-    summary = {
-        "texts": len(overall),
-        "correlation": float(overall["pearson"].to_numpy().mean()),
-        "residual": float(tables["null"]["residual"].to_numpy().max()),
-        "tables": [f"{out}/{name}.parquet" for name in tables],
-    }
-    if as_json:
-        typer.echo(json.dumps(summary))
-        return
-    typer.echo(
-        f"{summary['texts']} texts; raw and effective attention correlate at {summary['correlation']:.3f} on average; "
-        f"largest residual {summary['residual']:.1g}."
+    run = _Run("attention", data, data_dir, columns, split, sample, model, device, truncate)
+    tables = run.tables(attention_tables, out, {"bias": bias, "mass": mass})
+    overall = tables["correlation"].query("layer == 0")["pearson"].to_numpy()
+    residual = float(tables["null"]["residual"].to_numpy().max())
+    _report(
+        f"{len(overall)} texts; raw and effective attention correlate at {overall.mean():.3f} on average; "
+        f"largest residual {residual:.1g}.",
+        {"texts": len(overall), "correlation": float(overall.mean()), "residual": residual},
+        (out, tables, as_json),
     )
+
+
+@app.command()
+def attribution(
+    data: DataOption,
+    out: OutOption,
+    data_dir: DataDirOption = None,
+    columns: ColumnOption = None,
+    split: SplitOption = None,
+    sample: SampleOption = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    truncate: TruncateOption = False,
+    probes: Annotated[
+        str, typer.Option("--probes", help="exact, or how many random directions to estimate from.")
+    ] = "exact",
+    norm: Annotated[str, typer.Option("--norm", help="frobenius, sum or spectral.")] = "frobenius",
+    precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
+    tags: Annotated[bool, typer.Option("--tags", help="Also by part of speech (extra [pos]).")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute Hidden Token Attribution over a dataset: own contribution, neighbours, relative position."""
+    from identikit.analyses.attribution_tables import attribution_tables
+    from identikit.tags import penn_tags
+
+    run = _Run("attribution", data, data_dir, columns, split, sample, model, device, truncate)
+    options = {"probes": _count(probes), "norm": norm, "precision": precision}
+    tables = run.tables(attribution_tables, out, options, tagger=penn_tags if tags else None)
+    own = tables["own"].set_index("layer")
+    first, last = own.iloc[0], own.iloc[-1]
+    _report(
+        f"A token's own contribution is {first['median']:.2f} in layer 1 and {last['median']:.2f} in the last "
+        f"(medians); {last['outweighed']:.0%} of the tokens are outweighed by another in the last.",
+        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist()},
+        (out, tables, as_json),
+    )
+
+
+@app.command()
+def tokens(
+    data: DataOption,
+    out: OutOption,
+    data_dir: DataDirOption = None,
+    columns: ColumnOption = None,
+    split: SplitOption = None,
+    sample: SampleOption = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    truncate: TruncateOption = False,
+    experiment: Annotated[
+        str,
+        typer.Option("--experiment", help="same layer, across layers, generalisation, previous layer or neighbours."),
+    ] = "same layer",
+    maps: Annotated[list[str] | None, typer.Option("--map", help="naive, linear, mlp, ridge; again for more.")] = None,
+    distances: Annotated[list[str] | None, typer.Option("--distance", help="cosine or l2; again for both.")] = None,
+    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of folds, starts and batches.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
+    from identikit.analyses.identity import identifiability_tables
+
+    run = _Run("tokens", data, data_dir, columns, split, sample, model, device, truncate)
+    options = {"experiment": experiment, "maps": maps or ["naive", "ridge"], "distances": distances or ["cosine", "l2"]}
+    tables = run.tables(identifiability_tables, out, options | {"folds": folds, "seed": seed})
+    summary = tables["summary"]
+    last = summary[(summary["layer"] == summary["layer"].max()) & (summary["layer"] == summary["test_layer"])]
+    told = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
+    _report(f"Rates in the last layer: {told}.", {"rates": summary.to_dict("records")}, (out, tables, as_json))
+
+
+def _count(probes: str | None) -> int | str | None:
+    return int(probes) if probes is not None and probes.isdigit() else probes
+
+
+class _Run:
+    """What the commands over a dataset share: the texts, the model, and the settings that results depend on."""
+
+    def __init__(self, command: str, data: str, data_dir: Any, columns: Any, split: Any, sample: Any, *loading: Any):
+        from itertools import islice
+
+        self.texts = islice(identikit.read_texts(data, columns=columns, data_dir=data_dir, split=split), sample)
+        model, device, self.truncate = loading
+        self.model = identikit.load(model, device=device)
+        self.settings = {"command": command, "data": data, "columns": columns, "split": split, "sample": sample}
+        self.settings |= {"truncate": self.truncate, "model": self.model.name, "weights": self.model.fingerprint}
+        self.settings |= {"dtype": str(self.model.dtype), "version": identikit.__version__}
+
+    def tables(self, compute: Any, out: str, options: dict[str, Any], **others: Any) -> dict[str, Any]:
+        """Compute the tables into a folder, with progress."""
+        from identikit.render.progress import text_progress
+        from identikit.store import Store
+
+        store = Store(out, self.settings | options | {name: bool(value) for name, value in others.items()})
+        with text_progress(self.settings["command"]) as progress:
+            return compute(
+                self.model, self.texts, store, truncate=self.truncate, progress=progress, **options, **others
+            )  # fmt: skip
+
+
+def _report(words: str, numbers: dict[str, Any], where: tuple[str, dict[str, Any], bool]) -> None:
+    out, tables, as_json = where
+    if as_json:
+        typer.echo(json.dumps(numbers | {"tables": [f"{out}/{name}.parquet" for name in tables]}))
+        return
+    typer.echo(words)
     typer.echo(f"Tables (.parquet and .csv) in {out}: {', '.join(tables)}")
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def bench(
+    name: Annotated[str, typer.Argument(help="attention, intervals, attribution or tokens.")],
+    options: Annotated[list[str] | None, typer.Argument(help="The benchmark's own options.")] = None,
+) -> None:
+    """Measure speed and memory, as ratios taken side by side in one run."""
+    from importlib import import_module
+
+    if name not in BENCHMARKS:
+        raise identikit.InputError(f"bench {name!r} is not known: use one of {', '.join(BENCHMARKS)}.")
+    sys.argv = [f"identikit bench {name}", *(options or ())]
+    import_module(f"identikit.bench.{name}").main()
 
 
 @app.command()

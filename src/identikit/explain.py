@@ -1,5 +1,6 @@
-"""The main job: what can be said of a model's attention on one text, as numbers that words are made from."""
+"""The main job: what can be said of a model on one text, as numbers that words are made from."""
 
+import warnings
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
@@ -7,12 +8,18 @@ from typing import Any
 import torch
 
 from identikit.analyses.attention import Change, EffectiveAttention, effective_attention
+from identikit.analyses.attribution import token_attribution
+from identikit.analyses.identity import TextIdentity, cached_maps, read_identity
 from identikit.data import read_texts
+from identikit.maths.mixing import by_offset, first_middle_last, outweighed, own_contribution
 from identikit.models.model import Model
 from identikit.results import Provenance
 from identikit.text import Text
 
 HEADS_NAMED = 5  # how many heads whose raw and effective attention disagree are named
+SOURCES_NAMED = 3  # how many of a token's strongest sources are named
+NEAR = 3  # how many places away a neighbour is near
+PROBES = 16  # directions that attribution is estimated from
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,47 @@ class HeadVerdict:
 
 
 @dataclass(frozen=True)
+class IdentityVerdict:
+    """How much of a text's tokens each layer (counted from 1) still gives away, and which are lost in the last.
+
+    `lost` holds each such token with the token whose input its hidden vector is nearer to. `map` and `distance` say how
+    it was read: maps fitted once to the embedded sample texts.
+    """
+
+    map: str
+    distance: str
+    recovered: tuple[float, ...]
+    lost: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where one token's hidden vectors come from: its strongest sources at the first, middle and last layer."""
+
+    token: str
+    sources: tuple[tuple[tuple[str, float], ...], ...]
+    outweighed: bool
+
+
+@dataclass(frozen=True)
+class MixingVerdict:
+    """How a text's tokens mix, by layer: median own contribution, share of tokens outweighed by another, and how much
+    of what comes from other tokens comes from near ones. `probes` is None where contributions are exact, and `error`
+    is the largest standard error otherwise.
+    """
+
+    layers: tuple[int, ...]
+    own: tuple[float, ...]
+    outweighed: tuple[float, ...]
+    near: tuple[float, ...]
+    tokens: tuple[Sources, ...]
+    probes: int | None
+    error: float | None
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """What can be said of a model's attention on one text."""
+    """What can be said of a model on one text; `identity` is None for images, `mixing` where it would take too long."""
 
     model: str
     causal: bool
@@ -62,6 +108,8 @@ class Explanation:
     pearson: float
     residual: float
     change: Change
+    identity: IdentityVerdict | None
+    mixing: MixingVerdict | None
     provenance: Provenance
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,8 +118,9 @@ class Explanation:
 
 
 def sample_text() -> Text:
-    """Return the embedded sample: the longest of the sample pairs."""
-    return max(sample_texts(), key=lambda pair: sum(map(len, pair)))
+    """Return the embedded sample: the middle one of the sample pairs by length, some sixty tokens."""
+    pairs = sorted(sample_texts(), key=lambda pair: len(" ".join(pair)))
+    return pairs[len(pairs) // 2]
 
 
 def sample_texts() -> list[Text]:
@@ -79,9 +128,16 @@ def sample_texts() -> list[Text]:
     return list(read_texts(str(files("identikit") / "samples.tsv"), columns=["first", "second"]))
 
 
-def explain(model: Model, text: Text | None = None, *, truncate: bool = False) -> Explanation:
-    """Say what can be said of a model's attention on a text; without one, on the embedded sample."""
-    result = effective_attention(model, sample_text() if text is None else text, truncate=truncate)[0]
+def explain(
+    model: Model, text: Text | None = None, *, probes: int | str | None = None, truncate: bool = False
+) -> Explanation:
+    """Say what can be said of a model on a text; without one, on the embedded sample.
+
+    `probes` is how many directions attribution is estimated from, or "exact". Left out, it is estimated from a few, and
+    left out itself where even that would take more than a minute.
+    """
+    text = sample_text() if text is None else text
+    result = effective_attention(model, text, truncate=truncate)[0]
     return Explanation(
         model=model.name,
         causal=model.causal,
@@ -89,35 +145,84 @@ def explain(model: Model, text: Text | None = None, *, truncate: bool = False) -
         n_heads=model.n_heads,
         d_value=model.d_value,
         tokens=result.tokens,
-        layers=tuple(_layer(result, place) for place in range(len(result.layers))),
+        layers=_layers(result),
         heads=_disagreeing(result),
         pearson=float(result.pearson()),
         residual=float(result.residual.max()),
         change=result.verify(),
+        identity=None if model.vision else _identity(model, text, truncate),
+        mixing=_mixing(model, text, probes, truncate),
         provenance=result.provenance,
     )
 
 
-def _layer(result: EffectiveAttention, place: int) -> LayerVerdict:
-    part = result.parts[place]
-    null, joint = part.factors.null_dim, result.joint_null_dim[place]
-    special = torch.tensor(result.special, device=part.heads.device)
-    squares, on_special = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    for _, edges in part.chunks():
-        for index, weights in enumerate((edges.raw.double(), edges.effective.double())):
-            squares[index] += float(weights.square().sum())
-            on_special[index] += float(weights[..., special].sum())
-    on_special /= null.numel()
-    return LayerVerdict(
-        layer=result.layers[place] + 1,
-        null_dim=(int(null.min()), int(null.max())),
-        joint_null_dim=(int(joint.min()), int(joint.max())),
-        identifiable=float((null == 0).double().mean()),
-        kept=float(squares[1] / squares[0]),
-        pearson=float(result.pearson("layer")[place]),
-        special_raw=float(on_special[0]),
-        special_effective=float(on_special[1]),
+def _identity(model: Model, text: Text, truncate: bool) -> IdentityVerdict:
+    read: TextIdentity = read_identity(model, text, cached_maps(model, sample_texts()), truncate=truncate)
+    last = zip(read.tokens, read.winners[-1], read.recovered[-1].tolist(), strict=True)
+    return IdentityVerdict(
+        map=read.map,
+        distance=read.distance,
+        recovered=tuple(read.recovered.double().mean(1).tolist()),
+        lost=tuple((token, winner) for token, winner, found in last if not found),
     )
+
+
+def _mixing(model: Model, text: Text, probes: int | str | None, truncate: bool) -> MixingVerdict | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if probes is None else "default", UserWarning)
+        try:
+            found = token_attribution(model, text, probes=probes or PROBES, truncate=truncate)[0]
+        except UserWarning:  # given before it starts: it would take long
+            return None
+    contribution, tokens = found.contribution, found.tokens
+    others = by_offset(contribution, causal=model.causal)
+    near = others.share()[:, others.positions.abs() <= NEAR].sum(1)
+    shown = first_middle_last(model.n_layers)
+    loser = outweighed(contribution)
+
+    def strongest(layer: int, place: int) -> tuple[tuple[str, float], ...]:
+        top = contribution[layer, :, place].topk(min(SOURCES_NAMED, len(tokens)))
+        return tuple(
+            (tokens[i], weight) for i, weight in zip(top.indices.tolist(), top.values.tolist(), strict=True) if weight
+        )
+
+    return MixingVerdict(
+        layers=tuple(layer + 1 for layer in found.layers),
+        own=tuple(own_contribution(contribution).median(1).values.tolist()),
+        outweighed=tuple(loser.double().mean(1).tolist()),
+        near=tuple(near.tolist()),
+        tokens=tuple(
+            Sources(token, tuple(strongest(layer, place) for layer in shown), bool(loser[-1, place]))
+            for place, token in enumerate(tokens)
+        ),
+        probes=found.probes,
+        error=None if found.stderr is None else float(found.stderr.max()),
+    )
+
+
+def _layers(result: EffectiveAttention) -> tuple[LayerVerdict, ...]:
+    verdicts = []
+    for part, joint, pearson in zip(result.parts, result.joint_null_dim, result.pearson("layer"), strict=True):
+        null = part.factors.null_dim
+        special = torch.tensor(result.special, device=part.heads.device)
+        squares, on_special = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        for _, edges in part.chunks():
+            for index, weights in enumerate((edges.raw.double(), edges.effective.double())):
+                squares[index] += float(weights.square().sum())
+                on_special[index] += float(weights[..., special].sum()) / null.numel()
+        verdicts.append(
+            LayerVerdict(
+                layer=part.call.layer + 1,
+                null_dim=(int(null.min()), int(null.max())),
+                joint_null_dim=(int(joint.min()), int(joint.max())),
+                identifiable=float((null == 0).double().mean()),
+                kept=float(squares[1] / squares[0]),
+                pearson=float(pearson),
+                special_raw=float(on_special[0]),
+                special_effective=float(on_special[1]),
+            )
+        )
+    return tuple(verdicts)
 
 
 def _disagreeing(result: EffectiveAttention) -> tuple[HeadVerdict, ...]:

@@ -7,7 +7,8 @@ what the folder was computed with; a folder of other settings is never written i
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -15,6 +16,9 @@ from safetensors.torch import load, save
 
 from identikit.errors import InputError
 from identikit.shapes import Tensor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MANIFEST = "run.json"
 
@@ -78,3 +82,12 @@ class Store:
             content = file.read()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return load(content), header.get("__metadata__", {})
+
+
+def write_tables(store: Store, tables: "Mapping[str, DataFrame]") -> None:
+    """Write tables as Parquet and as CSV."""
+    for name, frame in tables.items():
+        buffer = BytesIO()
+        frame.to_parquet(buffer, index=False)
+        store.write(f"{name}.parquet", buffer.getvalue())
+        store.write(f"{name}.csv", frame.to_csv(index=False).encode())

@@ -68,8 +68,8 @@ def test_attention_derivative_is_the_derivative(n, groups, kind, softcap, biased
     moved_scores = layer.query @ d_key.mT
     total = (
         found.of_values @ d_value
-        + torch.einsum("hjvm,hjm->hjv", found.of_scores, moved_scores)
-        + torch.einsum("hjvk,hjk->hjv", found.of_query, d_query)
+        + torch.einsum("jhvm,hjm->hjv", found.of_scores, moved_scores)
+        + torch.einsum("jhvk,hjk->hjv", found.of_query, d_query)
     )
     assert (total - expected).abs().max() <= 1e-12 * expected.abs().max().clamp(min=1)
 
@@ -94,13 +94,15 @@ def dense_push(layer: Attention, pre, post, tangents: torch.Tensor) -> torch.Ten
     return torch.stack(columns, dim=-1)
 
 
+def unwritten(n: int, features: int, tangents: int) -> torch.Tensor:
+    return torch.full((n, features, tangents), torch.nan, dtype=torch.float64)
+
+
 def pushed(block: jacobian.BlockDerivative, tangents: torch.Tensor) -> torch.Tensor:
     n, d, count = tangents.shape
-    room = torch.full((n, block.write.shape[-1], count), torch.nan, dtype=tangents.dtype)
-    room[:, :d] = tangents
-    read = torch.full((n, block.read.shape[1], count), torch.nan, dtype=tangents.dtype)
-    result = torch.full_like(tangents, torch.nan)
-    jacobian.push(room, block, read=read, result=result)
+    read, mixed = unwritten(n, block.read.shape[1], count), unwritten(n, block.by_output.shape[2], count)
+    result = unwritten(n, d, count)
+    jacobian.push(tangents, block, read=read, mixed=mixed, result=result)
     return result
 
 
@@ -127,9 +129,8 @@ def test_first_push_is_the_push_of_tangents_at_their_own_token(n, heads, kv_head
     for index in range(inputs):
         spread[first + index, :, index] = start[index]
     expected = pushed(block, spread.flatten(2))
-    room = torch.full((n, block.write.shape[-1], inputs * 3), torch.nan, dtype=torch.float64)
-    result = torch.full_like(expected, torch.nan)
-    jacobian.push_first(start, block, first=first, room=room, result=result)
+    mixed, result = unwritten(n, block.by_output.shape[2], inputs * 3), unwritten(n, 5, inputs * 3)
+    jacobian.push_first(start, block, first=first, mixed=mixed, result=result)
     assert (result - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 

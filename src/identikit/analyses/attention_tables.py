@@ -10,7 +10,7 @@ from identikit.analyses.token_types import TypeAverages
 from identikit.engine.local import Progress, run_shards
 from identikit.models.model import Model
 from identikit.shapes import Tensor
-from identikit.store import Store
+from identikit.store import Store, write_tables
 from identikit.text import Text
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def attention_tables(
     )
     null = table({name: whole[name] for name in ("least", "greatest", "residual")}, layer=True, head=False)
     tables = {"correlation": correlation, "null": null.drop(columns="head"), "types": averages.to_frame()}
-    _write(store, tables)
+    write_tables(store, tables)
     return tables
 
 
@@ -91,13 +91,3 @@ def _shard(results: list[EffectiveAttention]) -> dict[str, Tensor]:
         "type_sums": averages.sums,
         "type_texts": averages.texts,
     }
-
-
-def _write(store: Store, tables: dict[str, "DataFrame"]) -> None:
-    from io import BytesIO
-
-    for name, frame in tables.items():
-        buffer = BytesIO()
-        frame.to_parquet(buffer, index=False)
-        store.write(f"{name}.parquet", buffer.getvalue())
-        store.write(f"{name}.csv", frame.to_csv(index=False).encode())

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +29,7 @@ from identikit.probes import (
 from identikit.probes import identity_map as map_sentence
 from identikit.results import Provenance, provenance, text_hash
 from identikit.shapes import Float, Tensor
+from identikit.store import Store, write_tables
 from identikit.text import Encoded, Text
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from identikit.probes.experiments import Experiment
 
+READING = "reading hidden states"
 EXPERIMENTS = ("same layer", "across layers", "generalisation", "previous layer", "neighbours")
 LARGEST_IN_MEMORY = 2 << 30  # bytes of hidden states above which they are kept in a file
 
@@ -148,6 +150,36 @@ def token_identifiability(
     return TokenIdentifiability(done.rates, done.trials, done.maps, source, model)
 
 
+def identifiability_tables(
+    model: Model,
+    texts: Iterable[Text],
+    store: Store,
+    *,
+    folds: int = 10,
+    seed: int = 0,
+    truncate: bool = False,
+    progress: Callable[[int], None] | None = None,
+    **options: Any,
+) -> dict[str, "DataFrame"]:
+    """Run an experiment of `token_identifiability` over a dataset into a store: its rates, their summary, its maps."""
+    settings = Settings(folds=folds, seed=seed, device=str(model.device))
+    read = 0
+
+    def told(what: str, done: int, total: int) -> None:
+        nonlocal read
+        if progress and what == READING:
+            progress(done - read)
+            read = done
+
+    fit = token_identifiability(model, list(texts), settings=settings, truncate=truncate, progress=told, **options)
+    tables = {
+        name: frame.assign(layer=frame["layer"] + 1, test_layer=frame["test_layer"] + 1)
+        for name, frame in (("rates", fit.rates), ("summary", fit.summary))
+    }
+    write_tables(store, tables)
+    return tables
+
+
 def hidden_states(
     model: Model, texts: list[Text], *, truncate: bool = False, progress: Progress | None = None
 ) -> HiddenStates:
@@ -171,7 +203,7 @@ def hidden_states(
                 hidden[layer, place] = states[row, kept].to(inputs)
         done += len(batch)
         if progress:
-            progress("reading hidden states", done, len(encoded))
+            progress(READING, done, len(encoded))
     return HiddenStates(inputs, hidden, lengths, model.name)
 
 
@@ -186,16 +218,22 @@ def _room(shape: tuple[int, int, int], dtype: torch.dtype) -> Float[Tensor, "lay
 
 
 def read_identity(
-    model: Model, text: Any, maps: Sequence[FittedMap], *, map: str | None = None, distance: str = "cosine"
+    model: Model,
+    text: Any,
+    maps: Sequence[FittedMap],
+    *,
+    map: str | None = None,
+    distance: str = "cosine",
+    truncate: bool = False,
 ) -> TextIdentity:
     """Read one text with fitted maps; see `TokenIdentifiability.identity_map`."""
     if map is None:
         there = {fitted.map for fitted in maps}
         map = next((name for name in ("linear", "ridge", "mlp", "naive") if name in there), "linear")
-    encoded: list[Encoded] = model.encode(text)
+    encoded: list[Encoded] = model.encode(text, truncate=truncate)
     if len(encoded) != 1:
         raise InputError(f"identity_map: {len(encoded)} texts were given, expected one text or one pair.")
-    states = hidden_states(model, [encoded[0].text])
+    states = hidden_states(model, [encoded[0].text], truncate=truncate)
     found = map_sentence(states, maps, map=map, distance=distance)
     return TextIdentity(encoded[0].tokens, map, distance, found)
 

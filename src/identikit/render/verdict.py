@@ -4,7 +4,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from identikit.explain import Explanation
+from identikit.explain import NEAR, Explanation, IdentityVerdict, MixingVerdict
+
+NAMED = 6  # how many lost tokens are named
+LONGEST_LISTED = 24  # how many tokens' sources are listed
 
 
 def print_verdict(explanation: Explanation, console: Console) -> None:
@@ -35,7 +38,12 @@ def _parts(explanation: Explanation) -> list[RenderableType]:
             for head in explanation.heads
         ]
     parts.append(Text(f"\n{_certificate(explanation)}", style="dim"))
-    return parts
+    if explanation.identity is not None:
+        parts += [Text("\nWhich token is this?", style="bold"), Text(_identity(explanation.identity))]
+    parts.append(Text("\nWhere did it come from?", style="bold"))
+    if explanation.mixing is None:
+        return [*parts, Text("Attributing a text of this length takes more than a minute here: ask with --probes 16.")]
+    return [*parts, Text(_mixing(explanation.mixing)), _sources(explanation.mixing)]
 
 
 def _headline(explanation: Explanation) -> str:
@@ -82,6 +90,47 @@ LEGEND = (
 
 def _range(bounds: tuple[int, int]) -> str:
     return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]}–{bounds[1]}"
+
+
+def _identity(identity: IdentityVerdict) -> str:
+    shares = ", ".join(f"{share:.0%}" for share in identity.recovered)
+    told = (
+        f"From the hidden vectors of layers 1 to {len(identity.recovered)}, {shares} of the tokens can be told "
+        f"({identity.map} maps fitted to the embedded sample texts, {identity.distance} distance)."
+    )
+    if not identity.lost:
+        return f"{told} Every token is still itself in the last layer."
+    named = ", ".join(
+        f"{token!r} (nearer to {'another ' if winner == token else ''}{winner!r})"
+        for token, winner in identity.lost[:NAMED]
+    )
+    more = f" and {len(identity.lost) - NAMED} more" if len(identity.lost) > NAMED else ""
+    return f"{told} Lost in the last layer: {named}{more}."
+
+
+def _mixing(mixing: MixingVerdict) -> str:
+    first, last = mixing.own[0], mixing.own[-1]
+    how = "exact" if mixing.probes is None else f"{mixing.probes} probes, standard error up to {mixing.error:.1g}"
+    return (
+        f"A token's own input is {first:.0%} of its hidden vector in layer 1 and {last:.0%} in the last (medians of "
+        f"Hidden Token Attribution, {how}). In the last layer {mixing.outweighed[-1]:.0%} of the tokens are no longer "
+        f"their own largest contributor. Of what other tokens give, {mixing.near[0]:.0%} comes from within "
+        f"{NEAR} places in layer 1 and {mixing.near[-1]:.0%} in the last. Strongest sources:"
+    )
+
+
+def _sources(mixing: MixingVerdict) -> Table:
+    """The strongest sources of each token; of a long text, only of tokens that are no longer their own largest."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("token", "first layer", "middle layer", "last layer"):
+        table.add_column(name)
+    shown = mixing.tokens if len(mixing.tokens) <= LONGEST_LISTED else [t for t in mixing.tokens if t.outweighed]
+    for one in shown[:LONGEST_LISTED]:
+        cells = [", ".join(f"{token} {weight:.2f}" for token, weight in layer) for layer in one.sources]
+        table.add_row(f"{one.token}{' *' if one.outweighed else ''}", *cells)
+    table.caption = "* another token is its largest source in the last layer; --json lists every token"
+    table.caption_justify = "left"
+    return table
 
 
 def _certificate(explanation: Explanation) -> str:

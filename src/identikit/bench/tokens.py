@@ -1,9 +1,9 @@
 """Token identifiability: the batched grid against the same maps one after another, ridge for all folds, the full grid.
 
-    python benchmarks/tokens.py STATES.safetensors --device cuda --out results.json
+    identikit bench tokens [STATES.safetensors] --device cuda --out results.json
 
-The file holds ``inputs`` (token, d_x), ``hidden`` (layer, token, d) and ``lengths`` (sentence): see HiddenStates. Needs
-torch, numpy and safetensors alone.
+The file holds ``inputs`` (token, d_x), ``hidden`` (layer, token, d) and ``lengths`` (sentence): see HiddenStates.
+Without one, the hidden states are those of the default model on the embedded sample texts.
 """
 
 import argparse
@@ -18,6 +18,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from identikit.analyses.identity import hidden_states
+from identikit.explain import sample_texts
+from identikit.models.load import load
 from identikit.probes import HiddenStates, Probes, Settings, Task, fit_maps, measure
 from identikit.probes.maps import glorot_start
 from identikit.probes.protocol import fold_split, sentence_blocks
@@ -126,6 +129,17 @@ def time_fit(states: HiddenStates, probes: Probes, settings: Settings) -> dict:
     }
 
 
+def read_states(path: Path, model: str) -> HiddenStates:
+    """Read the hidden states of a dataset from a file."""
+    arrays = load_file(path)
+    return HiddenStates(arrays["inputs"], arrays["hidden"], arrays["lengths"], model)
+
+
+def sample_states() -> HiddenStates:
+    """Run the default model over the embedded sample texts."""
+    return hidden_states(load(), sample_texts())
+
+
 def timed(act):
     start = time.perf_counter()
     result = act()
@@ -145,7 +159,7 @@ def device_name(device: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("states", type=Path)
+    parser.add_argument("states", type=Path, nargs="?")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="model", help="its name, for the results")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -157,8 +171,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = given.tf32
-    arrays = load_file(given.states)
-    states = HiddenStates(arrays["inputs"], arrays["hidden"], arrays["lengths"], given.model)
+    states = sample_states() if given.states is None else read_states(given.states, given.model)
     probes = Probes(maps=tuple(given.maps), distances=tuple(given.distances))
     measured = run(states, given.device, parts=given.parts, epochs=given.epochs, probes=probes, folds=given.folds)
     text = json.dumps({**measured, "tf32": given.tf32}, indent=1)

@@ -1,7 +1,7 @@
 """How long effective attention takes, beside the model's own forward pass and beside the SVD that defines it.
 
 All times of a row are taken in turn in one process, and the shortest of a few rounds counts. Run it with
-``python -m benchmarks.attention``.
+``identikit bench attention``.
 """
 
 import multiprocessing

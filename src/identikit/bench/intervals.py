@@ -1,6 +1,6 @@
 """Speed of `polytope.intervals` for one attention row against plain `scipy.optimize.linprog` per edge end, in one run.
 
-Run with ``python benchmarks/intervals.py``. Both sides are the best of three, on one thread, and their answers
+Run with ``identikit bench intervals``. Both sides are the best of three, on one thread, and their answers
 are compared. MiniLM's row is measured when its package is installed.
 """
 

@@ -1,0 +1,401 @@
+"""Where did it come from: Hidden Token Attribution of texts (section 5 of the paper), exact or estimated."""
+
+import os
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from identikit.analyses import sweep as engines
+from identikit.analyses.sweep import Request
+from identikit.errors import InputError
+from identikit.maths import jacobian
+from identikit.maths import mixing as maths
+from identikit.maths.mixing import Mixing
+from identikit.models.model import Model
+from identikit.results import Provenance, provenance
+from identikit.shapes import Float, Tensor
+from identikit.text import Text, TokenBatch, collate
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Progress = Callable[[int, int], None]
+
+SOURCES = ("before", "after")
+PRECISIONS = ("full", "tf32", "bfloat16")
+LONG_SECONDS = 60.0
+_PROBES = (256, 128, 64, 32, 16, 8, 4)
+_CHUNK_BYTES = {"cpu": 1 << 28}  # on a CPU larger chunks only leave the cache
+
+
+@dataclass(frozen=True)
+class TokenAttribution:
+    """How much of each input token is mixed into each hidden vector of one text.
+
+    - `contribution`: (layer, input, output); sums to 1 over inputs (a hidden vector that no input moves has all 0)
+    - `stderr`: standard errors of the contributions, None where they are exact
+    - `layers`, `targets`: which layers and which output positions the axes hold
+    - `norm`: of the Jacobian blocks; `probes`: how many random directions, None: exact; `engine`: what computed it
+    - `words`: the span of each word over its tokens; `cls`, `separator`: where [CLS] and the first [SEP] stand, if any
+    """
+
+    tokens: tuple[str, ...]
+    special: tuple[bool, ...]
+    words: tuple[tuple[int, int], ...]
+    cls: int | None
+    separator: int | None
+    layers: tuple[int, ...]
+    targets: tuple[int, ...]
+    contribution: Float[Tensor, "layer input output"] = field(repr=False)
+    stderr: Float[Tensor, "layer input output"] | None = field(repr=False)
+    norm: str
+    probes: int | None
+    engine: str
+    causal: bool
+    provenance: Provenance = field(repr=False)
+
+    @property
+    def by_output(self) -> Float[Tensor, "layer output input"]:
+        """The contributions with the hidden vector first: each row sums to 1."""
+        return self.contribution.mT
+
+    def to_frame(self) -> "DataFrame":
+        """Return a table with a row for each layer, input and output (layers and positions count from 0)."""
+        from pandas import DataFrame, MultiIndex
+
+        axes = [self.layers, range(len(self.tokens)), self.targets]
+        frame = MultiIndex.from_product(axes, names=["layer", "input", "output"]).to_frame(index=False)
+        columns = {"contribution": self.contribution.flatten().numpy()}
+        if self.stderr is not None:
+            columns["stderr"] = self.stderr.flatten().numpy()
+        tokens = {f"{name}_token": [self.tokens[place] for place in frame[name]] for name in ("input", "output")}
+        return DataFrame(frame.assign(**tokens, **columns))
+
+
+def token_attribution(
+    model: Model,
+    text: Text | list[Text] | Any,
+    *,
+    probes: int | str = "exact",
+    norm: str = "frobenius",
+    layers: Sequence[int] | None = None,
+    targets: Sequence[int] | None = None,
+    source: str = "before",
+    precision: str = "full",
+    seed: int = 0,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> list[TokenAttribution]:
+    """Compute how much each input token contributes to each hidden vector (Eq. 11), one result per text, in order.
+
+    `text` is a text, a pair, or a list of either (images or their paths for a vision model).
+
+    - `probes`: "exact", or how many orthogonal random directions (from `seed`) to estimate from, with standard errors
+    - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"
+    - `layers`, `targets`: only these layers, only these output positions (both from 0); None is all of them
+    - `source`: inputs "before" the embedding's norm (the embedding sum), or "after" it (what enters the first block)
+    - `precision`: of the sweep: "full" is the model's own; "tf32" and "bfloat16" are faster, and good to some 0.3 %
+    - `progress(done, total)` is called as tokens are done
+
+    A request that does not fit in memory is refused before it starts; one that will take more than a minute says so.
+    """
+    for name, value, allowed in (
+        ("norm", norm, jacobian.NORMS),
+        ("source", source, SOURCES),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in allowed:
+            raise InputError(f"token_attribution: {name}={value!r} is not known: use one of {', '.join(allowed)}.")
+    request = Request(
+        layers=_chosen("layers", layers, model.n_layers),
+        targets=None if targets is None else tuple(targets),
+        norm=norm,
+        probes=_probes(probes, norm, model.d_model if source == "after" else model.d_input),
+        seed=seed,
+        after=source == "after",
+        precision=precision,
+    )
+    batches = _batches(model, text, truncate)
+    lengths = [len(batch.tokens[0]) for batch, _ in batches]
+    for n in lengths:
+        _chosen("targets", targets, n)
+    plans = [plan(model, n, request) for n in lengths]
+    _announce(model, lengths, plans, request)
+    tick = _counter(progress, sum(one.cost.units for one in plans))
+    settings = {"norm": norm, "probes": probes, "source": source, "precision": precision, "seed": seed}
+    settings |= {"layers": request.layers, "targets": request.targets}
+    return [
+        _attribute(model, batch, request, one, tick, provenance(model, source_text, **settings, engine=one.cost.engine))
+        for (batch, source_text), one in zip(batches, plans, strict=True)
+    ]
+
+
+def mixing(results: Iterable[TokenAttribution], tags: Iterable[Sequence[str]] | None = None) -> Mixing:
+    """Gather the readings of section 5 and Appendix C over texts; `tags` has one tag per token for each text.
+
+    Results with fewer targets than tokens are refused: what moves the others is not known.
+    """
+    total: Mixing | None = None
+    for result, own_tags in zip(results, repeat(()) if tags is None else tags, strict=tags is not None):
+        if result.targets != tuple(range(len(result.tokens))):
+            raise InputError("mixing: a result holds some of its text's targets only; compute it without targets=.")
+        found = maths.mixing(
+            result.contribution, causal=result.causal, cls=result.cls, separator=result.separator, tags=own_tags
+        )
+        total = found if total is None else total.merge(found)
+    if total is None:
+        raise InputError("mixing: there are no results to read; pass at least one.")
+    return total
+
+
+def _chosen(name: str, wanted: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Return the asked-for layers or positions, each once; None is all of them."""
+    chosen = tuple(dict.fromkeys(range(count) if wanted is None else wanted))
+    if not chosen or not all(0 <= index < count for index in chosen):
+        raise InputError(
+            f"token_attribution: {name}={list(chosen)}: expected some of 0 to {count - 1}, counted from 0."
+        )
+    return chosen
+
+
+def _probes(probes: int | str, norm: str, most: int) -> int | None:
+    """Return how many random directions are asked for; None: exact."""
+    if probes == "exact":
+        return None
+    if not isinstance(probes, int) or not 2 <= probes <= most:
+        raise InputError(
+            f"token_attribution: probes={probes!r}: expected 'exact' or a number from 2 to {most}, the size of the "
+            "input vectors (with which it is exact)."
+        )
+    if norm == "spectral":
+        raise InputError(
+            f"token_attribution: norm='spectral' with probes={probes}: the largest singular value cannot be estimated "
+            "from a few directions. Leave probes out, or use norm='frobenius'."
+        )
+    return probes
+
+
+def _batches(model: Model, text: Any, truncate: bool) -> list[tuple[TokenBatch, Text]]:
+    """Return each text (or image) as a batch of its own: nothing is padded, so nothing has to be taken out again."""
+    if model.vision:
+        images = text if isinstance(text, list) else [text]
+        return [(model.images(image), f"image {index}") for index, image in enumerate(images)]
+    return [(collate([one], pad_id=model.pad_id), one.text) for one in model.encode(text, truncate=truncate)]
+
+
+def _attribute(
+    model: Model, batch: TokenBatch, request: Request, way: "Plan", tick: engines.Tick, source: Provenance
+) -> TokenAttribution:
+    tokens, special = batch.tokens[0], tuple(batch.special[0].tolist())
+    own = replace(request, seed=request.seed + zlib.crc32(repr(tokens).encode()))  # texts differ in their directions
+    measured = way.run(model, batch, own, tick)
+    stderr = None
+    if request.probes is None:
+        contribution = jacobian.contributions(measured)
+    else:
+        size = model.d_model if request.after or way.cost.engine == "reverse" else model.d_input
+        contribution, stderr = jacobian.estimated_contributions(measured, population=size)
+    return TokenAttribution(
+        tokens=tokens,
+        special=special,
+        words=batch.words[0],
+        cls=_position(model, "cls", tokens, special),
+        separator=_position(model, "sep", tokens, special),
+        layers=request.layers,
+        targets=tuple(range(len(tokens))) if request.targets is None else request.targets,
+        contribution=contribution,
+        stderr=stderr,
+        norm=request.norm,
+        probes=request.probes,
+        engine=way.cost.engine,
+        causal=model.causal,
+        provenance=source,
+    )
+
+
+def _position(model: Model, name: str, tokens: tuple[str, ...], special: tuple[bool, ...]) -> int | None:
+    """Return where the first [CLS] or [SEP] stands, by the tokenizer's own name for it."""
+    wanted = getattr(model.tokenizer, f"{name}_token", None) or f"[{name.upper()}]"
+    return next((place for place, token in enumerate(tokens) if special[place] and token == wanted), None)
+
+
+def _counter(progress: Progress | None, total: int) -> engines.Tick:
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return tick
+
+
+class Cost(NamedTuple):
+    """What an engine takes for one text: arithmetic, and bytes.
+
+    `held` is the least it holds throughout, `kept` what it holds to compute nothing twice, `unit` what each of the
+    `units` inputs (or targets) in a chunk adds. Passes through the model run at about a third of a product's rate.
+    """
+
+    engine: str
+    operations: float
+    held: int
+    kept: int
+    unit: int
+    units: int
+
+
+class Plan(NamedTuple):
+    """How one text will be done: what it takes, how many inputs at a time, and whether derivatives are kept."""
+
+    cost: Cost
+    chunk: int
+    keep: bool
+
+    def run(self, model: Model, batch: TokenBatch, request: Request, tick: engines.Tick) -> Tensor:
+        """Run the engine."""
+        if self.cost.engine == "sweep":
+            return engines.sweep(model, batch, request, chunk=self.chunk, keep=self.keep, tick=tick)
+        engine = engines.generic if self.cost.engine == "generic" else engines.reverse
+        return engine(model, batch, request, chunk=self.chunk, tick=tick)
+
+
+def plan(model: Model, n: int, request: Request) -> Plan:
+    """Choose the cheapest engine that fits in memory for a text of `n` tokens, or say what would fit."""
+    free = int(0.8 * free_bytes(model.device))
+    costs = _costs(model, n, request)
+    cost = _cheapest(costs, free)
+    if cost is None:
+        what = "exact attribution" if request.probes is None else f"attribution with probes={request.probes}"
+        fewer = (
+            k for k in _fewer_probes(model, request) if _cheapest(_costs(model, n, replace(request, probes=k)), free)
+        )
+        probes = next(fewer, None)
+        advice = "Use a smaller model" if probes is None else f"Use probes={probes}, an estimate with standard errors"
+        least = min(cost.held + cost.unit for cost in costs)
+        raise InputError(
+            f"token_attribution: {what} of {n} tokens with {model.name} needs at least {least / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB of memory can be used. {advice}, or a shorter text."
+        )
+    keep = cost.kept + cost.unit <= free
+    room = free - (cost.kept if keep else cost.held)
+    # Under a causal mask a chunk works on all tokens from its first one on: small chunks waste less.
+    most = n // 8 if model.causal and cost.engine == "sweep" else cost.units
+    fitting = min(room, _CHUNK_BYTES.get(model.device.type, room)) // cost.unit
+    return Plan(cost, max(1, min(most, fitting)), keep)
+
+
+def _cheapest(costs: list[Cost], free: int | None = None) -> Cost | None:
+    fitting = [cost for cost in costs if free is None or cost.held + cost.unit <= free]
+    return min(fitting, key=lambda cost: cost.operations, default=None)
+
+
+def _fewer_probes(model: Model, request: Request) -> list[int]:
+    """Return numbers of probes that would be less work than the request, the largest first."""
+    return [k for k in _PROBES if k < (request.probes or model.d_input) and request.norm != "spectral"]
+
+
+def _costs(model: Model, n: int, request: Request) -> list[Cost]:
+    """Return what each engine that can do it would take."""
+    d, depth, working = model.d_model, max(request.layers) + 1, engines.working_bytes(model.device)
+    basis = d if request.after else model.d_input
+    directions = request.probes or basis
+    vectors = 2 * model.dtype.itemsize * n * d
+    one_pass = 3 * 2 * n * _block_parameters(model)
+    forward = n * directions * depth * one_pass
+    costs = [Cost("generic", forward, working, working, len(request.layers) * directions * vectors, n)]
+    if not model.family.splits:
+        return costs
+    costs.append(_sweep_cost(model, n, depth, directions))
+    summed = request.norm == "sum"
+    # Probes go over the targets' directions there: as many as the inputs have need not be all, and would not be exact.
+    few = request.targets is not None and request.probes != basis
+    if request.probes is None if summed else few:
+        rows, targets = 1 if summed else request.probes or d, n if request.targets is None else len(request.targets)
+        backward = targets * rows * sum(layer + 1 for layer in request.layers) * one_pass
+        costs.append(Cost("reverse", backward, working, working, rows * vectors, targets))
+    return costs
+
+
+def _sweep_cost(model: Model, n: int, depth: int, directions: int) -> Cost:
+    d, outputs, values = model.d_model, model.n_heads * model.d_value, model.n_key_value_heads * model.d_value
+    read = min(n * model.n_heads, values) + values
+    pushed = n * n * directions * (d * (read + d + outputs) + 2 * n * outputs) * (0.5 if model.causal else 1.0)
+    prepared = n * d * 2 * _block_parameters(model)
+    layer = model.dtype.itemsize * n * (d * (d + outputs) + d * read + n * outputs)
+    unit = model.dtype.itemsize * n * directions * (2 * d + outputs + read + n)
+    held = 2 * layer + engines.working_bytes(model.device)
+    return Cost("sweep", 2 * depth * (pushed + prepared), held, held + (depth - 1) * layer, unit, n)
+
+
+def _block_parameters(model: Model) -> float:
+    return sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim > 1) / model.n_layers
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that can still be taken where a model is."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError):  # Linux alone says what is available
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        limits.append(1024 * int(fields["MemAvailable"].split()[0]))
+    with suppress(OSError, ValueError):  # a container may have a limit of its own
+        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
+        limits.append(int(limit) - int(used))
+    return min(limits)
+
+
+@cache
+def measured_rate(device: torch.device, dtype: torch.dtype, precision: str) -> float:
+    """Return how many operations a second a large product reaches."""
+    side = 512 if device.type == "cpu" else 8192
+    factor = torch.randn(side, side, device=device).to(torch.bfloat16 if precision == "bfloat16" else dtype)
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        with engines.products(precision):
+            (factor @ factor)[0, 0].item()
+        best = min(best, time.perf_counter() - started)
+    return 2 * side**3 / best
+
+
+def _announce(model: Model, lengths: list[int], plans: list[Plan], request: Request) -> None:
+    """Warn of a run that will take long, with the probes that would make it short."""
+    operations = sum(one.cost.operations for one in plans)
+    if operations < LONG_SECONDS * 1e9:  # any machine does that in time
+        return
+    rate = measured_rate(model.device, model.dtype, request.precision)
+    if operations / rate <= LONG_SECONDS:
+        return
+
+    def taking(probes: int) -> float:
+        found = [_cheapest(_costs(model, n, replace(request, probes=probes))) for n in lengths]
+        return sum(cost.operations for cost in found if cost is not None) / rate
+
+    fewer = _fewer_probes(model, request)
+    better = next((k for k in fewer if taking(k) <= LONG_SECONDS), fewer[-1] if fewer else None)
+    advice = "" if better is None else f" With probes={better} it would take about {_duration(taking(better))}."
+    how = "exactly" if request.probes is None else f"with probes={request.probes}"
+    warnings.warn(
+        f"token_attribution: {len(plans)} text(s) of {sum(lengths)} tokens, {how}, will take about "
+        f"{_duration(operations / rate)} here.{advice}",
+        stacklevel=3,
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,124 @@
+"""Hidden Token Attribution over a dataset, as tidy tables: what Figures 3, 4, 18 and 26 to 37 are drawn from."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from identikit.analyses.attribution import TokenAttribution, token_attribution
+from identikit.engine.local import Progress, run_shards
+from identikit.maths.mixing import GROUPS, Mixing, Offsets, mixing
+from identikit.models.model import Model
+from identikit.shapes import Tensor
+from identikit.store import Store, write_tables
+from identikit.text import Encoded, Text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Tagger = Callable[[Encoded], tuple[str, ...]]
+_PLAIN = ("own", "outweighed", "group_sums", "group_tokens")
+_OFFSETS = ("offsets", "to_cls", "around_separator")
+
+
+def attribution_tables(
+    model: Model,
+    texts: Iterable[Text],
+    store: Store,
+    *,
+    tagger: Tagger | None = None,
+    truncate: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> dict[str, "DataFrame"]:
+    """Compute the tables of a dataset, shard by shard, into a store; `options` are those of `token_attribution`.
+
+    - `own`: by layer: quartiles of the own contribution, and the share of tokens outweighed by another (Fig. 3)
+    - `groups`: by layer: the share of each group of neighbours (Fig. 4a)
+    - `offsets`: contribution by relative position: overall (Fig. 4b), to [CLS], and to [CLS] around [SEP] (Fig. 18)
+    - `tags`: quartiles of the own contribution by part of speech (Fig. 26 to 37), where a `tagger` is given
+    """
+
+    def compute(shard: list[Text]) -> dict[str, Tensor]:
+        encoded = model.encode(shard, truncate=truncate)
+        results = token_attribution(model, shard, truncate=truncate, **options)
+        tags = [() if tagger is None else tagger(one) for one in encoded]
+        return pack(merged(map(_read, results, tags)))
+
+    whole = merged(unpack(shard) for shard in run_shards(texts, compute, store, progress=progress))
+    tables = _tables(whole)
+    write_tables(store, tables)
+    return tables
+
+
+def _read(result: TokenAttribution, tags: tuple[str, ...]) -> Mixing:
+    return mixing(
+        result.contribution, causal=result.causal, cls=result.cls, separator=result.separator, tags=tags
+    )  # fmt: skip
+
+
+def merged(parts: Iterable[Mixing]) -> Mixing:
+    """Return the statistics of all texts together."""
+    parts = iter(parts)
+    whole = next(parts)
+    for part in parts:
+        whole = whole.merge(part)
+    return whole
+
+
+def pack(statistics: Mixing) -> dict[str, Tensor]:
+    """Return statistics as named tensors, for a file."""
+    packed = {name: getattr(statistics, name) for name in _PLAIN} | {"tokens": torch.tensor(statistics.tokens)}
+    for name in _OFFSETS:
+        part: Offsets = getattr(statistics, name)
+        packed |= {f"{name} sums": part.sums, f"{name} pairs": part.pairs}
+    return packed | {f"tag {tag}": counts for tag, counts in statistics.by_tag.items()}
+
+
+def unpack(packed: Mapping[str, Tensor]) -> Mixing:
+    """Return statistics from what `pack` made of them."""
+    fields: dict[str, Any] = {name: packed[name] for name in _PLAIN}
+    fields |= {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
+    tags = {name.removeprefix("tag "): counts for name, counts in packed.items() if name.startswith("tag ")}
+    return Mixing(tokens=int(packed["tokens"]), by_tag=tags, **fields)
+
+
+def _tables(whole: Mixing) -> dict[str, "DataFrame"]:
+    import pandas as pd
+
+    layers = range(1, len(whole.own) + 1)
+
+    def quartiles(values: Tensor) -> dict[str, Any]:
+        return dict(zip(("lower", "median", "upper"), values.T.numpy(), strict=True))
+
+    own = {"layer": layers, **quartiles(whole.own_quartiles()), "outweighed": whole.outweighed_share().numpy()}
+    names = [str(first) if first == last else f"{first}-{last or ''}" for first, last in GROUPS]
+    groups = pd.DataFrame(whole.group_shares().numpy(), columns=names, index=pd.Index(layers, name="layer"))
+    tables = {
+        "own": pd.DataFrame(own),
+        "groups": groups.reset_index().melt("layer", var_name="distance", value_name="share"),
+        "offsets": pd.concat([_offset_table(name, getattr(whole, name)) for name in _OFFSETS], ignore_index=True),
+    }
+    if whole.by_tag:
+        found = [
+            pd.DataFrame({"tag": tag, "tokens": int(whole.by_tag[tag][0].sum()), "layer": layers, **quartiles(values)})
+            for tag, values in whole.tag_quartiles().items()
+        ]
+        tables["tags"] = pd.concat(found, ignore_index=True)
+    return tables
+
+
+def _offset_table(name: str, part: Offsets) -> "DataFrame":
+    import pandas as pd
+
+    share, mean = part.share(), part.mean()
+    shape = share.shape
+    return pd.DataFrame(
+        {
+            "view": name,
+            "layer": torch.arange(1, shape[0] + 1)[:, None].expand(shape).flatten().numpy(),
+            "offset": part.positions.expand(shape).flatten().numpy(),
+            "share": share.flatten().numpy(),
+            "mean": mean.flatten().numpy(),
+        }
+    )

@@ -1,0 +1,1 @@
+"""Performance claims, as ratios measured side by side in one run: `identikit bench NAME`."""

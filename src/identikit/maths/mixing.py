@@ -1,0 +1,237 @@
+"""How tokens mix: readings of contributions (sections 5.2 and 5.3, Appendix C), and statistics of them over texts.
+
+Every reading takes the contributions of one text, (layer, input, output), with all outputs there. `Mixing` gathers the
+readings of many texts. It counts, bins and adds in integers, so merging it is exact: the same texts give the same bits,
+whatever their order and however they were divided.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from identikit.errors import InputError
+from identikit.shapes import Bool, Float, Int, Tensor
+
+GROUPS: tuple[tuple[int, int | None], ...] = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, None))
+"""Distances of the neighbour groups of Fig. 4a, both ends in: 1st, 2nd, 3rd, 4th and 5th, 6th to 10th, the rest."""
+
+BINS = 10_000
+_UNIT = 2**36  # sums are in units of 2^-36: exact to add, and room for 10^8 tokens
+
+Contribution = Float[Tensor, "layer n n"]
+
+
+def own_contribution(contribution: Contribution) -> Float[Tensor, "layer n"]:
+    """How much of each hidden vector comes from the token at its own position: c_jj of Eq. 11 (Fig. 3a)."""
+    return contribution.diagonal(dim1=1, dim2=2)
+
+
+def outweighed(contribution: Contribution) -> Bool[Tensor, "layer n"]:
+    """Which tokens are not the largest contributor to their own hidden vector; P̃ is their share (Fig. 3b).
+
+    A token that another equals, to the last bit, is still the largest.
+    """
+    return contribution.amax(1) > own_contribution(contribution)
+
+
+def neighbour_groups(contribution: Contribution, *, causal: bool) -> Float[Tensor, "layer group n"]:
+    """Mean contribution to each hidden vector of its neighbours at the distances of each of `GROUPS` (Appendix C.2).
+
+    The mean is over the neighbours that there are, left and right together; under a causal mask to the left alone. A
+    token that has none in a group gets NaN there and is left out of averages.
+    """
+    distance = _offsets(contribution, causal).abs()
+    means = []
+    for first, last in GROUPS:
+        inside = (distance >= first) & (distance <= (distance.max() if last is None else last))
+        means.append((contribution * inside).sum(1) / inside.sum(0))
+    return torch.stack(means, dim=1)
+
+
+def token_history(contribution: Contribution, token: int) -> Float[Tensor, "layer n"]:
+    """What each input contributes to one token's hidden vector, layer by layer (Fig. 19 to 25)."""
+    return contribution[:, :, token]
+
+
+def first_middle_last(layers: int) -> tuple[int, int, int]:
+    """The three layers that Fig. 4b and 18 show, counted from 0: of twelve, the paper's layers 1, 6 and 12."""
+    return 0, (layers - 1) // 2, layers - 1
+
+
+class Offsets(NamedTuple):
+    """Contributions added up by relative position; the middle of the offset axis is 0.
+
+    `sums` is in fixed point, `pairs` counts what was added at each offset.
+    """
+
+    sums: Int[Tensor, "layer offset"]
+    pairs: Int[Tensor, "offset"]
+
+    @property
+    def positions(self) -> Int[Tensor, "offset"]:
+        """The offsets, from the furthest to the left to the furthest to the right."""
+        return torch.arange(len(self.pairs)) - len(self.pairs) // 2
+
+    def share(self) -> Float[Tensor, "layer offset"]:
+        """Each offset's part of the layer's total, as in Fig. 4b and 18; it falls with distance by count alone."""
+        return _ratio(self.sums, self.sums.sum(1, keepdim=True))
+
+    def mean(self) -> Float[Tensor, "layer offset"]:
+        """The mean contribution over the pairs that exist at each offset, NaN where none does."""
+        return self.sums.double() / _UNIT / self.pairs
+
+    def merge(self, other: "Offsets") -> "Offsets":
+        """The same over the texts of both."""
+        reach = max(len(self.pairs), len(other.pairs)) // 2
+        return Offsets(*(mine + theirs for mine, theirs in zip(self._wide(reach), other._wide(reach), strict=True)))
+
+    def _wide(self, reach: int) -> "Offsets":
+        missing = reach - len(self.pairs) // 2
+        return Offsets(*(torch.nn.functional.pad(part, (missing, missing)) for part in self))
+
+
+def by_offset(contribution: Contribution, *, causal: bool) -> Offsets:
+    """Contributions by the position of the input relative to the output, a token's own left out (Fig. 4b)."""
+    n = contribution.shape[1]
+    offsets = _offsets(contribution, causal)
+    return _gather(contribution.flatten(1), offsets.flatten(), keep=(offsets != 0).flatten(), reach=n - 1)
+
+
+def to_token(contribution: Contribution, token: int, *, centre: int) -> Offsets:
+    """Contributions to one token's hidden vector by the inputs' position relative to `centre`, its own left out.
+
+    With `token` that of [CLS], Fig. 18a has `centre` there too, and Fig. 18b at the first [SEP].
+    """
+    n = contribution.shape[1]
+    places = torch.arange(n, device=contribution.device)
+    return _gather(contribution[:, :, token], places - centre, keep=places != token, reach=max(centre, n - 1 - centre))
+
+
+class Mixing(NamedTuple):
+    """The readings of any number of texts; `merge` adds the texts of another.
+
+    - `own`: how many tokens have their own contribution in each of `BINS` bins of [0, 1]; `by_tag`: the same by tag
+    - `outweighed`: how many tokens are not their own largest contributor, of `tokens`
+    - `group_sums`, `group_tokens`: of `neighbour_groups`, in fixed point, and how many tokens have such neighbours
+    - `offsets`, `to_cls`, `around_separator`: contributions by relative position: overall, to [CLS], and to [CLS] from
+      around the first [SEP]; empty where a text has no such tokens
+    """
+
+    tokens: int
+    own: Int[Tensor, "layer bin"]
+    outweighed: Int[Tensor, "layer"]
+    group_sums: Int[Tensor, "layer group"]
+    group_tokens: Int[Tensor, "group"]
+    offsets: Offsets
+    to_cls: Offsets
+    around_separator: Offsets
+    by_tag: Mapping[str, Int[Tensor, "layer bin"]]
+
+    def merge(self, other: "Mixing") -> "Mixing":
+        """The same over the texts of both."""
+        if len(self.own) != len(other.own):
+            raise InputError(f"merging statistics of {len(self.own)} and of {len(other.own)} layers: they must agree.")
+        tags = sorted({*self.by_tag, *other.by_tag})
+        nothing = torch.zeros_like(self.own)
+        return Mixing(
+            tokens=self.tokens + other.tokens,
+            own=self.own + other.own,
+            outweighed=self.outweighed + other.outweighed,
+            group_sums=self.group_sums + other.group_sums,
+            group_tokens=self.group_tokens + other.group_tokens,
+            offsets=self.offsets.merge(other.offsets),
+            to_cls=self.to_cls.merge(other.to_cls),
+            around_separator=self.around_separator.merge(other.around_separator),
+            by_tag={tag: self.by_tag.get(tag, nothing) + other.by_tag.get(tag, nothing) for tag in tags},
+        )
+
+    def own_quartiles(self) -> Float[Tensor, "layer 3"]:
+        """Quartiles of the tokens' own contributions in each layer (Fig. 3a), to half a bin."""
+        return quantiles(self.own, (0.25, 0.5, 0.75))
+
+    def outweighed_share(self) -> Float[Tensor, "layer"]:
+        """P̃: the share of tokens that are not their own largest contributor (Fig. 3b)."""
+        return self.outweighed.double() / self.tokens
+
+    def group_shares(self) -> Float[Tensor, "layer group"]:
+        """In which layer each neighbour group contributes most: its means over tokens, summing to 1 (Fig. 4a)."""
+        means = self.group_sums.double() / _UNIT / self.group_tokens
+        return torch.where(self.group_tokens > 0, _ratio(means, means.sum(0)), torch.nan)
+
+    def tag_quartiles(self) -> dict[str, Float[Tensor, "layer 3"]]:
+        """Quartiles of the own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
+        found = {tag: quantiles(counts, (0.25, 0.5, 0.75)) for tag, counts in self.by_tag.items()}
+        return dict(sorted(found.items(), key=lambda item: -float(item[1][-1, 1])))
+
+
+def mixing(
+    contribution: Contribution,
+    *,
+    causal: bool,
+    cls: int | None = None,
+    separator: int | None = None,
+    tags: Sequence[str] = (),
+) -> Mixing:
+    """All readings of one text, ready to be merged; `tags`, if any, is one for each token: its part of speech, say."""
+    layers, n, _ = contribution.shape
+    if tags and len(tags) != n:
+        raise InputError(f"reading a text of {n} tokens by tag: got {len(tags)} tags, expected one for each token.")
+    contribution = contribution.double().cpu()
+    own = own_contribution(contribution)
+    groups = neighbour_groups(contribution, causal=causal)
+    nothing = Offsets(torch.zeros(layers, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+    places = {tag: [place for place, found in enumerate(tags) if found == tag] for tag in sorted(set(tags))}
+    return Mixing(
+        tokens=n,
+        own=_binned(own),
+        outweighed=outweighed(contribution).sum(1),
+        group_sums=_fixed(groups.nan_to_num(0.0)).sum(2),
+        group_tokens=(~groups[0].isnan()).sum(1),
+        offsets=by_offset(contribution, causal=causal),
+        to_cls=nothing if cls is None else to_token(contribution, cls, centre=cls),
+        around_separator=(
+            nothing if cls is None or separator is None else to_token(contribution, cls, centre=separator)
+        ),
+        by_tag={tag: _binned(own[:, where]) for tag, where in places.items()},
+    )
+
+
+def quantiles(counts: Int[Tensor, "*axis bin"], levels: Sequence[float]) -> Float[Tensor, "*axis level"]:
+    """Quantiles of binned numbers, each number taken to be the middle of its bin; NaN where there are none."""
+    running = counts.cumsum(-1)
+    total = running[..., -1:]
+    rank = torch.tensor(levels, dtype=torch.float64) * (total - 1).clamp(min=0)
+    lower, upper = (torch.searchsorted(running, end.long(), right=True) for end in (rank.floor(), rank.ceil()))
+    bins = torch.lerp(lower.double(), upper.double(), rank - rank.floor())
+    return torch.where(total > 0, (bins + 0.5) / counts.shape[-1], torch.nan)
+
+
+def _offsets(contribution: Contribution, causal: bool) -> Int[Tensor, "n n"]:
+    """Position of the input less that of the output; 0, as for a token itself, where a causal mask allows nothing."""
+    places = torch.arange(contribution.shape[1], device=contribution.device)
+    offsets = places[:, None] - places
+    return offsets.clamp(max=0) if causal else offsets
+
+
+def _gather(
+    values: Float[Tensor, "layer pair"], offsets: Int[Tensor, "pair"], *, keep: Bool[Tensor, "pair"], reach: int
+) -> Offsets:
+    """Add values up by offset."""
+    places = offsets[keep] + reach
+    pairs = torch.bincount(places, minlength=2 * reach + 1)
+    sums = torch.zeros_like(pairs).repeat(len(values), 1)
+    return Offsets(sums.index_add_(1, places, _fixed(values[:, keep])), pairs)
+
+
+def _fixed(values: Float[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+    return (values.double() * _UNIT).round().long()
+
+
+def _binned(values: Float[Tensor, "layer n"]) -> Int[Tensor, "layer bin"]:
+    places = (values * BINS).long().clamp(0, BINS - 1)
+    return torch.zeros(len(values), BINS, dtype=torch.long).scatter_add_(1, places, torch.ones_like(places))
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Float[Tensor, "*any"]:
+    return torch.where(whole > 0, part.double() / whole, 0.0)
