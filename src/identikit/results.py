@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from identikit.models.model import Model
@@ -47,6 +48,7 @@ def provenance(model: Model, text: Text, **settings: Any) -> Provenance:
     )
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

@@ -55,7 +55,7 @@ class Request:
     def measure(self, tangents: Float[Tensor, "output feature input direction"]) -> Tensor:
         """Return the blocks' norms, or with probes the squares along each direction: (input, output, …)."""
         measured = (jacobian.block_norms if self.probes is None else jacobian.direction_squares)(tangents, self.norm)
-        return measured.transpose(0, 1).cpu()
+        return measured.transpose(0, 1)
 
     def directions(self, d: int, like: Tensor) -> Float[Tensor, "direction d"]:
         """Return the directions of R^d to go along, in the dtype and at the place of `like`."""
@@ -67,7 +67,7 @@ class Request:
         """Return the answer of a model in which no input moves anything."""
         outputs = n if self.targets is None else len(self.targets)
         shape = (len(self.layers), n, outputs, *(() if self.probes is None else (self.probes,)))
-        return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32))
+        return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
 def sweep(model: Model, batch: TokenBatch, request: Request, *, chunk: int, keep: bool, tick: Tick) -> Tensor:
@@ -96,7 +96,7 @@ def sweep(model: Model, batch: TokenBatch, request: Request, *, chunk: int, keep
                     answer[request.layers.index(layer), first:last, felt] = found
 
         in_chunks(n, chunk, work, tick)
-    return answer
+    return answer.cpu()
 
 
 def _first_tangents(split: Split, request: Request) -> Float[Tensor, "n d direction"]:
@@ -171,7 +171,8 @@ def _pre_jacobians(block: Block) -> tuple[Tensor, Tensor, Tensor]:
     x = block.input
     _, n, d = x.shape
     drawn = torch.randn(1, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
-    agree = all(_equal_over_positions(part) for part in _forward(block.pre, x, drawn.expand(1, 1, n, d)))
+    differing = [_spread_over_positions(part) for part in _forward(block.pre, x, drawn.expand(1, 1, n, d))]
+    agree = bool((torch.stack(differing) <= 16 * torch.finfo(x.dtype).eps).all())
     basis = torch.eye(d, dtype=x.dtype, device=x.device)
     if not agree:
         columns = _forward(block.pre, x, basis[:, None, None].expand(-1, 1, n, -1))
@@ -183,9 +184,9 @@ def _pre_jacobians(block: Block) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _equal_over_positions(part: Float[Tensor, "1 1 head n d"]) -> bool:
-    rounding = 16 * min(torch.finfo(part.dtype).eps, torch.finfo(torch.float32).eps)
-    return bool((part - part[..., :1, :]).abs().max() <= rounding * part.abs().max())
+def _spread_over_positions(part: Float[Tensor, "1 1 head n d"]) -> Float[Tensor, ""]:
+    """Return how far positions lie apart, of the largest entry; nothing is brought to the CPU for it."""
+    return (part - part[..., :1, :]).abs().max() / part.abs().max()
 
 
 def _forward(function: Callable[[Tensor], Any], x: Tensor, tangents: Float[Tensor, "tangent 1 n d"]) -> Any:
@@ -223,7 +224,7 @@ def generic(model: Model, batch: TokenBatch, request: Request, *, chunk: int, ti
                 answer[index, first:last] = request.measure(layer)
 
         in_chunks(n, chunk, work, tick)
-    return answer
+    return answer.cpu()
 
 
 def reverse(model: Model, batch: TokenBatch, request: Request, *, chunk: int, tick: Tick) -> Tensor:
@@ -249,7 +250,7 @@ def reverse(model: Model, batch: TokenBatch, request: Request, *, chunk: int, ti
                 answer[index, :, first:last] = lengths.measure(blocks).transpose(0, 1)
 
         in_chunks(len(targets), chunk, work, tick)
-    return answer
+    return answer.cpu()
 
 
 @contextmanager
