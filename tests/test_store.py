@@ -14,7 +14,7 @@ TEXTS = [f"text {i}" for i in range(2 * SHARD + 5)]
 
 
 def lengths(shard: list[str]) -> dict[str, torch.Tensor]:
-    return {"length": torch.tensor([len(text) for text in shard])}
+    return {"tokens": torch.tensor([len(text) for text in shard])}
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -23,7 +23,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path):
     whole = Store(tmp_path / "whole", {"seed": 1})
-    assert sum(len(part["length"]) for part in run_shards(TEXTS, lengths, whole)) == len(TEXTS)
+    assert sum(len(part["tokens"]) for part in run_shards(TEXTS, lengths, whole)) == len(TEXTS)
 
     computed: list[str] = []
 
@@ -38,11 +38,19 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path):
         computed.clear()
         list(run_shards(TEXTS[:SHARD], lambda shard: lengths(shard), Store(tmp_path / "again", {"seed": 1})))
         list(run_shards(TEXTS, stopped_in_the_second, Store(tmp_path / "again", {"seed": 1})))
-    done: list[int] = []
-    parts = list(run_shards(TEXTS, stopped_in_the_second, Store(tmp_path / "again", {"seed": 1}), progress=done.append))
+    done: list[tuple[int, int]] = []
+    parts = list(
+        run_shards(
+            TEXTS,
+            stopped_in_the_second,
+            Store(tmp_path / "again", {"seed": 1}),
+            progress=lambda *told: done.append(told),
+        )
+    )
     assert computed == ["stopped", TEXTS[SHARD], TEXTS[2 * SHARD]]  # the first shard was not computed again
-    assert done == [SHARD, SHARD, 5]
-    assert torch.cat([part["length"] for part in parts]).tolist() == [len(text) for text in TEXTS]
+    assert [texts for texts, _ in done] == [SHARD, SHARD, 5]
+    assert sum(tokens for _, tokens in done) == sum(map(len, TEXTS))
+    assert torch.cat([part["tokens"] for part in parts]).tolist() == [len(text) for text in TEXTS]
     assert content(tmp_path / "again") == content(tmp_path / "whole")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -183,7 +184,7 @@ class _Run:
     def __init__(self, command: str, data: str, data_dir: Any, columns: Any, split: Any, sample: Any, *loading: Any):
         from itertools import islice
 
-        self.texts = islice(identikit.read_texts(data, columns=columns, data_dir=data_dir, split=split), sample)
+        self.texts = list(islice(identikit.read_texts(data, columns=columns, data_dir=data_dir, split=split), sample))
         model, device, self.truncate = loading
         self.model = identikit.load(model, device=device)
         self.settings = {"command": command, "data": data, "columns": columns, "split": split, "sample": sample}
@@ -196,7 +197,7 @@ class _Run:
         from identikit.store import Store
 
         store = Store(out, self.settings | options | {name: bool(value) for name, value in others.items()})
-        with text_progress(self.settings["command"]) as progress:
+        with text_progress(str(self.settings["command"]), len(self.texts)) as progress:
             return compute(
                 self.model, self.texts, store, truncate=self.truncate, progress=progress, **options, **others
             )  # fmt: skip
@@ -240,6 +241,7 @@ def models(as_json: JsonOption = False) -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake is one line and exit status 1, never a traceback."""
+    warnings.showwarning = lambda message, *about, **others: print(f"identikit: {message}", file=sys.stderr)
     try:
         app()
     except IdentikitError as error:

@@ -213,6 +213,7 @@ def effective_attention(
     bias: bool = True,
     mass: bool = False,
     tolerance: float = 0.0,
+    dtype: torch.dtype = torch.float64,
     truncate: bool = False,
 ) -> list[EffectiveAttention]:
     """Compute the effective attention of texts (Eq. 9), one result per text, in order.
@@ -220,9 +221,10 @@ def effective_attention(
     `text` is a text, a pair, or a list of either (images or their paths for a vision model). `layers` and `heads` count
     from 0; None is all of them. With `bias` the values hold their bias, so that the real model's output is kept;
     without, T = E·W^V·H is the paper's letter. `mass` keeps every row's sum (null space LN([T, 1])). `tolerance` ε also
-    takes singular values below ε·σ_max as null. `truncate` cuts texts at the model's positions instead of refusing.
+    takes singular values below ε·σ_max as null. Factors are solved for in float64 and kept in `dtype`. `truncate` cuts
+    texts at the model's positions instead of refusing.
     """
-    options = Options(bias=bias, mass=mass, tolerance=tolerance)
+    options = Options(bias=bias, mass=mass, tolerance=tolerance, dtype=dtype)
     chosen = tuple(range(model.n_layers)) if layers is None else tuple(model.layer(layer) for layer in layers)
     which = _positions("head", None if heads is None else list(heads), range(model.n_heads))
     if tolerance < 0 or not chosen or not which:

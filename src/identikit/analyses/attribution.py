@@ -108,22 +108,7 @@ def token_attribution(
 
     A request that does not fit in memory is refused before it starts; one that will take more than a minute says so.
     """
-    for name, value, allowed in (
-        ("norm", norm, jacobian.NORMS),
-        ("source", source, SOURCES),
-        ("precision", precision, PRECISIONS),
-    ):
-        if value not in allowed:
-            raise InputError(f"token_attribution: {name}={value!r} is not known: use one of {', '.join(allowed)}.")
-    request = Request(
-        layers=_chosen("layers", layers, model.n_layers),
-        targets=None if targets is None else tuple(targets),
-        norm=norm,
-        probes=_probes(probes, norm, model.d_model if source == "after" else model.d_input),
-        seed=seed,
-        after=source == "after",
-        precision=precision,
-    )
+    request = _request(model, probes, norm, layers, targets, source, precision, seed)
     batches = _batches(model, text, truncate)
     lengths = [len(batch.tokens[0]) for batch, _ in batches]
     for n in lengths:
@@ -137,6 +122,45 @@ def token_attribution(
         _attribute(model, batch, request, one, tick, provenance(model, source_text, **settings, engine=one.cost.engine))
         for (batch, source_text), one in zip(batches, plans, strict=True)
     ]
+
+
+def foresee(
+    model: Model, lengths: list[int], *, probes: int | str = "exact", norm: str = "frobenius", precision: str = "full"
+) -> None:
+    """Warn if attributing texts of these lengths will take more than a minute, with the probes that would make it fit.
+
+    `token_attribution` does the same for the texts it is given; this is for those that will be given to it in parts.
+    """
+    request = _request(model, probes, norm, None, None, "before", precision, 0)
+    _announce(model, lengths, [plan(model, n, request) for n in lengths], request)
+
+
+def _request(
+    model: Model,
+    probes: int | str,
+    norm: str,
+    layers: Sequence[int] | None,
+    targets: Sequence[int] | None,
+    source: str,
+    precision: str,
+    seed: int,
+) -> Request:
+    for name, value, allowed in (
+        ("norm", norm, jacobian.NORMS),
+        ("source", source, SOURCES),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in allowed:
+            raise InputError(f"token_attribution: {name}={value!r} is not known: use one of {', '.join(allowed)}.")
+    return Request(
+        layers=_chosen("layers", layers, model.n_layers),
+        targets=None if targets is None else tuple(targets),
+        norm=norm,
+        probes=_probes(probes, norm, model.d_model if source == "after" else model.d_input),
+        seed=seed,
+        after=source == "after",
+        precision=precision,
+    )
 
 
 def mixing(results: Iterable[TokenAttribution], tags: Iterable[Sequence[str]] | None = None) -> Mixing:

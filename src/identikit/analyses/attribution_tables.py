@@ -1,13 +1,14 @@
 """Hidden Token Attribution over a dataset, as tidy tables: what Figures 3, 4, 18 and 26 to 37 are drawn from."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from identikit.analyses.attribution import TokenAttribution, token_attribution
+from identikit.analyses.attribution import foresee, mixing, token_attribution
 from identikit.engine.local import Progress, run_shards
-from identikit.maths.mixing import GROUPS, Mixing, Offsets, mixing
+from identikit.maths.mixing import GROUPS, Mixing, Offsets
 from identikit.models.model import Model
 from identikit.shapes import Tensor
 from identikit.store import Store, write_tables
@@ -39,22 +40,19 @@ def attribution_tables(
     - `tags`: quartiles of the own contribution by part of speech (Fig. 26 to 37), where a `tagger` is given
     """
 
+    texts = list(texts)
+    foresee(model, [len(one) for one in model.encode(texts, truncate=truncate)], **options)
+
     def compute(shard: list[Text]) -> dict[str, Tensor]:
-        encoded = model.encode(shard, truncate=truncate)
-        results = token_attribution(model, shard, truncate=truncate, **options)
-        tags = [() if tagger is None else tagger(one) for one in encoded]
-        return pack(merged(map(_read, results, tags)))
+        tags = None if tagger is None else [tagger(one) for one in model.encode(shard, truncate=truncate)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the whole was foreseen above
+            return pack(mixing(token_attribution(model, shard, truncate=truncate, **options), tags))
 
     whole = merged(unpack(shard) for shard in run_shards(texts, compute, store, progress=progress))
     tables = _tables(whole)
     write_tables(store, tables)
     return tables
-
-
-def _read(result: TokenAttribution, tags: tuple[str, ...]) -> Mixing:
-    return mixing(
-        result.contribution, causal=result.causal, cls=result.cls, separator=result.separator, tags=tags
-    )  # fmt: skip
 
 
 def merged(parts: Iterable[Mixing]) -> Mixing:

@@ -158,7 +158,7 @@ def identifiability_tables(
     folds: int = 10,
     seed: int = 0,
     truncate: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> dict[str, "DataFrame"]:
     """Run an experiment of `token_identifiability` over a dataset into a store: its rates, their summary, its maps."""
@@ -168,7 +168,7 @@ def identifiability_tables(
     def told(what: str, done: int, total: int) -> None:
         nonlocal read
         if progress and what == READING:
-            progress(done - read)
+            progress(done - read, 0)
             read = done
 
     fit = token_identifiability(model, list(texts), settings=settings, truncate=truncate, progress=told, **options)

@@ -12,7 +12,7 @@ from identikit.text import Text
 SHARD = 32  # texts
 
 Compute = Callable[[list[Text]], Mapping[str, Tensor]]
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]  # told the texts and the tokens of each shard that is done
 
 
 def run_shards(
@@ -20,8 +20,8 @@ def run_shards(
 ) -> Iterator[dict[str, Tensor]]:
     """Yield what `compute` gives for each shard of texts, computing only those that the store does not hold yet.
 
-    `progress` is told the number of texts of each shard that is done. A stored shard whose texts differ from today's is
-    an error: the data changed under the run.
+    Among what `compute` gives are the `tokens` of the texts. A stored shard whose texts differ from today's is an
+    error: the data changed under the run.
     """
     stream = iter(texts)
     number = 0
@@ -38,6 +38,6 @@ def run_shards(
             tensors = dict(compute(shard))
             store.write_tensors(name, tensors, {"texts": digest})
         if progress:
-            progress(len(shard))
+            progress(len(shard), int(tensors["tokens"].sum()))
         yield tensors
         number += 1

@@ -4,21 +4,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 @contextmanager
-def text_progress(what: str) -> Iterator[Callable[[int], None]]:
-    """Show how many texts are done and how fast; nothing is shown where the error stream is not a terminal."""
+def text_progress(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    """Show how many texts are done, tokens a second and the time left; nothing where it is no terminal."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("texts,"))
-    columns = (*columns, TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None, rate="")
+    texts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("texts"))
+    pace = (TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    with Progress(*texts, *pace, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, rate="")
+        tokens = 0
 
-        def advance(texts: int) -> None:
-            bar.advance(task, texts)
-            speed = bar.tasks[task].speed
-            bar.update(task, rate=f"{speed:.1f}/s" if speed else "")
+        def advance(done: int, more: int) -> None:
+            nonlocal tokens
+            tokens += more
+            bar.advance(task, done)
+            elapsed = bar.tasks[task].elapsed
+            bar.update(task, rate=f"{tokens / elapsed:.0f} tokens/s" if elapsed and tokens else "")
 
         yield advance
