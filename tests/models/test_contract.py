@@ -20,7 +20,7 @@ NAMES = list(tiny.BUILDERS)
 CAUSAL = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
 SPLITTING = [name for name in NAMES if name != "xlnet"]
 # Families whose norms or rotary tables compute in float32 whatever the model's dtype.
-CASTING = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "t5", "modernbert", "gpt_neox"}
+CASTING = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "t5", "modernbert"}
 # (layer, kind of mask, window) for the layers of each family that do not simply see everything, or everything before.
 WINDOWS = {
     "mistral": {0: 6, 1: 6, 2: 6},

@@ -1,0 +1,70 @@
+"""The contract of every family, on real pretrained weights: MiniLM, and a small causal model where there is one."""
+
+import pytest
+import torch
+from torch.func import jvp
+
+import identikit as ik
+from identikit.analyses.sweep import forward_mode
+from identikit.models.check import prove, stock_hidden
+from identikit.models.model import Model
+from identikit.text import collate
+from tests.models.real import STORIES, needs_stories
+
+TEXTS = ["Once upon a time, there was a little girl named Lily.", "The dog ran.", "A cat sat on the mat, and it slept."]
+
+
+@pytest.fixture(scope="module", params=["minilm", pytest.param("stories", marks=needs_stories)])
+def model(request: pytest.FixtureRequest) -> Model:
+    return ik.load(None if request.param == "minilm" else STORIES)
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def test_proof_holds(model: Model):
+    prove(model)
+
+
+def test_output_with_the_tap_is_output_without(model: Model):
+    batch = collate(model.encode(TEXTS[0]), pad_id=model.pad_id)
+    trace = model.trace(batch)
+    with torch.no_grad():
+        own = model.hf(**model.arguments(batch))
+    assert relative(trace.hidden[-1], stock_hidden(model, batch)) < 1e-5
+    if trace.logits is not None:
+        assert relative(trace.logits, own.logits) < 1e-5
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padded_batch_is_one_by_one(model: Model, side):
+    if side == "left" and not model.causal:
+        pytest.skip("encoders have absolute positions and pad on the right")
+    encoded = model.encode(TEXTS)
+    together = model.trace(collate(encoded, pad_id=model.pad_id, side=side))
+    for row, one in enumerate(encoded):
+        alone = model.trace(collate([one], pad_id=model.pad_id))
+        kept = collate(encoded, pad_id=model.pad_id, side=side).rows(row)
+        for layer in range(model.n_layers):
+            assert relative(together.hidden[layer][row, kept], alone.hidden[layer][0]) < 1e-5
+
+
+def test_blocks_come_apart(model: Model):
+    """The derivative along a random tangent: through the two halves and attention, and through the whole block."""
+    batch = collate(model.encode(TEXTS[0]), pad_id=model.pad_id)
+    generator = torch.Generator().manual_seed(0)
+    with model.split(batch) as split, forward_mode():
+        for block in split.blocks:
+            call, x = block.call, block.input
+            tangent = torch.randn(x.shape, generator=generator)
+
+            def mix(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call=call) -> torch.Tensor:
+                scores = query @ key.transpose(-1, -2) * call.scaling
+                return torch.softmax(scores.masked_fill(~call.visible(), -torch.inf), -1) @ value
+
+            parts, moved = jvp(block.pre, (x,), (tangent,))
+            output, moved_output = jvp(mix, parts, moved)
+            _, halves = jvp(block.post, (x, output), (tangent, moved_output))
+            _, whole = jvp(block.whole, (x,), (tangent,))
+            assert relative(halves, whole) < 1e-4
