@@ -9,7 +9,7 @@ import torch
 
 from identikit.errors import InputError
 from identikit.maths import effective as maths
-from identikit.maths.linalg import Visible, visible_from_mask, visible_window
+from identikit.maths.visible import Visible, visible_from_mask, visible_window
 from identikit.models.model import Model
 from identikit.models.tap import AttentionCall, RowMask
 from identikit.results import Provenance, provenance

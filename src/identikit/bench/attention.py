@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from identikit.maths.effective import attention_heads, effective_factors, effective_rows
-from identikit.maths.linalg import visible_window
+from identikit.maths.visible import visible_window
 
 LAYERS, HEADS, WIDTH = 12, 12, 64
 SVD_HEADS = 3

@@ -25,7 +25,8 @@ import torch
 
 from identikit.errors import InputError
 from identikit.maths import linalg
-from identikit.maths.linalg import Resolution, Visible, visible_from_mask
+from identikit.maths.linalg import Resolution
+from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
 
 Selection = slice | Tensor

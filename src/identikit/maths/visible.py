@@ -1,0 +1,78 @@
+"""Which keys each query sees, without an n × n mask wherever runs of keys say it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from identikit.errors import InputError
+from identikit.shapes import Bool, Int, Tensor
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys each query sees: a run ``keys[start:stop]`` of the keys that any query sees, or else a mask over them.
+
+    Runs hold bidirectional, causal, padded, windowed and packed attention in O(n).
+    """
+
+    n_keys: int
+    keys: Int[Tensor, "seen"]
+    start: Int[Tensor, "query"]
+    stop: Int[Tensor, "query"]
+    mask: Bool[Tensor, "query seen"] | None = None
+
+    @property
+    def count(self) -> Int[Tensor, "query"]:
+        """How many keys each query sees."""
+        return self.stop - self.start if self.mask is None else self.mask.sum(-1)
+
+    @property
+    def nested(self) -> bool:
+        """Whether every query sees the first keys up to some point, as in causal and in bidirectional attention."""
+        return self.mask is None and not bool(self.start.any())
+
+    @property
+    def shared(self) -> bool:
+        """Whether every query that sees anything sees the same keys."""
+        return self.nested and bool(((self.stop == 0) | (self.stop == len(self.keys))).all())
+
+    def block(self, queries: Int[Tensor, "some"], keys: Int[Tensor, "few"]) -> Bool[Tensor, "some few"]:
+        """The mask for these queries and keys."""
+        place = torch.full((self.n_keys,), -1, device=self.keys.device)
+        place[self.keys] = torch.arange(len(self.keys), device=place.device)
+        place = place[keys]
+        if self.mask is not None:
+            return self.mask[queries][:, place.clamp(min=0)] & (place >= 0)
+        return (place >= self.start[queries, None]) & (place < self.stop[queries, None])
+
+
+def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
+    """Read a mask (True = visible, broadcastable to head, query, key) as runs of keys wherever it can be."""
+    n_keys = mask.shape[-1]
+    if mask.ndim > 2:
+        mask, others = mask.flatten(0, -3)[0], mask.flatten(0, -3)[1:]
+        if not bool((others == mask).all()):
+            raise InputError("effective attention: masks differ between heads; pass only heads of equal mask together")
+    mask = mask.reshape(-1, n_keys)
+    keys = mask.any(0).nonzero()[:, 0]
+    if len(keys) < n_keys:
+        mask = mask[:, keys]
+    count = mask.sum(-1)
+    start = mask.byte().argmax(-1) if len(keys) else count
+    place = torch.arange(len(keys), device=mask.device)
+    runs = (place >= start[:, None]) & (place < (start + count)[:, None])
+    start, stop = start.expand(n_queries), (start + count).expand(n_queries)
+    return Visible(n_keys, keys, start, stop, None if torch.equal(mask, runs) else mask.expand(n_queries, -1))
+
+
+def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: int | None = None) -> Visible:
+    """Each position sees the kept positions from ``before`` back to ``after`` ahead (None = without limit).
+
+    Causal attention is ``after=0``, a sliding window of w tokens ``before=w-1, after=0``. No n × n mask is made.
+    """
+    n = len(keep)
+    position = torch.arange(n, device=keep.device)
+    kept = torch.nn.functional.pad(keep.long().cumsum(0), (1, 0))
+    start = kept[(position - (n if before is None else before)).clamp(min=0)]
+    stop = kept[(position + 1 + (n if after is None else after)).clamp(max=n)]
+    return Visible(n, keep.nonzero()[:, 0], torch.where(stop > start, start, 0), torch.where(stop > start, stop, 0))
