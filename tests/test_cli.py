@@ -168,6 +168,14 @@ def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
     assert done.status == 1 and "experiment='magic' is not known" in done.stderr
 
 
+def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
+    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
+    done = run(*command, "--norm", "foo", "--out", str(tmp_path / "run"))
+    assert done.status == 1 and "norm='foo' is not known" in done.stderr and not (tmp_path / "run").exists()
+    done = run("explain", "hello", "--model", str(saved / "model"), "--probes", "0")
+    assert done.status == 1 and "probes=0" in done.stderr
+
+
 def test_unknown_benchmark(run):
     done = run("bench", "nothing")
     assert done.status == 1 and "use one of attention, intervals, attribution, tokens" in done.stderr

@@ -61,9 +61,32 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(InputError, match=r"writing table.csv .*no space left on device. Make room there"):
         store.write("table.csv", b"half")
     assert not store.has("table.csv")
+
+
+def test_nothing_is_made_before_there_is_a_result(tmp_path: Path):
+    Store(tmp_path / "run", {"norm": "refused"})
+    assert not (tmp_path / "run").exists()
+    Store(tmp_path / "run", {"norm": "sum"}).write("table.csv", b"whole")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [MANIFEST, "table.csv"]
+
+
+def test_places_that_cannot_be_written_and_damaged_files(tmp_path: Path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(InputError, match="choose another --out"):
+        Store(tmp_path / "file" / "under", {}).write("table.csv", b"")
+    with pytest.raises(InputError, match="Choose another place with --out"):
+        Store("nowhere://there", {})
+    store = Store(tmp_path / "run", {})
+    list(run_shards(TEXTS, lengths, store))
+    (tmp_path / "run" / "shard-000000.safetensors").write_bytes(b"junk")
+    with pytest.raises(InputError, match=r"it is damaged\. Remove it"):
+        list(run_shards(TEXTS, lengths, store))
+    (tmp_path / "run" / MANIFEST).write_text("{bad")
+    with pytest.raises(InputError, match="is damaged"):
+        Store(tmp_path / "run", {})
 
 
 def test_other_settings_and_other_data_are_refused(tmp_path: Path):

@@ -11,6 +11,7 @@ from identikit.analyses.attention import Change, EffectiveAttention, effective_a
 from identikit.analyses.attribution import token_attribution
 from identikit.analyses.identity import TextIdentity, cached_maps, read_identity
 from identikit.data import read_texts
+from identikit.errors import InputError
 from identikit.maths.mixing import by_offset, first_middle_last, outweighed, own_contribution
 from identikit.models.model import Model
 from identikit.results import Provenance
@@ -95,7 +96,10 @@ class MixingVerdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What can be said of a model on one text; `identity` is None for images, `mixing` where it would take too long."""
+    """What can be said of a model on one text.
+
+    `identity` is None where there is nothing to tell apart, `mixing` where it would take long.
+    """
 
     model: str
     causal: bool
@@ -156,8 +160,11 @@ def explain(
     )
 
 
-def _identity(model: Model, text: Text, truncate: bool) -> IdentityVerdict:
-    read: TextIdentity = read_identity(model, text, cached_maps(model, sample_texts()), truncate=truncate)
+def _identity(model: Model, text: Text, truncate: bool) -> IdentityVerdict | None:
+    try:
+        read: TextIdentity = read_identity(model, text, cached_maps(model, sample_texts()), truncate=truncate)
+    except InputError:  # a text of one token, or of one token repeated, has nothing to be told apart from
+        return None
     last = zip(read.tokens, read.winners[-1], read.recovered[-1].tolist(), strict=True)
     return IdentityVerdict(
         map=read.map,
@@ -171,7 +178,7 @@ def _mixing(model: Model, text: Text, probes: int | str | None, truncate: bool) 
     with warnings.catch_warnings():
         warnings.simplefilter("error" if probes is None else "default", UserWarning)
         try:
-            found = token_attribution(model, text, probes=probes or PROBES, truncate=truncate)[0]
+            found = token_attribution(model, text, probes=PROBES if probes is None else probes, truncate=truncate)[0]
         except UserWarning:  # given before it starts: it would take long
             return None
     contribution, tokens = found.contribution, found.tokens

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from identikit.errors import InputError
@@ -27,7 +28,10 @@ class Store:
     """One run's folder: `settings` are what its results depend on."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]):
-        self.files, self.folder = fsspec.url_to_fs(os.fspath(folder))
+        try:
+            self.files, self.folder = fsspec.url_to_fs(os.fspath(folder))
+        except (ValueError, ImportError) as error:
+            raise InputError(f"writing results to {folder}: {error}. Choose another place with --out.") from None
         self.settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
         if self.files.isfile(self.folder):
             raise InputError(f"writing results: {folder} is a file, and a folder is needed. Choose another --out.")
@@ -38,13 +42,13 @@ class Store:
                 f"writing results: {folder} holds files but no {MANIFEST}, so it is not a run's folder. Choose an "
                 "empty or a new one with --out."
             )
-        else:
-            self.files.makedirs(self.folder, exist_ok=True)
-            self.write(MANIFEST, json.dumps(self.settings, indent=1, sort_keys=True).encode())
 
     def _same_run(self) -> None:
-        with self.files.open(self._path(MANIFEST), "rb") as file:
-            before = json.load(file)
+        try:
+            with self.files.open(self._path(MANIFEST), "rb") as file:
+                before = json.load(file)
+        except ValueError:
+            raise InputError(f"going on with {self.folder}: its {MANIFEST} is damaged. Choose another --out.") from None
         differing = sorted(
             key for key in before.keys() | self.settings.keys() if before.get(key) != self.settings.get(key)
         )
@@ -63,7 +67,18 @@ class Store:
         return self.files.exists(self._path(name))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file so that it is there as a whole or not at all."""
+        """Write a file so that it is there as a whole or not at all; the first one brings the folder and its manifest."""
+        try:
+            if not self.has(MANIFEST):
+                self.files.makedirs(self.folder, exist_ok=True)
+                self._write(MANIFEST, json.dumps(self.settings, indent=1, sort_keys=True).encode())
+            self._write(name, content)
+        except OSError as error:
+            raise InputError(
+                f"writing {name} to {self.folder}: {error.strerror or error}. Make room there, or choose another --out."
+            ) from None
+
+    def _write(self, name: str, content: bytes) -> None:
         partial = self._path(f".{name}.partial")
         with self.files.open(partial, "wb") as file:
             file.write(content)
@@ -80,8 +95,13 @@ class Store:
         """Read tensors and the words about them."""
         with self.files.open(self._path(name), "rb") as file:
             content = file.read()
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return load(content), header.get("__metadata__", {})
+        try:
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            return load(content), header.get("__metadata__", {})
+        except (ValueError, SafetensorError):
+            raise InputError(
+                f"reading {self._path(name)}: it is damaged. Remove it; it is then computed again."
+            ) from None
 
 
 def write_tables(store: Store, tables: "Mapping[str, DataFrame]") -> None:

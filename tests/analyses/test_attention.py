@@ -1,5 +1,6 @@
 """Effective attention of whole models against its definition, its certificates, and each mistake with its message."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,6 +120,19 @@ def test_chosen_layers_and_heads_are_those_of_the_whole():
         assert torch.equal(some.raw - some.effective, some.null)
         assert torch.equal(part.at(layer=2, head=3).raw, whole.raw[2, 3])
         assert part.verify().hidden < 1e-6
+
+
+@pytest.mark.parametrize("heads", [[3, 2, 1, 0], [0, 0, 1, 1], [2, 0], [1, 1], [3]])
+@pytest.mark.parametrize("bias", [True, False])
+def test_heads_come_in_the_order_asked_for(heads: list[int], bias: bool):
+    """As many heads as the model has, or as it has key-value heads, but in another order: nothing may be mixed up."""
+    model = tiny.loaded("llama", dtype=torch.float64)
+    whole = ik.effective_attention(model, TEXTS[0], bias=bias)[0]
+    part = ik.effective_attention(model, TEXTS[0], heads=heads, bias=bias)[0]
+    assert torch.allclose(part.effective, whole.effective[:, heads], atol=1e-12)
+    assert torch.equal(part.rank, whole.rank[:, heads])
+    assert torch.allclose(part.pearson("head"), whole.pearson("head")[:, heads])
+    assert part.verify().hidden < 1e-6
 
 
 def test_tolerance_gives_an_approximate_reading_and_verify_sees_it():
@@ -241,6 +255,9 @@ def test_mistakes_in_reading():
     result = ik.effective_attention(tiny.loaded("bert"), TEXTS[1], layers=[1])[0]
     with pytest.raises(ik.InputError, match="layer 0 does not exist: there are 1"):
         result.at(layer=0)
+    assert result.at(layer=np.int64(1), head=[], query=slice(3, 1)).raw.shape == (0, 0, 4)
+    with pytest.raises(ik.InputError, match="no layer was asked for"):
+        result.at(layer=[])
     with pytest.raises(ik.InputError, match="query 4 does not exist: there are 0 to 3"):
         result.at(query=4)
     with pytest.raises(ik.InputError, match="use None, 'layer', 'head' or 'visible'"):

@@ -192,7 +192,7 @@ class _Row:
             raise InputError(f"key {key} does not exist: the text has tokens 0 to {len(self.result.tokens) - 1}.")
         place = (self.keys == key).nonzero()[:, 0].tolist()
         if not place:
-            nothing = torch.zeros(1, dtype=torch.float64)
+            nothing = torch.zeros(1, dtype=torch.float64, device=self.keys.device)
             return nothing, nothing, nothing
         found = polytope.intervals(self.attention, self.values, keys=place)
         return self.attention[place], found.lower, found.upper

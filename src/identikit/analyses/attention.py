@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from identikit.results import Provenance, provenance
 from identikit.shapes import Float, Int, Tensor
 from identikit.text import Text, TokenBatch
 
-Index = int | slice | Sequence[int] | None
+Index = Any  # a number, a range, a list of numbers, or None for all
 
 
 class Edges(NamedTuple):
@@ -132,11 +133,11 @@ class EffectiveAttention:
         chosen = _positions("layer", layer, self.layers), _positions("head", head, self.heads)
         places = _positions("query", query, range(n)), _positions("key", key, range(n))
         rows = [self.parts[i].edges(*(self._on_device(p) for p in (chosen[1], *places))) for i in chosen[0]]
-        drop = tuple(0 if isinstance(index, int) else slice(None) for index in (layer, head, query, key))
+        drop = tuple(0 if isinstance(index, Integral) else slice(None) for index in (layer, head, query, key))
         return Edges(*(torch.stack([getattr(row, name) for row in rows])[drop] for name in Edges._fields))
 
     def _on_device(self, positions: list[int]) -> Tensor:
-        return torch.tensor(positions, device=self.parts[0].heads.device)
+        return torch.tensor(positions, dtype=torch.long, device=self.parts[0].heads.device)
 
     @property
     def raw(self) -> Float[Tensor, "layer head query key"]:
@@ -339,7 +340,7 @@ def _layer(model: Model, heads: list[int], options: Options, call: AttentionCall
     bias = None if options.bias else model.value_bias(call.layer)
     plain = maths.attention_heads(values, output, visible)
     if bias is not None:
-        bias = bias if len(bias) == len(values) else bias[chosen // call.groups]
+        bias = bias if _all_of(call, chosen) else bias[chosen // call.groups]
         plain = maths.without_bias(plain, bias)
     read = maths.through_projection(plain, projection)
     read = maths.keeping_mass(read) if options.mass else read
@@ -349,17 +350,23 @@ def _layer(model: Model, heads: list[int], options: Options, call: AttentionCall
 
 
 def _chosen(call: AttentionCall, heads: Tensor) -> tuple[Float[Tensor, "kv n d_v"], Float[Tensor, "head n d_v"]]:
-    """Return values and head outputs of the chosen heads; with all of them chosen, values stay one per group."""
-    if len(heads) == call.query.shape[1]:
+    """Return values and head outputs of the chosen heads; with all of them, in order, values stay one per group."""
+    if _all_of(call, heads):
         return call.value[0], call.output[0]
     return call.value[0, heads // call.groups], call.output[0, heads]
+
+
+def _all_of(call: AttentionCall, heads: Tensor) -> bool:
+    return torch.equal(heads, torch.arange(call.query.shape[1], device=heads.device))
 
 
 def _positions(name: str, index: Index, available: Sequence[int]) -> list[int]:
     """Return where the asked-for layers, heads, queries or keys stand among those that there are."""
     if index is None or isinstance(index, slice):
         return list(range(len(available)))[index or slice(None)]
-    wanted = [index] if isinstance(index, int) else list(index)
+    wanted = [int(index)] if isinstance(index, Integral) else list(index)
+    if not wanted and name == "layer":
+        raise InputError("no layer was asked for: give one or more, or None for all of them.")
     for one in wanted:
         if one not in available:
             there = f"0 to {len(available) - 1}" if isinstance(available, range) else ", ".join(map(str, available))

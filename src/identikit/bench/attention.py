@@ -4,6 +4,7 @@ All times of a row are taken in turn in one process, and the shortest of a few r
 ``identikit bench attention``.
 """
 
+import argparse
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -122,6 +123,7 @@ def run(lengths: tuple[int, ...] = (128, 512)) -> list[dict[str, float]]:
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(f"{LAYERS} layers of {HEADS} heads of {WIDTH}, float32 values, {torch.get_num_threads()} threads")
     print(f"svd_s is the literal SVD in float64 of {SVD_HEADS} heads, times {LAYERS * HEADS // SVD_HEADS}")
     for row in run():

@@ -4,6 +4,7 @@ Run with ``identikit bench intervals``. Both sides are the best of three, on one
 are compared. MiniLM's row is measured when its package is installed.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -100,6 +101,7 @@ def run() -> list[dict]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     for result in run():
         print(

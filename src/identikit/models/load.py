@@ -107,8 +107,8 @@ def _device(device: str | torch.device | None) -> torch.device:
         found = torch.device(device or "cpu")
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device {str(device)!r} cannot be used here: {reason} Use one that torch sees.") from None
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"device {str(device)!r} cannot be used here: {reason}. Use one that torch sees.") from None
     return found
 
 
