@@ -67,7 +67,7 @@ class Store:
         return self.files.exists(self._path(name))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file so that it is there as a whole or not at all; the first one brings the folder and its manifest."""
+        """Write a file so that it is there whole or not at all; the first one brings the folder and its manifest."""
         try:
             if not self.has(MANIFEST):
                 self.files.makedirs(self.folder, exist_ok=True)
