@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.cbook import boxplot_stats
 
 from identikit.errors import InputError
 from identikit.maths import mixing
@@ -150,10 +151,10 @@ def test_readings_over_texts():
 def test_tags_are_ordered_by_the_last_layers_median():
     own = torch.diag_embed(torch.tensor([[0.9, 0.1, 0.8, 0.2, 0.3]] * 2))
     statistics = mixing.mixing(own.double(), causal=False, tags=["DT", "NN", "DT", "NN", "NN"])
-    found = statistics.tag_quartiles()
+    found = statistics.tag_boxes()
     assert list(found) == ["DT", "NN"]
-    assert found["NN"][1, 1] == pytest.approx(0.2, abs=1e-4)
-    assert found["DT"][0].tolist() == pytest.approx([0.825, 0.85, 0.875], abs=1e-4)
+    assert found["NN"][1, 2] == pytest.approx(0.2, abs=1e-4)
+    assert found["DT"][0].tolist() == pytest.approx([0.8, 0.825, 0.85, 0.875, 0.9], abs=1e-4)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1))
@@ -162,8 +163,17 @@ def test_quantiles_of_binned_numbers(numbers, level):
     assert mixing.quantiles(counts, (level,)).item() == pytest.approx(np.quantile(numbers, level), abs=0.0051)
 
 
+@given(st.lists(st.integers(0, 63), min_size=1, max_size=40))
+def test_boxes_are_those_that_are_drawn(bins):
+    """Numbers in the middle of their bins, so nothing is rounded; the reference is matplotlib's own."""
+    found = mixing.boxes(torch.bincount(torch.tensor(bins), minlength=64))
+    drawn = boxplot_stats((np.array(bins) + 0.5) / 64)[0]
+    assert found.tolist() == [drawn[key] for key in ("whislo", "q1", "med", "q3", "whishi")]
+
+
 def test_quantiles_of_nothing():
     assert mixing.quantiles(torch.zeros(2, 100, dtype=torch.long), (0.5,)).isnan().all()
+    assert mixing.boxes(torch.zeros(2, 100, dtype=torch.long)).isnan().all()
 
 
 def test_mistakes_are_told():

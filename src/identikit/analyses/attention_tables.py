@@ -32,25 +32,44 @@ def attention_tables(
     - `null`: least and greatest null dimension of each text and layer, and its largest residual
     - `types`: average attention from sources to token types, by map, layer and head (Fig. 1b, 1c and 5)
     """
-    import pandas as pd
+    tables = frames(*attention_statistics(model, texts, store, truncate=truncate, progress=progress, **options))
+    write_tables(store, tables)
+    return tables
+
+
+def attention_statistics(
+    model: Model,
+    texts: Iterable[Text],
+    store: Store,
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> tuple[dict[str, Tensor], TypeAverages]:
+    """Gather the readings of each text, and averages by token type, shard by shard; needs no pandas."""
 
     def compute(shard: list[Text]) -> dict[str, Tensor]:
         return _shard(effective_attention(model, shard, truncate=truncate, **options))
 
-    layers, heads = tuple(range(model.n_layers)), tuple(range(model.n_heads))
-    averages = TypeAverages(layers, heads)
+    averages = TypeAverages(tuple(range(model.n_layers)), tuple(range(model.n_heads)))
     parts: list[dict[str, Tensor]] = []
     for shard in run_shards(texts, compute, store, progress=progress):
         averages.sums += shard.pop("type_sums")
         averages.texts += shard.pop("type_texts")
         parts.append(shard)
-    whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-    text = torch.arange(len(whole["tokens"]))
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, averages
+
+
+def frames(whole: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataFrame"]:
+    """Return what `attention_statistics` gathered as the tables of `attention_tables`."""
+    import pandas as pd
+
+    texts, n_layers, n_heads = whole["pearson_head"].shape
 
     def table(columns: dict[str, Tensor], layer: bool, head: bool) -> "DataFrame":
-        shape = (len(text), model.n_layers if layer else 1, model.n_heads if head else 1)
+        shape = (texts, n_layers if layer else 1, n_heads if head else 1)
         axes = {
-            "text": text[:, None, None],
+            "text": torch.arange(texts)[:, None, None],
             "tokens": whole["tokens"][:, None, None],
             "layer": torch.arange(1, shape[1] + 1)[:, None] if layer else torch.zeros(1, 1, dtype=torch.long),
             "head": torch.arange(1, shape[2] + 1) if head else torch.zeros(1, dtype=torch.long),
@@ -67,9 +86,7 @@ def attention_tables(
         ignore_index=True,
     )
     null = table({name: whole[name] for name in ("least", "greatest", "residual")}, layer=True, head=False)
-    tables = {"correlation": correlation, "null": null.drop(columns="head"), "types": averages.to_frame()}
-    write_tables(store, tables)
-    return tables
+    return {"correlation": correlation, "null": null.drop(columns="head"), "types": averages.to_frame()}
 
 
 def _shard(results: list[EffectiveAttention]) -> dict[str, Tensor]:

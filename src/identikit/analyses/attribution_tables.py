@@ -8,7 +8,7 @@ import torch
 
 from identikit.analyses.attribution import foresee, mixing, token_attribution
 from identikit.engine.local import Progress, run_shards
-from identikit.maths.mixing import GROUPS, Mixing, Offsets
+from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes
 from identikit.models.model import Model
 from identikit.shapes import Tensor
 from identikit.store import Store, write_tables
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Tagger = Callable[[Encoded], tuple[str, ...]]
-_PLAIN = ("own", "outweighed", "group_sums", "group_tokens")
+_PLAIN = ("outweighed", "group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
 
 
@@ -34,12 +34,29 @@ def attribution_tables(
 ) -> dict[str, "DataFrame"]:
     """Compute the tables of a dataset, shard by shard, into a store; `options` are those of `token_attribution`.
 
-    - `own`: by layer: quartiles of the own contribution, and the share of tokens outweighed by another (Fig. 3)
+    - `own`: by layer: a box plot's numbers of the own contribution, and the share of tokens outweighed by another
+      (Fig. 3)
     - `groups`: by layer: the share of each group of neighbours (Fig. 4a)
     - `offsets`: contribution by relative position: overall (Fig. 4b), to [CLS], and to [CLS] around [SEP] (Fig. 18)
-    - `tags`: quartiles of the own contribution by part of speech (Fig. 26 to 37), where a `tagger` is given
+    - `tags`: boxes of the own contribution by part of speech (Fig. 26 to 37), where a `tagger` is given
     """
+    whole = attribution_statistics(model, texts, store, tagger=tagger, truncate=truncate, progress=progress, **options)
+    tables = frames(whole)
+    write_tables(store, tables)
+    return tables
 
+
+def attribution_statistics(
+    model: Model,
+    texts: Iterable[Text],
+    store: Store,
+    *,
+    tagger: Tagger | None = None,
+    truncate: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Mixing:
+    """Gather the readings of a dataset, shard by shard, each kept in a store; needs no pandas."""
     texts = list(texts)
     foresee(model, [len(one) for one in model.encode(texts, truncate=truncate)], **options)
 
@@ -49,10 +66,7 @@ def attribution_tables(
             warnings.simplefilter("ignore", UserWarning)  # the whole was foreseen above
             return pack(mixing(token_attribution(model, shard, truncate=truncate, **options), tags))
 
-    whole = merged(unpack(shard) for shard in run_shards(texts, compute, store, progress=progress))
-    tables = _tables(whole)
-    write_tables(store, tables)
-    return tables
+    return merged(unpack(shard) for shard in run_shards(texts, compute, store, progress=progress))
 
 
 def merged(parts: Iterable[Mixing]) -> Mixing:
@@ -65,31 +79,43 @@ def merged(parts: Iterable[Mixing]) -> Mixing:
 
 
 def pack(statistics: Mixing) -> dict[str, Tensor]:
-    """Return statistics as named tensors, for a file."""
+    """Return statistics as named tensors, for a file; of the bins, which are mostly empty, those that are not."""
     packed = {name: getattr(statistics, name) for name in _PLAIN} | {"tokens": torch.tensor(statistics.tokens)}
     for name in _OFFSETS:
         part: Offsets = getattr(statistics, name)
         packed |= {f"{name} sums": part.sums, f"{name} pairs": part.pairs}
-    return packed | {f"tag {tag}": counts for tag, counts in statistics.by_tag.items()}
+    binned = {"own": statistics.own} | {f"tag {tag}": counts for tag, counts in statistics.by_tag.items()}
+    for name, counts in binned.items():
+        filled = counts.flatten().nonzero().squeeze(1)
+        packed |= {f"{name} bins": filled, f"{name} counts": counts.flatten()[filled]}
+    return packed
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Mixing:
     """Return statistics from what `pack` made of them."""
     fields: dict[str, Any] = {name: packed[name] for name in _PLAIN}
     fields |= {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
-    tags = {name.removeprefix("tag "): counts for name, counts in packed.items() if name.startswith("tag ")}
-    return Mixing(tokens=int(packed["tokens"]), by_tag=tags, **fields)
+    empty = torch.zeros(len(fields["outweighed"]), BINS, dtype=torch.long)
+
+    def counts(name: str) -> Tensor:
+        flat = empty.flatten().index_put((packed[f"{name} bins"],), packed[f"{name} counts"])
+        return flat.view_as(empty)
+
+    tags = (name.removesuffix(" bins") for name in packed if name.startswith("tag ") and name.endswith(" bins"))
+    by_tag = {name.removeprefix("tag "): counts(name) for name in tags}
+    return Mixing(tokens=int(packed["tokens"]), own=counts("own"), by_tag=by_tag, **fields)
 
 
-def _tables(whole: Mixing) -> dict[str, "DataFrame"]:
+def frames(whole: Mixing) -> dict[str, "DataFrame"]:
+    """Return statistics as the tables of `attribution_tables`."""
     import pandas as pd
 
     layers = range(1, len(whole.own) + 1)
 
-    def quartiles(values: Tensor) -> dict[str, Any]:
-        return dict(zip(("lower", "median", "upper"), values.T.numpy(), strict=True))
+    def box(values: Tensor) -> dict[str, Any]:
+        return dict(zip(("low", "lower", "median", "upper", "high"), values.T.numpy(), strict=True))
 
-    own = {"layer": layers, **quartiles(whole.own_quartiles()), "outweighed": whole.outweighed_share().numpy()}
+    own = {"layer": layers, **box(boxes(whole.own)), "outweighed": whole.outweighed_share().numpy()}
     names = [str(first) if first == last else f"{first}-{last or ''}" for first, last in GROUPS]
     groups = pd.DataFrame(whole.group_shares().numpy(), columns=names, index=pd.Index(layers, name="layer"))
     tables = {
@@ -99,8 +125,8 @@ def _tables(whole: Mixing) -> dict[str, "DataFrame"]:
     }
     if whole.by_tag:
         found = [
-            pd.DataFrame({"tag": tag, "tokens": int(whole.by_tag[tag][0].sum()), "layer": layers, **quartiles(values)})
-            for tag, values in whole.tag_quartiles().items()
+            pd.DataFrame({"tag": tag, "tokens": int(whole.by_tag[tag][0].sum()), "layer": layers, **box(values)})
+            for tag, values in whole.tag_boxes().items()
         ]
         tables["tags"] = pd.concat(found, ignore_index=True)
     return tables

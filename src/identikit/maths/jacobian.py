@@ -211,7 +211,7 @@ def block_norms(tangents: Float[Tensor, "output feature input direction"], norm:
         return torch.linalg.vector_norm(tangents, dim=(1, 3), dtype=wide)
     if norm == "sum":
         return torch.linalg.vector_norm(tangents.sum(1, dtype=wide), dim=-1)
-    return torch.stack([spectral_norm(block.to(wide)) for block in tangents.unbind(2)], dim=1)
+    return spectral_norm(tangents.transpose(1, 2).to(wide, memory_format=torch.contiguous_format))
 
 
 def direction_squares(

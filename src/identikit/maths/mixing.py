@@ -159,10 +159,10 @@ class Mixing(NamedTuple):
         means = self.group_sums.double() / _UNIT / self.group_tokens
         return torch.where(self.group_tokens > 0, _ratio(means, means.sum(0)), torch.nan)
 
-    def tag_quartiles(self) -> dict[str, Float[Tensor, "layer 3"]]:
-        """Quartiles of the own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
-        found = {tag: quantiles(counts, (0.25, 0.5, 0.75)) for tag, counts in self.by_tag.items()}
-        return dict(sorted(found.items(), key=lambda item: -float(item[1][-1, 1])))
+    def tag_boxes(self) -> dict[str, Float[Tensor, "layer 5"]]:
+        """Boxes of the own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
+        found = {tag: boxes(counts) for tag, counts in self.by_tag.items()}
+        return dict(sorted(found.items(), key=lambda item: -float(item[1][-1, 2])))
 
 
 def mixing(
@@ -205,6 +205,20 @@ def quantiles(counts: Int[Tensor, "*axis bin"], levels: Sequence[float]) -> Floa
     lower, upper = (torch.searchsorted(running, end.long(), right=True) for end in (rank.floor(), rank.ceil()))
     bins = torch.lerp(lower.double(), upper.double(), rank - rank.floor())
     return torch.where(total > 0, (bins + 0.5) / counts.shape[-1], torch.nan)
+
+
+def boxes(counts: Int[Tensor, "*axis bin"]) -> Float[Tensor, "*axis 5"]:
+    """A box plot's five numbers, of binned numbers: lower whisker, quartiles, upper whisker; NaN where there are none.
+
+    Whiskers are Tukey's: the furthest numbers within one and a half times the box's height from it, if any lie beyond.
+    """
+    lower, _, upper = quartiles = quantiles(counts, (0.25, 0.5, 0.75)).unbind(-1)
+    reach = 1.5 * (upper - lower)
+    centres = (torch.arange(counts.shape[-1], dtype=torch.float64) + 0.5) / counts.shape[-1]
+    inside = (centres >= (lower - reach)[..., None]) & (centres <= (upper + reach)[..., None]) & (counts > 0)
+    low = torch.where(inside, centres, torch.inf).amin(-1).minimum(lower)
+    high = torch.where(inside, centres, -torch.inf).amax(-1).maximum(upper)
+    return torch.stack([low, *quartiles, high], dim=-1)
 
 
 def _offsets(contribution: Contribution, causal: bool) -> Int[Tensor, "n n"]:
