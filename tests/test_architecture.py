@@ -19,7 +19,8 @@ FLOORS = [
     {"probes"},
     {"analyses"},
     {"explain"},
-    {"render", "bench"},
+    {"render", "bench", "finetune"},
+    {"paper"},
     {"cli", "__init__"},
 ]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from identikit.data import read_texts
+from identikit.data import read_labelled, read_texts
 from identikit.errors import InputError
 from identikit.text import encode
 from tests.test_text import minilm
@@ -218,6 +218,44 @@ def test_training_pairs_leave_out_the_development_pairs(tmp_path):
     assert list(read_texts("mrpc", data_dir=tmp_path, split="train")) == [("c", "d")]
 
 
+MRPC_TRAINING = f"{MRPC_HEADER}\n1\t1\t2\ta\tb\n0\t3\t4\tc\td\n0\t1\t4\te\tf"
+
+
+@pytest.mark.parametrize("training", ["msr_paraphrase_train.txt", "MRPC/msr_paraphrase_train.txt", "MRPC/train.tsv"])
+@pytest.mark.parametrize("development", ["mrpc_dev.tsv", "dev.tsv", "MRPC/dev.tsv"])
+def test_labels_come_with_the_texts_that_are_left_in(tmp_path, training, development):
+    write(tmp_path / training, f"\ufeff{MRPC_TRAINING}")
+    every = [(("a", "b"), 1), (("c", "d"), 0), (("e", "f"), 0)]
+    assert list(read_labelled("MRPC", data_dir=tmp_path, split="train")) == every
+    write(tmp_path / development, f"{MRPC_HEADER}\n0\t3\t4\tc\td")
+    assert list(read_labelled("mrpc", data_dir=tmp_path, split="train")) == [every[0], every[2]]
+    assert list(read_labelled("mrpc", data_dir=tmp_path)) == [every[1]]
+
+
+def test_labels_of_cola_and_of_a_converted_mrpc(tmp_path):
+    write(tmp_path / "cola_in_domain_train.tsv", COLA)
+    write(tmp_path / "mrpc_dev.tsv", "sentence1\tsentence2\tlabel\na\tb\t1")
+    assert list(read_labelled("cola", data_dir=tmp_path, split="train")) == [('The sailors "rode.', 1), ("Bad the.", 0)]
+    assert list(read_labelled("mrpc", data_dir=tmp_path)) == [(("a", "b"), 1)]
+
+
+def test_labels_that_are_not_there(tmp_path):
+    for name in ("mnli", "sst"):
+        with pytest.raises(InputError, match=f"'{name}' is not known; expected one of mrpc, cola"):
+            read_labelled(name, data_dir=tmp_path)
+    with pytest.raises(InputError, match=r"holds none of MRPC/msr_paraphrase_train\.txt"):
+        read_labelled("mrpc", data_dir=tmp_path, split="train")
+    write(tmp_path / "mrpc_dev.tsv", "sentence1\tsentence2\na\tb")
+    with pytest.raises(InputError, match="no labels: expected a column 'Quality' or 'label'; it has 'sentence1'"):
+        read_labelled("mrpc", data_dir=tmp_path)
+    write(tmp_path / "CoLA/dev.tsv", "x\t1\t\tGood.\nx\tyes\t\tBad.")
+    with pytest.raises(InputError, match="line 2: column 'label' holds 'yes', expected the label 0 or 1"):
+        list(read_labelled("cola", data_dir=tmp_path))
+    write(tmp_path / "CoLA/train.tsv", "")
+    with pytest.raises(InputError, match="it holds no text"):
+        list(read_labelled("cola", data_dir=tmp_path, split="train"))
+
+
 def test_a_known_name_that_cannot_be_found(tmp_path):
     with pytest.raises(InputError, match=r"mrpc: say which folder.*--data-dir.*'datasets:nyu-mll/glue/mrpc'"):
         read_texts("mrpc")
@@ -322,6 +360,20 @@ def test_mrpc_has_the_papers_counts(shared):
 
 def test_mrpc_training_has_the_count_of_glue(shared):
     assert len(list(read_texts("mrpc", data_dir=shared, split="train"))) == 3_668
+
+
+def test_labels_of_mrpc_and_cola(shared):
+    counted = {}
+    for name in ("mrpc", "cola"):
+        for split in ("train", "dev"):
+            labels = [label for _, label in read_labelled(name, data_dir=shared, split=split)]
+            counted[name, split] = (len(labels), sum(labels))
+    assert counted == {
+        ("mrpc", "train"): (3_668, 2_474),
+        ("mrpc", "dev"): (408, 279),
+        ("cola", "train"): (8_551, 6_023),
+        ("cola", "dev"): (1_043, 719),
+    }
 
 
 def test_cola_has_the_papers_counts(shared):

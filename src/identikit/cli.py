@@ -174,6 +174,88 @@ def tokens(
     _report(f"Rates in the last layer: {told}.", {"rates": summary.to_dict("records")}, (out, tables, as_json))
 
 
+@app.command()
+def reproduce(
+    out: OutOption,
+    names: Annotated[list[str] | None, typer.Argument(help="fig1a … fig43, claims by name, or all.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", help="mrpc, cola, mnli, wikitext or a file; again for more; the embedded texts if left out."
+        ),
+    ] = None,
+    data_dir: DataDirOption = None,
+    columns: ColumnOption = None,
+    sample: Annotated[
+        int | None,
+        typer.Option("--sample", min=1, help="Take this many texts, 16 directions, 3 folds and one learning rate."),
+    ] = None,
+    finetuned: Annotated[
+        list[str] | None, typer.Option("--finetuned", help="A fine-tuned model's folder, or TASK=FOLDER.")
+    ] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32.")] = "full",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of folds, starts and random directions.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Reproduce the paper: its figures, and its claims judged, for any model."""
+    from identikit.paper.reproduce import Plan
+    from identikit.paper.reproduce import reproduce as reproduced
+    from identikit.render.claims import claims_table
+    from identikit.render.progress import step_progress
+
+    given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
+    chosen = {name: tuple(value) for name, value in given.items() if value}
+    plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
+    with step_progress() as told:
+        report = reproduced(identikit.load(model, device=device), plan, out, told=told)
+    if as_json:
+        listed = [{"name": name, "why": why} for name, why in report.listed]
+        found = {"figures": list(report.drawn), "claims": report.findings.to_dict("records"), "listed": listed}
+        typer.echo(json.dumps(found | {"page": f"{out}/index.html"}, ensure_ascii=False))
+        return
+    Console().print(claims_table(report.findings))
+    for name, why in report.listed:
+        typer.echo(f"{name}: {why}")
+    typer.echo(f"{len(report.drawn)} figures in {out}/figures; all on one page: {out}/index.html")
+
+
+@app.command()
+def finetune(
+    task: Annotated[str, typer.Argument(help="mrpc or cola.")],
+    data_dir: Annotated[str, typer.Option("--data-dir", help="The folder with its training and development files.")],
+    out: Annotated[str, typer.Option("--out", help="A new or empty folder for the model.")],
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How often the training texts are read.")] = 3,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts a step.")] = 32,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The highest; default 5e-5.")] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="Train on this many, drawn by the seed.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the head, the batches and dropout.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune a model on MRPC or CoLA, to compare it with itself before (Fig. 12 and 13)."""
+    from identikit.finetune import finetune as finetuned
+    from identikit.render.progress import step_progress
+
+    options = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "sample": sample}
+    with step_progress() as told:
+        tuned = finetuned(
+            model,
+            task,
+            data_dir=data_dir,
+            out=out,
+            seed=seed,
+            device=device,
+            progress=lambda done, total, loss: told(f"fine-tuning on {task}", done, total),
+            **options,
+        )
+    typer.echo(json.dumps(tuned.to_dict()) if as_json else tuned.summary())
+
+
 def _count(probes: str | None) -> int | str | None:
     return int(probes) if probes is not None and probes.isdigit() else probes
 

@@ -1,6 +1,6 @@
-"""Files and datasets as a stream of texts, behind one function: `read_texts`.
+"""Files and datasets as a stream of texts: `read_texts`, and `read_labelled` for the datasets that have two classes.
 
-Every source becomes a `_Table` whose rows are read one by one; `_KNOWN` lists the datasets known by name.
+Every source becomes a `_Table` whose rows are read one by one; `KNOWN` lists the datasets known by name.
 """
 
 import csv
@@ -44,16 +44,35 @@ def read_texts(
     Mistakes in the arguments surface at the call; texts are read while iterating.
     """
     source = os.fspath(source)
-    if source.lower() in _KNOWN:
+    if source.lower() in KNOWN:
         _refuse(source, "columns", columns, "it knows its own")
         return _known_texts(source.lower(), data_dir, split)
-    _refuse(source, "data_dir", data_dir, f"only {', '.join(_KNOWN)} take it")
+    _refuse(source, "data_dir", data_dir, f"only {', '.join(KNOWN)} take it")
     if source.startswith(_HUB):
         table = _hub_table(source.removeprefix(_HUB), columns, split)
     else:
         _refuse(source, "split", split, "a file has none")
         table = _file_table(source)
     return _texts(table, _chosen_columns(table, columns))
+
+
+def read_labelled(
+    name: str, *, data_dir: str | os.PathLike[str], split: str | None = None
+) -> Iterator[tuple[Text, int]]:
+    """Stream the texts of 'mrpc' or 'cola', each with its label: 1 for a paraphrase or a good sentence, 0 for another.
+
+    ``data_dir`` and ``split`` are those of `read_texts`. Pairs of MRPC's development set are left out of its training
+    set by their IDs.
+    """
+    known = KNOWN.get(name.lower())
+    if known is None or not known.labels:
+        labelled = ", ".join(other for other in KNOWN if KNOWN[other].labels)
+        raise InputError(f"Reading texts with labels: {name!r} is not known; expected one of {labelled}.")
+    streams = [
+        _labelled(table, _spelled_columns(table, known.columns), _label_column(table, known.labels))
+        for table in _split_tables(name.lower(), data_dir, split)
+    ]
+    return chain.from_iterable(streams)
 
 
 @dataclass(frozen=True)
@@ -67,13 +86,32 @@ class _Table:
 
 
 def _texts(table: _Table, columns: Sequence[str]) -> Iterator[Text]:
+    return (_text(table, place, row, columns) for place, row in _some_rows(table, columns))
+
+
+def _labelled(table: _Table, columns: Sequence[str], label: str) -> Iterator[tuple[Text, int]]:
+    for place, row in _some_rows(table, (*columns, label)):
+        value = _cell(table, place, row, label)
+        if value not in ("0", "1"):
+            raise InputError(
+                f"Reading {table.name}, {place}: column {label!r} holds {value!r:.40}, expected the label 0 or 1; "
+                "repair the row."
+            )
+        yield _text(table, place, row, columns), int(value)
+
+
+def _some_rows(table: _Table, columns: Sequence[str]) -> _Rows:
     empty = True
     for place, row in table.rows(columns):
-        cells = tuple(_cell(table, place, row, column) for column in columns)
-        yield cells[0] if len(cells) == 1 else (cells[0], cells[1])
+        yield place, row
         empty = False
     if empty:
         raise InputError(f"Reading {table.name}: it holds no text; pass a file with some.")
+
+
+def _text(table: _Table, place: str, row: Mapping[str, object], columns: Sequence[str]) -> Text:
+    cells = tuple(_cell(table, place, row, column) for column in columns)
+    return cells[0] if len(cells) == 1 else (cells[0], cells[1])
 
 
 def _cell(table: _Table, place: str, row: Mapping[str, object], column: str) -> str:
@@ -111,7 +149,7 @@ def _file_table(path: str) -> _Table:
     ending = PurePosixPath(path).suffix.lower()
     if ending not in _READERS:
         raise InputError(
-            f"Reading {path}: expected a file that ends in {', '.join(_READERS)}, one of {', '.join(_KNOWN)} "
+            f"Reading {path}: expected a file that ends in {', '.join(_READERS)}, one of {', '.join(KNOWN)} "
             f"with data_dir, or '{_HUB}NAME'."
         )
     if not _is_file(path):
@@ -294,8 +332,8 @@ class _Known:
     """Where a dataset's files and columns are.
 
     ``layouts`` gives, for each split (the default first), the sets of files to look for in turn; the files of a set are
-    read one after another. ``columns`` are the spellings of the text columns. Rows of 'dev' are left out of 'train' by
-    their ``ids``.
+    read one after another. ``columns`` are the spellings of the text columns, ``labels`` those of the column of labels
+    0 and 1. Rows of 'dev' are left out of 'train' by their ``ids``.
     """
 
     layouts: Mapping[str, tuple[tuple[str, ...], ...]]
@@ -303,10 +341,18 @@ class _Known:
     read: Callable[[str], _Table]
     hub: str
     ids: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 def _known_texts(name: str, data_dir: str | os.PathLike[str] | None, split: str | None) -> Iterator[Text]:
-    known = _KNOWN[name]
+    columns = KNOWN[name].columns
+    streams = [_texts(table, _spelled_columns(table, columns)) for table in _split_tables(name, data_dir, split)]
+    return chain.from_iterable(streams)
+
+
+def _split_tables(name: str, data_dir: str | os.PathLike[str] | None, split: str | None) -> list[_Table]:
+    """The tables of a split, the default one if none is named; 'train' without the rows of 'dev'."""
+    known = KNOWN[name]
     split = next(iter(known.layouts)) if split is None else split
     if split not in known.layouts:
         raise InputError(f"Reading {name}: there is no split {split!r}; it has {', '.join(known.layouts)}.")
@@ -322,8 +368,7 @@ def _known_texts(name: str, data_dir: str | os.PathLike[str] | None, split: str 
     if split == "train" and known.ids:
         held_out = _known_tables(known, data_dir, "dev")
         tables = [_without(table, held_out, known.ids) for table in tables]
-    streams = [_texts(table, _spelled_columns(table, known.columns)) for table in tables]
-    return chain.from_iterable(streams)
+    return tables
 
 
 def _known_tables(known: _Known, data_dir: str | os.PathLike[str], split: str) -> list[_Table]:
@@ -339,6 +384,14 @@ def _known_tables(known: _Known, data_dir: str | os.PathLike[str], split: str) -
 def _spelled_columns(table: _Table, spellings: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     fitting = (columns for columns in spellings if set(columns) <= set(table.columns))
     return _chosen_columns(table, next(fitting, spellings[0]))
+
+
+def _label_column(table: _Table, spellings: tuple[str, ...]) -> str:
+    for column in spellings:
+        if column in table.columns:
+            return column
+    wanted, found = " or ".join(map(repr, spellings)), ", ".join(map(repr, table.columns))
+    raise InputError(f"Reading {table.name}: it has no labels: expected a column {wanted}; it has {found}.")
 
 
 def _without(table: _Table, others: list[_Table], ids: tuple[str, ...]) -> _Table:
@@ -366,7 +419,7 @@ def _layouts(folder: str, file: str, *flat: str) -> tuple[tuple[str, ...], ...]:
     return ((f"{folder}/{file}",), (file,), *((flat,) if flat else ()))
 
 
-_KNOWN: Mapping[str, _Known] = {
+KNOWN: Mapping[str, _Known] = {
     "mrpc": _Known(
         layouts={
             "dev": _layouts("MRPC", "dev.tsv", "mrpc_dev.tsv"),
@@ -376,6 +429,7 @@ _KNOWN: Mapping[str, _Known] = {
         read=_delimited_table,
         hub="nyu-mll/glue/mrpc",
         ids=("#1 ID", "#2 ID"),
+        labels=("Quality", "label"),
     ),
     "cola": _Known(
         layouts={
@@ -385,6 +439,7 @@ _KNOWN: Mapping[str, _Known] = {
         columns=(("sentence",),),
         read=partial(_delimited_table, header=("source", "label", "mark", "sentence")),
         hub="nyu-mll/glue/cola",
+        labels=("label",),
     ),
     "mnli": _Known(
         layouts={

@@ -91,10 +91,14 @@ class Store:
         """Write tensors with a few words about them, as safetensors."""
         self.write(name, save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, dict(about)))
 
+    def read(self, name: str) -> bytes:
+        """Read a file."""
+        with self.files.open(self._path(name), "rb") as file:
+            return file.read()
+
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read tensors and the words about them."""
-        with self.files.open(self._path(name), "rb") as file:
-            content = file.read()
+        content = self.read(name)
         try:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             return load(content), header.get("__metadata__", {})

@@ -24,6 +24,15 @@ def _pipeline() -> Any:
     )
 
 
+def tagger_missing() -> str | None:
+    """Say what is missing for tagging and how to install it; None if nothing is."""
+    try:
+        _pipeline()
+    except InputError as reason:
+        return str(reason)
+    return None
+
+
 def penn_tags(encoded: Encoded) -> tuple[str, ...]:
     """Return a Penn tag for each token of a text; special tokens are their own class, and pieces share their word's."""
     halves = encoded.text if isinstance(encoded.text, tuple) else (encoded.text,)

@@ -510,7 +510,7 @@ def test_golden_contributions_of_some_targets():
 
 @pytest.mark.slow
 def test_a_long_text_on_a_cpu_stays_under_four_gigabytes():
-    """The first tokens reach the peak (a whole run took 2.5 GiB): derivatives are held by then, and a chunk's tangents."""
+    """The first tokens reach the peak: derivatives are held by then, and tangents. A whole run took 2.5 GiB."""
     script = """
 import resource, warnings
 from identikit.analyses.attribution import token_attribution

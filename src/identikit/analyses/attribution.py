@@ -125,13 +125,19 @@ def token_attribution(
 
 
 def foresee(
-    model: Model, lengths: list[int], *, probes: int | str = "exact", norm: str = "frobenius", precision: str = "full"
+    model: Model,
+    lengths: list[int],
+    *,
+    probes: int | str = "exact",
+    norm: str = "frobenius",
+    precision: str = "full",
+    seed: int = 0,
 ) -> None:
     """Warn if attributing texts of these lengths will take more than a minute, with the probes that would make it fit.
 
     `token_attribution` does the same for the texts it is given; this is for those that will be given to it in parts.
     """
-    request = _request(model, probes, norm, None, None, "before", precision, 0)
+    request = _request(model, probes, norm, None, None, "before", precision, seed)
     _announce(model, lengths, [plan(model, n, request) for n in lengths], request)
 
 

@@ -234,11 +234,12 @@ def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor,
     error falls with the residual's square), or when the basis is complete.
     """
     complete, eps = min(matrices.shape[-2:]), torch.finfo(matrices.dtype).eps
-    drawn = torch.randn(matrices.shape[-2], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    basis = _unit(matrices.mT @ drawn.to(matrices), 0.0)[0]
+    gram = matrices @ matrices.mT if matrices.shape[-2] < matrices.shape[-1] else matrices.mT @ matrices
+    drawn = torch.randn(complete, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    basis = _unit(gram @ drawn.to(matrices), 0.0)[0]
     diagonal, beside = [], []
     while True:
-        image = matrices.mT @ (matrices @ basis[..., -1:])
+        image = gram @ basis[..., -1:]
         diagonal.append((basis[..., -1:] * image).sum((-2, -1)))
         rounding = 64 * eps * torch.linalg.vector_norm(image, dim=(-2, -1))
         for _ in range(2):  # once leaves rounding behind

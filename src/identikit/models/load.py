@@ -55,7 +55,7 @@ def load(
             raise InputError("tokenizer= goes with a model in memory; a folder or hub id brings its own.")
         source, name = (_default_folder(), DEFAULT_NAME) if model is None else (str(model), _short(model))
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
-        with _quiet():
+        with quiet():
             hf = _read(source, options, _dtype(dtype)).to(_device(device))  # pyright: ignore[reportArgumentType]
             loaded = Model(hf, _reader(source, options, hf), name=name, revision=_commit(source, revision))
     prove(loaded)
@@ -164,7 +164,7 @@ def _why(source: str, error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep progress bars, load reports and retries off the terminal; our own errors say what matters."""
     verbosity, bars, hub = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled(), hub_logging.get_verbosity()
     hf_logging.set_verbosity_error()

@@ -6,7 +6,8 @@ the stack. A member's start, batches and steps depend on the seed, its layer and
 any company.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -171,10 +172,11 @@ class _Stack:
         rows, valid = _in_batches(orders, self.settings.batch_size, self.data.device)
         coefficients = self._adam_coefficients(rows.shape[1])
         generators = self._dropout_generators()
+        adam = _fused_adam() if self.data.device.type == "cuda" else _adam
         for step in range(rows.shape[1]):
             gradients = self._gradients(rows[:, step], valid[:, step], generators)
             for name, gradient in gradients.items():
-                self._adam_step(name, gradient, coefficients[step])
+                adam(self.parameters[name], gradient, self.first[name], self.second[name], coefficients[step])
 
     def _start(self) -> dict[str, Tensor]:
         starts: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -249,13 +251,6 @@ class _Stack:
         )
         return together.to(self.data.device, self.data.features.dtype)[..., None, None]
 
-    def _adam_step(self, name: str, gradient: Tensor, coefficients: Float[Tensor, "coefficient member 1 1"]) -> None:
-        share, decay, scale, shift = coefficients
-        self.first[name].lerp_(gradient, share)
-        self.second[name].mul_(decay).addcmul_(gradient, gradient, value=1 - _BETAS[1])
-        divisor = torch.addcmul(shift, self.second[name].sqrt(), scale)
-        self.parameters[name].addcdiv_(self.first[name], divisor, value=-1)
-
     def _dropout_generators(self) -> list[torch.Generator]:
         if self.settings.dropout == 0 or "weight" in self.parameters:
             return []
@@ -302,6 +297,22 @@ class _Stack:
         self.stopped = [False] * len(stay)
         self._index_members()
         return done
+
+
+def _adam(
+    parameters: Tensor, gradient: Tensor, first: Tensor, second: Tensor, coefficients: Float[Tensor, "4 member 1 1"]
+) -> None:
+    """Take one step of Adam in place, with the numbers of `_Stack._adam_coefficients`."""
+    share, decay, scale, shift = coefficients
+    first.lerp_(gradient, share)
+    second.mul_(decay).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+    parameters.addcdiv_(first, torch.addcmul(shift, second.sqrt(), scale), value=-1)
+
+
+@cache
+def _fused_adam() -> Callable[..., None]:
+    """Return the same compiled: one pass over memory, where eager takes five."""
+    return torch.compile(_adam, dynamic=True)
 
 
 def _in_batches(

@@ -1,0 +1,312 @@
+"""Can attention be reduced to two matrices a head? Exactness, cost and time of collapsing W^Q·W^Kᵀ and W^V·H.
+
+The question is not the paper's: it comes from notes on it. What collapses is found by asking the model's own blocks,
+not by their names: whatever stands between the vectors that attention reads and its queries, keys and values is given
+zero and every unit vector, and is collapsible where that affine map explains what the block really made.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from identikit.errors import InputError
+from identikit.maths import collapse as maths
+from identikit.maths.collapse import Affine, Sizes
+from identikit.models import families
+from identikit.models.model import Block, Model
+from identikit.models.tap import AttentionCall
+from identikit.shapes import Float, Tensor
+from identikit.text import TokenBatch
+
+PRODUCTS = ("query-key", "value")
+NUMBERS = (
+    "error_float32", "error_float64", "error_model", "operations_factored", "operations_collapsed",
+    "parameters_factored", "parameters_collapsed", "time_ratio",
+)  # fmt: skip
+AFFINE_TO = 1e-9  # relative; in float64 a map that is affine is found to 1e-15
+ROUNDS = 21
+
+BEYOND = "its attention has terms beyond softmax(QK)V, so the matrices on either side do not meet"
+OWN_LAYERS = "its queries, keys and values are not made by plain linear layers that read the same vectors"
+ROTARY = "a rotation that depends on the position stands between W^Q and W^K (rotary embedding): no one matrix serves"
+NORMED = "queries and keys are not an affine map of the vectors (they are normed): W^Q and W^K do not meet"
+NOT_AFFINE = "values are not an affine map of the vectors: W^V and H do not meet"
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One layer's attention at one text, with a way to put other vectors in the place of those it reads.
+
+    `vectors`: as the layer's projections got them, after any norm; `made_from`: queries, keys and values of others in
+    float64, by the block's own way of making heads.
+    """
+
+    call: AttentionCall
+    vectors: Float[Tensor, "n d"]
+    projection: Float[Tensor, "head d_v d"]
+    made_from: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+
+    @cached_property
+    def made(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the text's own vectors, in float64."""
+        return self.made_from(self.vectors.double())
+
+    @cached_property
+    def maps(self) -> tuple[Affine, Affine, Affine]:
+        """The affine maps from vectors to queries, keys and values, from zero and the unit vectors."""
+        n, d = self.vectors.shape
+        asked = torch.zeros(-(-(d + 1) // n) * n, d, dtype=torch.float64, device=self.vectors.device)
+        asked[1 : d + 1].fill_diagonal_(1.0)
+        answers = [self.made_from(part) for part in asked.split(n)]
+        whole = [torch.cat(parts, dim=1) for parts in zip(*answers, strict=True)]
+        query, key, value = (Affine(part[:, 1 : d + 1] - part[:, :1], part[:, 0]) for part in whole)
+        return query, key, value
+
+    def why_not(self, product: str) -> str:
+        """Say why a product does not collapse; nothing where it does."""
+        chosen = (2,) if product == "value" else (0, 1)
+        vectors = self.vectors.double()
+        explained = [vectors @ self.maps[which].weight + self.maps[which].bias[:, None] for which in chosen]
+        if all(_error(found, self.made[which]) < AFFINE_TO for found, which in zip(explained, chosen, strict=True)):
+            return ""
+        if product == "value":
+            return NOT_AFFINE
+        everywhere = self.made_from(vectors[:1].expand_as(vectors).contiguous())
+        turned = any(_error(everywhere[which][:, :1], everywhere[which]) > AFFINE_TO for which in chosen)
+        return ROTARY if turned else NORMED
+
+    def sizes(self, product: str) -> Sizes:
+        """The sizes that decide what a product costs."""
+        heads, kv_heads = self.call.query.shape[1], self.call.key.shape[1]
+        made = self.call.value if product == "value" else self.call.query
+        return Sizes(self.vectors.shape[1], heads, kv_heads, made.shape[-1])
+
+
+def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int = 0) -> list[dict[str, Any]]:
+    """Collapse both products of every layer and measure them on made-up texts of random tokens, one row each.
+
+    Columns: layer (from 1), product ("query-key": scores before softmax; "value": what each head writes), tokens;
+    error_float64: of the collapsed form against the factored one, both in float64; error_float32: of the collapsed form
+    run in float32 against what the model itself made; error_model: of the model itself against float64 (its own
+    rounding); all relative, of the worst head. operations_* are multiply-adds, parameters_* numbers in the matrices,
+    both for all heads of the layer. time_ratio is collapsed over factored, in float32 where the model is. Where a
+    product does not collapse, `applies` is False, `why` says why and the rest is None.
+
+    A layer's collapsed matrices are heads·d² numbers, held in float64 and float32. Lengths beyond the model's positions
+    are cut to them; a vision model has one length.
+    """
+    if not lengths or min(lengths) < 2:
+        raise InputError(f"collapse: lengths are {tuple(lengths)}; give one or more, each at least 2.")
+    texts = [_made_up(model, n, seed) for n in sorted({min(n, model.limit or n) for n in lengths})]
+    texts = texts[:1] if model.vision else texts
+    if not model.family.splits:
+        return [
+            _row(layer, product, text.keep.shape[1], why=BEYOND)
+            for text in texts for layer in range(model.n_layers) for product in PRODUCTS
+        ]  # fmt: skip
+    rows = []
+    for text in texts:
+        with model.split(text) as split:
+            for layer, block in enumerate(split.blocks):
+                rows += _layer_rows(_read(model, layer, block), layer, text.keep.shape[1])
+    return rows
+
+
+def pays_when(model: Model, *, tokens: int = 128) -> str:
+    """Say in words when collapsing pays for this model: in operations on a whole text, in memory as a text grows."""
+    if not model.family.splits:
+        return f"{model.name}: {BEYOND}."
+    with model.split(model.probe((2,))) as split:
+        reading = _read(model, 0, split.blocks[0])
+        if reading is None:
+            return f"{model.name}: {OWN_LAYERS}."
+        refused = reading.why_not("query-key")
+        scores, values = reading.sizes("query-key"), reading.sizes("value")
+    told = _whole_text(values, tokens)
+    if refused:
+        return f"{told} {_growing_text([values], 'values')} Only W^V·H collapses here: {refused}."
+    return f"{told} {_growing_text([scores, values], 'keys and values')}"
+
+
+def _whole_text(sizes: Sizes, tokens: int) -> str:
+    d, heads, kv_heads, width = sizes
+    factored = maths.factored_cost(sizes, new=tokens, tokens=tokens)
+    collapsed = maths.collapsed_cost(sizes, new=tokens, tokens=tokens)
+    shared_out = heads == kv_heads and heads * width == d
+    return (
+        f"A whole text: one {d}×{d} matrix a head in the place of two of {d}×{width} takes "
+        f"{collapsed.operations / factored.operations:.1f} times the multiply-adds at {tokens} tokens and "
+        f"{collapsed.weights / factored.weights:.1f} times the weights. It pays where a head is wider than "
+        f"{maths.least_head_width(sizes, 0):.0f} (short texts) to {d} (long ones), "
+        f"{maths.least_head_width(sizes, tokens):.0f} at {tokens} tokens; here it is {width}"
+        f"{', and heads that share the width out among them pay only where there is one' if shared_out else ''}."
+    )
+
+
+def _growing_text(products: list[Sizes], replaced: str) -> str:
+    """What it means to keep the tokens' vectors, from which all products are made, in the place of what was kept."""
+    d, width = products[0].width, products[0].head_width
+    factored = [maths.factored_cost(sizes, new=1, tokens=1) for sizes in products]
+    collapsed = [maths.collapsed_cost(sizes, new=1, tokens=1) for sizes in products]
+    kept = sum(cost.cache for cost in factored)
+    told = (
+        f"A text that grows by one token: keeping each token's vector ({d} numbers a layer) in the place of its "
+        f"{replaced} ({kept}) makes each weight cost {d / width:.0f} times the multiply-adds"
+    )
+    if d >= kept:
+        return f"{told} and saves no memory: it does not pay."
+    less, more = sum(cost.weights for cost in factored), sum(cost.weights for cost in collapsed)
+    return (
+        f"{told} and keeps {kept / d:.1f} times less, which is also what must be read where one kernel serves both "
+        f"products. With collapsed matrices ({more:,} numbers to read in the place of {less:,}) less is read in all "
+        f"only beyond {(more - less) / (kept - d):,.0f} tokens; with the factors kept and only the order of "
+        "the products changed, from the first."
+    )
+
+
+def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
+    """A text of random tokens; a vision model gets its random image."""
+    batch = model.probe((n,))
+    if batch.ids is None:
+        return batch
+    vocabulary = model.hf.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, batch.ids.shape, generator=torch.Generator().manual_seed(seed))
+    return replace(batch, ids=torch.where(ids == model.pad_id, (ids + 1) % vocabulary, ids))
+
+
+def _read(model: Model, layer: int, block: Block) -> _Reading | None:
+    """Find the linear layers that queries, keys and values are made by; None where they are something else."""
+    module = model.blocks[layer]
+    given: dict[nn.Linear | Conv1D, Tensor] = {}
+
+    def remember(linear: nn.Linear | Conv1D, args: tuple[Any, ...]) -> None:
+        given[linear] = args[0]
+
+    with ExitStack() as stack:
+        for linear in module.modules():
+            if isinstance(linear, nn.Linear | Conv1D) and linear.weight.is_floating_point():
+                stack.callback(linear.register_forward_pre_hook(remember).remove)
+        block.pre(block.input)
+    vectors = given.get(families.find(module, model.family.value)) if model.family.value else None
+    if vectors is None or any(other is not vectors for other in given.values()):
+        return None
+    made_from = partial(_made_from, block, tuple(given))
+    return _Reading(block.call, vectors[0], model.projection(layer), made_from)
+
+
+def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values that the block makes when its linear layers answer for these vectors, in float64."""
+
+    def answer(linear: nn.Linear | Conv1D, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        weight = linear.weight.double()
+        made = vectors @ (weight if isinstance(linear, Conv1D) else weight.mT)
+        return (made if linear.bias is None else made + linear.bias.double())[None]
+
+    with ExitStack() as stack:
+        for linear in readers:
+            stack.callback(linear.register_forward_hook(answer).remove)
+        query, key, value = block.pre(block.input)
+    return query[0], key[0], value[0]
+
+
+def _layer_rows(reading: _Reading | None, layer: int, tokens: int) -> list[dict[str, Any]]:
+    if reading is None:
+        return [_row(layer, product, tokens, why=OWN_LAYERS) for product in PRODUCTS]
+    rows = []
+    for product, measured in zip(PRODUCTS, (_scores, _values), strict=True):
+        why = reading.why_not(product)
+        if why:
+            rows.append(_row(layer, product, tokens, why=why))
+            continue
+        sizes = reading.sizes(product)
+        factored = maths.factored_cost(sizes, new=tokens, tokens=tokens)
+        collapsed = maths.collapsed_cost(sizes, new=tokens, tokens=tokens)
+        numbers = measured(reading) | {
+            "operations_factored": factored.operations,
+            "operations_collapsed": collapsed.operations,
+            "parameters_factored": factored.weights,
+            "parameters_collapsed": collapsed.weights,
+        }
+        rows.append(_row(layer, product, tokens, numbers=numbers))
+    return rows
+
+
+def _row(
+    layer: int, product: str, tokens: int, *, why: str = "", numbers: dict[str, float] | None = None
+) -> dict[str, Any]:
+    known = {name: (numbers or {}).get(name) for name in NUMBERS}
+    return {"layer": layer + 1, "product": product, "tokens": tokens, **known, "applies": not why, "why": why}
+
+
+def _scores(reading: _Reading) -> dict[str, float]:
+    call, (query, key, _) = reading.call, reading.made
+    collapsed = maths.collapse_scores(reading.maps[0], reading.maps[1], scaling=call.scaling)
+    small, vectors = collapsed.to(torch.float32), reading.vectors.float()
+    small_maps = [affine.to(torch.float32) for affine in reading.maps[:2]]
+
+    def product(query: Tensor, key: Tensor) -> Tensor:
+        return query @ key.repeat_interleave(call.groups, 0).mT * call.scaling
+
+    exact, made = product(query, key), product(call.query[0], call.key[0])
+    return {
+        "error_float64": _error(maths.collapsed_scores(reading.vectors.double(), collapsed), exact),
+        "error_float32": _error(maths.collapsed_scores(vectors, small), made),
+        "error_model": _error(made, exact),
+        "time_ratio": _time_ratio(
+            lambda: maths.collapsed_scores(vectors, small),
+            lambda: maths.factored_scores(vectors, *small_maps, scaling=call.scaling),
+        ),
+    }
+
+
+def _values(reading: _Reading) -> dict[str, float]:
+    call, value = reading.call, reading.made[2]
+    projection, attention = reading.projection.double(), call.weights()[0].double()
+    collapsed = maths.collapse_values(reading.maps[2], projection)
+    small, vectors, weights = collapsed.to(torch.float32), reading.vectors.float(), attention.float()
+    small_map, small_projection = reading.maps[2].to(torch.float32), projection.float()
+
+    def by_head(weights: Tensor, vectors: Tensor, collapsed: maths.CollapsedValues) -> Tensor:
+        heads = zip(weights.split(1), collapsed.matrix.split(1), collapsed.bias.split(1), strict=True)
+        return torch.stack([maths.collapsed_output(A, vectors, maths.CollapsedValues(*parts)) for A, *parts in heads])
+
+    exact = attention @ value.repeat_interleave(call.groups, 0) @ projection
+    made = call.output[0] @ reading.projection
+    return {
+        "error_float64": _error(by_head(attention, reading.vectors.double(), collapsed), exact),
+        "error_float32": _error(by_head(weights, vectors, small), made),
+        "error_model": _error(made, exact),
+        "time_ratio": _time_ratio(
+            lambda: maths.collapsed_output(weights, vectors, small),
+            lambda: maths.factored_output(weights, vectors, small_map, small_projection),
+        ),
+    }
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """The relative error of the worst head; heads come first. A head that is zero in both has none."""
+    found, expected = found.double().expand_as(expected), expected.double()
+    difference = torch.linalg.vector_norm(found - expected, dim=(1, 2))
+    size = torch.linalg.vector_norm(expected, dim=(1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
+    return float((difference / size).max())
+
+
+def _time_ratio(collapsed: Callable[[], Tensor], factored: Callable[[], Tensor]) -> float:
+    """The shortest time of the one over that of the other, both taken in turn after a round that does not count."""
+    shortest = [float("inf"), float("inf")]
+    for round_ in range(ROUNDS + 1):
+        for which, task in enumerate((collapsed, factored)):
+            start = time.perf_counter()
+            done = task()
+            if done.is_cuda:
+                torch.cuda.synchronize(done.device)
+            if round_:
+                shortest[which] = min(shortest[which], time.perf_counter() - start)
+    return shortest[0] / shortest[1]

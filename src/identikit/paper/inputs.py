@@ -1,0 +1,373 @@
+"""What figures and claims share: each input is computed once for a model and a dataset, and kept.
+
+An input gathers plain numbers into its own folder, part by part, so that a stopped run goes on where it was; `tables`
+makes them into the tables that `Evidence` holds. Gathering needs no pandas, so it runs on a bare GPU machine.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import identikit
+from identikit.analyses import attention_tables, attribution_tables
+from identikit.analyses.attention import effective_attention
+from identikit.analyses.attention_tables import attention_statistics
+from identikit.analyses.attribution import token_attribution
+from identikit.analyses.attribution_tables import Tagger, attribution_statistics
+from identikit.analyses.identity import hidden_states
+from identikit.analyses.sweep import products
+from identikit.models.model import Model
+from identikit.paper import collapse
+from identikit.paper.evidence import NORMS
+from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE, at_most
+from identikit.probes import FittedMap, HiddenStates, Probes, Settings, Task, fit_maps, measure
+from identikit.probes.protocol import BLOCKS, Progress
+from identikit.results import provenance, text_hash
+from identikit.shapes import Tensor
+from identikit.store import Store
+from identikit.text import Encoded, Text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Rows = list[dict[str, Any]]
+Parts = Iterable[tuple[str, Callable[[], Rows]]]  # the files of an input, and what computes each
+
+SHARES = (0.5, 0.8, 0.9, 1.0)
+COMPUTED = "computed.json"  # where and with what an input was computed
+OFFSETS = (-3, -2, -1, 1, 2, 3)
+LEARNED = ("linear", "mlp")
+DISTANCES = ("cosine", "l2")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is computed: directions of attribution, folds, learning rates and epochs of the learned maps."""
+
+    probes: int | str = "exact"
+    folds: int = 10
+    learning_rates: tuple[float, ...] = Settings().learning_rates
+    epochs: int = Settings().epochs
+
+
+PAPER = Effort()
+SAMPLE = Effort(probes=16, folds=3, learning_rates=(0.001,), epochs=100)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One model on the texts of one dataset."""
+
+    model: Model
+    data: str
+    texts: list[Text]
+    effort: Effort = PAPER
+    precision: str = "full"
+    seed: int = 0
+    tagger: Tagger | None = None
+    told: Progress = field(default=lambda what, done, total: None, compare=False)
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """How many tokens each text has, cut as it is."""
+        with at_most(self.model):
+            return [len(one) for one in self.model.encode(self.texts, truncate=True)]
+
+    @cached_property
+    def states(self) -> HiddenStates:
+        """The hidden vectors of all texts."""
+        with at_most(self.model):
+            return hidden_states(self.model, self.texts, truncate=True, progress=self.told)
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """Return what an input's numbers depend on."""
+        return {
+            "input": name,
+            "data": self.data,
+            "texts": text_hash(self.texts),
+            "pieces": PIECES,
+            "model": self.model.name,
+            "weights": self.model.fingerprint,
+            "dtype": str(self.model.dtype),
+            "effort": asdict(self.effort),
+            "precision": self.precision,
+            "seed": self.seed,
+            "tags": self.tagger is not None,
+            "version": identikit.__version__,
+        }
+
+    def fit(self, probes: Probes, task: Task, folds: int) -> list[FittedMap]:
+        """Fit maps to the hidden vectors."""
+        settings = Settings(
+            folds=folds,
+            seed=self.seed,
+            learning_rates=self.effort.learning_rates,
+            epochs=self.effort.epochs,
+            device=str(self.model.device),
+        )
+        return fit_maps(self.states, probes, task=task, settings=settings, progress=self.told).maps
+
+    def rates(self, maps: list[FittedMap], **options: Any) -> Rows:
+        """Return how often maps recover tokens, as plain rows; layers count from 1 there."""
+        found = measure(self.states, maps, device=str(self.model.device), **options)
+        rows = [rate._asdict() for rate in found]
+        return [row | {"layer": row["layer"] + 1, "test_layer": row["test_layer"] + 1} for row in rows]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input: `gather` computes what its folder does not hold yet, `frames` makes it into the tables it `gives`.
+
+    `unmet` says in words why a piece of work cannot have it, or is None.
+    """
+
+    name: str
+    gives: tuple[str, ...]
+    gather: Callable[[Work, Store], Any]
+    frames: "Callable[[Any], dict[str, DataFrame]]"
+    unmet: Callable[[Work], str | None] = lambda work: None
+
+    def gathered(self, work: Work, out: str) -> Any:
+        """Return the input's numbers; what its folder under `out` keeps is not computed again."""
+        store = Store(f"{out}/inputs/{re.sub('[^a-zA-Z0-9.-]+', '_', work.data)}/{self.name}", work.settings(self.name))
+        found = self.gather(work, store)
+        if not store.has(COMPUTED):
+            about = provenance(work.model, "")
+            kept = {"device": device_name(work.model.device), "versions": about.versions, "revision": about.revision}
+            store.write(COMPUTED, json.dumps(kept, indent=1).encode())
+        return found
+
+    def tables(self, work: Work, out: str) -> "dict[str, DataFrame]":
+        """Return the input's tables."""
+        return self.frames(self.gathered(work, out))
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+# Attention and attribution
+
+
+def _progress(work: Work, what: str) -> Callable[[int, int], None]:
+    done = 0
+
+    def told(texts: int, _: int) -> None:
+        nonlocal done
+        done += texts
+        work.told(what, done, len(work.texts))
+
+    return told
+
+
+def _attention(work: Work, store: Store) -> Any:
+    with at_most(work.model):
+        return attention_statistics(
+            work.model, work.texts, store, truncate=True, progress=_progress(work, "effective attention")
+        )
+
+
+def _attribution(norm: str) -> Input:
+    def gather(work: Work, store: Store) -> Any:
+        probes = "exact" if norm == "sum" else work.effort.probes  # one direction a target: exact is cheap there
+        with at_most(work.model):
+            return attribution_statistics(
+                work.model,
+                work.texts,
+                store,
+                tagger=work.tagger,
+                truncate=True,
+                progress=_progress(work, f"attribution, {norm}"),
+                probes=probes,
+                norm=norm,
+                precision=work.precision,
+                seed=work.seed,
+            )
+
+    def frames(whole: Any) -> "dict[str, DataFrame]":
+        return {f"{name} {norm}": frame for name, frame in attribution_tables.frames(whole).items()}
+
+    def unmet(work: Work) -> str | None:
+        if norm == "spectral" and work.effort.probes != "exact":
+            return "needs every direction: leave --sample out"
+        return None
+
+    names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
+    return Input(f"attribution-{norm}", names, gather, frames, unmet)
+
+
+# Token identifiability: each part is a file of rows
+
+
+def _rows(store: Store, name: str, compute: Callable[[], Rows]) -> Rows:
+    """Return the rows of a file, computed and written if it is not there."""
+    file = f"{name}.json"
+    if not store.has(file):
+        store.write(file, json.dumps(compute()).encode())
+    return json.loads(store.read(file))
+
+
+def _frame(rows: Rows) -> "DataFrame":
+    from pandas import DataFrame
+
+    return DataFrame(rows)
+
+
+def _identity(name: str, parts: Callable[[Work], Parts]) -> Input:
+    def gather(work: Work, store: Store) -> Rows:
+        with products(work.precision):
+            return [row for part, compute in parts(work) for row in _rows(store, part, compute)]
+
+    def frames(rows: Rows) -> "dict[str, DataFrame]":
+        return {name: _frame(rows)}
+
+    def few(work: Work) -> str | None:
+        return f"needs {BLOCKS} texts or more" if len(work.texts) < BLOCKS else None
+
+    return Input(name, (name,), gather, frames, few)
+
+
+def _naive(work: Work) -> tuple[str, ...]:
+    return ("naive",) if work.model.d_input == work.model.d_model else ()
+
+
+def _same_and_across(work: Work) -> Parts:
+    def one(kind: str) -> Rows:
+        maps = work.fit(Probes((kind,), DISTANCES), Task(), work.effort.folds)
+        return work.rates(maps, test_layers=range(work.model.n_layers)) + work.rates(maps, splits=("train",))
+
+    return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
+
+
+def _by_share(work: Work) -> Parts:
+    layer = max(work.model.n_layers - 2, 0)
+
+    def one(share: float) -> Rows:
+        return work.rates(work.fit(Probes(("mlp",), ("l2",), (layer,)), Task(data_share=share), 1))
+
+    return [(f"share-{share}", lambda share=share: one(share)) for share in SHARES]
+
+
+def _to_previous(work: Work) -> Parts:
+    def one(kind: str) -> Rows:
+        return work.rates(work.fit(Probes((kind,), DISTANCES), Task(target="previous"), 1))
+
+    return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
+
+
+def _naive_to_previous(work: Work) -> Parts:
+    return [part for part in _to_previous(work) if part[0] == "naive"]
+
+
+def _neighbours(work: Work) -> Parts:
+    def one(kind: str, offset: int) -> Rows:
+        return work.rates(work.fit(Probes((kind,), DISTANCES), Task(offset=offset), 1))
+
+    return [
+        (f"{kind}{offset:+d}", lambda kind=kind, offset=offset: one(kind, offset))
+        for kind in LEARNED
+        for offset in OFFSETS
+    ]
+
+
+# The paper's two examples, and the products of matrices
+
+
+def _tensors(
+    store: Store, file: str, compute: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file and what is said of them, computed and written if it is not there."""
+    if not store.has(file):
+        tensors, about = compute()
+        store.write_tensors(file, tensors, {key: json.dumps(value) for key, value in about.items()})
+    tensors, words = store.read_tensors(file)
+    return tensors, {key: json.loads(value) for key, value in words.items()}
+
+
+def _passage(work: Work, store: Store) -> Any:
+    """Gather raw and effective attention of Appendix A.3's passage, in the layer that stands for the paper's fourth."""
+
+    def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        layer = max(round(work.model.n_layers * 4 / 12), 1) - 1
+        (encoded,) = work.model.encode(PASSAGE)
+        queries = _within(encoded, PASSAGE[1].index(PASSAGE_ROWS), len(PASSAGE_ROWS))
+        edges = effective_attention(work.model, PASSAGE, layers=[layer])[0].at(layer=layer, query=queries)
+        about = {"layer": layer + 1, "tokens": encoded.tokens}
+        return {"raw": edges.raw, "effective": edges.effective, "query": torch.tensor(queries)}, about
+
+    return _tensors(store, "passage.safetensors", compute)
+
+
+def _within(encoded: Encoded, start: int, length: int) -> list[int]:
+    """Return the positions of the pieces of the words that lie in a part of a pair's second text."""
+    return [
+        position
+        for (first, last), (half, begin, end) in zip(encoded.words, encoded.characters, strict=True)
+        if half == 1 and start <= begin and end <= start + length
+        for position in range(first, last)
+    ]
+
+
+def _passage_frames(gathered: Any) -> "dict[str, DataFrame]":
+    from pandas import DataFrame, MultiIndex
+
+    tensors, about = gathered
+    queries, tokens = tensors["query"].tolist(), about["tokens"]
+    heads = range(1, len(tensors["raw"]) + 1)
+    axes = MultiIndex.from_product([heads, queries, range(len(tokens))], names=["head", "query", "key"])
+    raw, effective = (tensors[name].double().flatten().numpy() for name in ("raw", "effective"))
+    frame = axes.to_frame(index=False).assign(layer=about["layer"], raw=raw, effective=effective, null=raw - effective)
+    words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in ("query", "key")}
+    return {"passage": DataFrame(frame.assign(**words))}
+
+
+def _sentence(work: Work, store: Store) -> Any:
+    """Gather where the hidden vectors of Appendix C.4's sentence come from."""
+
+    def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        options = {"probes": work.effort.probes, "precision": work.precision, "seed": work.seed}
+        found = token_attribution(work.model, SENTENCE, **options)[0]
+        return {"contribution": found.contribution}, {"tokens": found.tokens}
+
+    return _tensors(store, "sentence.safetensors", compute)
+
+
+def _sentence_frames(gathered: Any) -> "dict[str, DataFrame]":
+    from pandas import DataFrame, MultiIndex
+
+    tensors, about = gathered
+    contribution, tokens = tensors["contribution"], about["tokens"]
+    places = range(len(tokens))
+    axes = [range(1, len(contribution) + 1), places, places]
+    frame = MultiIndex.from_product(axes, names=["layer", "input", "output"]).to_frame(index=False)
+    words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in ("input", "output")}
+    return {"sentence": DataFrame(frame.assign(**words, contribution=contribution.double().flatten().numpy()))}
+
+
+def _collapse(work: Work, store: Store) -> Any:
+    return _rows(store, "collapse", lambda: collapse.measure(work.model, seed=work.seed))
+
+
+INPUTS: Mapping[str, Input] = {
+    one.name: one
+    for one in (
+        Input("attention", ("correlation", "null", "types"), _attention, lambda found: attention_tables.frames(*found)),
+        *(_attribution(norm) for norm in NORMS),
+        _identity("rates", _same_and_across),
+        _identity("shares", _by_share),
+        _identity("previous", _to_previous),
+        _identity("finetuned", _naive_to_previous),
+        _identity("neighbours", _neighbours),
+        Input("passage", ("passage",), _passage, _passage_frames),
+        Input("sentence", ("sentence",), _sentence, _sentence_frames),
+        Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}),
+    )
+}
+GIVER: Mapping[str, Input] = {table: one for one in INPUTS.values() for table in one.gives}
+"""The input that gives each table."""

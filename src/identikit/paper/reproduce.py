@@ -1,0 +1,269 @@
+"""The whole paper on a model: what is asked for is computed once, drawn, judged, and put on one page."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import identikit
+from identikit.data import KNOWN
+from identikit.errors import InputError
+from identikit.models.load import load
+from identikit.models.model import Model
+from identikit.paper.claims import CLAIMS, DATASETS, Claim, judge
+from identikit.paper.evidence import NORMS, Evidence, Subject
+from identikit.paper.figures import FIGURES, Figure
+from identikit.paper.inputs import COMPUTED, GIVER, PAPER, SAMPLE, Work
+from identikit.paper.texts import PASSAGE, SAMPLES, SENTENCE, paper_texts, source
+from identikit.probes.protocol import Progress
+from identikit.render.figures import save
+from identikit.render.gallery import Picture, gallery
+from identikit.store import Store, write_tables
+from identikit.tags import penn_tags, tagger_missing
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+ALL = "all"
+EXAMPLES = "examples"  # the work on the paper's own two texts, and on the model alone
+COLUMNS = ("claim", "where", "words", "paper", "rule", "norm", "verdict", "measured", "why", "data")
+_OF_EXAMPLES = ("passage", "sentence", "collapse")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be reproduced, and from what.
+
+    - `names`: figures ("fig1a"), claims, or "all"; `data`: datasets and files, the embedded texts if none
+    - `sample`: this many texts, and less work on each; `finetuned`: folders of fine-tuned models, by task
+    - `precision`: of products on a GPU; `seed`: of folds and random directions
+    """
+
+    names: tuple[str, ...] = (ALL,)
+    data: tuple[str, ...] = (SAMPLES,)
+    data_dir: str | None = None
+    columns: tuple[str, ...] | None = None
+    sample: int | None = None
+    finetuned: tuple[str, ...] = ()
+    precision: str = "full"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = [ALL, *FIGURES, *(claim.name for claim in CLAIMS)]
+        unknown = [name for name in self.names if name not in known]
+        if unknown:
+            raise InputError(
+                f"reproduce: {unknown[0]!r} is not known: use {ALL!r}, a figure ({', '.join(list(FIGURES)[:3])}, …, "
+                f"{list(FIGURES)[-1]}) or a claim's name ({CLAIMS[0].name}, …)."
+            )
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The figures asked for, in the paper's order."""
+        return [figure for name, figure in FIGURES.items() if ALL in self.names or name in self.names]
+
+    @property
+    def claims(self) -> list[Claim]:
+        """The claims asked for; those on a dataset's size cannot be judged from a sample of it."""
+        asked = [claim for claim in CLAIMS if ALL in self.names or claim.name in self.names]
+        return [claim for claim in asked if self.sample is None or claim not in DATASETS]
+
+    def data_of(self, entry: Figure | Claim) -> str | None:
+        """Return the data that a figure is drawn from or a claim judged on; None where none of those given serves."""
+        if source(entry.data) in self.data:
+            return entry.data
+        return None if entry.only else self.data[0]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of it: figures drawn, findings (a row for each claim and norm), and what could not be had, with why."""
+
+    out: str
+    drawn: tuple[str, ...]
+    findings: "DataFrame" = field(repr=False)
+    listed: tuple[tuple[str, str], ...]
+
+
+def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda what, done, total: None) -> Report:
+    """Compute, draw and judge what is planned into a folder; what the folder keeps is not computed again."""
+    from pandas import DataFrame
+
+    run = _Run(model, plan, out, told)
+    about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint}
+    about |= {"version": identikit.__version__}
+    page, files = Store(out, about), Store(f"{out}/figures", about)
+    pictures: list[Picture] = []
+    listed: list[tuple[str, str]] = []
+    for figure in plan.figures:
+        drawn = run.draw(figure, files)
+        pictures += [drawn] if isinstance(drawn, Picture) else []
+        listed += [drawn] if isinstance(drawn, tuple) else []
+    rows: list[dict[str, str]] = []
+    for claim in plan.claims:
+        judged = run.judged(claim)
+        rows += judged if isinstance(judged, list) else []
+        listed += [(claim.name, judged)] if isinstance(judged, str) else []
+    findings = DataFrame(rows, columns=COLUMNS)
+    write_tables(page, {"claims": findings})
+    title = f"On Identifiability in Transformers: {model.name}"
+    page.write("index.html", gallery(title, run.about(), pictures, findings, listed))
+    return Report(out, tuple(picture.name for picture in pictures), findings, tuple(listed))
+
+
+class _Run:
+    """One run: works by dataset, tables by work and input, each made when it is first needed."""
+
+    def __init__(self, model: Model, plan: Plan, out: str, told: Progress):
+        self.model, self.plan, self.out = model, plan, out
+        self.no_tagger = tagger_missing()
+        self.start = Work(
+            model,
+            EXAMPLES,
+            [PASSAGE, SENTENCE],
+            effort=PAPER if plan.sample is None else SAMPLE,
+            precision=plan.precision,
+            seed=plan.seed,
+            tagger=None if self.no_tagger else penn_tags,
+            told=told,
+        )
+        self.works: dict[str, Work] = {}
+        self.made: dict[tuple[str, str], dict[str, DataFrame]] = {}
+        self.tuned = dict(map(_task_and_folder, plan.finetuned))
+
+    def work(self, data: str) -> Work:
+        """Return the work on a dataset."""
+        if data not in self.works:
+            folder, columns = (self.plan.data_dir, None) if source(data) in KNOWN else (None, self.plan.columns)
+            texts = paper_texts(data, data_dir=folder, columns=columns, sample=self.plan.sample)
+            self.works[data] = replace(self.start, data=data, texts=texts)
+        return self.works[data]
+
+    def tuned_work(self, data: str) -> Work | None:
+        """Return the work of the fine-tuned model on a dataset: the one tuned on it, or else the first."""
+        folder = self.tuned.get(source(data), next(iter(self.tuned.values()), None))
+        if folder is None:
+            return None
+        name = f"{data} of {folder}"
+        if name not in self.works:
+            model = load(folder, device=str(self.model.device))
+            self.works[name] = replace(self.work(data), model=model)
+        return self.works[name]
+
+    def table(self, data: str, name: str) -> "DataFrame | str":
+        """Return a table of a dataset, or why it cannot be had."""
+        if name == "lengths":
+            return _lengths(self.work(data))
+        giver = GIVER[name]
+        work = self.start if giver.name in _OF_EXAMPLES else self.work(data)
+        if giver.name == "finetuned":
+            work = self.tuned_work(data)
+            if work is None:
+                return "needs --finetuned DIR (identikit finetune makes one)"
+        reason = giver.unmet(work)
+        if reason is not None:
+            return reason
+        key = f"{work.data} {work.model.name}", giver.name
+        if key not in self.made:
+            self.made[key] = giver.tables(work, self.out)
+        return self.made[key].get(name, self.no_tagger or f"has no table of {name}")
+
+    def evidence(self, data: str, needs: Sequence[str]) -> Evidence | str:
+        """Return the evidence of a dataset with the tables needed, or why it cannot be had."""
+        tables = {}
+        for name in needs:
+            found = self.table(data, name)
+            if isinstance(found, str):
+                return found
+            tables[name] = found
+        work, tuned = self.work(data), self.tuned_work(data) if "finetuned" in needs else None
+        subject = _subject(self.model, None if tuned is None else tuned.model)
+        return Evidence(subject, data, len(work.texts), sum(work.lengths), self.plan.seed, tables)
+
+    def draw(self, figure: Figure, files: Store) -> Picture | tuple[str, str]:
+        """Draw a figure and write its files; or say why it cannot be drawn."""
+        data = self.plan.data_of(figure)
+        if data is None:
+            return figure.name, f"needs --data {source(figure.data)}"
+        evidence = figure.missing(_subject(self.model)) or self.evidence(data, figure.needs)
+        if isinstance(evidence, str):
+            return figure.name, evidence
+        frame = figure.frame(evidence)
+        if frame.empty:
+            return figure.name, f"not applicable: there is nothing of the kind in {self.model.name} on {data}"
+        png, svg = save(figure.draw(frame, evidence))
+        write_tables(files, {figure.name: frame})
+        files.write(f"{figure.name}.png", png)
+        files.write(f"{figure.name}.svg", svg)
+        return Picture(figure.name, figure.caption, png, svg, evidence.label)
+
+    def judged(self, claim: Claim) -> "list[dict[str, str]] | str":
+        """Judge a claim, under each norm where it has several; or say why it cannot be judged."""
+        data = self.plan.data_of(claim)
+        if data is None:
+            return f"needs --data {source(claim.data)}"
+        rows, reasons = [], []
+        for norm in NORMS if claim.by_norm else ("",):
+            evidence = self.evidence(data, [need.format(norm=norm) for need in claim.needs])
+            if isinstance(evidence, str):
+                reasons.append(evidence)
+                continue
+            found = judge(claim, evidence, norm)
+            said = {"claim": claim.name, "where": claim.where, "words": claim.words, "paper": claim.paper}
+            said |= {"rule": claim.rule, "norm": norm, "verdict": found.verdict, "measured": found.measured}
+            rows.append(said | {"why": found.why, "data": data})
+        return rows or reasons[0]
+
+    def about(self) -> dict[str, str]:
+        """Return what the page says of the run."""
+        used = [work for name, work in self.works.items() if " of " not in name]
+        sizes = [f"{work.data}: {len(work.texts):,} texts, {sum(work.lengths):,} tokens" for work in used]
+        effort = self.start.effort
+        return {
+            "model": self.model.name,
+            "data": ", ".join(work.data for work in used) or "the paper's two examples",
+            "n": "; ".join(sizes),
+            "seed": str(self.plan.seed),
+            "weights": self.model.fingerprint,
+            "layers, heads, values": f"{self.model.n_layers}, {self.model.n_heads}, {self.model.d_value}",
+            "attribution": "exact" if effort.probes == "exact" else f"{effort.probes} random directions",
+            "learned maps": f"{effort.folds} folds, {len(effort.learning_rates)} learning rates",
+            "precision": self.plan.precision,
+            **self.computed(),
+        }
+
+    def computed(self) -> dict[str, str]:
+        """Return where and with what the inputs were computed."""
+        files = sorted(Path(self.out, "inputs").glob(f"*/*/{COMPUTED}")) if "://" not in self.out else []
+        found: dict[str, list[str]] = {}
+        for file in files:
+            about = json.loads(file.read_text())
+            versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+            found.setdefault(f"{about['device']} ({versions})", []).append("/".join(file.parts[-3:-1]))
+        return {f"computed on {device}": ", ".join(names) for device, names in found.items()}
+
+
+def _subject(model: Model, tuned: Model | None = None) -> Subject:
+    name = None if tuned is None else tuned.name
+    return Subject(model.name, model.n_layers, model.n_heads, model.d_value, model.causal, name)
+
+
+def _lengths(work: Work) -> "DataFrame":
+    from pandas import DataFrame
+
+    return DataFrame({"text": range(len(work.texts)), "tokens": work.lengths})
+
+
+def _task_and_folder(given: str) -> tuple[str, str]:
+    """Return the task and the folder of TASK=FOLDER, or of a folder that says its task itself."""
+    task, _, folder = given.rpartition("=")
+    if task:
+        return task, folder
+    about = Path(folder, "finetune.json")
+    if not about.is_file():
+        raise InputError(
+            f"reading the fine-tuned model in {folder}: it has no finetune.json, so its task is not known. Write "
+            f"--finetuned mrpc={folder}, or the task that it was tuned on."
+        )
+    return json.loads(about.read_text())["task"], folder

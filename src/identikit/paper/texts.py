@@ -1,0 +1,74 @@
+"""The texts that the paper's figures are drawn from: datasets by name, cut at 128 pieces, and its two examples."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+from identikit.data import read_texts
+from identikit.explain import sample_texts
+from identikit.models.model import Model
+from identikit.text import Text
+
+PIECES = 128
+SAMPLES = "samples"  # the embedded texts
+FIRST = {"mnli": 4000, "mnli-500": 500, "wikitext": 1000}  # how many texts the figures take, where not all
+
+SENTENCE: Text = (  # of Figures 19 to 25 (Appendix C.4), as MRPC writes it
+    "He said the foodservice pie business doesn 't fit the company 's long-term growth strategy .",
+    '" The foodservice pie business does not fit our long-term growth strategy .',
+)
+PASSAGE: Text = (  # of Figure 6 (Appendix A.3)
+    "research into military brats has consistently shown them to be better behaved than their civilian counterparts.",
+    "hypotheses as to why brats are better behaved: firstly, military parents have a lower threshold for misbehavior "
+    "in their children; secondly, the mobility of teenagers might make them less likely to attract attention to "
+    "themselves, as many want to fit in and are less secure with their surroundings; and thirdly, normative "
+    "constraints are greater, with brats knowing that their behavior is under scrutiny and can affect the military "
+    "member's career. teenage years are typically a period when people establish independence by taking some risks "
+    "away from their",
+)
+PASSAGE_ROWS = (  # what Figure 6 has on its vertical axis
+    "the mobility of teenagers might make them less likely to attract attention to themselves, as many want to fit in "
+    "and are less secure with their surroundings"
+)
+
+
+def source(data: str) -> str:
+    """Return the dataset that a figure's data is part of: that of "mnli-500" is "mnli"."""
+    return data.removesuffix("-500")
+
+
+def paper_texts(
+    data: str, *, data_dir: str | None = None, columns: Sequence[str] | None = None, sample: int | None = None
+) -> list[Text]:
+    """Return the texts of a dataset that the figures take, or the first `sample` of them."""
+    if data == SAMPLES:
+        stream: Iterable[Text] = sample_texts()
+    elif data == "wikitext":
+        stream = segments(str(paragraph) for paragraph in read_texts(data, data_dir=data_dir))
+    else:
+        stream = read_texts(source(data), data_dir=data_dir, columns=columns)
+    limits = [limit for limit in (FIRST.get(data), sample) if limit is not None]
+    return list(islice(stream, min(limits, default=None)))
+
+
+def segments(paragraphs: Iterable[str]) -> Iterator[Text]:
+    """Yield pairs of neighbouring sentences, two and two, that lie in one paragraph of WikiText.
+
+    WikiText writes hyphens and the marks inside numbers between @ signs; they are put back.
+    """
+    for paragraph in paragraphs:
+        plain = re.sub(r" @(.)@ ", r"\1", paragraph)
+        sentences = [part for part in re.split(r"(?<= [.!?]) +(?=[\"'(]?[A-Z0-9])", plain) if part.strip()]
+        yield from zip(sentences[::2], sentences[1::2], strict=False)
+
+
+@contextmanager
+def at_most(model: Model, pieces: int = PIECES) -> Iterator[None]:
+    """Let a model read no more than so many pieces of a text inside."""
+    before = model.limit
+    model.limit = pieces if before is None else min(before, pieces)
+    try:
+        yield
+    finally:
+        model.limit = before

@@ -1,0 +1,402 @@
+"""Every figure of the paper: its data are what the tables say, and what is drawn is its data."""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from pandas import DataFrame
+
+from identikit.paper.figures import FIGURES
+from tests.paper.drawn import DEEP, NAMES, SHOWN, data, figure, made
+from tests.paper.made import PASSAGE, SENTENCE, evidence
+
+MAPS = {"naive": "naive", "linear": "linear", "mlp": "MLP"}
+DISTANCES = {"cosine": "cosine", "l2": "L2"}
+Numbers = dict[tuple[Hashable, ...], float]
+
+
+def rows(table: str) -> list[dict[str, Any]]:
+    return made().tables[table].to_dict("records")
+
+
+RATES = ("rates", "previous", "neighbours")
+
+
+def all_rates() -> list[dict[str, Any]]:
+    return [row for table in RATES for row in rows(table)]
+
+
+def numbers(name: str, keys: list[str], value: str) -> Numbers:
+    """The data of a figure as a plain mapping; each row has keys of its own."""
+    frame = data(name)
+    found = {tuple(row[key] for key in keys): row[value] for row in frame.to_dict("records")}
+    assert len(found) == len(frame)
+    return found
+
+
+def means(found: Iterable[tuple[tuple[Hashable, ...], float]]) -> Numbers:
+    groups: dict[tuple[Hashable, ...], list[float]] = {}
+    for key, value in found:
+        groups.setdefault(key, []).append(value)
+    return {key: fmean(values) for key, values in groups.items()}
+
+
+def plotted(axes: Axes) -> dict[tuple[str, float], float]:
+    """The points of all lines that the legend names."""
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [line.get_label() for line in lines]
+    return {(line.get_label(), x): y for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+
+
+def assert_same(found: dict[Any, float], expected: dict[Any, float]) -> None:
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+
+def assert_drawn(axes: Axes, expected: Numbers, label: Callable[..., str]) -> None:
+    """Each number is a point of the line that its key names; the last part of a key is its place on x."""
+    assert_same(plotted(axes), {(label(*key[:-1]), key[-1]): value for key, value in expected.items()})
+
+
+def same_layer(row: dict[str, Any], **wanted: object) -> bool:
+    usual = {"target": "input", "offset": 0, "data_share": 1.0, "split": "test", "test_layer": row["layer"]}
+    return all(row[name] == value for name, value in (usual | wanted).items())
+
+
+def test_every_figure_of_the_paper_is_there():
+    assert list(FIGURES) == NAMES
+    assert all(figure.name == name for name, figure in FIGURES.items())
+
+
+def test_datasets_are_the_papers():
+    used = {name: (entry.data, entry.only) for name, entry in FIGURES.items()}
+    expected = dict.fromkeys(NAMES, ("mrpc", False))
+    expected |= dict.fromkeys(["fig1a", "fig1b", "fig1c", "fig5"], ("wikitext", False))
+    expected |= dict.fromkeys(["fig6", *(f"fig{number}" for number in range(19, 26))], ("", False))
+    expected |= {"fig13": ("cola", True), "fig39": ("mnli-500", True)}
+    expected |= dict.fromkeys(["fig38", "fig40", "fig41"], ("cola", True))
+    expected |= dict.fromkeys(["fig42", "fig43"], ("mnli", True))
+    assert used == expected
+
+
+def test_needs_name_tables_that_suffice():
+    for name in SHOWN:
+        entry = FIGURES[name]
+        needed = replace(made(), tables={table: made().tables[table] for table in entry.needs})
+        assert entry.frame(needed).equals(data(name))
+
+
+def test_captions_are_sentences():
+    for entry in FIGURES.values():
+        assert entry.caption.endswith(".")
+        assert 40 < len(entry.caption) < 300
+        assert entry.caption[0].isupper() or entry.caption.startswith("(a) ")
+
+
+def test_a_model_too_shallow_or_causal_is_told_why():
+    subject = made().subject
+    assert FIGURES["fig32"].missing(subject) == "not applicable: MiniLM has 6 layers"
+    assert [name for name in NAMES if FIGURES[name].missing(subject)] == DEEP
+    causal = evidence(12, causal=True).subject
+    missing = [name for name in NAMES if FIGURES[name].missing(causal)]
+    assert missing == ["fig5", "fig18a", "fig18b", "fig19", "fig25"]
+    assert "causal" in (FIGURES["fig5"].missing(causal) or "")
+
+
+def test_correlation():
+    expected = [(row["tokens"], row["pearson"]) for row in rows("correlation") if row["layer"] == row["head"] == 0]
+    assert list(zip(data("fig1a")["tokens"], data("fig1a")["pearson"], strict=True)) == expected
+    axes = figure("fig1a").axes[0]
+    np.testing.assert_array_equal(axes.collections[0].get_offsets(), expected)
+    assert list(axes.get_lines()[0].get_xdata()) == [32, 32]
+
+
+def check_heads(axes: Axes, expected: dict[tuple[str, int, int], float], labels: dict[str, str]) -> None:
+    """Heads are points beside their layer, series by series; the line is their mean."""
+    shifts = np.linspace(-0.2, 0.2, len(labels))
+    for (kind, label), cloud, shift in zip(labels.items(), axes.collections, shifts, strict=True):
+        points = sorted((layer + shift, value) for (found, layer, _), value in expected.items() if found == kind)
+        np.testing.assert_allclose(sorted(map(tuple, np.asarray(cloud.get_offsets()))), points, rtol=1e-12)
+        assert label in [str(line.get_label()) for line in axes.get_lines()]
+    mean = means(((kind, layer), value) for (kind, layer, _), value in expected.items())
+    assert_drawn(axes, mean, lambda kind: labels[kind])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fig1b", "raw"), ("fig1c", "effective")])
+def test_attention_to_types(name: str, kind: str):
+    labels = {"cls": "[CLS]", "sep": "[SEP]", "punctuation": "period, comma"}
+    expected = {
+        (row["target"], row["layer"], row["head"]): row["attention"]
+        for row in rows("types")
+        if row["map"] == kind and row["source"] == "all" and row["target"] in labels
+    }
+    mean = means(((target, layer, 0), value) for (target, layer, _), value in expected.items())
+    assert_same(numbers(name, ["target", "layer", "head"], "attention"), expected | mean)
+    check_heads(figure(name).axes[0], expected, labels)
+
+
+def test_attention_to_separators():
+    expected = {
+        (row["map"], row["source"], row["layer"], row["head"]): row["attention"]
+        for row in rows("types")
+        if row["map"] != "null" and row["source"] in ("sep", "other") and row["target"] == "sep"
+    }
+    mean = means(((*key[:3], 0), value) for key, value in expected.items())
+    assert_same(numbers("fig5", ["map", "source", "layer", "head"], "attention"), expected | mean)
+    for axes, kind in zip(figure("fig5").axes, ("effective", "raw"), strict=True):
+        part = {key[1:]: value for key, value in expected.items() if key[0] == kind}
+        check_heads(axes, part, {"sep": "[SEP] → [SEP]", "other": "other → [SEP]"})
+        assert kind in axes.get_ylabel()
+
+
+def test_passage():
+    tokens = PASSAGE.split()
+    special = {place for place, token in enumerate(tokens) if token in ("[CLS]", "[SEP]")}
+    idle = means(((row["head"],), row["raw"]) for row in rows("passage") if row["key"] in special)
+    (head,) = max(idle, key=lambda key: idle[key])
+    chosen = {(row["query"], row["key"]): row for row in rows("passage") if row["head"] == head}
+    far = [row for row in chosen.values() if abs(row["query"] - row["key"]) > 1 and row["key"] not in special]
+    best = max(far, key=lambda row: row["effective"])
+    frame = data("fig6")
+    marked = frame[frame["highlighted"]]
+    assert (marked["query"].tolist(), marked["key"].tolist()) == ([best["query"]], [best["key"]])
+    assert (best["query_token"], best["key_token"]) == ("make", "them")
+
+    queries = sorted({query for query, _ in chosen})
+    panels = figure("fig6").axes[:3]
+    for axes, kind in zip(panels, ("raw", "effective", "null"), strict=True):
+        assert_same(numbers("fig6", ["query", "key"], kind), {place: row[kind] for place, row in chosen.items()})
+        expected = [[chosen[query, key][kind] for key in range(len(tokens))] for query in queries]
+        np.testing.assert_array_equal(axes.get_images()[0].get_array(), expected)
+        assert [label.get_text() for label in axes.get_yticklabels()] == [tokens[query] for query in queries]
+        ends = {(line.get_xdata()[-1], line.get_ydata()[0]) for line in axes.get_lines()}
+        row = queries.index(best["query"])
+        assert ends == {(best["key"] - 0.5, row), (best["key"], row + 0.5)}
+        assert f"layer 2, head {head}" in axes.get_title(loc="left")
+    labels = [panels[2].get_xticklabels(minor=minor) for minor in (False, True)]
+    assert [label.get_text() for label in labels[0]] == tokens[::2]
+    assert [label.get_text() for label in labels[1]] == tokens[1::2]
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("fig2a", "input"), ("fig11", "previous"), ("fig38", "input"), ("fig39", "input")]
+)
+def test_rates_by_layer(name: str, target: str):
+    expected = means(
+        ((row["map"], row["distance"], row["layer"]), row["rate"])
+        for row in all_rates()
+        if same_layer(row, target=target)
+    )
+    assert len(expected) == 6 * 6
+    assert_same(numbers(name, ["map", "distance", "layer"], "rate"), expected)
+    assert_drawn(figure(name).axes[0], expected, lambda map, distance: f"{MAPS[map]}, {DISTANCES[distance]}")
+
+
+@pytest.mark.parametrize(
+    ("name", "map", "distance"),
+    [("fig2b", "linear", "cosine"), ("fig8", "linear", "l2"), ("fig9", "mlp", "l2"), ("fig10", "mlp", "cosine")],
+)
+def test_rates_across_layers(name: str, map: str, distance: str):
+    expected = means(
+        ((row["layer"], row["test_layer"]), row["rate"])
+        for row in all_rates()
+        if row["layer"] in (1, 3, 5, 6) and same_layer(row, map=map, distance=distance, test_layer=row["test_layer"])
+    )
+    assert len(expected) == 4 * 6
+    assert_same(numbers(name, ["layer", "test_layer"], "rate"), expected)
+    assert_drawn(figure(name).axes[0], expected, str)
+
+
+def test_generalisation():
+    expected = means(
+        ((row["map"], row["split"], row["layer"]), row["rate"])
+        for row in all_rates()
+        if row["map"] != "naive" and same_layer(row, distance="l2", split=row["split"])
+    )
+    assert len(expected) == 2 * 2 * 6
+    assert_same(numbers("fig7", ["map", "split", "layer"], "rate"), expected)
+    assert_drawn(figure("fig7").axes[0], expected, lambda map, split: f"{MAPS[map]}, {split}")
+
+
+def test_a_fold_that_stands_twice_counts_once():
+    table = made().tables["rates"]
+    again = table[(table["map"] == "mlp") & (table["fold"] == 0) & (table["layer"] == 5)]
+    twice = evidence(6, tables={"rates": DataFrame([*rows("rates"), *again.to_dict("records")])})
+    assert FIGURES["fig2a"].frame(twice).equals(data("fig2a"))
+
+
+@pytest.mark.parametrize("name", ["fig12", "fig13"])
+def test_before_and_after_finetuning(name: str):
+    expected = {
+        (row["distance"], tuned, row["layer"]): row["rate"]
+        for table, tuned in (("previous", False), ("finetuned", True))
+        for row in rows(table)
+        if same_layer(row, map="naive", target="previous")
+    }
+    assert len(expected) == 2 * 2 * 6
+    assert_same(numbers(name, ["distance", "finetuned", "layer"], "rate"), expected)
+    axes = figure(name).axes[0]
+    assert_drawn(
+        axes, expected, lambda distance, tuned: f"{DISTANCES[distance]}, {'fine-tuned' if tuned else 'before'}"
+    )
+    assert all(("fine-tuned" in str(line.get_label())) == (line.get_linestyle() == "-") for line in axes.get_lines())
+
+
+@pytest.mark.parametrize(
+    ("name", "map", "distance"),
+    [("fig14", "linear", "cosine"), ("fig15", "mlp", "cosine"), ("fig16", "mlp", "l2"), ("fig17", "linear", "l2")],
+)
+def test_neighbours(name: str, map: str, distance: str):
+    expected = {
+        (row["offset"], row["layer"]): row["rate"]
+        for row in all_rates()
+        if row["offset"] != 0 and same_layer(row, map=map, distance=distance, offset=row["offset"])
+    }
+    assert len(expected) == 6 * 6
+    assert_same(numbers(name, ["offset", "layer"], "rate"), expected)
+    assert_drawn(figure(name).axes[0], expected, lambda offset: f"{'previous' if offset < 0 else 'next'} {abs(offset)}")
+
+
+def check_boxes(axes: Axes, expected: list[dict[str, Any]], places: Iterable[float]) -> None:
+    parts: dict[str, list[Any]] = {}
+    for line in axes.get_lines():
+        parts.setdefault(str(line.get_label()), []).append(line)
+    for box, median, row, place in zip(parts["_boxes"], parts["_medians"], expected, places, strict=True):
+        assert sorted(set(box.get_ydata())) == [row["lower"], row["upper"]]
+        assert list(median.get_ydata()) == [row["median"]] * 2
+        assert np.mean(median.get_xdata()) == pytest.approx(place)
+    ends = [line.get_ydata()[1] for line in parts["_whiskers"]]
+    assert ends == [row[end] for row in expected for end in ("low", "high")]
+
+
+@pytest.mark.parametrize(("name", "panel"), [("fig3a", 0), ("fig40", 0), ("fig42", 0)])
+def test_own_contribution(name: str, panel: int):
+    expected = rows("own frobenius")
+    for column in ("low", "lower", "median", "upper", "high"):
+        assert data(name)[column].tolist() == [row[column] for row in expected]
+    check_boxes(figure(name).axes[panel], expected, range(1, 7))
+
+
+@pytest.mark.parametrize(("name", "panel"), [("fig3b", 0), ("fig40", 1), ("fig42", 1)])
+def test_outweighed(name: str, panel: int):
+    expected = [(row["layer"], row["outweighed"]) for row in rows("own frobenius")]
+    assert list(zip(data(name)["layer"], data(name)["outweighed"], strict=True)) == expected
+    bars = figure(name).axes[panel].patches
+    assert [(round(bar.get_x() + bar.get_width() / 2, 9), bar.get_height()) for bar in bars] == expected
+
+
+GROUPS = {"1": "1st", "2": "2nd", "3": "3rd", "4-5": "4th–5th", "6-10": "6th–10th", "11-": "11th on"}
+
+
+@pytest.mark.parametrize("name", ["fig4a", "fig41", "fig43"])
+def test_neighbour_groups(name: str):
+    expected = {(row["distance"], row["layer"]): row["share"] for row in rows("groups frobenius")}
+    frame = data(name) if name == "fig4a" else data(name)[data(name)["panel"] == "a"]
+    assert frame.set_index(["distance", "layer"])["share"].to_dict() == expected
+    assert_drawn(figure(name).axes[0], expected, GROUPS.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("name", "view", "left", "right"),
+    [
+        ("fig4b", "offsets", -30, 30),
+        ("fig41", "offsets", -30, 30),
+        ("fig43", "offsets", -30, 30),
+        ("fig18a", "to_cls", 1, 100),
+        ("fig18b", "around_separator", -28, 40),
+    ],
+)
+def test_offsets(name: str, view: str, left: int, right: int):
+    expected = {
+        (row["layer"], row["offset"]): float("nan") if np.isnan(row["mean"]) else row["share"]
+        for row in rows("offsets frobenius")
+        if row["view"] == view and row["layer"] in (1, 3, 6) and left <= row["offset"] <= right
+    }
+    assert len(expected) == 3 * (right - left + 1)
+    frame = data(name)[data(name)["panel"] == "b"] if "panel" in data(name) else data(name)
+    assert_same(frame.set_index(["layer", "offset"])["share"].to_dict(), expected)
+    assert_drawn(figure(name).axes[-1], expected, lambda layer: f"layer {layer}")
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "place"),
+    [
+        ("fig19", "[CLS]", 0),
+        ("fig20", "he", 1),
+        ("fig21", "said", 2),
+        ("fig22", "fit", 13),
+        ("fig23", "long", 18),
+        ("fig24", "strategy", 22),
+        ("fig25", "[SEP]", 24),
+    ],
+)
+def test_token_histories(name: str, token: str, place: int):
+    tokens = SENTENCE.split()
+    assert tokens.index(token) == place
+    expected = {(row["layer"], row["input"]): row["contribution"] for row in rows("sentence") if row["output"] == place}
+    assert numbers(name, ["layer", "input"], "contribution") == expected
+    cells, side = figure(name).axes[:2]
+    table = [[expected[layer, source] for source in range(len(tokens))] for layer in range(1, 7)]
+    np.testing.assert_array_equal(cells.get_images()[0].get_array(), table)
+    assert [label.get_text() for label in cells.get_xticklabels()] == tokens
+    assert token in cells.get_title(loc="left")
+    bars = [(round(bar.get_y() + bar.get_height() / 2, 9), bar.get_width()) for bar in side.patches]
+    assert bars == [(layer, expected[layer, place]) for layer in range(1, 7)]
+    context = [value for (_, source), value in expected.items() if source != place]
+    assert cells.get_images()[0].norm.vmax == max(context)
+
+
+def test_other_tokenizers_write_the_same_tokens():
+    table = made().tables["sentence"]
+    words = {"[CLS]": "<s>", "[SEP]": "</s>"}
+    spelt = {
+        f"{side}_token": table[f"{side}_token"].map(lambda word: words.get(word, f"Ġ{word}"))
+        for side in ("input", "output")
+    }
+    other = evidence(6, tables={"sentence": table.assign(**spelt)})
+    for name in ("fig19", "fig22", "fig25"):
+        assert FIGURES[name].frame(other)["contribution"].tolist() == data(name)["contribution"].tolist()
+    without = evidence(6, tables={"sentence": table.assign(output_token="?")})
+    empty = FIGURES["fig22"].frame(without)
+    assert empty.empty
+    assert FIGURES["fig22"].draw(empty, without).axes[0].texts[0].get_text() == "nothing to show"
+
+
+@pytest.mark.parametrize("layer", range(1, 7))
+def test_parts_of_speech(layer: int):
+    name = f"fig{25 + layer}"
+    expected = [row for row in rows("tags frobenius") if row["layer"] == layer]
+    frame = data(name)
+    for column in frame.columns:
+        assert frame[column].tolist() == [row[column] for row in expected]
+    axes = figure(name).axes[0]
+    check_boxes(axes, expected, range(len(expected)))
+    assert [label.get_text().split(" · ")[0] for label in axes.get_xticklabels()] == [row["tag"] for row in expected]
+
+
+def test_a_causal_model_has_neighbours_to_the_left_alone():
+    causal = evidence(6, causal=True)
+    frame = FIGURES["fig4b"].frame(causal)
+    assert (frame["offset"].min(), frame["offset"].max()) == (-30, -1)
+    assert FIGURES["fig18a"].frame(causal).empty
+
+
+def test_neither_special_tokens_nor_neighbours_are_highlighted():
+    table = made().tables["passage"]
+    close = (table["query"] - table["key"]).abs() <= 1
+    larger = table["effective"].where(~close & ~table["key_token"].isin(["[CLS]", "[SEP]"]), 0.9)
+    other = evidence(6, tables={"passage": table.assign(effective=larger)})
+    assert FIGURES["fig6"].frame(other)["highlighted"].equals(data("fig6")["highlighted"])
+
+
+def test_without_special_tokens_the_first_key_chooses_the_head():
+    causal = evidence(6, causal=True)
+    table = causal.tables["passage"]
+    first = table[table["key"] == 0].groupby("head")["raw"].mean()
+    assert FIGURES["fig6"].frame(causal)["head"].unique().tolist() == [first.idxmax()]
