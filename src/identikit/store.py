@@ -66,12 +66,16 @@ class Store:
         """Say whether a file is there, and so is whole."""
         return self.files.exists(self._path(name))
 
+    def start(self) -> None:
+        """Make the folder and its manifest, if they are not there."""
+        if not self.has(MANIFEST):
+            self.files.makedirs(self.folder, exist_ok=True)
+            self._write(MANIFEST, json.dumps(self.settings, indent=1, sort_keys=True).encode())
+
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that it is there whole or not at all; the first one brings the folder and its manifest."""
         try:
-            if not self.has(MANIFEST):
-                self.files.makedirs(self.folder, exist_ok=True)
-                self._write(MANIFEST, json.dumps(self.settings, indent=1, sort_keys=True).encode())
+            self.start()
             self._write(name, content)
         except OSError as error:
             raise InputError(

@@ -14,6 +14,7 @@ NAMES = [
     *(f"fig{number}" for number in range(8, 18)),
     *("fig18a", "fig18b"),
     *(f"fig{number}" for number in range(19, 44)),
+    "collapse",
 ]
 DEEP = [f"fig{number}" for number in range(32, 38)]
 """By part of speech in layers 7 to 12: not of a model of 6 layers."""

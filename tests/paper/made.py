@@ -224,6 +224,7 @@ def _rates(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFr
     for share, rate in ((0.5, 0.74), (0.8, 0.8), (0.9, 0.81), (1.0, 0.82)):
         shares += [mlp(late, late, rate, data_share=share)]
     parts = {"rates": rows, "shares": shares, "previous": previous, "neighbours": neighbours}
+    parts["untuned"] = [row for row in previous if row["map"] == "naive"]
     return {name: pd.DataFrame(part) for name, part in parts.items()}
 
 

@@ -74,11 +74,24 @@ def test_every_figure_of_the_paper_is_there():
     assert all(figure.name == name for name, figure in FIGURES.items())
 
 
+def test_collapse():
+    table = made().tables["collapse"]
+    frame = data("collapse").set_index(["panel", "product", "quantity"])["value"]
+    for which in ("query-key", "value"):
+        rows_of = table[table["product"] == which]
+        ratio = rows_of["operations_collapsed"] / rows_of["operations_factored"]
+        assert frame["b", which, "operations"] == pytest.approx(ratio.mean())
+        assert frame["b", which, "time"] == pytest.approx(rows_of["time_ratio"].mean())
+        assert frame["a", which, "float32"] == rows_of["error_float32"].max()
+    drawn = {str(line.get_label()): line.get_ydata() for line in figure("collapse").axes[1].get_lines()}
+    assert drawn["V·H, time"] == [frame["b", "value", "time"]]
+
+
 def test_datasets_are_the_papers():
     used = {name: (entry.data, entry.only) for name, entry in FIGURES.items()}
     expected = dict.fromkeys(NAMES, ("mrpc", False))
     expected |= dict.fromkeys(["fig1a", "fig1b", "fig1c", "fig5"], ("wikitext", False))
-    expected |= dict.fromkeys(["fig6", *(f"fig{number}" for number in range(19, 26))], ("", False))
+    expected |= dict.fromkeys(["fig6", "collapse", *(f"fig{number}" for number in range(19, 26))], ("", False))
     expected |= {"fig13": ("cola", True), "fig39": ("mnli-500", True)}
     expected |= dict.fromkeys(["fig38", "fig40", "fig41"], ("cola", True))
     expected |= dict.fromkeys(["fig42", "fig43"], ("mnli", True))
@@ -235,7 +248,7 @@ def test_a_fold_that_stands_twice_counts_once():
 def test_before_and_after_finetuning(name: str):
     expected = {
         (row["distance"], tuned, row["layer"]): row["rate"]
-        for table, tuned in (("previous", False), ("finetuned", True))
+        for table, tuned in (("untuned", False), ("finetuned", True))
         for row in rows(table)
         if same_layer(row, map="naive", target="previous")
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from identikit.analyses.attribution import foresee, mixing, token_attribution
-from identikit.engine.local import Progress, run_shards
+from identikit.engine.local import Progress, remaining, run_shards
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes
 from identikit.models.model import Model
 from identikit.shapes import Tensor
@@ -58,7 +58,8 @@ def attribution_statistics(
 ) -> Mixing:
     """Gather the readings of a dataset, shard by shard, each kept in a store; needs no pandas."""
     texts = list(texts)
-    foresee(model, [len(one) for one in model.encode(texts, truncate=truncate)], **options)
+    if ahead := remaining(texts, store):
+        foresee(model, [len(one) for one in model.encode(ahead, truncate=truncate)], **options)
 
     def compute(shard: list[Text]) -> dict[str, Tensor]:
         tags = None if tagger is None else [tagger(one) for one in model.encode(shard, truncate=truncate)]

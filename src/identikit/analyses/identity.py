@@ -252,7 +252,7 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress | None = 
             return load_maps(path)
     states = hidden_states(model, texts, truncate=True, progress=progress)
     probes, settings = Probes(("ridge",), ("cosine",)), Settings(folds=1)
-    maps = fit_maps(states, probes, task=Task(), settings=settings, progress=progress).maps
+    maps = fit_maps(states, probes, tasks=[Task()], settings=settings, progress=progress).maps
     with suppress(OSError):  # a cache that cannot be written is no reason to fail
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder, delete=False) as partial:

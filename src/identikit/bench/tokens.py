@@ -54,11 +54,11 @@ def compare_batched(states: HiddenStates, settings: Settings, epochs: int) -> di
     settings = replace(settings, epochs=epochs)
     members = [
         Member("linear", "cosine", *cell)
-        for cell in product(range(states.n_layers), range(settings.folds), settings.learning_rates)
+        for cell in product(range(states.n_layers), range(settings.folds), [Task()], settings.learning_rates)
     ]
-    train_grid(states, members, task=Task(), settings=replace(settings, epochs=1))  # warm up
+    train_grid(states, members, settings=replace(settings, epochs=1))  # warm up
     one_after_another(states, members[:1], replace(settings, epochs=1))
-    together, batched = timed(lambda: train_grid(states, members, task=Task(), settings=settings).trials)
+    together, batched = timed(lambda: train_grid(states, members, settings=settings).trials)
     in_turn, single = timed(lambda: one_after_another(states, members, settings))
     return {
         "members": len(members),
@@ -105,7 +105,7 @@ def cosine_loss(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def time_fit(states: HiddenStates, probes: Probes, settings: Settings) -> dict:
     """Fit maps, look all test tokens up on the same and on every other layer, and average rates over folds."""
-    fitting, grid = timed(lambda: fit_maps(states, probes, task=Task(), settings=settings, progress=say))
+    fitting, grid = timed(lambda: fit_maps(states, probes, tasks=[Task()], settings=settings, progress=say))
     looking, rates = timed(lambda: measure(states, grid.maps, test_layers=range(states.n_layers), progress=say))
     by_cell = defaultdict(list)
     for rate in rates:
@@ -122,10 +122,7 @@ def time_fit(states: HiddenStates, probes: Probes, settings: Settings) -> dict:
             )
             for cell, some in by_cell.items()
         ],
-        "trials": [
-            {**trial.member._asdict(), "validation_loss": trial.validation_loss, "best_epoch": trial.best_epoch}
-            for trial in grid.trials
-        ],
+        "trials": [trial.row() for trial in grid.trials],
     }
 
 

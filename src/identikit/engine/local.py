@@ -15,6 +15,15 @@ Compute = Callable[[list[Text]], Mapping[str, Tensor]]
 Progress = Callable[[int, int], None]  # told the texts and the tokens of each shard that is done
 
 
+def remaining(texts: list[Text], store: Store) -> list[Text]:
+    """Return the texts of the shards that a store does not hold yet."""
+    return [text for place, text in enumerate(texts) if not store.has(_file(place // SHARD))]
+
+
+def _file(number: int) -> str:
+    return f"shard-{number:06d}.safetensors"
+
+
 def run_shards(
     texts: Iterable[Text], compute: Compute, store: Store, *, progress: Progress | None = None
 ) -> Iterator[dict[str, Tensor]]:
@@ -26,7 +35,7 @@ def run_shards(
     stream = iter(texts)
     number = 0
     while shard := list(islice(stream, SHARD)):
-        name, digest = f"shard-{number:06d}.safetensors", text_hash(shard)
+        name, digest = _file(number), text_hash(shard)
         if store.has(name):
             tensors, about = store.read_tensors(name)
             if about.get("texts") != digest:

@@ -66,6 +66,38 @@ _DISTANCES = styles(
 )
 
 
+_COLLAPSED = {
+    (which, quantity): Style(f"{words}, {label}", colour, marker, line)
+    for which, words, line in (("query-key", "Q·Kᵀ", "-"), ("value", "V·H", "--"))
+    for quantity, label, colour, marker in (
+        ("float64", "float64", BLUE, "o"),
+        ("float32", "float32", RED, "s"),
+        ("model", "model", BLACK, "^"),
+        ("operations", "multiply-adds", BLUE, "o"),
+        ("time", "time", RED, "s"),
+    )
+}
+
+
+def draw_collapse(frame: DataFrame, evidence: Evidence) -> Figure:
+    """Error and cost of one matrix for each product of two, by length."""
+
+    def side(axes: Axes, letter: str, label: str, scale: str) -> None:
+        form.lines(axes, frame.query("panel == @letter"), _COLLAPSED, by=["product", "quantity"], x="tokens", y="value")
+        axes.set(xlabel="tokens in the text", ylabel=label, yscale=scale)
+        axes.set_xticks(sorted(frame["tokens"].unique()))
+        if scale == "log":
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+        else:
+            axes.axhline(1, color=BLACK, linewidth=0.6)
+        legend(axes, columns=2, title=f"({letter})")
+
+    sides = (("a", "largest relative error", "log"), ("b", "collapsed over factored", "linear"))
+    panels = [partial(side, letter=letter, label=label, scale=scale) for letter, label, scale in sides]
+    words = f"{evidence.subject.model} · made-up tokens · seed {evidence.seed}"
+    return form.sheet(words, *panels, width=DOUBLE)
+
+
 def draw_correlation(frame: DataFrame, evidence: Evidence) -> Figure:
     """Correlation of raw with effective attention by length (Fig. 1a)."""
     size = evidence.subject.d_value

@@ -142,7 +142,7 @@ def _finetuned(name: str, data: str, only: bool) -> Figure:
     return Figure(
         name,
         "Tokens recovered across single layers by the naive map, before (dashed) and after fine-tuning (solid).",
-        ("previous", "finetuned"),
+        ("untuned", "finetuned"),
         data,
         frames.rates_before_and_after,
         partial(drawings.draw_rates, series=drawings.TUNED, by=["distance", "finetuned"]),
@@ -298,6 +298,18 @@ def _tags() -> list[Figure]:
     ]
 
 
+def _collapse() -> Figure:
+    return Figure(
+        "collapse",
+        "Not of the paper: the products of a head's matrices, one matrix each instead of two factors. (a) The error "
+        "this makes, beside the model's own rounding. (b) What it costs: below the line it would pay.",
+        ("collapse",),
+        "",
+        frames.collapse,
+        drawings.draw_collapse,
+    )
+
+
 def _place(figure: Figure) -> tuple[int, str]:
     number = figure.name.removeprefix("fig")
     return int(number.rstrip("abc")), number
@@ -305,6 +317,9 @@ def _place(figure: Figure) -> tuple[int, str]:
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
-    for figure in sorted([*_attention(), *_identity(), *_mixing(), *_to_cls(), *_histories(), *_tags()], key=_place)
+    for figure in (
+        *sorted([*_attention(), *_identity(), *_mixing(), *_to_cls(), *_histories(), *_tags()], key=_place),
+        _collapse(),
+    )
 }
-"""Every figure of the paper by its name, in the paper's order."""
+"""Every figure of the paper by its name, in the paper's order; and what collapsing products would do."""

@@ -70,7 +70,7 @@ def rates_before_and_after(evidence: Evidence) -> DataFrame:
     """Naive rates across single layers, of the model and of its fine-tuned form (Fig. 12, 13)."""
     parts = [
         rates(evidence, by=["distance", "layer"], table=table, map="naive").assign(finetuned=state)
-        for table, state in (("previous", False), ("finetuned", True))
+        for table, state in (("untuned", False), ("finetuned", True))
     ]
     return pd.concat(parts, ignore_index=True)
 
@@ -130,6 +130,26 @@ def token_history(evidence: Evidence, *, token: str) -> DataFrame:
 def tags(evidence: Evidence, *, layer: int) -> DataFrame:
     """Quartiles and whiskers of the own contribution by part of speech, in one layer (Fig. 26 to 37)."""
     return _rows(evidence.tables["tags frobenius"], layer=layer).drop(columns="layer")
+
+
+def collapse(evidence: Evidence) -> DataFrame:
+    """What collapsing a head's matrices does, by product and length, where it applies (panels a and b of `collapse`).
+
+    Panel a has the largest relative error over layers, panel b the mean ratio of collapsed to factored.
+    """
+    table = evidence.tables["collapse"].query("applies")
+    errors = {f"error_{name}": name for name in ("float64", "float32", "model")}
+    worst = table.groupby(["product", "tokens"], as_index=False)[[*errors]].max().rename(columns=errors)
+    table = table.assign(operations=table["operations_collapsed"] / table["operations_factored"])
+    ratios = table.groupby(["product", "tokens"], as_index=False)[["operations", "time_ratio"]].mean()
+    parts = {"a": worst, "b": ratios.rename(columns={"time_ratio": "time"})}
+    return pd.concat(
+        [
+            part.melt(["product", "tokens"], var_name="quantity", value_name="value").assign(panel=panel)
+            for panel, part in parts.items()
+        ],
+        ignore_index=True,
+    )
 
 
 def _rows(table: DataFrame, **wanted: Any) -> DataFrame:

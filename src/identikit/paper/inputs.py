@@ -21,6 +21,7 @@ from identikit.analyses.attribution import token_attribution
 from identikit.analyses.attribution_tables import Tagger, attribution_statistics
 from identikit.analyses.identity import hidden_states
 from identikit.analyses.sweep import products
+from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.paper import collapse
 from identikit.paper.evidence import NORMS
@@ -56,7 +57,7 @@ class Effort:
 
 
 PAPER = Effort()
-SAMPLE = Effort(probes=16, folds=3, learning_rates=(0.001,), epochs=100)
+SAMPLE = Effort(probes=16, folds=3, learning_rates=(0.001,), epochs=50)
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class Work:
             "version": identikit.__version__,
         }
 
-    def fit(self, probes: Probes, task: Task, folds: int) -> list[FittedMap]:
-        """Fit maps to the hidden vectors."""
+    def fit(self, probes: Probes, tasks: list[Task], folds: int) -> list[FittedMap]:
+        """Fit maps to the hidden vectors, for all tasks together."""
         settings = Settings(
             folds=folds,
             seed=self.seed,
@@ -110,7 +111,7 @@ class Work:
             epochs=self.effort.epochs,
             device=str(self.model.device),
         )
-        return fit_maps(self.states, probes, task=task, settings=settings, progress=self.told).maps
+        return fit_maps(self.states, probes, tasks=tasks, settings=settings, progress=self.told).maps
 
     def rates(self, maps: list[FittedMap], **options: Any) -> Rows:
         """Return how often maps recover tokens, as plain rows; layers count from 1 there."""
@@ -239,7 +240,7 @@ def _naive(work: Work) -> tuple[str, ...]:
 
 def _same_and_across(work: Work) -> Parts:
     def one(kind: str) -> Rows:
-        maps = work.fit(Probes((kind,), DISTANCES), Task(), work.effort.folds)
+        maps = work.fit(Probes((kind,), DISTANCES), [Task()], work.effort.folds)
         return work.rates(maps, test_layers=range(work.model.n_layers)) + work.rates(maps, splits=("train",))
 
     return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
@@ -248,15 +249,16 @@ def _same_and_across(work: Work) -> Parts:
 def _by_share(work: Work) -> Parts:
     layer = max(work.model.n_layers - 2, 0)
 
-    def one(share: float) -> Rows:
-        return work.rates(work.fit(Probes(("mlp",), ("l2",), (layer,)), Task(data_share=share), 1))
+    def mlp() -> Rows:
+        tasks = [Task(data_share=share) for share in SHARES]
+        return work.rates(work.fit(Probes(("mlp",), ("l2",), (layer,)), tasks, 1))
 
-    return [(f"share-{share}", lambda share=share: one(share)) for share in SHARES]
+    return [("mlp", mlp)]
 
 
 def _to_previous(work: Work) -> Parts:
     def one(kind: str) -> Rows:
-        return work.rates(work.fit(Probes((kind,), DISTANCES), Task(target="previous"), 1))
+        return work.rates(work.fit(Probes((kind,), DISTANCES), [Task(target="previous")], 1))
 
     return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
 
@@ -266,14 +268,11 @@ def _naive_to_previous(work: Work) -> Parts:
 
 
 def _neighbours(work: Work) -> Parts:
-    def one(kind: str, offset: int) -> Rows:
-        return work.rates(work.fit(Probes((kind,), DISTANCES), Task(offset=offset), 1))
+    def one(kind: str) -> Rows:
+        maps = work.fit(Probes((kind,), DISTANCES), [Task(offset=offset) for offset in OFFSETS], 1)
+        return sorted(work.rates(maps), key=lambda row: row["offset"])
 
-    return [
-        (f"{kind}{offset:+d}", lambda kind=kind, offset=offset: one(kind, offset))
-        for kind in LEARNED
-        for offset in OFFSETS
-    ]
+    return [(kind, lambda kind=kind: one(kind)) for kind in LEARNED]
 
 
 # The paper's two examples, and the products of matrices
@@ -288,6 +287,19 @@ def _tensors(
         store.write_tensors(file, tensors, {key: json.dumps(value) for key, value in about.items()})
     tensors, words = store.read_tensors(file)
     return tensors, {key: json.loads(value) for key, value in words.items()}
+
+
+def _unread(text: Text) -> Callable[[Work], str | None]:
+    """Say why a model cannot read a text, if it cannot."""
+
+    def unmet(work: Work) -> str | None:
+        try:
+            work.model.encode(text)
+        except InputError as reason:
+            return f"not applicable: {reason}"
+        return None
+
+    return unmet
 
 
 def _passage(work: Work, store: Store) -> Any:
@@ -362,10 +374,11 @@ INPUTS: Mapping[str, Input] = {
         _identity("rates", _same_and_across),
         _identity("shares", _by_share),
         _identity("previous", _to_previous),
+        _identity("untuned", _naive_to_previous),
         _identity("finetuned", _naive_to_previous),
         _identity("neighbours", _neighbours),
-        Input("passage", ("passage",), _passage, _passage_frames),
-        Input("sentence", ("sentence",), _sentence, _sentence_frames),
+        Input("passage", ("passage",), _passage, _passage_frames, _unread(PASSAGE)),
+        Input("sentence", ("sentence",), _sentence, _sentence_frames, _unread(SENTENCE)),
         Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}),
     )
 }

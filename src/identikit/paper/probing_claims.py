@@ -69,7 +69,7 @@ def _finetuning_losses(evidence: Evidence) -> tuple[float, float, str]:
     where = {"map": "naive", "layer": last}
     before, after = (
         [rates_of(evidence, name, distance=distance, **where)["rate"].mean() for distance in ("cosine", "l2")]
-        for name in ("previous", "finetuned")
+        for name in ("untuned", "finetuned")
     )
     words = f"L2 {percent(before[1])} → {percent(after[1])}, cosine {percent(before[0])} → {percent(after[0])}"
     return before[0] - after[0], before[1] - after[1], words
@@ -123,7 +123,7 @@ _claim = partial(Claim, needs=("rates",), data="mrpc", only=False, by_norm=False
 
 def _finetuning(data: str, where: str, *, only: bool = False) -> tuple[Claim, Claim]:
     """The two claims on a model fine-tuned on a dataset; the second dataset's must not repeat those of the first."""
-    claim = partial(Claim, where=where, needs=("previous", "finetuned"), data=data, only=only, by_norm=False)
+    claim = partial(Claim, where=where, needs=("untuned", "finetuned"), data=data, only=only, by_norm=False)
     return (
         claim(
             f"finetuning-hurts-l2-{data}",

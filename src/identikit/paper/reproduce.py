@@ -54,8 +54,8 @@ class Plan:
         unknown = [name for name in self.names if name not in known]
         if unknown:
             raise InputError(
-                f"reproduce: {unknown[0]!r} is not known: use {ALL!r}, a figure ({', '.join(list(FIGURES)[:3])}, …, "
-                f"{list(FIGURES)[-1]}) or a claim's name ({CLAIMS[0].name}, …)."
+                f"reproduce: {unknown[0]!r} is not known: use {ALL!r}, a figure (fig1a, fig1b, … fig43, collapse) or "
+                f"a claim's name ({CLAIMS[0].name}, …)."
             )
 
     @property
@@ -94,6 +94,7 @@ def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda wha
     about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint}
     about |= {"version": identikit.__version__}
     page, files = Store(out, about), Store(f"{out}/figures", about)
+    page.start()  # a run that is stopped halfway is known again by it
     pictures: list[Picture] = []
     listed: list[tuple[str, str]] = []
     for figure in plan.figures:

@@ -86,13 +86,14 @@ class HiddenStates:
 
     def targets(self, task: Task, layer: int, *, device: torch.device | None = None) -> Float[Tensor, "token d_t"]:
         """Read the vectors that a layer's map should recover: the inputs, or the previous layer's hidden states."""
-        if task.target == "previous" and layer > 0:
-            return self.layer(layer - 1, device=device)
-        return self.inputs.to(device or self.inputs.device, self.dtype)
+        source = task.target_layer(layer)
+        if source is None:
+            return self.inputs.to(device or self.inputs.device, self.dtype)
+        return self.layer(source, device=device)
 
     def width(self, task: Task, layer: int) -> int:
         """Tell how wide the vectors are that a layer's map should recover."""
-        return self.hidden.shape[2] if task.target == "previous" and layer > 0 else self.inputs.shape[1]
+        return (self.inputs if task.target_layer(layer) is None else self.hidden).shape[-1]
 
     def rows(self, sentences: Int[Tensor, " some"]) -> Int[Tensor, " row"]:
         """List the rows of all tokens of some sentences, in the order of the sentences."""

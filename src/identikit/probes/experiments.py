@@ -5,7 +5,7 @@ All take the hidden states of a dataset. Tables of several models or datasets ar
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pandas as pd
@@ -121,27 +121,13 @@ class _Plan(NamedTuple):
 def _run(
     states: HiddenStates, probes: Probes, settings: Settings, plan: _Plan, progress: Progress | None
 ) -> Experiment:
-    rates: list[Rate] = []
-    trials: list[dict] = []
-    maps: list[FittedMap] = []
-    for task in plan.tasks:
-        grid = fit_maps(states, probes, task=task, settings=settings, progress=progress)
-        rates += measure(
-            states,
-            grid.maps,
-            test_layers=plan.test_layers,
-            splits=plan.splits,
-            device=settings.device,
-            progress=progress,
-        )
-        trials += [
-            {
-                **trial.member._asdict(),
-                **asdict(task),
-                "validation_loss": trial.validation_loss,
-                "best_epoch": trial.best_epoch,
-            }
-            for trial in grid.trials
-        ]
-        maps += grid.maps
-    return Experiment(rates=pd.DataFrame(rates, columns=Rate._fields), trials=pd.DataFrame(trials), maps=tuple(maps))
+    grid = fit_maps(states, probes, tasks=plan.tasks, settings=settings, progress=progress)
+    found = measure(
+        states, grid.maps, test_layers=plan.test_layers, splits=plan.splits, device=settings.device, progress=progress
+    )
+    rates = sorted(found, key=lambda rate: plan.tasks.index(Task(rate.target, rate.offset, rate.data_share)))
+    return Experiment(
+        rates=pd.DataFrame(rates, columns=Rate._fields),
+        trials=pd.DataFrame([trial.row() for trial in grid.trials]),
+        maps=tuple(grid.maps),
+    )

@@ -1,5 +1,6 @@
-"""Fitting maps of every kind for one task, with what cannot work refused beforehand."""
+"""Fitting maps of every kind for some tasks, with what cannot work refused beforehand."""
 
+from collections.abc import Sequence
 from itertools import product
 
 from identikit.errors import InputError
@@ -16,33 +17,42 @@ def fit_maps(
     states: HiddenStates,
     probes: Probes,
     *,
-    task: Task,
+    tasks: Sequence[Task],
     settings: Settings,
     progress: Progress | None = None,
 ) -> Grid:
-    """Fit the maps for all layers, folds and distances, and list how each training went.
+    """Fit the maps for all tasks, layers, folds and distances, and list how each training went.
 
-    Linear maps and MLPs of all layers, folds, learning rates and distances train together; ridge maps are solved; naive
-    maps have nothing to fit.
+    Linear maps and MLPs of all tasks, layers, folds, learning rates and distances train together: several tasks at once
+    are faster than one after another, and give the same maps. Ridge maps are solved; naive maps have nothing to fit.
+    Maps and trials come in the order of the tasks.
     """
+    tasks = tuple(dict.fromkeys(tasks))
     layers = tuple(range(states.n_layers)) if probes.layers is None else probes.layers
     states.check_layers(layers)
-    _refuse_missing_neighbours(states, task, settings)
+    for task in tasks:
+        _refuse_missing_neighbours(states, task, settings)
+        if "naive" in probes.maps:
+            _refuse_naive_between_widths(states, task, layers)
     folds = range(settings.folds)
     fitted: list[FittedMap] = []
     if "naive" in probes.maps:
-        _refuse_naive_between_widths(states, task, layers)
         fitted += [
-            FittedMap("naive", distance, layer, fold, task, settings.seed, {})
-            for distance, layer, fold in product(probes.distances, layers, folds)
+            FittedMap("naive", *cell, settings.seed, {}) for cell in product(probes.distances, layers, folds, tasks)
         ]
     trained = [name for name in ("linear", "mlp") if name in probes.maps]
-    members = [Member(*member) for member in product(trained, probes.distances, layers, folds, settings.learning_rates)]
-    grid = train_grid(states, members, task=task, settings=settings, progress=progress)
+    members = [
+        Member(name, distance, layer, fold, task, rate)
+        for task, name, distance, layer, fold, rate in product(
+            tasks, trained, probes.distances, layers, folds, settings.learning_rates
+        )
+    ]
+    grid = train_grid(states, members, settings=settings, progress=progress)
     fitted += grid.maps
     if "ridge" in probes.maps:
-        fitted += fit_ridge(states, layers, probes.distances, task=task, settings=settings, progress=progress)
-    return Grid(maps=fitted, trials=grid.trials)
+        for task in tasks:
+            fitted += fit_ridge(states, layers, probes.distances, task=task, settings=settings, progress=progress)
+    return Grid(maps=sorted(fitted, key=lambda each: tasks.index(each.task)), trials=grid.trials)
 
 
 def _refuse_naive_between_widths(states: HiddenStates, task: Task, layers: tuple[int, ...]) -> None:

@@ -73,6 +73,10 @@ class Task:
                 f"Choosing training data: data_share={self.data_share} is out of range; use above 0 and up to 1."
             )
 
+    def target_layer(self, layer: int) -> int | None:
+        """Tell which layer's hidden vectors a layer's map should recover; None: the input vectors."""
+        return layer - 1 if self.target == "previous" and layer > 0 else None
+
 
 @dataclass(frozen=True)
 class Settings:

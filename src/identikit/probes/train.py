@@ -1,15 +1,16 @@
 """Training of linear maps and MLPs, many at once: every member of a grid is one slice of the same batched products.
 
-Members differ in layer, fold, learning rate and distance. Their parameters are stacked along a first axis, Adam runs
-over the stack with a learning rate and a step count for each member, and members that have stopped are dropped from
-the stack. A member's start, batches and steps depend on the seed, its layer and its fold alone, so it ends the same in
-any company.
+Members differ in layer, fold, task, learning rate and distance. Their parameters are stacked along a first axis, Adam
+runs over the stack with a learning rate and a step count for each member, and members that have stopped are dropped
+from the stack. A member's start, batches and steps depend on the seed, its layer, its fold and its task alone, so it
+ends the same in any company.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +38,7 @@ class Member(NamedTuple):
     distance: str
     layer: int
     fold: int
+    task: Task
     learning_rate: float
 
 
@@ -47,9 +49,15 @@ class Trial(NamedTuple):
     validation_loss: float
     best_epoch: int
 
+    def row(self) -> dict[str, Any]:
+        """Return names and numbers alone, for a table."""
+        member = self.member._asdict()
+        task = asdict(member.pop("task"))
+        return {**member, **task, "validation_loss": self.validation_loss, "best_epoch": self.best_epoch}
+
 
 class Grid(NamedTuple):
-    """For each map, distance, layer and fold the trained map of the best learning rate; and all trials."""
+    """For each map, distance, layer, fold and task the trained map of the best learning rate; and all trials."""
 
     maps: list[FittedMap]
     trials: list[Trial]
@@ -59,7 +67,6 @@ def train_grid(
     states: HiddenStates,
     members: Sequence[Member],
     *,
-    task: Task,
     settings: Settings,
     progress: Progress | None = None,
 ) -> Grid:
@@ -69,15 +76,15 @@ def train_grid(
     member stops after 20 epochs without a lower mean distance on the validation sentences, or at 500 epochs, and its
     best parameters are restored. ``progress`` is called after each epoch, with the most epochs there can be.
     """
-    stacks = list(_stacks(states, members, task, settings))
+    stacks = list(_stacks(states, members, settings))
     best: dict[tuple, tuple[Trial, dict[str, Tensor]]] = {}
     trials = []
     for number, together in enumerate(stacks):
-        stack = _Stack(together, _Data(states, together, task, settings), settings)
+        stack = _Stack(together, _Data(states, together, settings), settings)
         while stack.members:
             for trial, parameters in stack.run_epoch():
                 trials.append(trial)
-                key = trial.member[:4]
+                key = trial.member[:5]
                 if key not in best or trial.validation_loss < best[key][0].validation_loss:
                     best[key] = trial, {name: value.cpu().clone() for name, value in parameters.items()}
             if progress:
@@ -88,8 +95,7 @@ def train_grid(
     return Grid(
         maps=[
             FittedMap(
-                *trial.member[:4],
-                task=task,
+                *trial.member[:5],
                 seed=settings.seed,
                 parameters=parameters,
                 chosen=trial.member.learning_rate,
@@ -102,31 +108,41 @@ def train_grid(
 
 
 def epoch_order(rows: Int[Tensor, " row"], *, seed: int, fold: int, epoch: int) -> Int[Tensor, " row"]:
-    """Shuffle a fold's training rows for one epoch; all members of the fold see the same order."""
+    """Shuffle training rows of a fold for one epoch; all members of the fold that read them see the same order."""
     return rows[torch.from_numpy(stream("batches", seed, fold, epoch).permutation(len(rows)))]
 
 
-class _Data:
-    """The vectors that a stack reads, on its device, and the rows of each fold."""
+class _Group(NamedTuple):
+    """What decides which rows members read and in which order: those of one group share their batches."""
 
-    def __init__(self, states: HiddenStates, members: Sequence[Member], task: Task, settings: Settings) -> None:
+    fold: int
+    offset: int
+    data_share: float
+
+
+def _group(member: Member) -> _Group:
+    return _Group(member.fold, member.task.offset, member.task.data_share)
+
+
+class _Data:
+    """The vectors that a stack reads, on its device, and the rows of each group of members."""
+
+    def __init__(self, states: HiddenStates, members: Sequence[Member], settings: Settings) -> None:
         self.device = torch.device(settings.device) if settings.device else states.inputs.device
         layers = sorted({member.layer for member in members})
-        self.folds = sorted({member.fold for member in members})
+        sources = {member.task.target_layer(member.layer): (member.task, member.layer) for member in members}
         self.features = torch.cat([states.layer(layer, device=self.device) for layer in layers])
-        own_targets = layers if task.target == "previous" else layers[:1]
-        self.targets = torch.cat([states.targets(task, layer, device=self.device) for layer in own_targets])
+        self.targets = torch.cat([states.targets(*source, device=self.device) for source in sources.values()])
         tokens = states.inputs.shape[0]
         self.feature_start = {layer: place * tokens for place, layer in enumerate(layers)}
-        self.target_start = {
-            layer: task.offset + (place * tokens if len(own_targets) > 1 else 0) for place, layer in enumerate(layers)
-        }
+        self.target_start = {source: place * tokens for place, source in enumerate(sources)}
         blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
-        splits = [fold_split(blocks, fold, data_share=task.data_share) for fold in self.folds]
-        self.train = [states.rows_with_target(split.train, task.offset) for split in splits]
-        validation = [states.rows_with_target(split.validation, task.offset) for split in splits]
-        self.validation = _in_batches(validation, _VALIDATION_BATCHES * settings.batch_size, self.device)
-        self.validation_size = torch.tensor([len(rows) for rows in validation], device=self.device)
+        self.train: dict[_Group, Tensor] = {}
+        self.validation: dict[_Group, Tensor] = {}
+        for group in {_group(member) for member in members}:
+            split = fold_split(blocks, group.fold, data_share=group.data_share)
+            self.train[group] = states.rows_with_target(split.train, group.offset)
+            self.validation[group] = states.rows_with_target(split.validation, group.offset)
 
 
 class _Stack:
@@ -164,10 +180,10 @@ class _Stack:
         return self._drop_stopped() if sum(self.stopped) >= _DROP_SHARE * len(self.stopped) else []
 
     def _take_steps(self) -> None:
-        """Take one Adam step for each batch of each member's fold."""
+        """Take one Adam step for each batch of each member's group."""
         orders = [
-            epoch_order(rows, seed=self.settings.seed, fold=fold, epoch=self.epoch)
-            for fold, rows in zip(self.data.folds, self.data.train, strict=True)
+            epoch_order(self.data.train[group], seed=self.settings.seed, fold=group.fold, epoch=self.epoch)
+            for group in self.groups
         ]
         rows, valid = _in_batches(orders, self.settings.batch_size, self.data.device)
         coefficients = self._adam_coefficients(rows.shape[1])
@@ -193,9 +209,17 @@ class _Stack:
 
     def _index_members(self) -> None:
         device, data = self.data.device, self.data
-        self.fold = torch.tensor([data.folds.index(member.fold) for member in self.members], device=device)
-        self.feature_start = torch.tensor([data.feature_start[member.layer] for member in self.members], device=device)
-        self.target_start = torch.tensor([data.target_start[member.layer] for member in self.members], device=device)
+        groups = [_group(member) for member in self.members]
+        self.groups = sorted(set(groups))
+        self.group = torch.tensor([self.groups.index(group) for group in groups], device=device)
+        validation = [data.validation[group] for group in self.groups]
+        self.validation = _in_batches(validation, _VALIDATION_BATCHES * self.settings.batch_size, device)
+        self.validation_size = torch.tensor([len(rows) for rows in validation], device=device)
+        features = [data.feature_start[member.layer] for member in self.members]
+        targets = [
+            data.target_start[member.task.target_layer(member.layer)] + member.task.offset for member in self.members
+        ]
+        self.feature_start, self.target_start = (torch.tensor(some, device=device) for some in (features, targets))
         self.learning_rate = torch.tensor([member.learning_rate for member in self.members], dtype=torch.float64)
         names = [member.distance for member in self.members]
         self.spans = {
@@ -203,20 +227,20 @@ class _Stack:
         }
 
     def _gather(
-        self, rows: Int[Tensor, "fold batch"]
+        self, rows: Int[Tensor, "group batch"]
     ) -> tuple[Float[Tensor, "member batch d"], Float[Tensor, "member batch d_t"]]:
-        rows = rows[self.fold]
+        rows = rows[self.group]
         features = self.data.features.index_select(0, (rows + self.feature_start.unsqueeze(1)).flatten())
         targets = self.data.targets.index_select(0, (rows + self.target_start.unsqueeze(1)).flatten())
         return features.unflatten(0, rows.shape), targets.unflatten(0, rows.shape)
 
     def _gradients(
-        self, rows: Int[Tensor, "fold batch"], valid: Bool[Tensor, "fold batch"], generators: list[torch.Generator]
+        self, rows: Int[Tensor, "group batch"], valid: Bool[Tensor, "group batch"], generators: list[torch.Generator]
     ) -> dict[str, Tensor]:
         """Differentiate each member's mean distance over its batch: closed form at the output, autograd in the map."""
         features, targets = self._gather(rows)
         counted = valid.to(features.dtype)
-        weight = (counted / counted.sum(1, keepdim=True).clamp(min=1))[self.fold]
+        weight = (counted / counted.sum(1, keepdim=True).clamp(min=1))[self.group]
         parameters = {name: value.detach().requires_grad_() for name, value in self.parameters.items()}
         predicted = apply_map(parameters, features, kept=self._dropout(generators, features.dtype))
         outer = [
@@ -229,17 +253,19 @@ class _Stack:
         return dict(zip(parameters, gradients, strict=True))
 
     def _adam_coefficients(self, steps: int) -> Float[Tensor, "step coefficient member 1 1"]:
-        """Prepare an epoch's numbers of Adam for each member; those of a fold that has run out of batches do nothing.
+        """Prepare an epoch's numbers of Adam for each member; those of a group that has run out of batches do nothing.
 
         With bias corrections c1, c2 at step t, Adam's update lr·(m/c1)/(√(v/c2) + ε) is m/(√v·scale + shift) for scale
         = c1/(lr·√c2) and shift = ε·c1/lr: one pass over the stack less.
         """
-        batches = torch.tensor([-(-len(rows) // self.settings.batch_size) for rows in self.data.train])[self.fold.cpu()]
-        step = torch.arange(steps).unsqueeze(1)
-        count = (self.epoch * batches + step + 1).double()
-        first, second = 1 - _BETAS[0] ** count, 1 - _BETAS[1] ** count
-        idle = step >= batches
-        ones = torch.ones_like(count)
+        batches = [-(-len(self.data.train[group]) // self.settings.batch_size) for group in self.groups]
+        powers = [  # in Python, as the last bit of torch's power depends on the place in a tensor
+            [[beta ** (self.epoch * own + step + 1) for own in batches] for step in range(steps)] for beta in _BETAS
+        ]
+        group = self.group.cpu()
+        first, second = 1 - torch.tensor(powers, dtype=torch.float64)[..., group]
+        idle = torch.arange(steps).unsqueeze(1) >= torch.tensor(batches)[group]
+        ones = torch.ones_like(first)
         together = torch.stack(
             [
                 ((1 - _BETAS[0]) * ones).masked_fill(idle, 0),
@@ -254,7 +280,7 @@ class _Stack:
     def _dropout_generators(self) -> list[torch.Generator]:
         if self.settings.dropout == 0 or "weight" in self.parameters:
             return []
-        seeds = [stream("dropout", self.settings.seed, fold, self.epoch).integers(2**62) for fold in self.data.folds]
+        seeds = [stream("dropout", self.settings.seed, group.fold, self.epoch).integers(2**62) for group in self.groups]
         return [torch.Generator(self.data.device).manual_seed(int(seed)) for seed in seeds]
 
     def _dropout(
@@ -266,17 +292,17 @@ class _Stack:
         shape = (self.settings.batch_size, self.settings.hidden_size)
         drawn = [torch.rand(shape, generator=generator, device=self.data.device) for generator in generators]
         kept = torch.stack(drawn) >= self.settings.dropout
-        return (kept.to(dtype) / (1 - self.settings.dropout))[self.fold]
+        return (kept.to(dtype) / (1 - self.settings.dropout))[self.group]
 
     def _validation_losses(self) -> Float[Tensor, " member"]:
         total = torch.zeros(len(self.members), dtype=torch.float64, device=self.data.device)
-        for rows, valid in zip(*(part.unbind(1) for part in self.data.validation), strict=True):
+        for rows, valid in zip(*(part.unbind(1) for part in self.validation), strict=True):
             features, targets = self._gather(rows)
             predicted = apply_map(self.parameters, features)
             for distance, span in self.spans.items():
                 away = paired_distance(predicted[span], targets[span], distance)
-                total[span] += (away.double() * valid[self.fold][span]).sum(1)
-        return total / self.data.validation_size[self.fold]
+                total[span] += (away.double() * valid[self.group][span]).sum(1)
+        return total / self.validation_size[self.group]
 
     def _drop_stopped(self) -> list[tuple[Trial, dict[str, Tensor]]]:
         done = [
@@ -295,7 +321,8 @@ class _Stack:
         self.best_loss = [self.best_loss[place] for place in stay]
         self.best_epoch = [self.best_epoch[place] for place in stay]
         self.stopped = [False] * len(stay)
-        self._index_members()
+        if stay:
+            self._index_members()
         return done
 
 
@@ -317,34 +344,38 @@ def _fused_adam() -> Callable[..., None]:
 
 def _in_batches(
     rows: list[Tensor], size: int, device: torch.device
-) -> tuple[Int[Tensor, "fold step batch"], Bool[Tensor, "fold step batch"]]:
-    """Cut each fold's rows into batches; the last is filled up, and short folds with whole batches, by invalid rows."""
+) -> tuple[Int[Tensor, "group step batch"], Bool[Tensor, "group step batch"]]:
+    """Cut each group's rows into batches of one size, and fill all groups up to one length with invalid rows."""
     steps = max(-(-len(some) // size) for some in rows)
     filled = torch.stack([torch.cat([some, some[:1].expand(steps * size - len(some))]) for some in rows])
     valid = torch.arange(steps * size) < torch.tensor([len(some) for some in rows]).unsqueeze(1)
     return filled.unflatten(1, (steps, size)).to(device), valid.unflatten(1, (steps, size)).to(device)
 
 
-def _stacks(states: HiddenStates, members: Sequence[Member], task: Task, settings: Settings) -> Iterator[list[Member]]:
-    """Group members with parameters of one shape, layer by layer, into stacks that fit in memory."""
+def _stacks(states: HiddenStates, members: Sequence[Member], settings: Settings) -> Iterator[list[Member]]:
+    """Group members with parameters of one shape, of like steps and layers, into stacks that fit in memory."""
     memory = settings.memory or _free_memory(torch.device(settings.device or states.inputs.device))
     tokens, source = states.hidden.shape[1:]
 
     def shape(member: Member) -> tuple[str, int]:
-        return member.map, states.width(task, member.layer)
+        return member.map, states.width(member.task, member.layer)
 
-    for (name, width), alike in groupby(sorted(members, key=lambda member: (shape(member), member[2:])), key=shape):
+    def order(member: Member) -> tuple:
+        return shape(member), member.task.data_share, member.layer, member.fold, member.learning_rate
+
+    for (name, width), alike in groupby(sorted(members, key=order), key=shape):
         inner = settings.hidden_size if name == "mlp" else 0
         parameters = (source + width) * inner or source * width
         activations = _VALIDATION_BATCHES * settings.batch_size * (source + 3 * (inner + width))
-        each = _FLOAT * (_COPIES_OF_PARAMETERS * parameters + activations)
-        data = _FLOAT * tokens * (source + width)
+        each = _COPIES_OF_PARAMETERS * parameters + activations
         together: list[Member] = []
+        read: dict[tuple, int] = {}
         for member in alike:
-            layers = {other.layer for other in together} | {member.layer}
-            if together and each * (len(together) + 1) + data * len(layers) > memory:
+            own = {("features", member.layer): source, ("targets", member.task.target_layer(member.layer)): width}
+            read |= own
+            if together and _FLOAT * (each * (len(together) + 1) + tokens * sum(read.values())) > memory:
                 yield together
-                together = []
+                together, read = [], own
             together.append(member)
         yield together
 

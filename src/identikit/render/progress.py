@@ -22,14 +22,14 @@ def step_progress() -> Iterator[Callable[[str, int, int], None]]:
     pace = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), *pace)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks: dict[str, TaskID] = {}
+        shown: dict[str, TaskID] = {}
 
         def told(what: str, done: int, total: int) -> None:
-            if what in tasks and bar.tasks[tasks[what]].completed > done:  # the same once more
-                bar.remove_task(tasks.pop(what))
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total, visible=done < total)
+            if what not in shown:
+                shown[what] = bar.add_task(what, total=total)
+            bar.update(shown[what], completed=done, total=total)
+            if done >= total:  # when it is told of again, it is another of its kind
+                bar.remove_task(shown.pop(what))
 
         yield told
 

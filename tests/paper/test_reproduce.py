@@ -1,0 +1,218 @@
+"""The whole paper on a tiny model: computed once, gone on with after a stop, drawn again from what was kept."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from identikit.errors import InputError
+from identikit.models.model import Model
+from identikit.paper import inputs, reproduce, texts
+from identikit.paper.claims import CLAIMS, DATASETS
+from identikit.paper.figures import FIGURES
+from identikit.paper.reproduce import Plan, Report
+from tests.models import tiny
+
+PAIRS = [(f"w{i % 40 + 3} w{i * 7 % 40 + 3} w{i + 4} .", f"w{i * 3 % 40 + 3} w{i + 5} w{i + 6} w9") for i in range(22)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny.loaded("bert", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    path.write_text("\n".join(["first\tsecond", *("\t".join(pair) for pair in PAIRS)]) + "\n")
+    return str(path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little() -> Iterator[None]:
+    """Train briefly, and read shards of eight texts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduce, "SAMPLE", inputs.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2))
+        patch.setattr("identikit.engine.local.SHARD", 8)
+        yield
+
+
+def plan(data: str, *names: str, **others: object) -> Plan:
+    return Plan(names or ("all",), (data,), columns=("first", "second"), sample=22, **others)  # pyright: ignore
+
+
+@pytest.fixture(scope="module")
+def whole(model: Model, data: str, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return reproduce.reproduce(model, plan(data), str(out))
+
+
+def files(folder: str | Path) -> dict[str, bytes]:
+    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_every_figure_is_drawn_or_listed(whole: Report):
+    reasons = dict(whole.listed)
+    assert {*whole.drawn} | {name for name in reasons if name in FIGURES} == {*FIGURES}
+    assert {"fig2a", "fig3a", "fig5", "fig11", "fig17", "fig28", "collapse"} <= {*whole.drawn}
+    assert reasons["fig18b"].startswith("not applicable: there is nothing of the kind")  # its tokenizer has no [CLS]
+    assert reasons["fig12"].startswith("needs --finetuned DIR")
+    assert reasons["fig38"] == "needs --data cola" and reasons["fig39"] == "needs --data mnli"
+    assert reasons["fig29"] == "not applicable: tiny bert has 3 layers"
+    assert "the model reads at most 64" in reasons["fig6"]
+    for name in whole.drawn:
+        parquet = pd.read_parquet(Path(whole.out, "figures", f"{name}.parquet"))
+        csv = pd.read_csv(Path(whole.out, "figures", f"{name}.csv"), keep_default_na=False, na_values=[""])
+        assert len(parquet) == len(csv) > 0 and list(parquet) == list(csv)
+        assert Path(whole.out, "figures", f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert b"<svg" in Path(whole.out, "figures", f"{name}.svg").read_bytes()
+
+
+def test_every_claim_is_judged_or_listed(whole: Report):
+    judged, listed = {*whole.findings["claim"]}, dict(whole.listed)
+    assert judged | {name for name in listed if name not in FIGURES} == {claim.name for claim in CLAIMS} - {
+        claim.name
+        for claim in DATASETS  # the size of a sample says nothing of the dataset's
+    }
+    norms = whole.findings.groupby("claim")["norm"].agg(set)
+    assert norms["own-contribution-falls"] == {"frobenius", "sum"}  # spectral needs every direction
+    assert set(whole.findings["verdict"]) <= {"holds", "does not hold", "not applicable"}
+    page = Path(whole.out, "index.html").read_text()
+    assert all(f"figures/{name}.csv" in page for name in whole.drawn)
+    assert pd.read_parquet(Path(whole.out, "claims.parquet")).equals(whole.findings)
+
+
+def test_numbers_are_those_of_the_public_functions(whole: Report, model: Model, data: str):
+    import identikit as ik
+
+    drawn = pd.read_parquet(Path(whole.out, "figures", "fig1a.parquet"))
+    assert drawn["pearson"].tolist() == pytest.approx(
+        [float(one.pearson()) for one in ik.effective_attention(model, PAIRS)]
+    )
+
+
+def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeypatch: pytest.MonkeyPatch):
+    before = {name: content for name, content in files(whole.out).items() if name.startswith(("inputs", "figures"))}
+    for path in Path(whole.out, "figures").glob("fig2a.*"):
+        path.unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("computed again")
+
+    for name in ("fit_maps", "measure", "token_attribution", "hidden_states"):
+        monkeypatch.setattr(inputs, name, refuse)
+    monkeypatch.setattr("identikit.analyses.attention_tables.effective_attention", refuse)
+    monkeypatch.setattr("identikit.analyses.attribution_tables.token_attribution", refuse)
+    names = ("fig1a", "fig2a", "fig3a", "fig11", "fig14", "fig26", "collapse")
+    assert reproduce.reproduce(model, plan(data, *names), whole.out).drawn == names
+    after = files(whole.out)
+    assert all(after[name] == content for name, content in before.items())
+
+
+@pytest.mark.parametrize("stop", [2, 5, 9])
+def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
+    whole: Report, model: Model, data: str, tmp_path: Path, stop: int
+):
+    names = ("fig1a", "fig2a", "fig3a")
+    asked = plan(data, *names)
+    calls = 0
+
+    def killed(what: str, done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce(model, asked, str(tmp_path / "run"), told=killed)
+    kept = {name: content for name, content in files(tmp_path / "run").items() if name.startswith("inputs")}
+    reproduce.reproduce(model, asked, str(tmp_path / "run"))
+    after = files(tmp_path / "run")
+    assert kept and kept.items() <= after.items()
+    straight = files(whole.out)
+    assert all(after[name] == straight[name] for name in after if name.startswith(("inputs", "figures")))
+
+
+def test_only_what_is_asked_for_is_computed(model: Model, data: str, tmp_path: Path):
+    report = reproduce.reproduce(model, plan(data, "fig1a", "correlation-falls-with-length"), str(tmp_path / "run"))
+    assert report.drawn == ("fig1a",) and {*report.findings["claim"]} == {"correlation-falls-with-length"}
+    assert [path.name for path in (tmp_path / "run" / "inputs").glob("*/*")] == ["attention"]
+
+
+def test_few_texts_are_no_reason_to_stop(model: Model, data: str, tmp_path: Path):
+    few = Plan(("fig1a", "fig2a"), (data,), columns=("first", "second"), sample=6)
+    report = reproduce.reproduce(model, few, str(tmp_path / "run"))
+    assert report.drawn == ("fig1a",) and dict(report.listed) == {"fig2a": "needs 20 texts or more"}
+
+
+def test_shuffled_results_fail_their_claims(whole: Report, model: Model, data: str, monkeypatch: pytest.MonkeyPatch):
+    """The layers of the kept results turned around: a claim on an order over layers must then come out otherwise."""
+    name = "rate-falls-with-depth"
+    fallen = pd.DataFrame({"rate": [0.99, 0.9, 0.7], "layer": [1, 2, 3]})
+    found = []
+    for layers in ([1, 2, 3], [3, 2, 1]):
+        rows = fallen.assign(layer=layers, test_layer=layers, map="linear", distance="cosine", offset=0)
+        rows = rows.assign(data_share=1.0, fold=0, split="test", target="input")
+        monkeypatch.setattr(reproduce._Run, "table", lambda self, data, table, rows=rows: rows)
+        run = reproduce._Run(model, plan(data), whole.out, lambda *_: None)
+        judged = run.judged(next(claim for claim in CLAIMS if claim.name == name))
+        found.append([row["verdict"] for row in judged if isinstance(row, dict)])
+    assert found == [["holds"], ["does not hold"]]
+
+
+def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Report):
+    with pytest.raises(InputError, match="reproduce: 'fig99' is not known: use 'all', a figure"):
+        Plan(("fig99",))
+    with pytest.raises(InputError, match="say which folder holds it"):
+        reproduce.reproduce(model, Plan(("fig1a",), ("mrpc",)), str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "inputs").exists()
+    other = Plan(("fig1a",), (data,), columns=("first", "second"), sample=21)
+    with pytest.raises(InputError, match="holds another run: its texts is"):
+        reproduce.reproduce(model, other, whole.out)
+    (tmp_path / "tuned").mkdir()
+    with pytest.raises(InputError, match=r"no finetune.json.*--finetuned mrpc="):
+        reproduce.reproduce(model, plan(data, "fig12", finetuned=(str(tmp_path / "tuned"),)), str(tmp_path / "x"))
+
+
+def test_a_finetuned_model_is_compared(model: Model, data: str, tmp_path: Path):
+    other = tiny.loaded("bert", dtype=torch.float64)
+    other.hf.save_pretrained(tmp_path / "tuned")
+    tiny.tokenizer().save_pretrained(tmp_path / "tuned")
+    given = (f"mrpc={tmp_path / 'tuned'}",)
+    report = reproduce.reproduce(model, plan(data, "fig12", finetuned=given), str(tmp_path / "run"))
+    assert report.drawn == ("fig12",)
+    frame = pd.read_parquet(tmp_path / "run" / "figures" / "fig12.parquet")
+    assert len(frame) == 2 * 2 * 3 and set(frame["finetuned"]) == {True, False}
+
+
+def test_wikitext_gives_pairs_of_neighbouring_sentences():
+    paragraph = "It is a well @-@ known bird . It was 1 @.@ 5 m tall ! Was it ? The end . "
+    pairs = list(texts.segments([paragraph, "One sentence only ."]))
+    assert pairs[0] == ("It is a well-known bird .", "It was 1.5 m tall !")
+    assert pairs[1:] == [("Was it ?", "The end . ")]
+
+
+def test_texts_are_cut_at_128_pieces(model: Model):
+    before = model.limit
+    with texts.at_most(model, 10):
+        assert len(model.encode("w4 " * 30, truncate=True)[0]) == 10
+    assert model.limit == before
+
+
+def test_the_papers_examples_are_the_papers():
+    """Appendix C.4 prints its sentence in BERT's pieces; the packaged model reads the same."""
+    import identikit as ik
+
+    printed = (
+        "[CLS] he said the foods ##er ##vic ##e pie business doesn ' t fit the company ' s long - term growth "
+        'strategy . [SEP] " the foods ##er ##vic ##e pie business does not fit our long - term growth strategy . [SEP]'
+    )
+    packaged = ik.load()
+    assert " ".join(packaged.encode(texts.SENTENCE)[0].tokens) == printed
+    (passage,) = packaged.encode(texts.PASSAGE)
+    rows = inputs._within(passage, texts.PASSAGE[1].index(texts.PASSAGE_ROWS), len(texts.PASSAGE_ROWS))
+    assert [passage.tokens[row] for row in (rows[0], rows[-1])] == ["the", "surroundings"]
+    assert rows == list(range(rows[0], rows[-1] + 1))
