@@ -50,7 +50,7 @@ def test_noise_leaves_every_map_at_chance():
 
 def test_rates_are_those_of_a_double_loop_over_the_test_sentences():
     given = states(hidden=lambda inputs, generator: rotated(inputs, generator) + inputs, layers=2)
-    maps = fit_maps(given, Probes(maps=("naive", "ridge")), task=Task(offset=1), settings=Settings(folds=2)).maps
+    maps = fit_maps(given, Probes(maps=("naive", "ridge")), tasks=[Task(offset=1)], settings=Settings(folds=2)).maps
     for fitted, row in zip(maps, sorted_like(measure(given, maps), maps), strict=True):
         assert row.rate == pytest.approx(rate_by_loop(given, fitted), abs=1e-12)
 
@@ -179,7 +179,7 @@ def test_summary_averages_over_folds_with_a_corrected_interval():
 
 def test_identity_map_reads_one_sentence_layer_by_layer():
     given = states(sentences=60, width=8, hidden=rotated, layers=2)
-    maps = fit_maps(given, Probes(maps=("naive", "ridge")), task=Task(), settings=Settings(folds=2)).maps
+    maps = fit_maps(given, Probes(maps=("naive", "ridge")), tasks=[Task()], settings=Settings(folds=2)).maps
     rows = given.rows(torch.tensor([7]))
     one = HiddenStates(given.inputs[rows], given.hidden[:, rows], given.lengths[[7]], "constructed")
     for name in ("naive", "ridge"):
@@ -219,10 +219,35 @@ def narrow():
 
 def test_maps_go_from_the_hidden_width_to_the_width_of_the_target():
     probes = Probes(maps=("linear", "mlp", "ridge"))
-    for task in (Task(), Task(target="previous")):
-        for fitted in fit_maps(narrow(), probes, task=task, settings=Settings(folds=1, epochs=1, hidden_size=5)).maps:
-            width = 6 if task.target == "previous" and fitted.layer == 1 else 3
-            assert fitted(narrow().layer(fitted.layer)).shape[1] == width
+    tasks = [Task(), Task(target="previous")]
+    maps = fit_maps(narrow(), probes, tasks=tasks, settings=Settings(folds=1, epochs=1, hidden_size=5)).maps
+    assert len(maps) == 2 * 3 * 2 * 2
+    for fitted in maps:
+        width = 6 if fitted.task.target == "previous" and fitted.layer == 1 else 3
+        assert fitted(narrow().layer(fitted.layer)).shape[1] == width
+
+
+def test_tasks_fitted_together_give_the_tables_of_one_after_another():
+    given = states(hidden=rotated, layers=2, dtype=torch.float64)
+    probes, settings = Probes(maps=("naive", "linear", "ridge")), replace(QUICK, epochs=2, folds=2)
+    together = neighbouring_tokens(given, probes, settings, offsets=(2, -1))
+    apart = [neighbouring_tokens(given, probes, settings, offsets=(offset,)) for offset in (2, -1)]
+    for name in ("rates", "trials"):
+        expected = pd.concat([getattr(each, name) for each in apart], ignore_index=True)
+        pd.testing.assert_frame_equal(getattr(together, name), expected)
+    assert " ".join(together.trials.columns[:8]) == "map distance layer fold learning_rate target offset data_share"
+    for first, second in zip(together.maps, apart[0].maps + apart[1].maps, strict=True):
+        for name in ("map", "distance", "layer", "fold", "task"):
+            assert getattr(first, name) == getattr(second, name)
+        torch.testing.assert_close(dict(first.parameters), dict(second.parameters))
+
+
+def test_a_task_given_twice_is_fitted_once():
+    once, twice = (
+        fit_maps(states(), Probes(), tasks=tasks, settings=replace(QUICK, epochs=1))
+        for tasks in ([Task()], [Task(), Task()])
+    )
+    assert (len(once.maps), len(once.trials)) == (len(twice.maps), len(twice.trials)) == (8, 4)
 
 
 @pytest.mark.parametrize(

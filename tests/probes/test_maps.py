@@ -10,7 +10,7 @@ from tests.probes.constructed import states
 def test_maps_come_back_from_disk_as_they_were(tmp_path):
     given = states(layers=2)
     settings = Settings(folds=2, epochs=1, hidden_size=5, learning_rates=(0.01,), seed=3)
-    maps = fit_maps(given, Probes(), task=Task(data_share=0.9), settings=settings).maps
+    maps = fit_maps(given, Probes(), tasks=[Task(data_share=0.9)], settings=settings).maps
     save_maps(tmp_path / "maps.safetensors", maps)
     loaded = load_maps(tmp_path / "maps.safetensors")
     assert len(loaded) == len(maps) == 4 * 2 * 2 * 2
