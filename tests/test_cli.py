@@ -179,3 +179,30 @@ def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
 def test_unknown_benchmark(run):
     done = run("bench", "nothing")
     assert done.status == 1 and "use one of attention, intervals, attribution, tokens" in done.stderr
+
+
+def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):
+    out = str(tmp_path / "paper")
+    command = ["reproduce", "fig1a", "fig38", "null-space-bound", "--sample", "3", "--out", out]
+    done = run(*command)
+    assert done.status == 0 and done.stderr == ""
+    told = " ".join(done.stdout.split())
+    assert "1 claims: 1 hold" in told or "1 claim" in told
+    assert "fig38: needs --data cola" in told
+    assert told.endswith(f"Figures drawn: 1, in {out}/figures; all on one page: {out}/index.html")
+    found = json.loads(run(*command, "--json").stdout)
+    assert found["figures"] == ["fig1a"] and found["claims"][0]["verdict"] == "holds"
+    assert found["listed"] == [{"name": "fig38", "why": "needs --data cola"}]
+
+
+def test_mistakes_of_reproduce_and_finetune(run, tmp_path: Path):
+    out = str(tmp_path / "out")
+    for command, message in (
+        (["reproduce", "fig99", "--out", out], "'fig99' is not known"),
+        (["reproduce", "fig1a", "--data", "mrpc", "--out", out], "say which folder holds it"),
+        (["reproduce", "fig1a", "--precision", "float8", "--out", out], "precision"),
+        (["finetune", "sst2", "--data-dir", str(tmp_path), "--out", out], "mrpc"),
+    ):
+        done = run(*command)
+        assert done.status == 1 and done.stdout == "" and done.stderr.count("\n") == 1 and message in done.stderr
+    assert not Path(out).exists()

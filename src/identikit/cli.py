@@ -218,7 +218,7 @@ def reproduce(
     Console().print(claims_table(report.findings))
     for name, why in report.listed:
         typer.echo(f"{name}: {why}")
-    typer.echo(f"{len(report.drawn)} figures in {out}/figures; all on one page: {out}/index.html")
+    typer.echo(f"Figures drawn: {len(report.drawn)}, in {out}/figures; all on one page: {out}/index.html")
 
 
 @app.command()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import identikit
+from identikit.analyses.attribution import PRECISIONS
 from identikit.data import KNOWN
 from identikit.errors import InputError
 from identikit.models.load import load
@@ -50,6 +51,8 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise InputError(f"reproduce: precision={self.precision!r} is not known: use {', '.join(PRECISIONS)}.")
         known = [ALL, *FIGURES, *(claim.name for claim in CLAIMS)]
         unknown = [name for name in self.names if name not in known]
         if unknown:
@@ -94,6 +97,9 @@ def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda wha
     about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint}
     about |= {"version": identikit.__version__}
     page, files = Store(out, about), Store(f"{out}/figures", about)
+    for entry in (*plan.figures, *plan.claims):  # a mistake in the data is told before anything is computed
+        if (data := plan.data_of(entry)) is not None:
+            run.work(data)
     page.start()  # a run that is stopped halfway is known again by it
     pictures: list[Picture] = []
     listed: list[tuple[str, str]] = []
