@@ -61,7 +61,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"writing table.csv .*no space left on device. Make room there"):
+    with pytest.raises(InputError, match=r"writing run.json .*no space left on device. Make room there"):
         store.write("table.csv", b"half")
     assert not store.has("table.csv")
 

@@ -37,7 +37,9 @@ class Store:
             raise InputError(f"writing results: {folder} is a file, and a folder is needed. Choose another --out.")
         if self.has(MANIFEST):
             self._same_run()
-        elif self.files.exists(self.folder) and self.files.ls(self.folder):
+        elif self.files.exists(self.folder) and any(
+            not _unfinished(path) for path in self.files.ls(self.folder, False)
+        ):
             raise InputError(
                 f"writing results: {folder} holds files but no {MANIFEST}, so it is not a run's folder. Choose an "
                 "empty or a new one with --out."
@@ -69,13 +71,16 @@ class Store:
     def start(self) -> None:
         """Make the folder and its manifest, if they are not there."""
         if not self.has(MANIFEST):
-            self.files.makedirs(self.folder, exist_ok=True)
-            self._write(MANIFEST, json.dumps(self.settings, indent=1, sort_keys=True).encode())
+            self._tried(MANIFEST, json.dumps(self.settings, indent=1, sort_keys=True).encode())
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that it is there whole or not at all; the first one brings the folder and its manifest."""
+        self.start()
+        self._tried(name, content)
+
+    def _tried(self, name: str, content: bytes) -> None:
         try:
-            self.start()
+            self.files.makedirs(self.folder, exist_ok=True)
             self._write(name, content)
         except OSError as error:
             raise InputError(
@@ -100,6 +105,16 @@ class Store:
         with self.files.open(self._path(name), "rb") as file:
             return file.read()
 
+    def read_json(self, name: str) -> Any:
+        """Read a file of JSON."""
+        try:
+            return json.loads(self.read(name))
+        except ValueError:
+            raise self._damaged(name) from None
+
+    def _damaged(self, name: str) -> InputError:
+        return InputError(f"reading {self._path(name)}: it is damaged. Remove it; it is then computed again.")
+
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Read tensors and the words about them."""
         content = self.read(name)
@@ -107,9 +122,12 @@ class Store:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             return load(content), header.get("__metadata__", {})
         except (ValueError, SafetensorError):
-            raise InputError(
-                f"reading {self._path(name)}: it is damaged. Remove it; it is then computed again."
-            ) from None
+            raise self._damaged(name) from None
+
+
+def _unfinished(path: str) -> bool:
+    """Whether a file is what a killed run was writing."""
+    return path.endswith(".partial")
 
 
 def write_tables(store: Store, tables: "Mapping[str, DataFrame]") -> None:

@@ -96,18 +96,13 @@ def _correlation(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
 
 
 def _null(subject: Subject) -> pd.DataFrame:
-    rows = [
-        (
-            text,
-            tokens,
-            layer,
-            0 if subject.causal else max(tokens - subject.d_value, 0),
-            max(tokens - subject.d_value, 0),
-            3e-7,
-        )
-        for (text, tokens), layer in product(enumerate(LENGTHS), layers_of(subject))
-    ]
-    return pd.DataFrame(rows, columns=["text", "tokens", "layer", "least", "greatest", "residual"])
+    """Values of full rank: every row's rank is its bound."""
+    rows = []
+    for (text, tokens), layer in product(enumerate(LENGTHS), layers_of(subject)):
+        greatest = max(tokens - subject.d_value, 0)
+        rows.append((text, tokens, layer, 0 if subject.causal else greatest, greatest, 3e-7, 0, 0))
+    dimensions = ["least", "greatest", "residual", "slack_least", "slack_greatest"]
+    return pd.DataFrame(rows, columns=["text", "tokens", "layer", *dimensions])
 
 
 def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
@@ -116,7 +111,7 @@ def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
     sources = ["all", "cls", "punctuation", "other"] + ([] if subject.causal else ["sep"])
     rows = []
     for layer, head, source in product(layers_of(subject), range(1, subject.n_heads + 1), sources):
-        depth = (layer - 1) / (subject.n_layers - 1)
+        depth = (layer - 1) / max(subject.n_layers - 1, 1)
         raw = {kind: 0.3 * np.exp(-8 * (depth - peak) ** 2) * random.uniform(0.4, 1.6) for kind, peak in peaks.items()}
         if subject.causal:
             raw["sep"] = 0.0

@@ -73,9 +73,9 @@ def test_every_figure_is_drawn_or_listed(whole: Report):
 
 def test_every_claim_is_judged_or_listed(whole: Report):
     judged, listed = {*whole.findings["claim"]}, dict(whole.listed)
-    assert judged | {name for name in listed if name not in FIGURES} == {claim.name for claim in CLAIMS} - {
-        claim.name
-        for claim in DATASETS  # the size of a sample says nothing of the dataset's
+    assert judged | {name for name in listed if name not in FIGURES} == {claim.name for claim in CLAIMS}
+    assert {listed[claim.name] for claim in DATASETS} == {
+        *(f"needs --data {data}" for data in ("mrpc", "cola", "mnli"))
     }
     norms = whole.findings.groupby("claim")["norm"].agg(set)
     assert norms["own-contribution-falls"] == {"frobenius", "sum"}  # spectral needs every direction
@@ -148,6 +148,73 @@ def test_few_texts_are_no_reason_to_stop(model: Model, data: str, tmp_path: Path
     assert report.drawn == ("fig1a",) and dict(report.listed) == {"fig2a": "needs 20 texts or more"}
 
 
+def test_what_can_be_known_beforehand_costs_nothing(
+    model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without a tagger and without a fine-tuned model nothing is computed for the figures that need them."""
+    monkeypatch.setattr(reproduce, "tagger_missing", lambda: "tagging parts of speech: spaCy is not installed.")
+    report = reproduce.reproduce(model, plan(data, "fig12", "fig26", "mrpc-size"), str(tmp_path / "run"))
+    assert dict(report.listed) == {
+        "fig12": "needs --finetuned DIR (identikit finetune makes one)",
+        "fig26": "tagging parts of speech: spaCy is not installed.",
+        "mrpc-size": "needs --data mrpc",
+    }
+    assert not (tmp_path / "run" / "inputs").exists() and not (tmp_path / "run" / "figures").exists()
+
+
+def test_inputs_depend_on_their_own_settings_alone(whole: Report, model: Model, data: str):
+    """A tagger that came later, another seed or precision: what they do not touch is taken as it is kept."""
+    names = ("fig1a", "correlation-falls-with-length")
+    again = reproduce.reproduce(model, plan(data, *names, seed=7, precision="tf32"), whole.out)
+    assert again.drawn == ("fig1a",)
+    with pytest.raises(InputError, match="another run: its precision is 'full', not 'tf32'"):
+        reproduce.reproduce(model, plan(data, "fig2a", precision="tf32"), whole.out)
+
+
+def test_inputs_and_hidden_vectors_of_different_size(data: str, tmp_path: Path):
+    albert = tiny.loaded("albert")
+    albert.hf.save_pretrained(tmp_path / "tuned")
+    tiny.tokenizer().save_pretrained(tmp_path / "tuned")
+    asked = plan(data, "fig12", "finetuning-hurts-l2-mrpc", finetuned=(f"mrpc={tmp_path / 'tuned'}",))
+    reasons = dict(reproduce.reproduce(albert, asked, str(tmp_path / "run")).listed)
+    assert all("there is no naive map" in why for why in reasons.values()) and len(reasons) == 2
+
+
+def test_a_text_that_one_input_cannot_read_stops_that_input_alone(
+    model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise InputError("text 28 has 1 token: leave it out.")
+
+    monkeypatch.setattr(inputs, "hidden_states", refuse)
+    report = reproduce.reproduce(model, plan(data, "fig1a", "fig11"), str(tmp_path / "run"))
+    assert report.drawn == ("fig1a",)
+    assert dict(report.listed) == {"fig11": "cannot be computed: text 28 has 1 token: leave it out."}
+
+
+def test_a_file_half_written_by_a_killed_run_is_no_obstacle(model: Model, data: str, tmp_path: Path):
+    out = tmp_path / "run"
+    reproduce.reproduce(model, plan(data, "fig1a"), str(out))
+    for folder in (out, *out.glob("inputs/*/attention")):
+        for path in folder.glob("*.*"):
+            path.unlink()
+    for folder in out.glob("inputs/*/attention"):  # as if killed while the input's manifest was written
+        (folder / ".run.json.partial").write_text('{"da')
+    (out / "run.json").write_bytes((out / "figures" / "run.json").read_bytes())
+    assert reproduce.reproduce(model, plan(data, "fig1a"), str(out)).drawn == ("fig1a",)
+
+
+def test_damage_is_told(model: Model, data: str, tmp_path: Path):
+    out = tmp_path / "run"
+    reproduce.reproduce(model, plan(data, "fig11"), str(out))
+    for path in out.glob("inputs/*/previous/naive.json"):
+        path.write_text('[{"a"')
+    for path in out.glob("inputs/*/previous/computed.json"):
+        path.write_text("")
+    report = reproduce.reproduce(model, plan(data, "fig11"), str(out))
+    assert "naive.json: it is damaged. Remove it" in dict(report.listed)["fig11"]
+
+
 def test_shuffled_results_fail_their_claims(whole: Report, model: Model, data: str, monkeypatch: pytest.MonkeyPatch):
     """The layers of the kept results turned around: a claim on an order over layers must then come out otherwise."""
     name = "rate-falls-with-depth"
@@ -156,7 +223,7 @@ def test_shuffled_results_fail_their_claims(whole: Report, model: Model, data: s
     for layers in ([1, 2, 3], [3, 2, 1]):
         rows = fallen.assign(layer=layers, test_layer=layers, map="linear", distance="cosine", offset=0)
         rows = rows.assign(data_share=1.0, fold=0, split="test", target="input")
-        monkeypatch.setattr(reproduce._Run, "table", lambda self, data, table, rows=rows: rows)
+        monkeypatch.setattr(reproduce._Run, "table", lambda self, work, table, rows=rows: rows)
         run = reproduce._Run(model, plan(data), whole.out, lambda *_: None)
         judged = run.judged(next(claim for claim in CLAIMS if claim.name == name))
         found.append([row["verdict"] for row in judged if isinstance(row, dict)])
@@ -173,7 +240,7 @@ def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Repor
     with pytest.raises(InputError, match="holds another run: its texts is"):
         reproduce.reproduce(model, other, whole.out)
     (tmp_path / "tuned").mkdir()
-    with pytest.raises(InputError, match=r"no finetune.json.*--finetuned mrpc="):
+    with pytest.raises(InputError, match=r"no finetune.json there says its task. Write --finetuned mrpc="):
         reproduce.reproduce(model, plan(data, "fig12", finetuned=(str(tmp_path / "tuned"),)), str(tmp_path / "x"))
 
 

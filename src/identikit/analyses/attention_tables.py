@@ -29,7 +29,8 @@ def attention_tables(
     """Compute the tables of a dataset, shard by shard, into a store; `options` are those of `effective_attention`.
 
     - `correlation`: raw with effective attention of each text, overall (layer and head 0), by layer (head 0), by head
-    - `null`: least and greatest null dimension of each text and layer, and its largest residual
+    - `null`: by text and layer: least and greatest null dimension, largest residual, and least and greatest slack,
+      min(keys that a row sees, d_v) less its rank (Eq. 3 says that none is negative)
     - `types`: average attention from sources to token types, by map, layer and head (Fig. 1b, 1c and 5)
     """
     tables = frames(*attention_statistics(model, texts, store, truncate=truncate, progress=progress, **options))
@@ -85,7 +86,8 @@ def frames(whole: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataF
         ],
         ignore_index=True,
     )
-    null = table({name: whole[name] for name in ("least", "greatest", "residual")}, layer=True, head=False)
+    columns = ("least", "greatest", "residual", "slack_least", "slack_greatest")
+    null = table({name: whole[name] for name in columns}, layer=True, head=False)
     return {"correlation": correlation, "null": null.drop(columns="head"), "types": averages.to_frame()}
 
 
@@ -105,6 +107,14 @@ def _shard(results: list[EffectiveAttention]) -> dict[str, Tensor]:
         "least": gathered(lambda result: result.null_dim.amin((1, 2))),
         "greatest": gathered(lambda result: result.null_dim.amax((1, 2))),
         "residual": gathered(lambda result: result.residual.amax(1)),
+        "slack_least": gathered(lambda result: _slack(result).amin((1, 2))),
+        "slack_greatest": gathered(lambda result: _slack(result).amax((1, 2))),
         "type_sums": averages.sums,
         "type_texts": averages.texts,
     }
+
+
+def _slack(result: EffectiveAttention) -> Tensor:
+    """How far the rank of each row's visible values is below its bound, min(visible keys, d_v)."""
+    visible = result.rank + result.null_dim
+    return visible.clamp(max=result.model.d_value) - result.rank

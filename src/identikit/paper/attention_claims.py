@@ -8,17 +8,18 @@ from identikit.paper.evidence import Evidence
 from identikit.paper.judgements import Claim, Finding, Judge, NotApplicableError, Table, finding, percent, table
 
 ROUNDING = 1e-6  # a correlation of 1 within floating point
-SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>")
+SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>", "<cls>", "<sep>")
 TYPES = {"cls": "[CLS]", "sep": "[SEP]", "punctuation": "period or comma"}
 MIDDLE, DEEP = (1 / 4, 3 / 4), (3 / 4, 1.0)  # parts of the depth: middle half, deepest quarter
 
 
 def _null_bound(evidence: Evidence, _: str) -> Finding:
-    """Judge Eq. 3 and 6; under a causal mask only the last row sees all keys, and its null space is the greatest."""
-    null, causal = table(evidence, "null"), evidence.subject.causal
-    excess = null["greatest" if causal else "least"] - (null["tokens"] - evidence.subject.d_value).clip(lower=0)
-    measured = f"{percent((excess >= 0).mean())} of texts and layers, equality in {percent((excess == 0).mean())}"
-    return finding((excess >= 0).all(), measured, "judged on the last row, which sees all keys" if causal else "")
+    """Judge Eq. 3 and 6 row by row: a mask takes keys from a row, and its T has only the values of those it sees."""
+    null = table(evidence, "null")
+    bounded = null["slack_least"] >= 0
+    equal = bounded & (null["slack_greatest"] == 0)
+    measured = f"{percent(bounded.mean())} of texts and layers, equality of every row in {percent(equal.mean())}"
+    return finding(bounded.all(), measured)
 
 
 def _overall(evidence: Evidence) -> Table:
@@ -44,7 +45,8 @@ def _falls_where_long(evidence: Evidence, _: str) -> Finding:
     if long["pearson"].nunique() < 2:
         return finding(False, f"{long['pearson'].iloc[0]:.2f} at every length")
     rank: Table = spearmanr(long["tokens"], long["pearson"])
-    measured = f"rank correlation {rank.statistic:.2f}, p = {rank.pvalue:.1g}, {len(long)} texts"
+    chance = f"p = {rank.pvalue:.1g}" if rank.pvalue > 0 else "p < 1e-300"
+    measured = f"rank correlation {rank.statistic:.2f}, {chance}, {len(long)} texts"
     return finding(rank.statistic < 0 and rank.pvalue < 0.01, measured)
 
 
@@ -62,8 +64,12 @@ def _received(evidence: Evidence, *types: str) -> Table:
 
 
 def _within(received: Table, part: tuple[float, float]) -> Table:
+    """Which layers are in a part of the depth; there must be such, and others."""
     depth = received.index / received.index.max()
-    return (depth > part[0]) & (depth <= part[1])
+    inside = (depth > part[0]) & (depth <= part[1])
+    if inside.all() or not inside.any():
+        raise NotApplicableError("too few layers to tell a part of the depth from the rest")
+    return inside
 
 
 def _peak_disappears(target: str, part: tuple[float, float]) -> Judge:
@@ -125,7 +131,7 @@ ATTENTION = (
         "Section 3.2, Eq. 3 and 6",
         "T has rank at most min(n, d_v), so its null space has dimension at least n − d_v",
         "proved",
-        "null dimension at least max(n − d_v, 0), and so rank at most min(n, d_v), in every text and layer",
+        "rank at most min(keys that the row sees, d_v) in every row, head, layer and text; without a mask a row sees n",
         needs=("null",),
         judge=_null_bound,
     ),
@@ -186,6 +192,7 @@ ATTENTION = (
         "vanished; the null space carries all of it",
         "less than a tenth of the raw attention to them, in the head that has most of it",
         needs=("passage",),
+        data="",
         judge=_special_vanish,
     ),
 )

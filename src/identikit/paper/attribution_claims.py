@@ -5,6 +5,7 @@ from functools import partial
 from identikit.paper.evidence import Evidence
 from identikit.paper.identity_claims import linear_cosine
 from identikit.paper.judgements import (
+    ONE_LAYER,
     Claim,
     Finding,
     Judge,
@@ -57,7 +58,9 @@ def _never_outweighed_early(evidence: Evidence, norm: str) -> Finding:
 
 def _outweighed_at(layers: tuple[int, ...], paper: float) -> Judge:
     def judge(evidence: Evidence, norm: str) -> Finding:
-        here = list(dict.fromkeys(named_layers(evidence, *layers)))
+        here = named_layers(evidence, *layers)
+        if len({*here}) < len(layers):
+            raise NotApplicableError(ONE_LAYER)
         shares = _outweighed(evidence, norm).loc[here]
         measured = ", ".join(f"{percent(share)} at layer {layer}" for layer, share in shares.items())
         return finding(all(near(share, paper) for share in shares), measured, stand_in(evidence, *layers))

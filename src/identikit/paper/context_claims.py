@@ -4,6 +4,7 @@ from functools import partial
 
 from identikit.paper.evidence import Evidence
 from identikit.paper.judgements import (
+    ONE_LAYER,
     Claim,
     Finding,
     Judge,
@@ -11,13 +12,17 @@ from identikit.paper.judgements import (
     Table,
     by_layer,
     finding,
+    halves,
     named_layers,
     percent,
     stand_in,
     table,
 )
 
-OPENING = ("[CLS]", "<s>")
+OPENING = ("[CLS]", "<s>", "<cls>")
+# Margins that a model which mixes everything evenly does not reach: there, per pair, offsets differ only by how long
+# the texts are that have them, and the second sentence is ahead by its closing [SEP], one token of n
+FACTOR, AHEAD = 1.5, 0.05
 # Penn tags, by what the captions of Fig. 29 and 37 say keeps more, and less
 CONTENT = {
     "nouns": ("NN", "NNS", "NNP", "NNPS"),
@@ -36,9 +41,8 @@ def _group_peaks(distance: str, *, early: bool) -> Judge:
         shares = by_layer(groups[groups["distance"] == distance], "share").dropna()
         if not shares.any():
             raise NotApplicableError("no text is long enough to have such neighbours")
-        half = evidence.subject.n_layers / 2
-        first, second = (shares[side].mean() for side in (shares.index <= half, shares.index > half))
-        peak = shares.idxmax()
+        first, second = halves(shares, evidence.subject.n_layers)
+        peak, half = shares.idxmax(), evidence.subject.n_layers / 2
         holds = peak <= half and first > second if early else peak > half and second > first
         measured = (
             f"largest at layer {peak}; {percent(first)} a layer in the first half, {percent(second)} in the second"
@@ -58,27 +62,37 @@ def _view(evidence: Evidence, norm: str, view: str, column: str = "share") -> Ta
     return offsets.pivot(index="layer", columns="offset", values=column)
 
 
-def _nearest_most(column: str) -> Judge:
-    """Judge that the nearest neighbours contribute most at every layer, in total or per pair.
+def _nearest_and_others(evidence: Evidence, values: Table) -> tuple[Table, Table]:
+    """By layer: the lesser value of the nearest neighbours, left and right; and the values of all other neighbours."""
+    others = values.drop(columns=[-1, 0, 1], errors="ignore").dropna(axis=1, how="all")
+    if others.empty:
+        raise NotApplicableError("no text is long enough to have further neighbours")
+    return values[[-1] if evidence.subject.causal else [-1, 1]].min(axis=1), others
+
+
+def _at_every(ahead: Table, more: str = "") -> Finding:
+    behind = ", ".join(str(layer) for layer in ahead.index[~ahead])
+    measured = f"at {ahead.sum()} of {len(ahead)} layers" + (f", not at {behind}" if behind else "")
+    return finding(ahead.all(), measured + more)
+
+
+def _nearest_in_total(evidence: Evidence, norm: str) -> Finding:
+    nearest, others = _nearest_and_others(evidence, _view(evidence, norm, "offsets"))
+    return _at_every(nearest > others.max(axis=1))
+
+
+def _nearest_per_pair(evidence: Evidence, norm: str) -> Finding:
+    """Judge that the nearest neighbours contribute most per pair at every layer, by a margin.
 
     At the far ends a mean rests on a handful of pairs, so offsets with less than a tenth of the pairs of the most
     frequent one are left out; share over mean is proportional to the number of pairs.
     """
-
-    def judge(evidence: Evidence, norm: str) -> Finding:
-        values = _view(evidence, norm, "offsets", column)
-        if column == "mean":
-            pairs = _view(evidence, norm, "offsets") / values
-            values = values.where(pairs.ge(pairs.max(axis=1) / 10, axis=0))
-        nearest = [-1] if evidence.subject.causal else [-1, 1]
-        others = values.drop(columns=[0, *nearest], errors="ignore").max(axis=1)
-        ahead = values[nearest].min(axis=1) > others
-        behind = ", ".join(str(layer) for layer in ahead.index[~ahead])
-        return finding(
-            ahead.all(), f"at {ahead.sum()} of {len(ahead)} layers" + (f", not at {behind}" if behind else "")
-        )
-
-    return judge
+    means = _view(evidence, norm, "offsets", "mean")
+    pairs = _view(evidence, norm, "offsets") / means
+    nearest, others = _nearest_and_others(evidence, means.where(pairs.ge(pairs.max(axis=1) / 10, axis=0)))
+    times = (nearest / others.loc[:, abs(others.columns) <= 10].mean(axis=1)).fillna(0.0)
+    least = f"; {times.min():.2f} times the mean of 2 to 10 away, or more"
+    return _at_every((nearest > others.max(axis=1)) & (times >= FACTOR), least)
 
 
 def _shown(evidence: Evidence) -> list[int]:
@@ -89,6 +103,8 @@ def _shown(evidence: Evidence) -> list[int]:
 def _distant_grow(evidence: Evidence, norm: str) -> Finding:
     shares = _view(evidence, norm, "offsets")
     distant = shares.loc[_shown(evidence), abs(shares.columns) > 10].sum(axis=1)
+    if len(distant) < 2:
+        raise NotApplicableError(ONE_LAYER)
     measured = ", ".join(percent(share) for share in distant)
     return finding(distant.diff().min() > 0, measured, stand_in(evidence, 6, 12))
 
@@ -112,7 +128,7 @@ def _second_sentence(evidence: Evidence, norm: str) -> Finding:
     shares = _pairs_only(evidence, norm)
     first, second = (shares.loc[:, side].sum(axis=1) for side in (shares.columns < 0, shares.columns > 0))
     told = (f"{percent(second[layer])} against {percent(first[layer])} at layer {layer}" for layer in shares.index)
-    return finding((second > first).all(), "; ".join(told), stand_in(evidence, 6, 12))
+    return finding((second - first >= AHEAD).all(), "; ".join(told), stand_in(evidence, 6, 12))
 
 
 def _cls_from_afar(evidence: Evidence, norm: str) -> Finding:
@@ -204,15 +220,16 @@ CONTEXT = (
         "The nearest neighbours contribute the most regardless of depth",
         "consistently",
         "in total over tokens (column share), offsets −1 and +1 above all others at every layer",
-        judge=_nearest_most("share"),
+        judge=_nearest_in_total,
     ),
     _offsets(
         "nearest-contribute-most-per-pair",
         "Section 5.3, Fig. 4b",
         "Per pair too, the nearest neighbours contribute the most regardless of depth (totals fall by count alone)",
         "not reported",
-        "per pair (column mean), offsets −1 and +1 above all others at every layer; offsets with few pairs left out",
-        judge=_nearest_most("mean"),
+        "per pair (column mean), at every layer offsets −1 and +1 above all others, those with few pairs left out, and "
+        "at least 1.5 times the mean over 2 to 10 away, which even mixing does not reach",
+        judge=_nearest_per_pair,
     ),
     _offsets(
         "distant-contributions-grow",
@@ -235,7 +252,8 @@ CONTEXT = (
         "Appendix C.3, Fig. 18b",
         "The second sentence contributes more to [CLS] than the first",
         "more",
-        "larger total after the first [SEP] than before it at the first, the middle and the last layer",
+        "total after the first [SEP], the closing one included, at least 5 points above that before it, at the first, "
+        "the middle and the last layer",
         judge=_second_sentence,
     ),
     _offsets(
@@ -276,6 +294,7 @@ CONTEXT = (
             "most",
             "the largest contributor besides itself, at more than half of the layers",
             needs=("sentence",),
+            data="",
             by_norm=False,
             judge=_context_of(word, sources),
         )

@@ -47,4 +47,6 @@ class Evidence:
     @property
     def label(self) -> str:
         """What every figure says of itself: model, data, n and seed."""
-        return f"{self.subject.model} · {self.data} · n = {self.texts} texts, {self.tokens:,} tokens · seed {self.seed}"
+        against = f" against {self.subject.finetuned}" if self.subject.finetuned else ""
+        n = f"n = {self.texts} texts, {self.tokens:,} tokens"
+        return f"{self.subject.model}{against} · {self.data} · {n} · seed {self.seed}"

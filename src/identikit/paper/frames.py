@@ -138,18 +138,21 @@ def collapse(evidence: Evidence) -> DataFrame:
     Panel a has the largest relative error over layers, panel b the mean ratio of collapsed to factored.
     """
     table = evidence.tables["collapse"].query("applies")
-    errors = {f"error_{name}": name for name in ("float64", "float32", "model")}
-    worst = table.groupby(["product", "tokens"], as_index=False)[[*errors]].max().rename(columns=errors)
     table = table.assign(operations=table["operations_collapsed"] / table["operations_factored"])
-    ratios = table.groupby(["product", "tokens"], as_index=False)[["operations", "time_ratio"]].mean()
-    parts = {"a": worst, "b": ratios.rename(columns={"time_ratio": "time"})}
-    return pd.concat(
-        [
-            part.melt(["product", "tokens"], var_name="quantity", value_name="value").assign(panel=panel)
-            for panel, part in parts.items()
-        ],
-        ignore_index=True,
+    quantities = (
+        ("a", "float64", "error_float64", "max"),
+        ("a", "float32", "error_float32", "max"),
+        ("a", "model", "error_model", "max"),
+        ("b", "operations", "operations", "mean"),
+        ("b", "time", "time_ratio", "mean"),
     )
+    parts = [
+        table.groupby(["product", "tokens"], as_index=False)
+        .agg(value=(column, how))
+        .assign(panel=panel, quantity=quantity)
+        for panel, quantity, column, how in quantities
+    ]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _rows(table: DataFrame, **wanted: Any) -> DataFrame:

@@ -6,7 +6,7 @@ makes them into the tables that `Evidence` holds. Gathering needs no pandas, so 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Rows = list[dict[str, Any]]
-Parts = Iterable[tuple[str, Callable[[], Rows]]]  # the files of an input, and what computes each
+Parts = Sequence[tuple[str, Callable[[], Rows]]]  # the files of an input, and what computes each
 
 SHARES = (0.5, 0.8, 0.9, 1.0)
 COMPUTED = "computed.json"  # where and with what an input was computed
@@ -85,21 +85,18 @@ class Work:
         with at_most(self.model):
             return hidden_states(self.model, self.texts, truncate=True, progress=self.told)
 
-    def settings(self, name: str) -> dict[str, Any]:
-        """Return what an input's numbers depend on."""
+    def settings(self, reads: Sequence[str]) -> dict[str, Any]:
+        """Return what numbers depend on that are made from the texts and from these settings."""
+        given = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
         return {
-            "input": name,
             "data": self.data,
             "texts": text_hash(self.texts),
             "pieces": PIECES,
             "model": self.model.name,
             "weights": self.model.fingerprint,
             "dtype": str(self.model.dtype),
-            "effort": asdict(self.effort),
-            "precision": self.precision,
-            "seed": self.seed,
-            "tags": self.tagger is not None,
             "version": identikit.__version__,
+            **{name: given[name] for name in reads},
         }
 
     def fit(self, probes: Probes, tasks: list[Task], folds: int) -> list[FittedMap]:
@@ -124,18 +121,24 @@ class Work:
 class Input:
     """One input: `gather` computes what its folder does not hold yet, `frames` makes it into the tables it `gives`.
 
-    `unmet` says in words why a piece of work cannot have it, or is None.
+    `reads` are the settings that it depends on; `unmet` says why a piece of work cannot have it, or is None.
     """
 
     name: str
     gives: tuple[str, ...]
     gather: Callable[[Work, Store], Any]
     frames: "Callable[[Any], dict[str, DataFrame]]"
+    reads: tuple[str, ...] = ()
     unmet: Callable[[Work], str | None] = lambda work: None
 
-    def gathered(self, work: Work, out: str) -> Any:
-        """Return the input's numbers; what its folder under `out` keeps is not computed again."""
-        store = Store(f"{out}/inputs/{re.sub('[^a-zA-Z0-9.-]+', '_', work.data)}/{self.name}", work.settings(self.name))
+    def store(self, work: Work, out: str) -> Store:
+        """Return the input's folder under `out`."""
+        plain = re.sub("[^a-zA-Z0-9.-]+", "_", work.data)
+        named = plain if plain == work.data else f"{plain}-{text_hash(work.data)[:8]}"
+        return Store(f"{out}/inputs/{named}/{self.name}", work.settings(self.reads))
+
+    def gathered(self, work: Work, store: Store) -> Any:
+        """Return the input's numbers; what its folder keeps is not computed again."""
         found = self.gather(work, store)
         if not store.has(COMPUTED):
             about = provenance(work.model, "")
@@ -143,9 +146,9 @@ class Input:
             store.write(COMPUTED, json.dumps(kept, indent=1).encode())
         return found
 
-    def tables(self, work: Work, out: str) -> "dict[str, DataFrame]":
+    def tables(self, work: Work, store: Store) -> "dict[str, DataFrame]":
         """Return the input's tables."""
-        return self.frames(self.gathered(work, out))
+        return self.frames(self.gathered(work, store))
 
 
 def device_name(device: torch.device) -> str:
@@ -200,7 +203,8 @@ def _attribution(norm: str) -> Input:
         return None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
-    return Input(f"attribution-{norm}", names, gather, frames, unmet)
+    reads = ("probes", "precision", "seed", "tags")
+    return Input(f"attribution-{norm}", names, gather, frames, reads, unmet)
 
 
 # Token identifiability: each part is a file of rows
@@ -211,7 +215,7 @@ def _rows(store: Store, name: str, compute: Callable[[], Rows]) -> Rows:
     file = f"{name}.json"
     if not store.has(file):
         store.write(file, json.dumps(compute()).encode())
-    return json.loads(store.read(file))
+    return store.read_json(file)
 
 
 def _frame(rows: Rows) -> "DataFrame":
@@ -228,10 +232,15 @@ def _identity(name: str, parts: Callable[[Work], Parts]) -> Input:
     def frames(rows: Rows) -> "dict[str, DataFrame]":
         return {name: _frame(rows)}
 
-    def few(work: Work) -> str | None:
-        return f"needs {BLOCKS} texts or more" if len(work.texts) < BLOCKS else None
+    def unmet(work: Work) -> str | None:
+        if len(work.texts) < BLOCKS:
+            return f"needs {BLOCKS} texts or more"
+        if not parts(work):
+            return "not applicable: inputs and hidden vectors differ in size, so there is no naive map"
+        return None
 
-    return Input(name, (name,), gather, frames, few)
+    reads = ("folds", "learning_rates", "epochs", "precision", "seed")
+    return Input(name, (name,), gather, frames, reads, unmet)
 
 
 def _naive(work: Work) -> tuple[str, ...]:
@@ -377,9 +386,11 @@ INPUTS: Mapping[str, Input] = {
         _identity("untuned", _naive_to_previous),
         _identity("finetuned", _naive_to_previous),
         _identity("neighbours", _neighbours),
-        Input("passage", ("passage",), _passage, _passage_frames, _unread(PASSAGE)),
-        Input("sentence", ("sentence",), _sentence, _sentence_frames, _unread(SENTENCE)),
-        Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}),
+        Input("passage", ("passage",), _passage, _passage_frames, (), _unread(PASSAGE)),
+        Input(
+            "sentence", ("sentence",), _sentence, _sentence_frames, ("probes", "precision", "seed"), _unread(SENTENCE)
+        ),
+        Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}, ("seed",)),
     )
 }
 GIVER: Mapping[str, Input] = {table: one for one in INPUTS.values() for table in one.gives}

@@ -8,6 +8,7 @@ from identikit.paper.evidence import Evidence
 
 Table = Any  # a pandas DataFrame or Series: pandas annotates what it returns with everything that might come back
 HOLDS, FAILS, NOT_APPLICABLE = "holds", "does not hold", "not applicable"
+ONE_LAYER = "the model has one layer"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Claim:
 
     - `words`: the claim; `paper`: what the paper reports; `rule`: when it holds
     - `needs`: names of tables, "own {norm}" where there is one for each norm
-    - `data`: the paper's dataset; `only`: whether no other can answer
+    - `data`: the paper's dataset, "" where the texts are the paper's own; `only`: whether no other can answer
     - `by_norm`: whether it rests on contributions, and so is judged under each norm
     - `judge`: takes an evidence and a norm ("" where not `by_norm`); call it through `claims.judge`
     """
@@ -87,6 +88,13 @@ def course(values: Table, slack: float = 0.0) -> str:
     return ends + (f"; higher than before at {', '.join(str(layer) for layer in rises)}" if len(rises) else "")
 
 
+def halves(values: Table, n_layers: int) -> tuple[float, float]:
+    """The means of values by layer over the first and over the second half of the layers."""
+    if n_layers < 2:
+        raise NotApplicableError(ONE_LAYER)
+    return values[values.index <= n_layers / 2].mean(), values[values.index > n_layers / 2].mean()
+
+
 def named_layers(evidence: Evidence, *papers: int) -> list[int]:
     """The layers of this model that stand for these of the paper's 1, 6, 11 and 12."""
     standing: dict[int, int] = dict(zip((1, 6, 11, 12), evidence.subject.named_layers, strict=True))
@@ -100,8 +108,9 @@ def stand_in(evidence: Evidence, *papers: int) -> str:
     ]
     if not pairs:
         return ""
-    layers = " and ".join(str(mine) for mine, _ in pairs)
-    noun, verb = ("layers", "stand") if len(pairs) > 1 else ("layer", "stands")
+    mine = list(dict.fromkeys(layer for layer, _ in pairs))
+    layers = " and ".join(str(layer) for layer in mine)
+    noun, verb = ("layers", "stand") if len(mine) > 1 else ("layer", "stands")
     named = " and ".join(str(layer) for _, layer in pairs)
     return f"{noun} {layers} of {evidence.subject.n_layers} {verb} for the paper's {named}"
 
@@ -112,7 +121,7 @@ def falling(curve: Curve, slack: float = 0.0) -> Judge:
     def judge(evidence: Evidence, norm: str) -> Finding:
         values = curve(evidence, norm)
         if len(values) < 2:
-            raise NotApplicableError("the model has one layer")
+            raise NotApplicableError(ONE_LAYER)
         strictly = slack > 0 or values.diff().max() < 0
         return finding(strictly and falls(values, slack), course(values, slack))
 

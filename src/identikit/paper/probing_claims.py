@@ -12,6 +12,7 @@ from identikit.paper.judgements import (
     by_layer,
     falling,
     finding,
+    halves,
     named_layers,
     percent,
     stand_in,
@@ -48,7 +49,7 @@ def _overfit_alike(evidence: Evidence, _: str) -> Finding:
         for map in ("linear", "mlp")
     )
     measured = f"linear {100 * linear:.1f} points, MLP {100 * mlp:.1f}"
-    return finding(min(linear, mlp) > 0 and abs(linear - mlp) <= POINTS, measured)
+    return finding(min(linear, mlp) > 0 and max(linear, mlp) <= 1.5 * min(linear, mlp), measured)
 
 
 def _single_layers_easy(evidence: Evidence, _: str) -> Finding:
@@ -57,9 +58,7 @@ def _single_layers_easy(evidence: Evidence, _: str) -> Finding:
 
 
 def _later_layers_harder(evidence: Evidence, _: str) -> Finding:
-    rates = by_layer(rates_of(evidence, "previous"), "rate")
-    half = evidence.subject.n_layers / 2
-    first, second = rates[rates.index <= half].mean(), rates[rates.index > half].mean()
+    first, second = halves(by_layer(rates_of(evidence, "previous"), "rate"), evidence.subject.n_layers)
     return finding(second < first, f"{percent(first)} in the first half, {percent(second)} in the second")
 
 
@@ -82,7 +81,7 @@ def _finetuning_hurts_l2(evidence: Evidence, _: str) -> Finding:
 
 def _finetuning_spares_cosine(evidence: Evidence, _: str) -> Finding:
     cosine, l2, words = _finetuning_losses(evidence)
-    return finding(l2 > 0 and cosine < l2 / 2, words, f"compared with {evidence.subject.finetuned}")
+    return finding(l2 > 0 and abs(cosine) < l2 / 2, words, f"compared with {evidence.subject.finetuned}")
 
 
 def _neighbours(evidence: Evidence) -> Table:
@@ -113,9 +112,8 @@ def _left_and_right_differ(evidence: Evidence, _: str) -> Finding:
     sides = frame.assign(left=frame["offset"] < 0).pivot_table(
         index=["map", "distance", "layer", "near"], columns="left", values="rate"
     )
-    apart = (sides[True] - sides[False]).abs().mean()
-    left, right = percent(sides[True].mean()), percent(sides[False].mean())
-    return finding(apart >= POINTS, f"{100 * apart:.1f} points apart; left {left}, right {right}")
+    left, right = sides[True].mean(), sides[False].mean()
+    return finding(abs(left - right) >= POINTS, f"left {percent(left)}, right {percent(right)}")
 
 
 _claim = partial(Claim, needs=("rates",), data="mrpc", only=False, by_norm=False)
@@ -136,7 +134,7 @@ def _finetuning(data: str, where: str, *, only: bool = False) -> tuple[Claim, Cl
             f"finetuning-spares-cosine-{data}",
             words="Fine-tuning affects the cosine lookup across the last layer much less than the L2 lookup",
             paper="much less",
-            rule="the naive L2 rate falls, and the cosine rate by less than half as much",
+            rule="the naive L2 rate falls, and the cosine rate falls or rises by less than half as much",
             judge=_finetuning_spares_cosine,
         ),
     )
@@ -174,7 +172,7 @@ PROBING = (
         "Appendix B.2, Fig. 7",
         "Linear maps and MLPs overfit to the same degree under L2",
         "to the same degree",
-        "train above test rate for both, on average over layers by amounts within 2 points of each other",
+        "train above test rate for both on average over layers, the larger gap at most 1.5 times the smaller",
         judge=_overfit_alike,
     ),
     _claim(
@@ -238,7 +236,7 @@ PROBING = (
         "Appendix B.5, Fig. 14 to 17",
         "Left and right neighbours are recovered differently",
         "different behaviour",
-        "rates to the left and to the right at least 2 points apart on average",
+        "average over layers, places, maps and distances to the left at least 2 points from that to the right",
         needs=("neighbours",),
         judge=_left_and_right_differ,
     ),

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 ALL = "all"
 EXAMPLES = "examples"  # the work on the paper's own two texts, and on the model alone
+TASKS = ("mrpc", "cola")  # what models are fine-tuned on
 COLUMNS = ("claim", "where", "words", "paper", "rule", "norm", "verdict", "measured", "why", "data")
-_OF_EXAMPLES = ("passage", "sentence", "collapse")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise InputError(f"reproduce: precision={self.precision!r} is not known: use {', '.join(PRECISIONS)}.")
+        folded = [name.lower() if name.lower() in KNOWN else name for name in self.data]
+        object.__setattr__(self, "data", tuple(dict.fromkeys(folded)))
         known = [ALL, *FIGURES, *(claim.name for claim in CLAIMS)]
         unknown = [name for name in self.names if name not in known]
         if unknown:
@@ -68,12 +70,13 @@ class Plan:
 
     @property
     def claims(self) -> list[Claim]:
-        """The claims asked for; those on a dataset's size cannot be judged from a sample of it."""
-        asked = [claim for claim in CLAIMS if ALL in self.names or claim.name in self.names]
-        return [claim for claim in asked if self.sample is None or claim not in DATASETS]
+        """The claims asked for."""
+        return [claim for claim in CLAIMS if ALL in self.names or claim.name in self.names]
 
     def data_of(self, entry: Figure | Claim) -> str | None:
         """Return the data that a figure is drawn from or a claim judged on; None where none of those given serves."""
+        if not entry.data:
+            return EXAMPLES
         if source(entry.data) in self.data:
             return entry.data
         return None if entry.only else self.data[0]
@@ -93,13 +96,17 @@ def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda wha
     """Compute, draw and judge what is planned into a folder; what the folder keeps is not computed again."""
     from pandas import DataFrame
 
+    if model.vision:
+        raise InputError(
+            f"reproduce: {model.name} reads images, and the paper's figures are of texts. Use a text model."
+        )
     run = _Run(model, plan, out, told)
     about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint}
     about |= {"version": identikit.__version__}
     page, files = Store(out, about), Store(f"{out}/figures", about)
-    for entry in (*plan.figures, *plan.claims):  # a mistake in the data is told before anything is computed
-        if (data := plan.data_of(entry)) is not None:
-            run.work(data)
+    used = {plan.data_of(entry) for entry in (*plan.figures, *plan.claims)} - {None}
+    for data in sorted(map(str, used)):
+        run.work(data)  # now: a mistake in the data is told before anything is computed
     page.start()  # a run that is stopped halfway is known again by it
     pictures: list[Picture] = []
     listed: list[tuple[str, str]] = []
@@ -112,8 +119,15 @@ def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda wha
         judged = run.judged(claim)
         rows += judged if isinstance(judged, list) else []
         listed += [(claim.name, judged)] if isinstance(judged, str) else []
+    sources = {source(str(data)) for data in used}
+    listed += [
+        (data, "not used: each figure takes the paper's data, or the first given")
+        for data in plan.data
+        if data not in sources
+    ]
     findings = DataFrame(rows, columns=COLUMNS)
-    write_tables(page, {"claims": findings})
+    if plan.claims:
+        write_tables(page, {"claims": findings})
     title = f"On Identifiability in Transformers: {model.name}"
     page.write("index.html", gallery(title, run.about(), pictures, findings, listed))
     return Report(out, tuple(picture.name for picture in pictures), findings, tuple(listed))
@@ -135,8 +149,8 @@ class _Run:
             tagger=None if self.no_tagger else penn_tags,
             told=told,
         )
-        self.works: dict[str, Work] = {}
-        self.made: dict[tuple[str, str], dict[str, DataFrame]] = {}
+        self.works: dict[str, Work] = {EXAMPLES: self.start}
+        self.made: dict[tuple[str, str], dict[str, DataFrame] | str] = {}
         self.tuned = dict(map(_task_and_folder, plan.finetuned))
 
     def work(self, data: str) -> Work:
@@ -148,39 +162,57 @@ class _Run:
         return self.works[data]
 
     def tuned_work(self, data: str) -> Work | None:
-        """Return the work of the fine-tuned model on a dataset: the one tuned on it, or else the first."""
-        folder = self.tuned.get(source(data), next(iter(self.tuned.values()), None))
+        """Return the work of the model fine-tuned on a dataset; on data that is no task, of the first one given."""
+        tuned = self.tuned if data in TASKS else {data: next(iter(self.tuned.values()), None)}
+        folder = tuned.get(data)
         if folder is None:
             return None
         name = f"{data} of {folder}"
         if name not in self.works:
             model = load(folder, device=str(self.model.device))
+            if (model.n_layers, model.d_model) != (self.model.n_layers, self.model.d_model):
+                raise InputError(
+                    f"comparing {self.model.name} with {folder}: they have {self.model.n_layers} and {model.n_layers} "
+                    f"layers of {self.model.d_model} and {model.d_model}; give a fine-tuned form of the same model."
+                )
             self.works[name] = replace(self.work(data), model=model)
         return self.works[name]
 
-    def table(self, data: str, name: str) -> "DataFrame | str":
-        """Return a table of a dataset, or why it cannot be had."""
+    def source(self, data: str, name: str) -> Work | str:
+        """Return the work that a table comes from, or why it cannot be had."""
         if name == "lengths":
-            return _lengths(self.work(data))
+            return self.work(data)
+        work = self.tuned_work(data) if name == "finetuned" else self.work(data)
+        if work is None:
+            return f"needs --finetuned {f'{data}=' if data in TASKS else ''}DIR (identikit finetune makes one)"
+        return (self.no_tagger if name.startswith("tags") else None) or GIVER[name].unmet(work) or work
+
+    def table(self, work: Work, name: str) -> "DataFrame | str":
+        """Return a table, computed if it is not kept, or why it cannot be had."""
+        if name == "lengths":
+            return _lengths(work)
         giver = GIVER[name]
-        work = self.start if giver.name in _OF_EXAMPLES else self.work(data)
-        if giver.name == "finetuned":
-            work = self.tuned_work(data)
-            if work is None:
-                return "needs --finetuned DIR (identikit finetune makes one)"
-        reason = giver.unmet(work)
-        if reason is not None:
-            return reason
         key = f"{work.data} {work.model.name}", giver.name
         if key not in self.made:
-            self.made[key] = giver.tables(work, self.out)
-        return self.made[key].get(name, self.no_tagger or f"has no table of {name}")
+            store = giver.store(work, self.out)
+            try:
+                self.made[key] = giver.tables(work, store)
+            except InputError as reason:
+                self.made[key] = f"cannot be computed: {reason}"
+        made = self.made[key]
+        return made if isinstance(made, str) else made[name]
 
     def evidence(self, data: str, needs: Sequence[str]) -> Evidence | str:
         """Return the evidence of a dataset with the tables needed, or why it cannot be had."""
+        works: dict[str, Work] = {}
+        for name in needs:  # first what costs nothing to know
+            found = self.source(data, name)
+            if isinstance(found, str):
+                return found
+            works[name] = found
         tables = {}
-        for name in needs:
-            found = self.table(data, name)
+        for name, work in works.items():
+            found = self.table(work, name)
             if isinstance(found, str):
                 return found
             tables[name] = found
@@ -210,6 +242,8 @@ class _Run:
         data = self.plan.data_of(claim)
         if data is None:
             return f"needs --data {source(claim.data)}"
+        if self.plan.sample is not None and claim in DATASETS:
+            return "needs the whole dataset: leave --sample out"
         rows, reasons = [], []
         for norm in NORMS if claim.by_norm else ("",):
             evidence = self.evidence(data, [need.format(norm=norm) for need in claim.needs])
@@ -224,7 +258,7 @@ class _Run:
 
     def about(self) -> dict[str, str]:
         """Return what the page says of the run."""
-        used = [work for name, work in self.works.items() if " of " not in name]
+        used = [work for work in self.works.values() if work.model is self.model and work.data != EXAMPLES]
         sizes = [f"{work.data}: {len(work.texts):,} texts, {sum(work.lengths):,} tokens" for work in used]
         effort = self.start.effort
         return {
@@ -245,7 +279,10 @@ class _Run:
         files = sorted(Path(self.out, "inputs").glob(f"*/*/{COMPUTED}")) if "://" not in self.out else []
         found: dict[str, list[str]] = {}
         for file in files:
-            about = json.loads(file.read_text())
+            try:
+                about = json.loads(file.read_text())
+            except ValueError:
+                continue
             versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
             found.setdefault(f"{about['device']} ({versions})", []).append("/".join(file.parts[-3:-1]))
         return {f"computed on {device}": ", ".join(names) for device, names in found.items()}
@@ -264,13 +301,14 @@ def _lengths(work: Work) -> "DataFrame":
 
 def _task_and_folder(given: str) -> tuple[str, str]:
     """Return the task and the folder of TASK=FOLDER, or of a folder that says its task itself."""
-    task, _, folder = given.rpartition("=")
-    if task:
+    task, _, folder = given.partition("=")
+    if task in TASKS:
         return task, folder
-    about = Path(folder, "finetune.json")
-    if not about.is_file():
+    try:
+        task = json.loads(Path(given, "finetune.json").read_text())["task"]
+    except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"reading the fine-tuned model in {folder}: it has no finetune.json, so its task is not known. Write "
-            f"--finetuned mrpc={folder}, or the task that it was tuned on."
-        )
-    return json.loads(about.read_text())["task"], folder
+            f"reading the fine-tuned model in {given}: no finetune.json there says its task. Write --finetuned "
+            f"mrpc={given} or cola={given}, whichever it was tuned on."
+        ) from None
+    return task, given
