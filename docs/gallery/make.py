@@ -46,7 +46,8 @@ def main() -> None:
     about = json.loads((folder / "run.json").read_text())
     shown = [name for name in FIGURES if (folder / "figures" / f"{name}.png").exists()]
     lines = [f"# The paper on {about['model']}", "", (HERE / "about.md").read_text().strip(), "", "## Claims", ""]
-    lines += ["✓ holds, ✗ does not hold, – not applicable; the rules are in `claims.csv` of a run.", "", *claims(folder)]
+    lines += ["✓ holds, ✗ does not hold, – not applicable; the rules are in `claims.csv` of a run.", ""]
+    lines += claims(folder)
     lines += ["", "## Figures", ""]
     for name in shown:
         shutil.copy(folder / "figures" / f"{name}.png", HERE)

@@ -57,7 +57,7 @@ class Effort:
 
 
 PAPER = Effort()
-SAMPLE = Effort(probes=16, folds=3, learning_rates=(0.001,), epochs=50)
+SAMPLE = Effort(probes=16, folds=3, learning_rates=(0.001,), epochs=30)
 
 
 @dataclass(frozen=True)
