@@ -1,5 +1,6 @@
 """Fine-tuning of tiny models on made-up tasks: a text is in class 1 where it holds the word w9 and not w10."""
 
+import importlib.metadata
 import json
 import random
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_the_folder_says_what_it_is(tmp_path, bert):
     }  # fmt: skip
     assert (about["training"], about["development"], about["shared"], about["majority"]) == (6, 4, 0, 0.5)
     assert about["epochs"] == list(tuned.epochs) and set(about["epochs"][0]) == {"training_loss", "accuracy", "f1"}
-    assert about["versions"]["torch"] == torch.__version__
+    assert about["versions"]["torch"] == importlib.metadata.version("torch")
     assert json.loads(json.dumps(tuned.to_dict()))["folder"] == str(tuned.folder)
     told = tuned.summary().splitlines()
     assert told[0].startswith("base fine-tuned on 6 texts of mrpc; on the 4 development texts the larger class")
