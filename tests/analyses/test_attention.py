@@ -8,20 +8,12 @@ import identikit as ik
 from identikit.analyses.token_types import SOURCES, TYPES, TypeAverages, token_types, type_sums
 from identikit.data import read_texts
 from identikit.models.model import Model
+from identikit.paper.texts import PASSAGE
 from tests.models import tiny
 from tests.models.real import SHARED, STORIES, needs_data, needs_stories
 from tests.reference import effective as reference
 
-# Appendix A.3 of the paper: 130 tokens.
-LONG = (
-    "research into military brats has consistently shown them to be better behaved than their civilian counterparts.",
-    "hypotheses as to why brats are better behaved: firstly, military parents have a lower threshold for misbehavior "
-    "in their children; secondly, the mobility of teenagers might make them less likely to attract attention to "
-    "themselves, as many want to fit in and are less secure with their surroundings; and thirdly, normative "
-    "constraints are greater, with brats knowing that their behavior is under scrutiny and can affect the military "
-    "member's career. teenage years are typically a period when people establish independence by taking some risks "
-    "away from their",
-)
+LONG = PASSAGE  # 130 tokens
 STORY = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
     "big dog in the park. The dog was sad. Lily asked the dog why it was sad. The dog said it had lost its ball."

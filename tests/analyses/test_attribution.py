@@ -23,17 +23,13 @@ from identikit.models import families
 from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.models.tap import visiting
+from identikit.paper.texts import SENTENCE
 from identikit.text import TokenBatch
 from tests.models import tiny
 from tests.models.test_contract import CASTING, SPLITTING, batch_of
 from tests.reference import attribution as reference
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "attribution_minilm_mrpc0.safetensors"
-# The first pair of MRPC's development set, which the paper quotes in Appendix C.4.
-MRPC_FIRST = (
-    "He said the foodservice pie business doesn 't fit the company 's long-term growth strategy .",
-    '" The foodservice pie business does not fit our long-term growth strategy .',
-)
 TEXTS = ["w4 w9 w4 w17 w20", ("w8 w5 w21", "w40 w9"), "w11 w12"]
 
 
@@ -489,7 +485,7 @@ def test_mixing_reads_results():
 
 
 def write_golden() -> None:
-    (result,) = token_attribution(load(), MRPC_FIRST)
+    (result,) = token_attribution(load(), SENTENCE)
     header = {"tokens": json.dumps(result.tokens), "provenance": json.dumps(dataclasses.asdict(result.provenance))}
     GOLDEN.parent.mkdir(exist_ok=True)
     save_file({"contribution": result.contribution.contiguous()}, GOLDEN, metadata=header)
@@ -505,7 +501,7 @@ def assert_golden(result: TokenAttribution) -> None:
 
 
 def test_golden_contributions_of_some_targets():
-    assert_golden(token_attribution(load(), MRPC_FIRST, layers=[1], targets=[13])[0])
+    assert_golden(token_attribution(load(), SENTENCE, layers=[1], targets=[13])[0])
 
 
 @pytest.mark.slow
@@ -534,7 +530,7 @@ token_attribution(load(), "word " * 126, progress=report)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:token_attribution")  # that it takes over a minute
 def test_golden_contributions():
-    assert_golden(token_attribution(load(), MRPC_FIRST)[0])
+    assert_golden(token_attribution(load(), SENTENCE)[0])
 
 
 if __name__ == "__main__":
