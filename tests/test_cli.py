@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from identikit.analyses import attribution_tables
 from identikit.cli import main
 from tests.models import tiny
 
@@ -157,6 +158,25 @@ def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
     assert len(told["own"]) == 3 and 0 < told["own"][0] < 1
     done = run(*command, "--probes", "many", "--out", str(tmp_path / "other"))
     assert done.status == 1 and "probes='many'" in done.stderr
+
+
+def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Interrupted in its second shard of texts, a run ends in one line, and goes on from there."""
+    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
+    read, texts = attribution_tables.mixing, []
+
+    def interrupted(results, tags):
+        if texts:
+            raise KeyboardInterrupt
+        texts.extend(results)
+        return read(results, tags)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attribution_tables, "mixing", interrupted)
+        done = run(*command, "--out", str(tmp_path / "run"))
+    assert done.status == 130 and done.stderr.count("\n") == 1 and "identikit: interrupted: what --out" in done.stderr
+    assert len(texts) == 32 and [file.name for file in tmp_path.rglob("shard*")] == ["shard-000000.safetensors"]
+    assert run(*command, "--out", str(tmp_path / "run")).status == 0
 
 
 def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):

@@ -19,6 +19,7 @@ app = typer.Typer(
     help="What a transformer's attention and hidden vectors really say.",
 )
 
+INTERRUPTED = 130  # the status that Ctrl-C ends with
 BENCHMARKS = ("attention", "intervals", "attribution", "tokens")
 
 ModelOption = Annotated[
@@ -329,6 +330,8 @@ def main() -> None:
     except IdentikitError as error:
         print(f"identikit: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("identikit: interrupted", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            kept = "what --out holds is kept, and the same command goes on from there"
+            print(f"identikit: interrupted: {kept}", file=sys.stderr)
+        raise
