@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import identikit
 from identikit.models.model import Model
 from identikit.text import Text
 
@@ -53,7 +54,7 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"  # run from its source tree
+        return identikit.__version__ if package == "identikit" else "not installed"  # run from its source tree
 
 
 def text_hash(text: Text | Sequence[Text]) -> str:
