@@ -42,7 +42,8 @@ def run(device: str = "cpu", *, mrpc: str | None = None, model: str | None = Non
     if device != "cpu":
         about["device"] = torch.cuda.get_device_name()
     if mrpc is not None:
-        return about | {"mrpc": whole_dataset(load(model, device=device), Path(mrpc))}
+        read = load(model, device=device)
+        return about | {"mrpc": {each: whole_dataset(read, Path(mrpc), each) for each in ("bfloat16", "tf32")}}
     if device == "cpu":
         return about | {"minilm": against_the_plain_ways(load(model))}
     return about | {
@@ -215,7 +216,7 @@ def growth(model: Model, n: int) -> dict[str, float]:
     return {"tokens": n, "layers": model.n_layers, "seconds": taken, "of_matrix_rate": share}
 
 
-def whole_dataset(model: Model, file: Path, precision: str = "tf32") -> dict[str, Any]:
+def whole_dataset(model: Model, file: Path, precision: str) -> dict[str, Any]:
     """Attribute every pair of MRPC's development set; give the time, and own contribution and P̃ by layer."""
     lines = file.read_text(encoding="utf-8-sig").splitlines()[1:]
     pairs = [(cells[3], cells[4]) for cells in (line.split("\t") for line in lines)]

@@ -48,5 +48,5 @@ class Evidence:
     def label(self) -> str:
         """What every figure says of itself: model, data, n and seed."""
         against = f" against {self.subject.finetuned}" if self.subject.finetuned else ""
-        n = f"n = {self.texts} texts, {self.tokens:,} tokens"
+        n = f"n = {self.texts:,} texts, {self.tokens:,} tokens"
         return f"{self.subject.model}{against} · {self.data} · {n} · seed {self.seed}"
