@@ -21,7 +21,7 @@ FLOORS = [
     {"explain"},
     {"render", "bench", "finetune"},
     {"paper"},
-    {"cli", "__init__"},
+    {"cli", "__init__", "__main__"},
 ]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 

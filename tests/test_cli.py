@@ -38,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 
 def test_explain_gives_a_verdict_on_the_embedded_sample():
     """In a process of its own, as `make demo` runs it: nothing but the verdict is printed."""
-    command = [sys.executable, "-c", "from identikit.cli import main; main()", "explain"]
+    command = [sys.executable, "-m", "identikit", "explain"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,5 @@
+"""`python -m identikit`: the command line."""
+
+from identikit.cli import main
+
+main()
