@@ -1,21 +1,15 @@
-"""Hidden Token Attribution: every engine against plain autograd, what must not change it, estimates, refusals."""
+"""Hidden Token Attribution: every engine against plain autograd, what must not change it, estimates, readings."""
 
 import dataclasses
-import json
-import subprocess
-import sys
 import zlib
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.analyses import attribution, sweep
-from identikit.analyses.attribution import TokenAttribution, token_attribution
+from identikit.analyses.attribution import token_attribution
 from identikit.analyses.sweep import Request
 from identikit.errors import InputError
 from identikit.maths import jacobian
@@ -23,13 +17,11 @@ from identikit.models import families
 from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.models.tap import visiting
-from identikit.paper.texts import SENTENCE
 from identikit.text import TokenBatch
 from tests.models import tiny
 from tests.models.test_contract import CASTING, SPLITTING, batch_of
 from tests.reference import attribution as reference
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "attribution_minilm_mrpc0.safetensors"
 TEXTS = ["w4 w9 w4 w17 w20", ("w8 w5 w21", "w40 w9"), "w11 w12"]
 
 
@@ -375,93 +367,6 @@ def test_sixteen_probes_on_minilm(minilm: tuple[Model, str, torch.Tensor]):
     assert 0.85 <= covered.double().mean() <= 0.99
 
 
-# Refusals
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"norm": "euclid"}, "norm='euclid' is not known: use one of frobenius, sum, spectral"),
-    ({"source": "tokens"}, "source='tokens' is not known: use one of before, after"),
-    ({"precision": "float8"}, "precision='float8' is not known"),
-    ({"probes": 1}, "probes=1: expected 'exact' or a number from 2 to 24"),
-    ({"probes": 25}, "probes=25: expected 'exact' or a number from 2 to 24"),
-    ({"probes": "all"}, "probes='all': expected 'exact' or a number from 2 to 24"),
-    ({"probes": 4, "norm": "spectral"}, "cannot be estimated from a few directions"),
-    ({"layers": [3]}, r"layers=\[3\]: expected some of 0 to 2"),
-    ({"layers": []}, r"layers=\[\]: expected some of 0 to 2"),
-    ({"targets": [0, 7]}, r"targets=\[0, 7\]: expected some of 0 to 6"),
-])  # fmt: skip
-def test_mistakes_are_told(options: dict, message: str):
-    with pytest.raises(InputError, match=message):
-        token_attribution(tiny.loaded("bert"), TEXTS[0], **options)
-
-
-def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch):
-    model = load()
-    text = "word " * 60
-    monkeypatch.setattr(sweep, "sweep", lambda *args, **options: pytest.fail("it started"))
-    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 28)
-    with pytest.raises(InputError, match=r"exact attribution of 62 tokens .* needs at least .*Use probes=\d+, an est"):
-        token_attribution(model, text)
-    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
-    with pytest.raises(InputError, match="Use a smaller model, or a shorter text"):
-        token_attribution(model, text)
-
-
-def test_the_probes_that_are_named_do_fit(monkeypatch: pytest.MonkeyPatch):
-    model = load()
-    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 28)
-    with pytest.raises(InputError) as refusal:
-        attribution.plan(model, 62, asked(model))
-    named = int(str(refusal.value).split("probes=")[1].split(",")[0])
-    attribution.plan(model, 62, asked(model, probes=named))
-
-
-def test_what_will_take_long_says_so(monkeypatch: pytest.MonkeyPatch):
-    model = load()
-    monkeypatch.setattr(attribution, "measured_rate", lambda *place: 1e10)
-    monkeypatch.setattr(attribution.Plan, "run", lambda *rest: torch.ones(6, 62, 62))
-    with pytest.warns(
-        UserWarning, match=r"1 text\(s\) of 62 tokens, exactly, will take about \d+ minutes here\. With probes=\d+"
-    ):
-        token_attribution(model, "word " * 60)
-
-
-def test_chunks_halve_until_they_fit():
-    done: list[tuple[int, int]] = []
-    ticks: list[int] = []
-
-    def work(first: int, last: int) -> None:
-        if last - first > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        done.append((first, last))
-
-    sweep.in_chunks(7, 5, work, ticks.append)
-    assert done == [(0, 2), (2, 4), (4, 6), (6, 7)]
-    assert ticks == [2, 2, 2, 1]
-
-
-def test_memory_is_used_again_until_it_is_far_too_large():
-    scratch = sweep._Scratch(torch.zeros(1))
-    first = scratch.take(0, 4, 8)
-    assert scratch.take(0, 4, 7).data_ptr() == first.data_ptr()
-    assert scratch.take(1, 4, 8).data_ptr() != first.data_ptr()
-    scratch.take(0, 2, 8)
-    assert scratch._flat[0].numel() == 16
-
-
-@pytest.mark.parametrize(("error", "told", "message"), [
-    (MemoryError(), InputError, "memory ran out with a single token"),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), InputError, "memory ran out with a single token"),
-    (RuntimeError("another fault"), RuntimeError, "another fault"),
-])  # fmt: skip
-def test_what_halving_cannot_mend_is_told(error: Exception, told: type[Exception], message: str):
-    def work(first: int, last: int) -> None:
-        raise error
-
-    with pytest.raises(told, match=message):
-        sweep.in_chunks(4, 4, work, lambda count: None)
-
-
 # Readings
 
 
@@ -479,59 +384,3 @@ def test_mixing_reads_results():
         attribution.mixing(token_attribution(model, TEXTS[0], targets=[1]))
     with pytest.raises(InputError, match="no results"):
         attribution.mixing([])
-
-
-# The golden file: `python -m tests.analyses.test_attribution` writes it anew.
-
-
-def write_golden() -> None:
-    (result,) = token_attribution(load(), SENTENCE)
-    header = {"tokens": json.dumps(result.tokens), "provenance": json.dumps(dataclasses.asdict(result.provenance))}
-    GOLDEN.parent.mkdir(exist_ok=True)
-    save_file({"contribution": result.contribution.contiguous()}, GOLDEN, metadata=header)
-
-
-def assert_golden(result: TokenAttribution) -> None:
-    with safe_open(GOLDEN, "pt") as stored:
-        expected, header = stored.get_tensor("contribution"), stored.metadata()
-    assert result.tokens == tuple(json.loads(header["tokens"]))
-    assert result.provenance.weights == json.loads(header["provenance"])["weights"]
-    expected = expected[list(result.layers)][:, :, list(result.targets)]
-    assert (result.contribution - expected).abs().max() <= 1e-5
-
-
-def test_golden_contributions_of_some_targets():
-    assert_golden(token_attribution(load(), SENTENCE, layers=[1], targets=[13])[0])
-
-
-@pytest.mark.slow
-def test_a_long_text_on_a_cpu_stays_under_four_gigabytes():
-    """The first tokens reach the peak: derivatives are held by then, and tangents. A whole run took 2.5 GiB."""
-    script = """
-import resource, warnings
-from identikit.analyses.attribution import token_attribution
-from identikit.models.load import load
-
-warnings.simplefilter("ignore")
-
-def report(done, total):
-    if done >= 2:
-        print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, flush=True)
-        raise SystemExit
-
-token_attribution(load(), "word " * 126, progress=report)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    tokens, gigabytes = done.stdout.split()
-    assert tokens == "128"
-    assert float(gigabytes) < 4
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:token_attribution")  # that it takes over a minute
-def test_golden_contributions():
-    assert_golden(token_attribution(load(), SENTENCE)[0])
-
-
-if __name__ == "__main__":
-    write_golden()
