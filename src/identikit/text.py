@@ -4,6 +4,7 @@ A *text* is a string or a pair of strings. `encode` turns texts into pieces, `ba
 them, and `in_order` puts the results of the batches back in the caller's order.
 """
 
+import hashlib
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -185,6 +186,12 @@ def encode_images(
         order=tuple(range(len(opened))),
         pixels=pixels,
     )
+
+
+def image_digests(batch: TokenBatch) -> list[Text]:
+    """Return what stands for each image of a batch where texts are named: a digest of its pixels."""
+    rows = () if batch.pixels is None else batch.pixels.float().cpu()
+    return [f"image {hashlib.sha256(row.numpy().tobytes()).hexdigest()}" for row in rows]
 
 
 def _checked_texts(texts: object) -> list[tuple[str, Any]]:

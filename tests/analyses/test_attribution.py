@@ -1,9 +1,11 @@
 """Hidden Token Attribution: every engine against plain autograd, what must not change it, estimates, readings."""
 
 import dataclasses
+import json
 import zlib
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -281,6 +283,31 @@ def test_images_are_attributed_by_patches():
     assert result.tokens[:2] == ("[CLS]", "r0c0")
     assert result.cls == 0
     assert torch.allclose(result.contribution.sum(1), torch.ones(1, 17), atol=1e-6)
+    red, blue = (image.new("RGB", (20, 20), colour) for colour in ("red", "blue"))
+    named = [one.provenance.text for one in token_attribution(model, [red, blue, red], layers=[1], probes=2)]
+    assert named[0] == named[2] == result.provenance.text != named[1]
+    with pytest.raises(InputError, match="the list is empty"):
+        token_attribution(model, [])
+
+
+def test_whole_numbers_of_any_library_will_do():
+    model = tiny.loaded("bert")
+    options = {"layers": torch.tensor([2, 2]), "targets": np.array([3, 1, 3]), "probes": np.int64(4)}
+    (found,) = token_attribution(model, TEXTS[0], **options, seed=np.int64(3))
+    (expected,) = token_attribution(model, TEXTS[0], layers=[2], targets=[3, 1], probes=4, seed=3)
+    assert found.layers == (2,) and found.targets == (3, 1)
+    assert torch.equal(found.contribution, expected.contribution)
+    assert json.dumps(found.provenance.settings) == json.dumps(expected.provenance.settings)
+
+
+def test_more_directions_than_hidden_vectors_have_go_forward():
+    """The inputs of this model are larger than its hidden vectors, whose directions are too few to go back from."""
+    import transformers as hf
+
+    stock = hf.AlbertModel(hf.AlbertConfig(**tiny._ENCODER, embedding_size=40, num_hidden_groups=1)).eval()
+    model = load(stock, tiny.tokenizer())
+    (found,) = token_attribution(model, TEXTS[0], targets=[1], probes=30)
+    assert found.engine != "reverse" and torch.allclose(found.contribution.sum(1), torch.ones(3, 1))
 
 
 def test_progress_counts_tokens():
@@ -382,5 +409,7 @@ def test_mixing_reads_results():
     assert torch.equal(parts[2].merge(parts[0]).merge(parts[1]).offsets.sums, found.offsets.sums)
     with pytest.raises(InputError, match="some of its text's targets only"):
         attribution.mixing(token_attribution(model, TEXTS[0], targets=[1]))
+    with pytest.raises(InputError, match=r"different layers, \[0\] and \[2\]"):
+        attribution.mixing([token_attribution(model, TEXTS[0], layers=[layer])[0] for layer in (0, 2)])
     with pytest.raises(InputError, match="no results"):
         attribution.mixing([])

@@ -31,6 +31,31 @@ def test_mistakes_are_told(options: dict, message: str):
         token_attribution(tiny.loaded("bert"), TEXTS[0], **options)
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    ({"layers": 1}, r"layers=1: expected a list of whole numbers"),
+    ({"layers": "last"}, r"layers='last': expected a list of whole numbers"),
+    ({"targets": [1.0]}, r"targets: 1\.0 is no whole number"),
+    ({"targets": [True, False]}, r"targets: True is no whole number"),
+    ({"probes": 2.5}, r"probes: 2\.5 is no whole number"),
+    ({"seed": "a"}, r"seed: 'a' is no whole number"),
+])  # fmt: skip
+def test_values_of_a_wrong_kind_are_told(options: dict, message: str):
+    given = {"probes": "exact", "layers": None, "targets": None, "seed": 0} | options
+    with pytest.raises(InputError, match=message):
+        attribution._request(tiny.loaded("bert"), norm="frobenius", source="before", precision="full", **given)
+
+
+def test_derivatives_that_overflow_are_told():
+    """In float16 a LayerNorm of tiny vectors has derivatives past the largest number; they must not count as 0."""
+    stock = tiny.build("bert")
+    stock.embeddings.word_embeddings.weight.data *= 1e-3
+    stock.embeddings.position_embeddings.weight.data *= 1e-3
+    stock.embeddings.token_type_embeddings.weight.data *= 1e-3
+    model = load(stock.half(), tiny.tokenizer())
+    with pytest.raises(InputError, match=r"derivatives of BertModel overflow in torch\.float16\. Load it in another"):
+        token_attribution(model, TEXTS[0])
+
+
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch):
     model = load()
     text = "word " * 60
@@ -60,6 +85,24 @@ def test_what_will_take_long_says_so(monkeypatch: pytest.MonkeyPatch):
         UserWarning, match=r"1 text\(s\) of 62 tokens, exactly, will take about \d+ minutes here\. With probes=\d+"
     ):
         token_attribution(model, "word " * 60)
+
+
+def test_no_probes_are_advised_that_take_longer(monkeypatch: pytest.MonkeyPatch):
+    """The gradient of a sum takes one pass a target: exactly is the fast way there."""
+    model = load()
+    monkeypatch.setattr(attribution, "measured_rate", lambda *place: 1e9)
+    with pytest.warns(attribution.CostWarning) as warned:
+        attribution.foresee(model, [60], norm="sum")
+    assert "probes" not in str(warned[0].message)
+
+
+def test_saved_attention_counts_as_memory():
+    """The way back from one target holds every layer's attention maps of the way forward."""
+    model = load()
+    few = asked(model, targets=(0,), probes=2)
+    costs = {cost.engine: cost for cost in attribution._costs(model, 4096, few)}
+    maps = model.n_layers * model.n_heads * 4096**2 * 4
+    assert costs["reverse"].held > 2 * maps > costs["generic"].held
 
 
 def test_chunks_halve_until_they_fit():

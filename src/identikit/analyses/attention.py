@@ -15,7 +15,7 @@ from identikit.models.model import Model
 from identikit.models.tap import AttentionCall, RowMask
 from identikit.results import Provenance, provenance
 from identikit.shapes import Float, Int, Tensor
-from identikit.text import Text, TokenBatch
+from identikit.text import Text, TokenBatch, image_digests
 
 Index = Any  # a number, a range, a list of numbers, or None for all
 
@@ -254,7 +254,7 @@ def encoded_batches(model: Model, text: Any, *, truncate: bool) -> Iterator[tupl
     """Yield padded batches of texts (or of images), each with the texts of its rows."""
     if model.vision:
         batch = model.images(text)
-        yield batch, [f"image {index}" for index in batch.order]
+        yield batch, image_digests(batch)
         return
     encoded = model.encode(text, truncate=truncate)
     for batch in model.batches(encoded):

@@ -189,14 +189,24 @@ def _spread_over_positions(part: Float[Tensor, "1 1 head n d"]) -> Float[Tensor,
     return (part - part[..., :1, :]).abs().max() / part.abs().max()
 
 
-def _forward(function: Callable[[Tensor], Any], x: Tensor, tangents: Float[Tensor, "tangent 1 n d"]) -> Any:
-    """Return a function's derivatives along each tangent."""
-    return vmap(lambda tangent: jvp(function, (x,), (tangent,))[1], chunk_size=_at_once(x))(tangents)
+def _forward(
+    function: Callable[[Tensor], Any], x: Tensor, tangents: Float[Tensor, "tangent 1 n d"], heads: int = 0
+) -> Any:
+    """Return a function's derivatives along each tangent; `heads` as in `product_bytes`."""
+    return vmap(lambda tangent: jvp(function, (x,), (tangent,))[1], chunk_size=_at_once(x, heads))(tangents)
 
 
-def _at_once(x: Tensor) -> int:
-    """Return how many products through a block may run at once, each with some 24 vectors a token in flight."""
-    return max(1, working_bytes(x.device) // (24 * x.nbytes))
+def _at_once(x: Tensor, heads: int = 0) -> int:
+    """Return how many products through a block may run at once."""
+    return max(1, working_bytes(x.device) // product_bytes(x.shape[1], x.shape[2], heads, x.dtype.itemsize))
+
+
+def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:
+    """Return what one product through a block has in flight: some 24 vectors a token, and three maps of each head.
+
+    Where the product does not go through attention, there are no `heads`.
+    """
+    return itemsize * n * (24 * d + 3 * heads * n)
 
 
 def working_bytes(device: torch.device) -> int:
@@ -218,7 +228,7 @@ def generic(model: Model, batch: TokenBatch, request: Request, *, chunk: int, ti
         def work(first: int, last: int) -> None:
             at = torch.eye(n, dtype=x.dtype, device=x.device)[first:last]
             tangents = torch.einsum("in,bd->ibnd", at, directions).flatten(0, 1).unsqueeze(1)
-            moved = _forward(hidden, x, tangents)
+            moved = _forward(hidden, x, tangents, model.n_heads)
             for index, layer in enumerate(moved.unflatten(0, (last - first, -1)).permute(2, 3, 4, 0, 1)):
                 layer = layer if request.targets is None else layer[list(request.targets)]
                 answer[index, first:last] = request.measure(layer)
@@ -245,7 +255,7 @@ def reverse(model: Model, batch: TokenBatch, request: Request, *, chunk: int, ti
                 pull = vjp(lambda vectors: run(vectors, layer + 1)[-1], x)[1]  # noqa: B023 - used in this turn alone
                 at = torch.eye(n, dtype=x.dtype, device=x.device)[targets[first:last]]
                 rows = torch.einsum("jn,bd->jbnd", at, directions).flatten(0, 1).unsqueeze(1)
-                gradients = vmap(lambda row: pull(row)[0][0], chunk_size=_at_once(x))(rows)  # noqa: B023
+                gradients = vmap(lambda row: pull(row)[0][0], chunk_size=_at_once(x, model.n_heads))(rows)  # noqa: B023
                 blocks = gradients.unflatten(0, (last - first, -1)).permute(2, 3, 0, 1)  # each block transposed
                 answer[index, :, first:last] = lengths.measure(blocks).transpose(0, 1)
 
@@ -311,8 +321,8 @@ def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tic
                 torch.cuda.empty_cache()
         else:
             raise InputError(
-                "attributing a text: memory ran out with a single token's tangents in it. Use probes=16 or fewer, or a "
-                "shorter text."
+                "attributing a text: memory ran out with a single token's tangents in it. Use fewer probes (16, "
+                "say), or a shorter text."
             )
 
 

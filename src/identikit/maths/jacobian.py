@@ -276,7 +276,8 @@ def contributions(norms: Float[Tensor, "*layer input output"]) -> Float[Tensor, 
     .. math:: c_{ij} = \frac{\|\nabla_{ij}\|}{\sum_k \|\nabla_{kj}\|} \qquad \text{(Eq. 11)}
 
     `norms` holds :math:`\|\nabla_{ij}\|`. A hidden vector that no input moves (all its norms are 0, as under the sum
-    after a LayerNorm of constant gain) has no shares: its column is all 0 and does not sum to 1.
+    after a LayerNorm of constant gain) has no shares: its column is all 0 and does not sum to 1. Rounding can leave
+    norms of its size there, whose shares mean nothing.
     """
     total = norms.sum(-2, keepdim=True)
     return torch.where(total > 0, norms / total, 0.0)
