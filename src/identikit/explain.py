@@ -1,14 +1,15 @@
 """The main job: what can be said of a model on one text, as numbers that words are made from."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
 from identikit.analyses.attention import Change, EffectiveAttention, effective_attention
-from identikit.analyses.attribution import token_attribution
+from identikit.analyses.attribution import CostWarning, Progress, TokenAttribution, foresee, token_attribution
 from identikit.analyses.identity import TextIdentity, cached_maps, read_identity
 from identikit.data import read_texts
 from identikit.errors import InputError
@@ -70,25 +71,40 @@ class IdentityVerdict:
 
 
 @dataclass(frozen=True)
-class Sources:
-    """Where one token's hidden vectors come from: its strongest sources at the first, middle and last layer."""
+class Source:
+    """An input token, its position in the text (counted from 0), and what it contributes."""
 
     token: str
-    sources: tuple[tuple[tuple[str, float], ...], ...]
+    position: int
+    contribution: float
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the hidden vectors of the token at a position (counted from 0) come from.
+
+    - `sources`: the strongest at the first, middle and last layer, the largest first
+    - `own`: what it contributes itself in the last layer; `outweighed`: whether another contributes more there
+    """
+
+    token: str
+    position: int
+    sources: tuple[tuple[Source, ...], ...]
+    own: float
     outweighed: bool
 
 
 @dataclass(frozen=True)
 class MixingVerdict:
     """How a text's tokens mix, by layer: median own contribution, share of tokens outweighed by another, and how much
-    of what comes from other tokens comes from near ones. `probes` is None where contributions are exact, and `error`
-    is the largest standard error otherwise.
+    of what comes from other tokens comes from near ones (None where nothing does). `probes` is None where contributions
+    are exact, and `error` is the largest standard error otherwise.
     """
 
     layers: tuple[int, ...]
     own: tuple[float, ...]
     outweighed: tuple[float, ...]
-    near: tuple[float, ...]
+    near: tuple[float, ...] | None
     tokens: tuple[Sources, ...]
     probes: int | None
     error: float | None
@@ -98,7 +114,8 @@ class MixingVerdict:
 class Explanation:
     """What can be said of a model on one text.
 
-    `identity` is None where there is nothing to tell apart, `mixing` where it would take long.
+    `identity` is None where there is nothing to tell apart, `mixing` where it would take long or cannot be computed:
+    `mixing_omitted` then says why, in one line.
     """
 
     model: str
@@ -114,6 +131,7 @@ class Explanation:
     change: Change
     identity: IdentityVerdict | None
     mixing: MixingVerdict | None
+    mixing_omitted: str | None
     provenance: Provenance
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,15 +151,24 @@ def sample_texts() -> list[Text]:
 
 
 def explain(
-    model: Model, text: Text | None = None, *, probes: int | str | None = None, truncate: bool = False
+    model: Model,
+    text: Text | None = None,
+    *,
+    probes: SupportsIndex | str | None = None,
+    truncate: bool = False,
+    progress: Progress | None = None,
 ) -> Explanation:
     """Say what can be said of a model on a text; without one, on the embedded sample.
 
     `probes` is how many directions attribution is estimated from, or "exact". Left out, it is estimated from a few, and
-    left out itself where even that would take more than a minute.
+    left out itself where even that would take more than a minute. `progress(done, total)` is called as tokens are
+    attributed.
     """
     text = sample_text() if text is None else text
+    if probes is not None:
+        foresee(model, [], probes=probes)  # refuses what is no number of probes before anything is computed
     result = effective_attention(model, text, truncate=truncate)[0]
+    attribution = _attribution(model, text, probes, truncate, progress)
     return Explanation(
         model=model.name,
         causal=model.causal,
@@ -155,7 +182,8 @@ def explain(
         residual=float(result.residual.max()),
         change=result.verify(),
         identity=None if model.vision else _identity(model, text, truncate),
-        mixing=_mixing(model, text, probes, truncate),
+        mixing=_mixing(attribution) if isinstance(attribution, TokenAttribution) else None,
+        mixing_omitted=attribution if isinstance(attribution, str) else None,
         provenance=result.provenance,
     )
 
@@ -174,37 +202,49 @@ def _identity(model: Model, text: Text, truncate: bool) -> IdentityVerdict | Non
     )
 
 
-def _mixing(model: Model, text: Text, probes: int | str | None, truncate: bool) -> MixingVerdict | None:
+def _attribution(
+    model: Model, text: Text, probes: SupportsIndex | str | None, truncate: bool, progress: Progress | None
+) -> TokenAttribution | str:
+    """Return a text's attribution, or why there is none. One that takes long is left out unless it was asked for."""
+    asked = min(PROBES, model.d_input) if probes is None else probes
     with warnings.catch_warnings():
-        warnings.simplefilter("error" if probes is None else "default", UserWarning)
+        if probes is None:
+            warnings.simplefilter("error", CostWarning)
         try:
-            found = token_attribution(model, text, probes=PROBES if probes is None else probes, truncate=truncate)[0]
-        except UserWarning:  # given before it starts: it would take long
-            return None
-    contribution, tokens = found.contribution, found.tokens
-    others = by_offset(contribution, causal=model.causal)
+            return token_attribution(model, text, probes=asked, truncate=truncate, progress=progress)[0]
+        except CostWarning as warning:
+            return f"{warning} Ask for probes={asked} to have it all the same."
+        except InputError as refusal:
+            return str(refusal)
+
+
+def _mixing(found: TokenAttribution) -> MixingVerdict:
+    contribution = found.contribution
+    others = by_offset(contribution, causal=found.causal)
     near = others.share()[:, others.positions.abs() <= NEAR].sum(1)
-    shown = first_middle_last(model.n_layers)
-    loser = outweighed(contribution)
-
-    def strongest(layer: int, place: int) -> tuple[tuple[str, float], ...]:
-        top = contribution[layer, :, place].topk(min(SOURCES_NAMED, len(tokens)))
-        return tuple(
-            (tokens[i], weight) for i, weight in zip(top.indices.tolist(), top.values.tolist(), strict=True) if weight
-        )
-
     return MixingVerdict(
         layers=tuple(layer + 1 for layer in found.layers),
         own=tuple(own_contribution(contribution).median(1).values.tolist()),
-        outweighed=tuple(loser.double().mean(1).tolist()),
-        near=tuple(near.tolist()),
-        tokens=tuple(
-            Sources(token, tuple(strongest(layer, place) for layer in shown), bool(loser[-1, place]))
-            for place, token in enumerate(tokens)
-        ),
+        outweighed=tuple(outweighed(contribution).double().mean(1).tolist()),
+        near=tuple(near.tolist()) if others.sums.any() else None,
+        tokens=tuple(_sources(found)),
         probes=found.probes,
         error=None if found.stderr is None else float(found.stderr.max()),
     )
+
+
+def _sources(found: TokenAttribution) -> Iterator[Sources]:
+    shown = found.contribution[list(first_middle_last(len(found.layers)))]
+    top = shown.topk(min(SOURCES_NAMED, len(found.tokens)), dim=1)
+    own = own_contribution(found.contribution)[-1].tolist()
+    outdone = outweighed(found.contribution)[-1].tolist()
+    for place, token in enumerate(found.tokens):
+        layers = zip(top.indices[..., place].tolist(), top.values[..., place].tolist(), strict=True)
+        strongest = tuple(
+            tuple(Source(found.tokens[i], i, weight) for i, weight in zip(*layer, strict=True) if weight)
+            for layer in layers
+        )
+        yield Sources(token, place, strongest, own[place], outdone[place])
 
 
 def _layers(result: EffectiveAttention) -> tuple[LayerVerdict, ...]:

@@ -1,13 +1,15 @@
 """An explanation in words, for a terminal."""
 
+from collections import Counter
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from identikit.explain import NEAR, Explanation, IdentityVerdict, MixingVerdict
+from identikit.explain import NEAR, Explanation, IdentityVerdict, MixingVerdict, Source, Sources
 
 NAMED = 6  # how many lost tokens are named
-LONGEST_LISTED = 24  # how many tokens' sources are listed
+LONGEST_LISTED = 24  # at most how many tokens' sources are listed
 
 
 def print_verdict(explanation: Explanation, console: Console) -> None:
@@ -42,8 +44,8 @@ def _parts(explanation: Explanation) -> list[RenderableType]:
         parts += [Text("\nWhich token is this?", style="bold"), Text(_identity(explanation.identity))]
     parts.append(Text("\nWhere did it come from?", style="bold"))
     if explanation.mixing is None:
-        return [*parts, Text("Attributing a text of this length takes more than a minute here: ask with --probes 16.")]
-    return [*parts, Text(_mixing(explanation.mixing)), _sources(explanation.mixing)]
+        return [*parts, Text(f"Left out: {explanation.mixing_omitted}")]
+    return [*parts, Text(_mixing(explanation.mixing)), *_sources(explanation.mixing)]
 
 
 def _headline(explanation: Explanation) -> str:
@@ -111,26 +113,53 @@ def _identity(identity: IdentityVerdict) -> str:
 def _mixing(mixing: MixingVerdict) -> str:
     first, last = mixing.own[0], mixing.own[-1]
     how = "exact" if mixing.probes is None else f"{mixing.probes} probes, standard error up to {mixing.error:.1g}"
-    return (
+    told = (
         f"A token's own input is {first:.0%} of its hidden vector in layer 1 and {last:.0%} in the last (medians of "
         f"Hidden Token Attribution, {how}). In the last layer {mixing.outweighed[-1]:.0%} of the tokens are no longer "
-        f"their own largest contributor. Of what other tokens give, {mixing.near[0]:.0%} comes from within "
-        f"{NEAR} places in layer 1 and {mixing.near[-1]:.0%} in the last. Strongest sources:"
+        "their own largest contributor."
+    )
+    if mixing.near is None:
+        return told
+    return (
+        f"{told} Of what other tokens give, {mixing.near[0]:.0%} comes from within {NEAR} places in layer 1 and "
+        f"{mixing.near[-1]:.0%} in the last."
     )
 
 
-def _sources(mixing: MixingVerdict) -> Table:
-    """The strongest sources of each token; of a long text, only of tokens that are no longer their own largest."""
+def _sources(mixing: MixingVerdict) -> list[RenderableType]:
+    """The strongest sources of the listed tokens, under words that say which tokens these are."""
+    which, listed = _listed(mixing.tokens)
+    counts = Counter(one.token for one in mixing.tokens)
+    marks = "; @ gives the position, counted from 0, of a token that occurs more than once"
+
+    def name(one: Source | Sources) -> str:
+        return one.token if counts[one.token] == 1 else f"{one.token}@{one.position}"
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("token", "first layer", "middle layer", "last layer"):
-        table.add_column(name)
-    shown = mixing.tokens if len(mixing.tokens) <= LONGEST_LISTED else [t for t in mixing.tokens if t.outweighed]
-    for one in shown[:LONGEST_LISTED]:
-        cells = [", ".join(f"{token} {weight:.2f}" for token, weight in layer) for layer in one.sources]
-        table.add_row(f"{one.token}{' *' if one.outweighed else ''}", *cells)
-    table.caption = "* another token is its largest source in the last layer; --json lists every token"
-    table.caption_justify = "left"
-    return table
+    for column in ("token", "first layer", "middle layer", "last layer"):
+        table.add_column(column)
+    for one in listed:
+        cells = [", ".join(f"{name(source)} {source.contribution:.2f}" for source in layer) for layer in one.sources]
+        first = f"{name(one)}{' *' if one.outweighed else ''}"
+        table.add_row(*map(Text, (first, *cells)))  # plain: a token may look like markup
+    heading = Text(f"\nStrongest sources of {which}{marks if len(counts) < len(mixing.tokens) else ''}:")
+    if not any(one.outweighed for one in listed):
+        return [heading, table]
+    return [heading, table, Text("* another token is its largest source in the last layer", style="dim")]
+
+
+def _listed(tokens: tuple[Sources, ...]) -> tuple[str, list[Sources]]:
+    """Which tokens' sources are listed, in words and in the order of the text: of a long text, the most mixed ones."""
+    if len(tokens) <= LONGEST_LISTED:
+        return "each token", list(tokens)
+    lost = [one for one in tokens if one.outweighed]
+    if 0 < len(lost) <= LONGEST_LISTED:
+        share = f"{len(lost)} of {len(tokens)}; --json lists all"
+        return f"each token that is no longer its own largest contributor ({share})", lost
+    least = sorted(lost or tokens, key=lambda one: one.own)[:LONGEST_LISTED]
+    those = f"of {len(lost)} that are no longer" if lost else f"all {len(tokens)} are still"
+    words = f"own contribution in the last layer ({those} their own largest contributor; --json lists all)"
+    return f"the {LONGEST_LISTED} tokens with the smallest {words}", sorted(least, key=lambda one: one.position)
 
 
 def _certificate(explanation: Explanation) -> str:
