@@ -157,6 +157,14 @@ def test_tags_are_ordered_by_the_last_layers_median():
     assert found["DT"][0].tolist() == pytest.approx([0.8, 0.825, 0.85, 0.875, 0.9], abs=1e-4)
 
 
+def test_tags_of_one_median_are_ordered_by_name():
+    """In whatever order a file gives them back, the same table is written."""
+    counts = torch.ones(2, mixing.BINS, dtype=torch.long)
+    statistics = mixing.mixing(torch.eye(2).expand(2, 2, 2).double(), causal=False)
+    for tags in (["NN", "DT", "VB"], ["VB", "NN", "DT"]):
+        assert list(statistics._replace(by_tag=dict.fromkeys(tags, counts)).tag_boxes()) == ["DT", "NN", "VB"]
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1))
 def test_quantiles_of_binned_numbers(numbers, level):
     counts = torch.bincount((torch.tensor(numbers, dtype=torch.float64) * 100).long().clamp(max=99), minlength=100)

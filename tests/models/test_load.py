@@ -61,6 +61,13 @@ def test_folder_with_device_and_dtype(folder: Path):
     assert model.name == folder.name
 
 
+def test_a_folder_goes_by_the_name_it_is_given_by(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "link").symlink_to(folder)
+    assert ik.load(tmp_path / "link").name == "link"
+    monkeypatch.chdir(folder)
+    assert ik.load(".").name == folder.name
+
+
 def test_hub_id_from_a_local_cache(folder: Path, tmp_path: Path):
     """The real hub path, offline: a cache laid out as huggingface_hub lays it out."""
     commit = "0123456789abcdef0123456789abcdef01234567"

@@ -162,7 +162,7 @@ class Mixing(NamedTuple):
     def tag_boxes(self) -> dict[str, Float[Tensor, "layer 5"]]:
         """Boxes of the own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
         found = {tag: boxes(counts) for tag, counts in self.by_tag.items()}
-        return dict(sorted(found.items(), key=lambda item: -float(item[1][-1, 2])))
+        return dict(sorted(found.items(), key=lambda item: (-float(item[1][-1, 2]), item[0])))
 
 
 def mixing(

@@ -63,7 +63,10 @@ def load(
 
 
 def _short(model: str | Path) -> str:
-    return Path(model).resolve().name if Path(model).is_dir() else str(model)
+    if not Path(model).is_dir():
+        return str(model)
+    named = Path(model).name  # a link goes by its own name
+    return named if named.strip(".") else Path(model).resolve().name
 
 
 def _commit(source: str, revision: str | None) -> str | None:
