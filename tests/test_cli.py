@@ -192,8 +192,32 @@ def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
     command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
     done = run(*command, "--norm", "foo", "--out", str(tmp_path / "run"))
     assert done.status == 1 and "norm='foo' is not known" in done.stderr and not (tmp_path / "run").exists()
+    few = tmp_path / "few.txt"
+    few.write_text("w3 w4 w5\nw6 w7 w8")
+    done = run("tokens", "--data", str(few), "--model", str(saved / "model"), "--out", str(tmp_path / "run"))
+    assert done.status == 1 and not (tmp_path / "run").exists()
     done = run("explain", "hello", "--model", str(saved / "model"), "--probes", "0")
     assert done.status == 1 and "probes=0" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
+def test_a_place_that_cannot_be_written_to_is_told_first(
+    run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("computed, and cannot be kept")
+
+    for name in (
+        "attention_tables.effective_attention",
+        "attribution_tables.token_attribution",
+        "identity.write_tables",
+    ):
+        monkeypatch.setattr(f"identikit.analyses.{name}", refuse)
+    (tmp_path / "file").write_text("in the way")
+    texts, model = str(saved / "texts.txt"), str(saved / "model")
+    done = run(command, "--data", texts, "--model", model, "--out", str(tmp_path / "file" / "under"))
+    assert done.status == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("identikit: writing run.json to") and "choose another --out" in done.stderr
 
 
 def test_unknown_benchmark(run):

@@ -6,15 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from identikit.engine.local import SHARD, run_shards
+from identikit.engine.local import SHARD, Count, run_shards
 from identikit.errors import InputError
 from identikit.store import MANIFEST, Store
 
 TEXTS = [f"text {i}" for i in range(2 * SHARD + 5)]
+LENGTHS = [len(text) for text in TEXTS]
 
 
-def lengths(shard: list[str]) -> dict[str, torch.Tensor]:
-    return {"tokens": torch.tensor([len(text) for text in shard])}
+def count(shard: list[str], told: Count) -> dict[str, torch.Tensor]:
+    """Count characters, in two steps."""
+    tokens = torch.tensor([len(text) for text in shard])
+    told(int(tokens[0]), int(tokens.sum()))
+    told(int(tokens.sum()), int(tokens.sum()))
+    return {"tokens": tokens}
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -23,33 +28,28 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path):
     whole = Store(tmp_path / "whole", {"seed": 1})
-    assert sum(len(part["tokens"]) for part in run_shards(TEXTS, lengths, whole)) == len(TEXTS)
+    assert sum(len(part["tokens"]) for part in run_shards(TEXTS, count, whole, lengths=LENGTHS)) == len(TEXTS)
 
     computed: list[str] = []
 
-    def stopped_in_the_second(shard: list[str]) -> dict[str, torch.Tensor]:
+    def stopped_in_the_second(shard: list[str], told: Count) -> dict[str, torch.Tensor]:
         if TEXTS[SHARD] in shard and not computed:
             computed.append("stopped")
             raise KeyboardInterrupt
         computed.append(shard[0])
-        return lengths(shard)
+        return count(shard, told)
 
     with pytest.raises(KeyboardInterrupt):
-        computed.clear()
-        list(run_shards(TEXTS[:SHARD], lambda shard: lengths(shard), Store(tmp_path / "again", {"seed": 1})))
-        list(run_shards(TEXTS, stopped_in_the_second, Store(tmp_path / "again", {"seed": 1})))
+        list(run_shards(TEXTS[:SHARD], count, Store(tmp_path / "again", {"seed": 1}), lengths=LENGTHS[:SHARD]))
+        list(run_shards(TEXTS, stopped_in_the_second, Store(tmp_path / "again", {"seed": 1}), lengths=LENGTHS))
     done: list[tuple[int, int]] = []
-    parts = list(
-        run_shards(
-            TEXTS,
-            stopped_in_the_second,
-            Store(tmp_path / "again", {"seed": 1}),
-            progress=lambda *told: done.append(told),
-        )
-    )
+    again = Store(tmp_path / "again", {"seed": 1})
+    shards = run_shards(TEXTS, stopped_in_the_second, again, lengths=LENGTHS, progress=lambda *told: done.append(told))
+    parts = list(shards)
     assert computed == ["stopped", TEXTS[SHARD], TEXTS[2 * SHARD]]  # the first shard was not computed again
-    assert [texts for texts, _ in done] == [SHARD, SHARD, 5]
-    assert sum(tokens for _, tokens in done) == sum(map(len, TEXTS))
+    first, second, total = sum(LENGTHS[:SHARD]), sum(LENGTHS[: 2 * SHARD]), sum(LENGTHS)
+    inside = first + LENGTHS[SHARD], second + LENGTHS[2 * SHARD]
+    assert done == [(tokens, total) for tokens in (first, inside[0], second, inside[1], total)]
     assert torch.cat([part["tokens"] for part in parts]).tolist() == [len(text) for text in TEXTS]
     assert content(tmp_path / "again") == content(tmp_path / "whole")
 
@@ -79,23 +79,40 @@ def test_places_that_cannot_be_written_and_damaged_files(tmp_path: Path):
         Store(tmp_path / "file" / "under", {}).write("table.csv", b"")
     with pytest.raises(InputError, match="Choose another place with --out"):
         Store("nowhere://there", {})
+
+    def refuse(*_: object) -> dict[str, torch.Tensor]:
+        raise AssertionError("computed, and cannot be kept")
+
+    with pytest.raises(InputError, match=f"writing {MANIFEST} to .*choose another --out"):
+        list(run_shards(TEXTS, refuse, Store(tmp_path / "file" / "under", {}), lengths=LENGTHS))
     store = Store(tmp_path / "run", {})
-    list(run_shards(TEXTS, lengths, store))
+    list(run_shards(TEXTS, count, store, lengths=LENGTHS))
     (tmp_path / "run" / "shard-000000.safetensors").write_bytes(b"junk")
     with pytest.raises(InputError, match=r"it is damaged\. Remove it"):
-        list(run_shards(TEXTS, lengths, store))
+        list(run_shards(TEXTS, count, store, lengths=LENGTHS))
     (tmp_path / "run" / MANIFEST).write_text("{bad")
     with pytest.raises(InputError, match="is damaged"):
         Store(tmp_path / "run", {})
 
 
+def test_tensors_that_share_memory_are_written(tmp_path: Path):
+    whole = torch.arange(6.0).view(2, 3)
+    store = Store(tmp_path / "run", {})
+    store.write_tensors("shared.safetensors", {"a": whole, "b": whole, "row": whole[1], "turned": whole.T}, {"of": "x"})
+    kept, about = store.read_tensors("shared.safetensors")
+    assert about == {"of": "x"} and set(kept) == {"a", "b", "row", "turned"}
+    assert torch.equal(kept["a"], whole) and torch.equal(kept["b"], whole)
+    assert torch.equal(kept["row"], whole[1]) and torch.equal(kept["turned"], whole.T)
+
+
 def test_other_settings_and_other_data_are_refused(tmp_path: Path):
     store = Store(tmp_path / "run", {"model": "a", "seed": 1})
-    list(run_shards(TEXTS, lengths, store))
+    list(run_shards(TEXTS, count, store, lengths=LENGTHS))
     with pytest.raises(InputError, match=r"holds another run: its seed is 1, not 2. Choose another folder with --out"):
         Store(tmp_path / "run", {"model": "a", "seed": 2})
     with pytest.raises(InputError, match="the data changed"):
-        list(run_shards(["other", *TEXTS], lengths, Store(tmp_path / "run", {"model": "a", "seed": 1})))
+        again = Store(tmp_path / "run", {"model": "a", "seed": 1})
+        list(run_shards(["other", *TEXTS], count, again, lengths=[5, *LENGTHS]))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):

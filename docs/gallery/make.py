@@ -1,6 +1,7 @@
 """Make this gallery from a folder that `identikit reproduce` wrote: python docs/gallery/make.py FOLDER."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,15 +10,22 @@ import pandas as pd
 
 from identikit.paper.figures import FIGURES
 from identikit.paper.inputs import COMPUTED
+from identikit.render.claims import NOTHING, SYMBOLS
 
 HERE = Path(__file__).parent
-MARKS = {"holds": "✓", "does not hold": "✗", "not applicable": "–"}
 
 
 def cell(rows: pd.DataFrame) -> str:
-    """The verdicts on a claim, one for each norm it was judged under."""
-    words = (f"{row.norm + ': ' if row.norm else ''}{MARKS[row.verdict]} {row.measured}" for row in rows.itertuples())
-    return "<br>".join(words).replace("|", "\\|")
+    """The verdicts on a claim, one for each norm it was judged under; a remark that all share stands once."""
+    shared = rows["why"].iloc[0] if rows["why"].nunique() == 1 and len(rows) > 1 else ""
+    lines = [
+        f"{row.norm + ': ' if row.norm else ''}{SYMBOLS[row.verdict]}"
+        f"{f' {row.measured}' if row.measured != NOTHING else ''}"
+        f"{f' ({row.why})' if row.why and not shared else ''}"
+        for row in rows.itertuples()
+    ]
+    lines += [f"({shared})"] if shared else []
+    return "<br>".join(re.sub(r"([|`$*_])", r"\\\1", line) for line in lines)
 
 
 def claims(folder: Path) -> list[str]:

@@ -58,16 +58,19 @@ def explain(
 ) -> None:
     """Say what a model's attention and hidden vectors on a text are worth."""
     from identikit.explain import explain as explained
+    from identikit.render.progress import step_progress
     from identikit.render.verdict import print_verdict
 
     if pair is not None and text is None:
         raise identikit.InputError("--pair goes with a first text: identikit explain TEXT --pair TEXT.")
-    explanation = explained(
-        identikit.load(model, device=device),
-        text if pair is None or text is None else (text, pair),
-        probes=_count(probes),
-        truncate=truncate,
-    )
+    with step_progress() as told:
+        explanation = explained(
+            identikit.load(model, device=device),
+            text if pair is None or text is None else (text, pair),
+            probes=_count(probes),
+            truncate=truncate,
+            progress=lambda done, total: told("attribution, tokens", done, total),
+        )
     if as_json:
         typer.echo(json.dumps(explanation.to_dict(), ensure_ascii=False, default=str))
     else:
@@ -134,10 +137,11 @@ def attribution(
     tables = run.tables(attribution_tables, out, options, tagger=penn_tags if tags else None)
     own = tables["own"].set_index("layer")
     first, last = own.iloc[0], own.iloc[-1]
+    how = "exact" if options["probes"] == "exact" else f"estimated from {options['probes']} directions"
     _report(
         f"A token's own contribution is {first['median']:.2f} in layer 1 and {last['median']:.2f} in the last "
-        f"(medians); {last['outweighed']:.0%} of the tokens are outweighed by another in the last.",
-        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist()},
+        f"(medians; {norm} norm, {how}); {last['outweighed']:.0%} of the tokens are outweighed by another in the last.",
+        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist()} | options,
         (out, tables, as_json),
     )
 
@@ -196,7 +200,7 @@ def reproduce(
     ] = None,
     model: ModelOption = None,
     device: DeviceOption = None,
-    precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32.")] = "full",
+    precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of folds, starts and random directions.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -258,7 +262,7 @@ def finetune(
 
 
 def _count(probes: str | None) -> int | str | None:
-    return int(probes) if probes is not None and probes.isdigit() else probes
+    return int(probes) if probes is not None and probes.isdecimal() else probes
 
 
 class _Run:
@@ -276,14 +280,12 @@ class _Run:
 
     def tables(self, compute: Any, out: str, options: dict[str, Any], **others: Any) -> dict[str, Any]:
         """Compute the tables into a folder, with progress."""
-        from identikit.render.progress import text_progress
+        from identikit.render.progress import step_progress
         from identikit.store import Store
 
         store = Store(out, self.settings | options | {name: bool(value) for name, value in others.items()})
-        with text_progress(str(self.settings["command"]), len(self.texts)) as progress:
-            return compute(
-                self.model, self.texts, store, truncate=self.truncate, progress=progress, **options, **others
-            )  # fmt: skip
+        with step_progress() as told:
+            return compute(self.model, self.texts, store, truncate=self.truncate, progress=told, **options, **others)
 
 
 def _report(words: str, numbers: dict[str, Any], where: tuple[str, dict[str, Any], bool]) -> None:

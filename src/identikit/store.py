@@ -11,6 +11,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import torch
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -98,7 +99,9 @@ class Store:
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         """Write tensors with a few words about them, as safetensors."""
-        self.write(name, save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, dict(about)))
+        # The format refuses tensors that share memory, so each is written from a copy of its own.
+        alone = {key: tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
+        self.write(name, save(alone, dict(about)))
 
     def read(self, name: str) -> bytes:
         """Read a file."""

@@ -121,7 +121,9 @@ def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
             effective = weight * kept[target]
             values = {"raw": weight, "effective": effective, "null": weight - effective}
             rows += [(name, layer, head, source, target, value, len(LENGTHS)) for name, value in values.items()]
-    return pd.DataFrame(rows, columns=["map", "layer", "head", "source", "target", "attention", "texts"])
+    made = pd.DataFrame(rows, columns=["map", "layer", "head", "source", "target", "attention", "texts"])
+    everyone = made.query("source == 'all'")
+    return pd.concat([made, everyone.assign(source="rest", attention=0.9 * everyone["attention"])], ignore_index=True)
 
 
 def _quartiles(median: float) -> tuple[float, ...]:
@@ -202,7 +204,7 @@ def _rates(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFr
         ("mlp", "cosine"): curve(subject, 1.0, 0.983, 0.948, 0.925),
         ("mlp", "l2"): curve(subject, 0.995, 0.94, 0.82, 0.79),
     }
-    rows, shares, previous, neighbours = [], [], [], []
+    rows, shares, previous, untuned, neighbours = [], [], [], [], []
     layers = layers_of(subject)
     for (name, distance), rate in curves.items():
         row = _Row(subject, random, name, distance)
@@ -211,15 +213,17 @@ def _rates(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFr
             rows += [row(layer, layer, rate(layer), fold=fold)]
             others = [other for other in layers if other != layer and name != "naive"]
             rows += [row(layer, other, _across(subject, rate, layer, other), fold=fold) for other in others]
-        previous += [row(layer, layer, 1 - 0.2 * (1 - rate(layer)), target="previous") for layer in layers]
+        single = [row(layer, layer, 1 - 0.2 * (1 - rate(layer)), target="previous") for layer in layers]
+        previous += single
+        if name == "naive":
+            untuned += [one | {"fold": fold} for one in single for fold in range(FOLDS)]
         for layer, offset in product(layers if name != "naive" else (), (-3, -2, -1, 1, 2, 3)):
             near = (0.75 if offset < 0 else 0.65) / abs(offset)
             neighbours += [row(layer, layer, near * rate(layer) ** 3, offset=offset)]
     late, mlp = subject.named_layers[2], _Row(subject, random, "mlp", "l2")
     for share, rate in ((0.5, 0.74), (0.8, 0.8), (0.9, 0.81), (1.0, 0.82)):
         shares += [mlp(late, late, rate, data_share=share)]
-    parts = {"rates": rows, "shares": shares, "previous": previous, "neighbours": neighbours}
-    parts["untuned"] = [row for row in previous if row["map"] == "naive"]
+    parts = {"rates": rows, "shares": shares, "previous": previous, "untuned": untuned, "neighbours": neighbours}
     return {name: pd.DataFrame(part) for name, part in parts.items()}
 
 
@@ -251,7 +255,8 @@ def _finetuned(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
         row = _Row(subject, random, "naive", distance)
         row.start["model"] = subject.finetuned or ""
         rate = curve(subject, 0.99, 0.95, 0.9, last)
-        rows += [row(layer, layer, rate(layer), target="previous") for layer in layers_of(subject)]
+        places = product(layers_of(subject), range(FOLDS))
+        rows += [row(layer, layer, rate(layer), target="previous", fold=fold) for layer, fold in places]
     return pd.DataFrame(rows)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from pandas import DataFrame
 
 from identikit.paper.figures import FIGURES
 from tests.paper.drawn import DEEP, NAMES, SHOWN, data, figure, made
@@ -112,6 +111,12 @@ def test_captions_are_sentences():
         assert entry.caption[0].isupper() or entry.caption.startswith("(a) ")
 
 
+def test_captions_name_the_norm():
+    named = {name for name, entry in FIGURES.items() if "Frobenius norm" in entry.caption}
+    shown = {name for name, entry in FIGURES.items() if any("frobenius" in table for table in entry.needs)}
+    assert named == shown | {name for name, entry in FIGURES.items() if "sentence" in entry.needs}
+
+
 def test_a_model_too_shallow_or_causal_is_told_why():
     subject = made().subject
     assert FIGURES["fig32"].missing(subject) == "not applicable: MiniLM has 6 layers"
@@ -154,17 +159,28 @@ def test_attention_to_types(name: str, kind: str):
     check_heads(figure(name).axes[0], expected, labels)
 
 
+def test_types_that_no_text_has_are_not_shown():
+    causal = evidence(6, causal=True)
+    for name in ("fig1b", "fig1c"):
+        frame = FIGURES[name].frame(causal)
+        assert set(frame["target"]) == {"cls", "punctuation"}
+        legend = FIGURES[name].draw(frame, causal).axes[0].get_legend()
+        assert legend is not None
+        assert [text.get_text() for text in legend.get_texts()] == ["[CLS]", "period, comma"]
+    assert FIGURES["fig5"].frame(causal).empty
+
+
 def test_attention_to_separators():
     expected = {
         (row["map"], row["source"], row["layer"], row["head"]): row["attention"]
         for row in rows("types")
-        if row["map"] != "null" and row["source"] in ("sep", "other") and row["target"] == "sep"
+        if row["map"] != "null" and row["source"] in ("sep", "rest") and row["target"] == "sep"
     }
     mean = means(((*key[:3], 0), value) for key, value in expected.items())
     assert_same(numbers("fig5", ["map", "source", "layer", "head"], "attention"), expected | mean)
     for axes, kind in zip(figure("fig5").axes, ("effective", "raw"), strict=True):
         part = {key[1:]: value for key, value in expected.items() if key[0] == kind}
-        check_heads(axes, part, {"sep": "[SEP] → [SEP]", "other": "other → [SEP]"})
+        check_heads(axes, part, {"sep": "[SEP] → [SEP]", "rest": "other → [SEP]"})
         assert kind in axes.get_ylabel()
 
 
@@ -237,21 +253,40 @@ def test_generalisation():
     assert_drawn(figure("fig7").axes[0], expected, lambda map, split: f"{MAPS[map]}, {split}")
 
 
-def test_a_fold_that_stands_twice_counts_once():
-    table = made().tables["rates"]
-    again = table[(table["map"] == "mlp") & (table["fold"] == 0) & (table["layer"] == 5)]
-    twice = evidence(6, tables={"rates": DataFrame([*rows("rates"), *again.to_dict("records")])})
-    assert FIGURES["fig2a"].frame(twice).equals(data("fig2a"))
+@pytest.mark.parametrize(
+    ("name", "folds", "tokens", "words"),
+    [
+        ("fig2a", 3, 150, "3 folds of about 150 tokens"),
+        ("fig2b", 3, 150, "3 folds of about 150 tokens"),
+        ("fig7", 3, 150, "3 folds of about 150 tokens"),
+        ("fig11", 1, 150, "one fold of 150 tokens"),
+        ("fig12", 3, 150, "3 folds of about 150 tokens"),
+        ("fig14", 1, 150, "one fold of 150 tokens"),
+    ],
+)
+def test_rates_say_what_they_rest_on(name: str, folds: int, tokens: int, words: str):
+    frame = data(name)
+    assert set(frame["folds"]) == {folds} and set(frame["tokens"]) == {tokens}
+    assert figure(name).get_supxlabel().replace("\n", " ").endswith(f"seed 0 · rates over {words}")
+    assert ("Mean over folds." in FIGURES[name].caption) == (folds > 1)
+    assert ("first fold" in FIGURES[name].caption) == (folds == 1)
+
+
+def test_unlike_numbers_of_tokens_are_averaged_over_folds_and_told_from_least_to_most():
+    table = made().tables["rates"].assign(n_tokens=lambda table: 1000 + 10 * table["fold"] + 2 * table["layer"])
+    other = evidence(6, tables={"rates": table})
+    foot = FIGURES["fig2a"].draw(FIGURES["fig2a"].frame(other), other).get_supxlabel().replace("\n", " ")
+    assert foot.endswith("rates over 3 folds of about 1,012 to 1,022 tokens")
 
 
 @pytest.mark.parametrize("name", ["fig12", "fig13"])
 def test_before_and_after_finetuning(name: str):
-    expected = {
-        (row["distance"], tuned, row["layer"]): row["rate"]
+    expected = means(
+        ((row["distance"], tuned, row["layer"]), row["rate"])
         for table, tuned in (("untuned", False), ("finetuned", True))
         for row in rows(table)
         if same_layer(row, map="naive", target="previous")
-    }
+    )
     assert len(expected) == 2 * 2 * 6
     assert_same(numbers(name, ["distance", "finetuned", "layer"], "rate"), expected)
     axes = figure(name).axes[0]

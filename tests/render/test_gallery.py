@@ -122,10 +122,12 @@ def test_filters_count_claims_and_wait_for_the_script():
     assert "all 6 ✓ holds 4 ✗ does not hold 2 – not applicable 1" in page.words
 
 
-def test_what_was_not_drawn_is_listed_with_the_reason():
-    page = page_of(listed=[("fig38", "needs --data cola"), ("collapse", "not asked for")])
-    assert "Figure 38 needs --data cola" in page.words
-    assert "not asked for" in page.words and "#not-drawn" in [link["href"] for link in page.all("a")]
+def test_what_was_not_drawn_or_judged_is_listed_with_the_reason():
+    listed = [("fig38", "needs --data cola"), ("mrpc-size", "needs the whole dataset"), ("My_File.TSV", "not used")]
+    page = page_of(listed=listed)
+    assert page.words.count("Not drawn or judged") == 2
+    assert all(f"{name} {reason}" in page.words for name, reason in listed)
+    assert "#not-drawn" in [link["href"] for link in page.all("a")]
     assert "Not drawn" not in page_of().words
 
 

@@ -1,20 +1,25 @@
 """Effective attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from identikit.analyses.attention import EffectiveAttention, effective_attention
 from identikit.analyses.token_types import TypeAverages
-from identikit.engine.local import Progress, run_shards
+from identikit.engine.local import Count, run_shards
+from identikit.errors import InputError
 from identikit.models.model import Model
+from identikit.probes.protocol import Progress
 from identikit.shapes import Tensor
 from identikit.store import Store, write_tables
 from identikit.text import Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+OPTIONS = ("bias", "mass", "tolerance", "dtype")
 
 
 def attention_tables(
@@ -23,10 +28,13 @@ def attention_tables(
     store: Store,
     *,
     truncate: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
     **options: Any,
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset, shard by shard, into a store; `options` are those of `effective_attention`.
+    """Compute the tables of a dataset, shard by shard, into a store.
+
+    `options` are those of `effective_attention` that `OPTIONS` names; all layers and all heads are read. `progress` is
+    told of tokens.
 
     - `correlation`: raw with effective attention of each text, overall (layer and head 0), by layer (head 0), by head
     - `null`: by text and layer: least and greatest null dimension, largest residual, and least and greatest slack,
@@ -44,17 +52,25 @@ def attention_statistics(
     store: Store,
     *,
     truncate: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
     **options: Any,
 ) -> tuple[dict[str, Tensor], TypeAverages]:
     """Gather the readings of each text, and averages by token type, shard by shard; needs no pandas."""
+    if refused := [name for name in options if name not in OPTIONS]:
+        raise InputError(
+            f"attention_tables: {refused[0]}= cannot be given: use {', '.join(OPTIONS)}. All layers and all heads are "
+            "read; for some of them use effective_attention."
+        )
+    texts = list(texts)
 
-    def compute(shard: list[Text]) -> dict[str, Tensor]:
-        return _shard(effective_attention(model, shard, truncate=truncate, **options))
+    def compute(shard: list[Text], told: Count) -> dict[str, Tensor]:
+        return _shard(effective_attention(model, shard, truncate=truncate, **options), told)
 
     averages = TypeAverages(tuple(range(model.n_layers)), tuple(range(model.n_heads)))
     parts: list[dict[str, Tensor]] = []
-    for shard in run_shards(texts, compute, store, progress=progress):
+    lengths = _lengths(model, texts, truncate)
+    counted = partial(progress, "effective attention, tokens")
+    for shard in run_shards(texts, compute, store, lengths=lengths, progress=counted):
         averages.sums += shard.pop("type_sums")
         averages.texts += shard.pop("type_texts")
         parts.append(shard)
@@ -91,26 +107,35 @@ def frames(whole: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataF
     return {"correlation": correlation, "null": null.drop(columns="head"), "types": averages.to_frame()}
 
 
-def _shard(results: list[EffectiveAttention]) -> dict[str, Tensor]:
+def _lengths(model: Model, texts: list[Text], truncate: bool) -> list[int]:
+    if model.vision:  # as many patches in every image
+        return [model.limit or 1] * len(texts)
+    return [len(one) for one in model.encode(texts, truncate=truncate)]
+
+
+def _shard(results: list[EffectiveAttention], told: Count) -> dict[str, Tensor]:
     averages = TypeAverages(results[0].layers, results[0].heads)
-    for result in results:
+    tokens = torch.tensor([len(result.tokens) for result in results])
+    rows: list[dict[str, Tensor]] = []
+    for result, done in zip(results, tokens.cumsum(0).tolist(), strict=True):
         averages.add(result)
+        rows.append({name: value.cpu() for name, value in _readings(result).items()})
+        told(done, int(tokens.sum()))
+    gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return {"tokens": tokens, **gathered, "type_sums": averages.sums, "type_texts": averages.texts}
 
-    def gathered(read: Callable[[EffectiveAttention], Tensor]) -> Tensor:
-        return torch.stack([read(result).cpu() for result in results])
 
+def _readings(result: EffectiveAttention) -> dict[str, Tensor]:
+    slack = _slack(result)
     return {
-        "tokens": torch.tensor([len(result.tokens) for result in results]),
-        "pearson": gathered(lambda result: result.pearson()),
-        "pearson_layer": gathered(lambda result: result.pearson("layer")),
-        "pearson_head": gathered(lambda result: result.pearson("head")),
-        "least": gathered(lambda result: result.null_dim.amin((1, 2))),
-        "greatest": gathered(lambda result: result.null_dim.amax((1, 2))),
-        "residual": gathered(lambda result: result.residual.amax(1)),
-        "slack_least": gathered(lambda result: _slack(result).amin((1, 2))),
-        "slack_greatest": gathered(lambda result: _slack(result).amax((1, 2))),
-        "type_sums": averages.sums,
-        "type_texts": averages.texts,
+        "pearson": result.pearson(),
+        "pearson_layer": result.pearson("layer"),
+        "pearson_head": result.pearson("head"),
+        "least": result.null_dim.amin((1, 2)),
+        "greatest": result.null_dim.amax((1, 2)),
+        "residual": result.residual.amax(1),
+        "slack_least": slack.amin((1, 2)),
+        "slack_greatest": slack.amax((1, 2)),
     }
 
 

@@ -2,14 +2,17 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from identikit.analyses.attribution import foresee, mixing, token_attribution
-from identikit.engine.local import Progress, remaining, run_shards
+from identikit.analyses.attribution import CostWarning, foresee, mixing, token_attribution
+from identikit.engine.local import Count, remaining, run_shards
+from identikit.errors import InputError
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes
 from identikit.models.model import Model
+from identikit.probes.protocol import Progress
 from identikit.shapes import Tensor
 from identikit.store import Store, write_tables
 from identikit.text import Encoded, Text
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Tagger = Callable[[Encoded], tuple[str, ...]]
+OPTIONS = ("probes", "norm", "source", "precision", "seed")
 _PLAIN = ("outweighed", "group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
 
@@ -29,10 +33,13 @@ def attribution_tables(
     *,
     tagger: Tagger | None = None,
     truncate: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
     **options: Any,
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset, shard by shard, into a store; `options` are those of `token_attribution`.
+    """Compute the tables of a dataset, shard by shard, into a store.
+
+    `options` are those of `token_attribution` that `OPTIONS` names; all layers and all tokens are read. `progress` is
+    told of tokens.
 
     - `own`: by layer: a box plot's numbers of the own contribution, and the share of tokens outweighed by another
       (Fig. 3)
@@ -53,21 +60,32 @@ def attribution_statistics(
     *,
     tagger: Tagger | None = None,
     truncate: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
     **options: Any,
 ) -> Mixing:
     """Gather the readings of a dataset, shard by shard, each kept in a store; needs no pandas."""
+    if refused := [name for name in options if name not in OPTIONS]:
+        raise InputError(
+            f"attribution_tables: {refused[0]}= cannot be given: use {', '.join(OPTIONS)}. All layers and all tokens "
+            "are read; for some of them use token_attribution."
+        )
     texts = list(texts)
-    if ahead := remaining(texts, store):
-        foresee(model, [len(one) for one in model.encode(ahead, truncate=truncate)], **options)
+    encoded = model.encode(texts, truncate=truncate)
+    lengths = [len(one) for one in encoded]
+    if ahead := remaining(lengths, store):
+        foresee(model, ahead, **options)
+        if tagger is not None:
+            tagger(encoded[0])  # one that cannot work says so before anything is begun
 
-    def compute(shard: list[Text]) -> dict[str, Tensor]:
+    def compute(shard: list[Text], told: Count) -> dict[str, Tensor]:
         tags = None if tagger is None else [tagger(one) for one in model.encode(shard, truncate=truncate)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the whole was foreseen above
-            return pack(mixing(token_attribution(model, shard, truncate=truncate, **options), tags))
+            warnings.simplefilter("ignore", CostWarning)  # the whole was foreseen above
+            results = token_attribution(model, shard, truncate=truncate, progress=told, **options)
+        return pack(mixing(results, tags))
 
-    return merged(unpack(shard) for shard in run_shards(texts, compute, store, progress=progress))
+    counted = partial(progress, "attribution, tokens")
+    return merged(unpack(shard) for shard in run_shards(texts, compute, store, lengths=lengths, progress=counted))
 
 
 def merged(parts: Iterable[Mixing]) -> Mixing:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from identikit.probes.experiments import Experiment
 
-READING = "reading hidden states"
+READING = "hidden states, tokens"
 EXPERIMENTS = ("same layer", "across layers", "generalisation", "previous layer", "neighbours")
 LARGEST_IN_MEMORY = 2 << 30  # bytes of hidden states above which they are kept in a file
 
@@ -158,18 +158,17 @@ def identifiability_tables(
     folds: int = 10,
     seed: int = 0,
     truncate: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     **options: Any,
 ) -> dict[str, "DataFrame"]:
     """Run an experiment of `token_identifiability` over a dataset into a store: its rates, their summary, its maps."""
     settings = Settings(folds=folds, seed=seed, device=str(model.device))
-    read = 0
 
     def told(what: str, done: int, total: int) -> None:
-        nonlocal read
-        if progress and what == READING:
-            progress(done - read, 0)
-            read = done
+        if what != READING:  # the data and the options have been checked: a place that cannot be written to is told now
+            store.start()
+        if progress:
+            progress(what, done, total)
 
     fit = token_identifiability(model, list(texts), settings=settings, truncate=truncate, progress=told, **options)
     tables = {
@@ -194,6 +193,8 @@ def hidden_states(
     inputs = torch.empty(int(lengths.sum()), model.d_input, dtype=dtype)
     hidden = _room((model.n_layers, len(inputs), model.d_model), dtype)
     done = 0
+    if progress:
+        progress(READING, done, len(inputs))
     for batch in model.batches(encoded):
         trace = model.trace(batch)
         for row, index in enumerate(batch.order):
@@ -201,9 +202,9 @@ def hidden_states(
             inputs[place] = trace.inputs[row, kept].to(inputs)
             for layer, states in enumerate(trace.hidden):
                 hidden[layer, place] = states[row, kept].to(inputs)
-        done += len(batch)
+        done += sum(batch.lengths)
         if progress:
-            progress(READING, done, len(encoded))
+            progress(READING, done, len(inputs))
     return HiddenStates(inputs, hidden, lengths, model.name)
 
 

@@ -1,7 +1,7 @@
 """Attention to and from kinds of tokens, as in the paper's Figures 1b, 1c and 5 (after Clark et al. 2019).
 
 The attention to a type is summed over the keys of the type and divided by the number of queries, all or those of the
-source type; texts are then averaged. It is not a mean per edge: a text with many commas gives them more attention.
+source; texts are then averaged. It is not a mean per edge: a text with many commas gives them more attention.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 TYPES = ("cls", "sep", "punctuation", "other")
-SOURCES = ("all", *TYPES)
+SOURCES = ("all", "rest", *TYPES)
+"""Which queries look: all, those that are no [SEP] ("other" in Clark's figure and in Fig. 5), or those of a type."""
+
 MAPS = ("raw", "effective")
 
 
@@ -40,7 +42,8 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
     """
     types = token_types(result.model.tokenizer, result.tokens)
     target = torch.tensor([[kind == wanted for wanted in TYPES] for kind in types], dtype=torch.float64)
-    source = torch.cat([torch.ones(len(types), 1, dtype=torch.float64), target], dim=1)
+    everyone = torch.ones(len(types), 1, dtype=torch.float64)
+    source = torch.cat([everyone, everyone - target[:, [TYPES.index("sep")]], target], dim=1)
     number = source.sum(0)
     weights = source / number.clamp(min=1)
     layers = [torch.stack([part.cpu() @ target for part in _columns(layer, weights)]) for layer in result.parts]

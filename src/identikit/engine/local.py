@@ -1,7 +1,6 @@
 """Shards of texts, one after the other, each kept as soon as it is done."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from identikit.errors import InputError
 from identikit.results import text_hash
@@ -11,13 +10,13 @@ from identikit.text import Text
 
 SHARD = 32  # texts
 
-Compute = Callable[[list[Text]], Mapping[str, Tensor]]
-Progress = Callable[[int, int], None]  # told the texts and the tokens of each shard that is done
+Count = Callable[[int, int], None]  # told how many tokens are done, and of how many
+Compute = Callable[[list[Text], Count], Mapping[str, Tensor]]
 
 
-def remaining(texts: list[Text], store: Store) -> list[Text]:
-    """Return the texts of the shards that a store does not hold yet."""
-    return [text for place, text in enumerate(texts) if not store.has(_file(place // SHARD))]
+def remaining(lengths: Sequence[int], store: Store) -> list[int]:
+    """Return the lengths of the texts whose shards a store does not hold yet."""
+    return [length for place, length in enumerate(lengths) if not store.has(_file(place // SHARD))]
 
 
 def _file(number: int) -> str:
@@ -25,17 +24,26 @@ def _file(number: int) -> str:
 
 
 def run_shards(
-    texts: Iterable[Text], compute: Compute, store: Store, *, progress: Progress | None = None
+    texts: list[Text],
+    compute: Compute,
+    store: Store,
+    *,
+    lengths: Sequence[int],
+    progress: Count = lambda done, total: None,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield what `compute` gives for each shard of texts, computing only those that the store does not hold yet.
 
-    Among what `compute` gives are the `tokens` of the texts. A stored shard whose texts differ from today's is an
-    error: the data changed under the run.
+    `lengths` are the texts' numbers of tokens. `progress` is told of the tokens of all texts, first of those in stored
+    shards, and then whenever `compute` tells how many of its own shard's are done. A stored shard whose texts differ
+    from today's is an error: the data changed under the run.
     """
-    stream = iter(texts)
-    number = 0
-    while shard := list(islice(stream, SHARD)):
-        name, digest = _file(number), text_hash(shard)
+    store.start()  # now: a place that cannot be written to is told before anything is computed
+    total = sum(lengths)
+    done = total - sum(remaining(lengths, store))
+    progress(done, total)
+    for number, first in enumerate(range(0, len(texts), SHARD)):
+        name, shard = _file(number), texts[first : first + SHARD]
+        digest = text_hash(shard)
         if store.has(name):
             tensors, about = store.read_tensors(name)
             if about.get("texts") != digest:
@@ -44,9 +52,7 @@ def run_shards(
                     "changed. Choose another folder with --out."
                 )
         else:
-            tensors = dict(compute(shard))
+            tensors = dict(compute(shard, lambda some, _, before=done: progress(before + some, total)))
             store.write_tensors(name, tensors, {"texts": digest})
-        if progress:
-            progress(len(shard), int(tensors["tokens"].sum()))
+            done += sum(lengths[first : first + SHARD])
         yield tensors
-        number += 1

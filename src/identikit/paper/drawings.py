@@ -60,7 +60,7 @@ _TYPES = {
     ("sep",): Style("[SEP]", RED, "s", "--"),
     ("punctuation",): Style("period, comma", BLACK, "^", "-."),
 }
-_SOURCES = {("sep",): Style("[SEP] → [SEP]", RED, "s", "--"), ("other",): Style("other → [SEP]", BLUE, "o", "-")}
+_SOURCES = {("sep",): Style("[SEP] → [SEP]", RED, "s", "--"), ("rest",): Style("other → [SEP]", BLUE, "o", "-")}
 _DISTANCES = styles(
     zip(("1", "2", "3", "4-5", "6-10", "11-"), ("1st", "2nd", "3rd", "4th–5th", "6th–10th", "11th on"), strict=True)
 )
@@ -185,7 +185,7 @@ def draw_rates(
         axes.set_ylabel(ylabel)
         legend(axes, columns=2)
 
-    return form.sheet(evidence.label, panel, height=2.9)
+    return form.sheet(_tested(frame, evidence), panel, height=2.9)
 
 
 def draw_across(frame: DataFrame, evidence: Evidence) -> Figure:
@@ -199,7 +199,15 @@ def draw_across(frame: DataFrame, evidence: Evidence) -> Figure:
         axes.set_ylabel(_RATE)
         legend(axes, columns=4, title="trained on layer")
 
-    return form.sheet(evidence.label, panel, height=2.8)
+    return form.sheet(_tested(frame, evidence), panel, height=2.8)
+
+
+def _tested(frame: DataFrame, evidence: Evidence) -> str:
+    """The label of a figure of rates, and what the rates are over: maps are tested on a part of the texts."""
+    numbers, folds = sorted({round(tokens) for tokens in frame["tokens"]}), max(frame["folds"])
+    tokens = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+    over = f"one fold of {tokens} tokens" if folds == 1 else f"{folds} folds of about {tokens} tokens"
+    return f"{evidence.label} · rates over {over}"
 
 
 def _own_boxes(axes: Axes, frame: DataFrame, evidence: Evidence, *, title: str = "") -> None:

@@ -43,6 +43,9 @@ _ALONE = "so that its first token sees nothing but itself"
 _UNPARTED = "and its texts have no [SEP]"
 _MAPS = {"linear": "A linear map", "mlp": "An MLP"}
 _DISTANCES = {"cosine": "cosine", "l2": "L2"}
+_FOLDED = "Mean over folds."
+_ONE_FOLD = "Measured on the test sentences of the first fold alone."
+_NORM = "Contributions are by the Frobenius norm."
 
 
 def _attention() -> list[Figure]:
@@ -70,8 +73,8 @@ def _attention() -> list[Figure]:
         ),
         Figure(
             "fig5",
-            "Attention to [SEP] from [SEP] and from other tokens: (a) effective, (b) raw. Points are heads, "
-            "lines their means.",
+            "Attention to [SEP] from [SEP] and from all other tokens: (a) effective, (b) raw. Points are heads, lines "
+            "their means.",
             ("types",),
             "wikitext",
             frames.attention_to_separators,
@@ -94,7 +97,7 @@ def _same_layer(name: str, data: str, only: bool) -> Figure:
     return Figure(
         name,
         "How many tokens are recovered from their hidden vectors, by layer; maps are trained and tested on the same "
-        "layer. Mean over folds.",
+        f"layer. {_FOLDED}",
         ("rates",),
         data,
         partial(frames.rates, by=["map", "distance", "layer"]),
@@ -106,7 +109,7 @@ def _same_layer(name: str, data: str, only: bool) -> Figure:
 def _across_layers(name: str, map: str, distance: str) -> Figure:
     return Figure(
         name,
-        f"{_MAPS[map]} trained for {_DISTANCES[distance]} distance on one layer and tested on all of them.",
+        f"{_MAPS[map]} trained for {_DISTANCES[distance]} distance on one layer and tested on all of them. {_FOLDED}",
         ("rates",),
         "mrpc",
         partial(frames.rates_across_layers, map=map, distance=distance),
@@ -117,7 +120,7 @@ def _across_layers(name: str, map: str, distance: str) -> Figure:
 def _generalisation() -> Figure:
     return Figure(
         "fig7",
-        "Rates on training and on test data under L2 distance: how far the linear map and the MLP overfit.",
+        f"Rates on training and on test data under L2 distance: how far the linear map and the MLP overfit. {_FOLDED}",
         ("rates",),
         "mrpc",
         partial(
@@ -130,7 +133,7 @@ def _generalisation() -> Figure:
 def _previous_layer() -> Figure:
     return Figure(
         "fig11",
-        "How many tokens are recovered across a single layer: from a layer's output to its own input.",
+        f"How many tokens are recovered across a single layer: from a layer's output to its own input. {_ONE_FOLD}",
         ("previous",),
         "mrpc",
         partial(frames.rates, by=["map", "distance", "layer"], table="previous"),
@@ -141,7 +144,8 @@ def _previous_layer() -> Figure:
 def _finetuned(name: str, data: str, only: bool) -> Figure:
     return Figure(
         name,
-        "Tokens recovered across single layers by the naive map, before (dashed) and after fine-tuning (solid).",
+        "Tokens recovered across single layers by the naive map, before (dashed) and after fine-tuning (solid). "
+        f"{_FOLDED}",
         ("untuned", "finetuned"),
         data,
         frames.rates_before_and_after,
@@ -154,7 +158,7 @@ def _neighbours(name: str, map: str, distance: str) -> Figure:
     return Figure(
         name,
         f"{_MAPS[map]} trained for {_DISTANCES[distance]} distance recovers the tokens up to three places before "
-        "(blue) and after (red) a hidden vector's own.",
+        f"(blue) and after (red) a hidden vector's own. {_ONE_FOLD}",
         ("neighbours",),
         "mrpc",
         partial(
@@ -226,13 +230,13 @@ def _mixing() -> list[Figure]:
     )
     return [
         *(
-            Figure(name, f"{words[0].upper()}{words[1:]}.", (f"{table} frobenius",), "mrpc", frame, draw)
+            Figure(name, f"{words[0].upper()}{words[1:]}. {_NORM}", (f"{table} frobenius",), "mrpc", frame, draw)
             for name, words, table, frame, draw in parts
         ),
         *(
             Figure(
                 name,
-                f"(a) {words[0]}. (b) {words[1]}.",
+                f"(a) {words[0]}. (b) {words[1]}. {_NORM}",
                 tuple(f"{table} frobenius" for table in tables),
                 data,
                 frame,
@@ -253,7 +257,7 @@ def _to_cls() -> list[Figure]:
     return [
         Figure(
             name,
-            f"Contribution of the context to [CLS] by {words}, in the first, middle and last layer.",
+            f"Contribution of the context to [CLS] by {words}, in the first, middle and last layer. {_NORM}",
             ("offsets frobenius",),
             "mrpc",
             partial(frames.offsets, view=view),
@@ -271,7 +275,7 @@ def _histories() -> list[Figure]:
         Figure(
             f"fig{number}",
             f"What the inputs of the sentence in Appendix C.4 contribute to “{token}”, layer by layer. Colours are "
-            "scaled to the context; bars show the token's own contribution.",
+            f"scaled to the context; bars show the token's own contribution. {_NORM}",
             ("sentence",),
             "",
             partial(frames.token_history, token=token),
@@ -287,7 +291,7 @@ def _tags() -> list[Figure]:
         Figure(
             f"fig{25 + layer}",
             f"Own contribution by part of speech in layer {layer}; tags stand in the order of their medians in the "
-            "last layer.",
+            f"last layer. {_NORM}",
             ("tags frobenius",),
             "mrpc",
             partial(frames.tags, layer=layer),

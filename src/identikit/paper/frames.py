@@ -16,7 +16,7 @@ TYPES = ("cls", "sep", "punctuation")
 REACH = {"offsets": 30, "to_cls": 100, "around_separator": 40}
 """How far, in tokens, each view of contribution by relative position is shown."""
 
-_SPECIAL = re.compile(r"\[[A-Z]+\]|<[^<>\s]+>")
+_SPECIAL = re.compile(r"(?!\[UNK\]|<unk>)(\[[A-Z]+\]|<[^<>\s]+>)")  # an unknown piece is a word
 _ALSO = {"[CLS]": ("[cls]", "<s>", "<cls>"), "[SEP]": ("[sep]", "</s>", "<sep>")}
 
 
@@ -27,35 +27,43 @@ def correlation(evidence: Evidence) -> DataFrame:
 
 def attention_to_types(evidence: Evidence, *, map: str) -> DataFrame:
     """Attention of each head to [CLS], [SEP] and punctuation; head 0 is the mean over heads (Fig. 1b, 1c)."""
-    table = _rows(evidence.tables["types"], map=map, source="all", target=TYPES)
+    table = _to_present(evidence.tables["types"], TYPES, map=map, source="all")
     return _with_mean(table, ["target", "layer"])
 
 
 def attention_to_separators(evidence: Evidence) -> DataFrame:
-    """Attention of each head to [SEP], from [SEP] and from other tokens; head 0 is the mean over heads (Fig. 5)."""
-    table = _rows(evidence.tables["types"], map=("effective", "raw"), source=("sep", "other"), target="sep")
+    """Attention of each head to [SEP], from [SEP] and from all others; head 0 is the mean over heads (Fig. 5)."""
+    table = _to_present(evidence.tables["types"], ("sep",), map=("effective", "raw"), source=("sep", "rest"))
     return _with_mean(table, ["map", "source", "layer"])
 
 
 def passage(evidence: Evidence) -> DataFrame:
     """Attention of the head that looks most at [CLS] and [SEP], over the passage of Appendix A.3 (Fig. 6).
 
-    `highlighted` is the largest effective weight that is neither near the diagonal nor on a special token. Where the
-    passage has no special tokens, the first token, which then gathers idle attention, stands for them in the choice.
+    `highlighted` is the largest effective weight that is neither near the diagonal nor on a special token.
+    """
+    chosen = passage_head(evidence)
+    best = chosen.query("abs(query - key) > 1 and not special")["effective"].idxmax()
+    return chosen.drop(columns="special").assign(highlighted=chosen.index == best)
+
+
+def passage_head(evidence: Evidence) -> DataFrame:
+    """The head of the passage that looks most at [CLS] and [SEP], or what a tokenizer has for them: `special` keys.
+
+    Where the passage has none, the first token, which then gathers idle attention, stands for them in the choice.
     """
     table = evidence.tables["passage"]
     special = np.array([bool(_SPECIAL.fullmatch(token)) for token in table["key_token"]])
-    sink = special if special.any() else table["key"].to_numpy() == 0
+    sink = special if special.any() else (table["key"] == table["key"].min()).to_numpy()
     head = table.loc[sink].pivot_table("raw", index="head").idxmax().item()
-    chosen = _rows(table.assign(special=special), head=head).sort_values(["query", "key"], ignore_index=True)
-    best = chosen.query("abs(query - key) > 1 and not special")["effective"].idxmax()
-    return chosen.drop(columns="special").assign(highlighted=chosen.index == best)
+    return _rows(table.assign(special=special), head=head).sort_values(["query", "key"], ignore_index=True)
 
 
 def rates(evidence: Evidence, *, by: Sequence[str], table: str = "rates", **wanted: Any) -> DataFrame:
     """Mean rate over folds by the columns `by`, of maps tested on their own layer (Fig. 2a, 7, 11 to 17, 38, 39).
 
-    `table` is that of the rates; if no more is `wanted`, those on test data, of the token itself.
+    `table` is that of the rates; if no more is `wanted`, those on test data, of the token itself. Beside a rate stand
+    how many `folds` it is the mean of, and over how many `tokens` of a fold, on average.
     """
     return _mean_rates(evidence.tables[table].query("layer == test_layer"), list(by), **wanted)
 
@@ -163,13 +171,16 @@ def _rows(table: DataFrame, **wanted: Any) -> DataFrame:
 
 def _mean_rates(table: DataFrame, by: list[str], **wanted: Any) -> DataFrame:
     usual = {"map": MAPS, "offset": 0, "data_share": 1.0, "split": "test"}
-    return _means(_rows(table, **usual | wanted).drop_duplicates([*by, "fold"]), by, "rate")
+    grouped = _rows(table, **usual | wanted).groupby(by, as_index=False)
+    return grouped.agg(rate=("rate", "mean"), folds=("fold", "nunique"), tokens=("n_tokens", "mean"))
 
 
-def _means(table: DataFrame, by: list[str], value: str) -> DataFrame:
-    return table.groupby(by, as_index=False).agg(**{value: (value, "mean")})
+def _to_present(table: DataFrame, targets: Sequence[str], **wanted: Any) -> DataFrame:
+    """Attention to those of the token types that some text has: then tokens of the type are a source, too."""
+    sources = set(table["source"])
+    return _rows(table, target=[kind for kind in targets if kind in sources], **wanted)
 
 
 def _with_mean(table: DataFrame, by: list[str]) -> DataFrame:
-    means = _means(table, by, "attention").assign(head=0)
+    means = table.groupby(by, as_index=False).agg(attention=("attention", "mean")).assign(head=0)
     return pd.concat([table.filter([*by, "head", "attention"]), means], ignore_index=True)

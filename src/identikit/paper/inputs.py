@@ -132,10 +132,20 @@ class Input:
     unmet: Callable[[Work], str | None] = lambda work: None
 
     def store(self, work: Work, out: str) -> Store:
-        """Return the input's folder under `out`."""
+        """Return the input's folder under `out`; what reads tags has another one where there is no tagger."""
         plain = re.sub("[^a-zA-Z0-9.-]+", "_", work.data)
         named = plain if plain == work.data else f"{plain}-{text_hash(work.data)[:8]}"
-        return Store(f"{out}/inputs/{named}/{self.name}", work.settings(self.reads))
+        folder = f"{out}/inputs/{named}/{self.name}"
+        if "tags" not in self.reads:
+            return Store(folder, work.settings(self.reads))
+        tagged = Store(folder, work.settings(self.reads) | {"tags": True})
+        if work.tagger is not None or tagged.has(COMPUTED):  # what is there is read without a tagger
+            return tagged
+        return Store(f"{folder}-untagged", work.settings(self.reads))
+
+    def tagged(self, work: Work, out: str) -> bool:
+        """Say whether the input's folder has tags in it, or will."""
+        return bool(self.store(work, out).settings.get("tags"))
 
     def gathered(self, work: Work, store: Store) -> Any:
         """Return the input's numbers; what its folder keeps is not computed again."""
@@ -159,22 +169,9 @@ def device_name(device: torch.device) -> str:
 # Attention and attribution
 
 
-def _progress(work: Work, what: str) -> Callable[[int, int], None]:
-    done = 0
-
-    def told(texts: int, _: int) -> None:
-        nonlocal done
-        done += texts
-        work.told(what, done, len(work.texts))
-
-    return told
-
-
 def _attention(work: Work, store: Store) -> Any:
     with at_most(work.model):
-        return attention_statistics(
-            work.model, work.texts, store, truncate=True, progress=_progress(work, "effective attention")
-        )
+        return attention_statistics(work.model, work.texts, store, truncate=True, progress=work.told)
 
 
 def _attribution(norm: str) -> Input:
@@ -187,7 +184,7 @@ def _attribution(norm: str) -> Input:
                 store,
                 tagger=work.tagger,
                 truncate=True,
-                progress=_progress(work, f"attribution, {norm}"),
+                progress=lambda what, done, total: work.told(f"{norm} {what}", done, total),
                 probes=probes,
                 norm=norm,
                 precision=work.precision,
@@ -273,7 +270,12 @@ def _to_previous(work: Work) -> Parts:
 
 
 def _naive_to_previous(work: Work) -> Parts:
-    return [part for part in _to_previous(work) if part[0] == "naive"]
+    """All folds: a map that is not trained costs nothing."""
+
+    def naive() -> Rows:
+        return work.rates(work.fit(Probes(("naive",), DISTANCES), [Task(target="previous")], work.effort.folds))
+
+    return [(kind, naive) for kind in _naive(work)]
 
 
 def _neighbours(work: Work) -> Parts:

@@ -73,8 +73,8 @@ def gallery(
     """One self-contained page of figures and claims.
 
     `about` holds what is said of the run: model, data, n and seed stand at the top, the rest behind "Provenance".
-    `findings` has the columns that `claims.by_section` names. `listed` names the figures that were not drawn, each with
-    the reason. Links lead to figures/NAME.csv, .parquet, .svg and .png beside the page.
+    `findings` has the columns that `claims.by_section` names. `listed` names what was not drawn, judged or used,
+    each with the reason. Links lead to figures/NAME.csv, .parquet, .svg and .png beside the page.
     """
     claims = by_section(findings)
     sections = {
@@ -112,7 +112,7 @@ def _about(about: Mapping[str, str]) -> str:
 
 def _contents(sections: list[str], listed: bool) -> str:
     links = [("claims", "Claims"), *((_anchor(section), section) for section in sections)]
-    links += [("not-drawn", "Not drawn")] if listed else []
+    links += [("not-drawn", "Not drawn or judged")] if listed else []
     items = "".join(f'<li><a href="#{anchor}">{escape(words)}</a></li>' for anchor, words in links)
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>\n'
 
@@ -216,12 +216,10 @@ def _figure(figure: Picture, largest: int) -> str:
 def _listed(listed: Sequence[tuple[str, str]]) -> str:
     if not listed:
         return ""
-    items = "".join(
-        f'<tr><th scope="row">{escape(Picture(name, "", b"", b"", "").title)}</th><td>{escape(reason)}</td></tr>'
-        for name, reason in listed
-    )
+    items = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(reason)}</td></tr>' for name, reason in listed)
     return (
-        '<section id="not-drawn" aria-labelledby="not-drawn-heading">\n<h2 id="not-drawn-heading">Not drawn</h2>\n'
+        '<section id="not-drawn" aria-labelledby="not-drawn-heading">\n'
+        '<h2 id="not-drawn-heading">Not drawn or judged</h2>\n'
         f'<table class="listed">{items}</table>\n</section>\n'
     )
 

@@ -2,53 +2,68 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.text import Text
+
+
+class _Begun(NamedTuple):
+    """A bar, and what was done already when it was first told of: that took no time here."""
+
+    bar: TaskID
+    before: int
+    time: float
+
+
+class _TimeLeft(ProgressColumn):
+    """Counts down to when a bar is expected to be full."""
+
+    def render(self, task: Task) -> Text:
+        ends = task.fields["ends"]
+        left = "-:--:--" if ends is None else str(timedelta(seconds=max(round(ends - task.get_time()), 0)))
+        return Text(f"left: {left}", style="progress.remaining")
 
 
 @contextmanager
 def step_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar for each thing that is told of: what it is, how many of its parts are done, and of how many."""
+    """Show a bar for each thing that is told of: what it is, how many of its parts are done, and of how many.
+
+    Parts a second and the time left are reckoned from when a thing is first told of, without what was done by then.
+    Nothing is shown where it is no terminal.
+    """
     console = Console(stderr=True)
-    pace = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), *pace)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown: dict[str, TaskID] = {}
+    counts = (TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    times = (BarColumn(bar_width=None), TimeElapsedColumn(), _TimeLeft())
+    with Progress(*counts, *times, console=console, transient=True, disable=not console.is_terminal) as bars:
+        shown: dict[str, _Begun] = {}
 
         def told(what: str, done: int, total: int) -> None:
+            now = bars.get_time()
             if what not in shown:
-                shown[what] = bar.add_task(what, total=total)
-            bar.update(shown[what], completed=done, total=total)
+                bar = bars.add_task(what, total=total, completed=done, rate="", ends=None)
+                shown[what] = _Begun(bar, done, now)
+            bar, before, began = shown[what]
+            if done > before and now > began:
+                rate = (done - before) / (now - began)
+                bars.update(bar, rate=_per_second(rate), ends=now + (total - done) / rate)
+            bars.update(bar, completed=done, total=total)
             if done >= total:  # when it is told of again, it is another of its kind
-                bar.remove_task(shown.pop(what))
+                bars.remove_task(shown.pop(what).bar)
 
         yield told
 
 
-@contextmanager
-def text_progress(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show how many texts are done, tokens a second and the time left; nothing where it is no terminal."""
-    console = Console(stderr=True)
-    texts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("texts"))
-    pace = (TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    with Progress(*texts, *pace, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total, rate="")
-        tokens = 0
-
-        def advance(done: int, more: int) -> None:
-            nonlocal tokens
-            tokens += more
-            bar.advance(task, done)
-            elapsed = bar.tasks[task].elapsed
-            bar.update(task, rate=f"{tokens / elapsed:.0f} tokens/s" if elapsed and tokens else "")
-
-        yield advance
+def _per_second(rate: float) -> str:
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
