@@ -1,5 +1,7 @@
 """The whole paper on a tiny model: computed once, gone on with after a stop, drawn again from what was kept."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from identikit.errors import InputError
+from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
 from identikit.paper import inputs, reproduce, texts
 from identikit.paper.claims import CLAIMS, DATASETS
@@ -112,18 +114,16 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     assert all(after[name] == content for name, content in before.items())
 
 
-@pytest.mark.parametrize("stop", [2, 5, 9])
+@pytest.mark.parametrize("stop", ["effective attention, tokens", "training maps", "frobenius attribution, tokens"])
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
-    whole: Report, model: Model, data: str, tmp_path: Path, stop: int
+    whole: Report, model: Model, data: str, tmp_path: Path, stop: str
 ):
+    """Stopped halfway through one of its steps; that is in the second shard of texts, where there are shards."""
     names = ("fig1a", "fig2a", "fig3a")
     asked = plan(data, *names)
-    calls = 0
 
     def killed(what: str, done: int, total: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == stop:
+        if what == stop and 2 * done >= total:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -215,24 +215,51 @@ def test_damage_is_told(model: Model, data: str, tmp_path: Path):
     assert "naive.json: it is damaged. Remove it" in dict(report.listed)["fig11"]
 
 
-def test_shuffled_results_fail_their_claims(whole: Report, model: Model, data: str, monkeypatch: pytest.MonkeyPatch):
-    """The layers of the kept results turned around: a claim on an order over layers must then come out otherwise."""
-    name = "rate-falls-with-depth"
-    fallen = pd.DataFrame({"rate": [0.99, 0.9, 0.7], "layer": [1, 2, 3]})
+def test_shuffled_results_fail_their_claims(whole: Report, model: Model, data: str, tmp_path: Path):
+    """The layers of kept results turned around: a claim on an order over layers must then come out otherwise."""
+    out = tmp_path / "run"
+    shutil.copytree(whole.out, out)
+    (kept,) = out.glob("inputs/*/rates/linear.json")
+    rows = json.loads(kept.read_text())
     found = []
-    for layers in ([1, 2, 3], [3, 2, 1]):
-        rows = fallen.assign(layer=layers, test_layer=layers, map="linear", distance="cosine", offset=0)
-        rows = rows.assign(data_share=1.0, fold=0, split="test", target="input")
-        monkeypatch.setattr(reproduce._Run, "table", lambda self, work, table, rows=rows: rows)
-        run = reproduce._Run(model, plan(data), whole.out, lambda *_: None)
-        judged = run.judged(next(claim for claim in CLAIMS if claim.name == name))
-        found.append([row["verdict"] for row in judged if isinstance(row, dict)])
-    assert found == [["holds"], ["does not hold"]]
+    for rates in ([0.99, 0.9, 0.7], [0.7, 0.9, 0.99]):
+        kept.write_text(json.dumps([row | {"rate": rates[row["layer"] - 1]} for row in rows]))
+        report = reproduce.reproduce(model, plan(data, "rate-falls-with-depth"), str(out))
+        found += report.findings["verdict"].tolist()
+    assert found == ["holds", "does not hold"]
+
+
+def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without a tagger the rest is computed; with one the tags are; and what is kept is drawn without it."""
+    out = str(tmp_path / "run")
+
+    def run(tagger: bool) -> Report:
+        with monkeypatch.context() as patch:
+            patch.setattr(reproduce, "tagger_missing", lambda: None if tagger else "no tagger")
+            return reproduce.reproduce(model, plan(data, "fig3a", "fig26"), out)
+
+    assert dict(run(tagger=False).listed) == {"fig26": "no tagger"}
+    assert run(tagger=True).drawn == ("fig3a", "fig26")
+    before = files(out)
+    monkeypatch.setattr(inputs, "token_attribution", lambda *_, **__: pytest.fail("it computes"))
+    assert run(tagger=False).drawn == ("fig3a", "fig26")
+    assert files(out) == before
+
+
+def test_a_wrong_finetuned_model_is_told_before_anything_is_computed(model: Model, data: str, tmp_path: Path):
+    out, folder = tmp_path / "run", f"mrpc={tmp_path / 'nowhere'}"
+    with pytest.raises(IdentikitError, match="nowhere"):
+        reproduce.reproduce(model, plan(data, "fig1a", "fig12", finetuned=(folder,)), str(out))
+    assert not out.exists()
+    report = reproduce.reproduce(model, plan(data, "fig1a", finetuned=(folder,)), str(out))
+    assert "not used" in dict(report.listed)[str(tmp_path / "nowhere")]
 
 
 def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Report):
     with pytest.raises(InputError, match="reproduce: 'fig99' is not known: use 'all', a figure"):
         Plan(("fig99",))
+    with pytest.raises(InputError, match="--data mnli-500: give mnli"):
+        Plan(("fig39",), ("mnli-500",))
     with pytest.raises(InputError, match="say which folder holds it"):
         reproduce.reproduce(model, Plan(("fig1a",), ("mrpc",)), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "inputs").exists()

@@ -16,7 +16,7 @@ from identikit.paper.claims import CLAIMS, DATASETS, Claim, judge
 from identikit.paper.evidence import NORMS, Evidence, Subject
 from identikit.paper.figures import FIGURES, Figure
 from identikit.paper.inputs import COMPUTED, GIVER, PAPER, SAMPLE, Work
-from identikit.paper.texts import PASSAGE, SAMPLES, SENTENCE, paper_texts, source
+from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
 from identikit.probes.protocol import Progress
 from identikit.render.figures import save
 from identikit.render.gallery import Picture, gallery
@@ -55,6 +55,8 @@ class Plan:
             raise InputError(f"reproduce: precision={self.precision!r} is not known: use {', '.join(PRECISIONS)}.")
         folded = [name.lower() if name.lower() in KNOWN else name for name in self.data]
         object.__setattr__(self, "data", tuple(dict.fromkeys(folded)))
+        for part in PART_OF.keys() & set(self.data):
+            raise InputError(f"reproduce: --data {part}: give {PART_OF[part]}; its figures take the part they need.")
         known = [ALL, *FIGURES, *(claim.name for claim in CLAIMS)]
         unknown = [name for name in self.names if name not in known]
         if unknown:
@@ -104,9 +106,11 @@ def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda wha
     about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint}
     about |= {"version": identikit.__version__}
     page, files = Store(out, about), Store(f"{out}/figures", about)
-    used = {plan.data_of(entry) for entry in (*plan.figures, *plan.claims)} - {None}
-    for data in sorted(map(str, used)):
-        run.work(data)  # now: a mistake in the data is told before anything is computed
+    entries = [(entry, data) for entry in (*plan.figures, *plan.claims) if (data := plan.data_of(entry)) is not None]
+    for entry, data in entries:  # now: mistakes in data and models are told before anything is computed
+        run.work(data)
+        if "finetuned" in entry.needs:
+            run.tuned_work(data)
     page.start()  # a run that is stopped halfway is known again by it
     pictures: list[Picture] = []
     listed: list[tuple[str, str]] = []
@@ -119,12 +123,13 @@ def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda wha
         judged = run.judged(claim)
         rows += judged if isinstance(judged, list) else []
         listed += [(claim.name, judged)] if isinstance(judged, str) else []
-    sources = {source(str(data)) for data in used}
+    sources = {source(data) for _, data in entries}
     listed += [
         (data, "not used: each figure takes the paper's data, or the first given")
         for data in plan.data
         if data not in sources
     ]
+    listed += [(folder, "not used: nothing asked for compares a model with itself before") for folder in run.idle()]
     findings = DataFrame(rows, columns=COLUMNS)
     if plan.claims:
         write_tables(page, {"claims": findings})
@@ -178,6 +183,12 @@ class _Run:
             self.works[name] = replace(self.work(data), model=model)
         return self.works[name]
 
+    def idle(self) -> list[str]:
+        """Return the fine-tuned models that nothing was compared with."""
+        return [
+            folder for folder in self.tuned.values() if not any(name.endswith(f" of {folder}") for name in self.works)
+        ]
+
     def source(self, data: str, name: str) -> Work | str:
         """Return the work that a table comes from, or why it cannot be had."""
         if name == "lengths":
@@ -185,7 +196,8 @@ class _Run:
         work = self.tuned_work(data) if name == "finetuned" else self.work(data)
         if work is None:
             return f"needs --finetuned {f'{data}=' if data in TASKS else ''}DIR (identikit finetune makes one)"
-        return (self.no_tagger if name.startswith("tags") else None) or GIVER[name].unmet(work) or work
+        untagged = name.startswith("tags") and not GIVER[name].tagged(work, self.out)
+        return (self.no_tagger if untagged else None) or GIVER[name].unmet(work) or work
 
     def table(self, work: Work, name: str) -> "DataFrame | str":
         """Return a table, computed if it is not kept, or why it cannot be had."""

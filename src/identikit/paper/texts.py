@@ -12,6 +12,7 @@ from identikit.text import Text
 
 PIECES = 128
 SAMPLES = "samples"  # the embedded texts
+PART_OF = {"mnli-500": "mnli"}
 FIRST = {"mnli": 4000, "mnli-500": 500, "wikitext": 1000}  # how many texts the figures take, where not all
 
 SENTENCE: Text = (  # of Figures 19 to 25 (Appendix C.4), as MRPC writes it
@@ -34,8 +35,8 @@ PASSAGE_ROWS = (  # what Figure 6 has on its vertical axis
 
 
 def source(data: str) -> str:
-    """Return the dataset that a figure's data is part of: that of "mnli-500" is "mnli"."""
-    return data.removesuffix("-500")
+    """Return the dataset that a figure's data is part of."""
+    return PART_OF.get(data, data)
 
 
 def paper_texts(
