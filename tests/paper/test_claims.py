@@ -2,23 +2,16 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from identikit.analyses import attribution_tables
-from identikit.analyses.attention import effective_attention
-from identikit.analyses.attention_tables import attention_tables
 from identikit.errors import InputError
-from identikit.maths.mixing import mixing
 from identikit.paper.claims import CLAIMS, FAILS, HOLDS, NOT_APPLICABLE, Claim, judge
-from identikit.paper.evidence import NORMS, Evidence, Subject
-from identikit.store import Store
+from identikit.paper.evidence import NORMS, Evidence
+from identikit.paper.judgements import layers_within
 
-from ..models import tiny
 from . import made
 from .broken import (
     BROKEN,
@@ -29,6 +22,7 @@ from .broken import (
     OWN,
     TAGS,
     Change,
+    context,
     edit,
     judged,
     like_bert,
@@ -157,12 +151,23 @@ NO_SEPARATOR = edit("types", "target == 'sep'", "attention", 0.0)
             "no [SEP] in these texts",
         ),
         (["punctuation-peak-disappears"], edit("correlation", "tokens > 32", "tokens", 32), "no null space"),
-        (["passage-special-tokens-vanish"], without("key > 20", "passage"), "no null space"),
-        (["passage-special-tokens-vanish"], without("key_token in ('[CLS]', '[SEP]')", "passage"), "no [CLS]"),
+        (["passage-special-tokens-vanish", "passage-make-to-them"], without("key > 20", "passage"), "no null space"),
+        (
+            ["passage-special-tokens-vanish", "passage-make-to-them"],
+            without("key_token in ('[CLS]', '[SEP]')", "passage"),
+            "no [CLS]",
+        ),
+        (["passage-make-to-them"], without("key_token == 'them'", "passage"), "no pieces “make” and “them”"),
+        (["passage-make-to-them"], without("query_token == 'make'", "passage"), "no pieces “make” and “them”"),
         (
             ["linear-over-naive", "naive-close-in-early-layers"],
             without("map == 'naive'", "rates"),
             "no rates of map naive",
+        ),
+        (
+            ["linear-maps-generalise-better", "linear-and-mlp-equal-under-cosine"],
+            without("map == 'mlp'", "rates"),
+            "no rates of map mlp",
         ),
         (["rate-by-data-share", "more-data-gains-little"], without("data_share < 0.9", "shares"), "shares of the data"),
         (["neighbours-fall-with-distance"], without("offset != 0", "neighbours"), "no rates of neighbours"),
@@ -173,6 +178,7 @@ NO_SEPARATOR = edit("types", "target == 'sep'", "attention", 0.0)
         (["cls-keeps-itself-first-layer"], without("tag == '[CLS]'", TAGS), "no [CLS]"),
         (["content-words-keep-more"], without("tag in ('DT', 'IN', 'CC', 'TO', 'PRP')", TAGS), "one of the kinds"),
         (["context-of-he"], without("output_token == 'he'", "sentence"), "“he”"),
+        (["context-of-strategy"], without("input_token == 'growth'", "sentence"), "no piece “growth”"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -191,21 +197,28 @@ def test_does_not_apply(names: list[str], change: Change, why: str):
         "cls-gathers-from-second-sentence",
         "cls-gathers-from-position-30",
         "cls-keeps-itself-first-layer",
+        "context-of-he",
+        "context-of-long",
     ],
 )
 def test_does_not_apply_to_causal_models(name: str):
     assert judged(BY_NAME[name], made.evidence(6, causal=True)).verdict == NOT_APPLICABLE
 
 
+def test_causal_models_are_judged_where_the_source_stands_before_the_word():
+    evidence = made.evidence(12, causal=True)
+    assert judged(BY_NAME["context-of-strategy"], context("strategy", "growth", 0.9)(evidence)).verdict == HOLDS
+    assert judged(BY_NAME["context-of-strategy"], context("strategy", "said", 0.9)(evidence)).verdict == FAILS
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "sep-peak-disappears",
-        "sep-attention-in-null-space",
         "punctuation-peak-disappears",
         "naive-close-in-early-layers",
         "first-map-fails-late",
         "last-map-serves-early-layers",
+        "linear-maps-generalise-better",
         "later-single-layers-harder",
         "outweighed-last-two-layers",
         "nearest-neighbours-early",
@@ -218,138 +231,57 @@ def test_one_layer_has_no_parts_to_compare(name: str):
     assert judged(BY_NAME[name], made.evidence(2)).verdict != NOT_APPLICABLE
 
 
-def test_the_map_of_the_first_layer_is_not_tested_on_itself():
+@pytest.mark.parametrize("name", ["sep-peak-disappears", "sep-attention-in-null-space"])
+def test_two_layers_have_no_middle(name: str):
+    assert judged(BY_NAME[name], made.evidence(2)).verdict == NOT_APPLICABLE
+    assert judged(BY_NAME[name], made.evidence(3)).verdict != NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("layers", "first", "middle", "last"),
+    [
+        (1, [1], [], [1]),
+        (2, [1], [], [2]),
+        (3, [1], [2], [3]),
+        (6, [1], [3, 4], [6]),
+        (7, [1], [3, 4, 5], [7]),
+        (8, [1, 2], [3, 4, 5, 6], [7, 8]),
+        (10, [1, 2], [4, 5, 6, 7], [9, 10]),
+        (12, [1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11, 12]),
+        (14, [1, 2, 3], [5, 6, 7, 8, 9, 10], [12, 13, 14]),
+    ],
+)
+def test_parts_of_the_depth_have_the_layers_wholly_within(
+    layers: int, first: list[int], middle: list[int], last: list[int]
+):
+    parts = ((0.0, 1 / 4), (1 / 4, 3 / 4), (3 / 4, 1.0))
+    assert [layers_within(layers, *part) for part in parts] == [first, middle, last]
+
+
+@pytest.mark.parametrize(("layers", "early"), [(2, 1), (6, 1), (7, 1), (10, 2), (12, 3), (14, 3)])
+def test_the_first_quarter_of_the_layers(layers: int, early: int):
+    never, rises = BY_NAME["outweighed-never-early"], BY_NAME["outweighed-rises"]
+    evidence = made.evidence(layers)
+    assert judged(never, edit(OWN, f"layer > {early}", "outweighed", 0.2)(evidence)).verdict == HOLDS
+    assert judged(never, edit(OWN, f"layer == {early}", "outweighed", 0.2)(evidence)).verdict == FAILS
+    assert judged(rises, evidence).measured.startswith(f"0.0 % at layer {early}, ")
+
+
+@pytest.mark.parametrize(("layers", "early"), [(2, 1), (5, 1), (6, 2), (8, 2), (12, 4)])
+def test_the_first_third_of_the_layers(layers: int, early: int):
+    found = judged(BY_NAME["naive-close-in-early-layers"], made.evidence(layers))
+    assert f"up to layer {early};" in found.measured
+
+
+def test_the_map_of_the_first_layer_is_not_late_on_itself():
     found = judged(BY_NAME["first-map-fails-late"], made.evidence(2))
     assert (found.verdict, found.why) == (HOLDS, "layer 2 of 2 stands for the paper's 12")
-    assert found.measured.endswith("at layer 2") and "layer 1" not in found.measured
+    assert re.fullmatch(r"100.0 % at layer 1, 6\d.\d % at layer 2", found.measured)
 
 
 def test_one_layer_that_stands_for_two_is_named_once():
     found = judged(BY_NAME["cls-gathers-beside-separator"], made.evidence(1))
     assert found.why == "layer 1 of 1 stands for the paper's 6 and 12"
-
-
-# Wrong judgements that were found
-
-
-@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "modernbert"])
-def test_the_bound_on_rank_holds_under_any_mask(name: str, tmp_path: Path):
-    model = tiny.loaded(name)
-    texts = [" ".join(f"w{3 + (7 * place) % 50}" for place in range(length)) for length in (4, 24)]
-    null = attention_tables(model, texts, Store(str(tmp_path), {}))["null"]
-    subject = Subject(name, model.n_layers, model.n_heads, model.d_value, model.causal)
-    evidence = Evidence(subject, "made", len(texts), 28, 0, {"null": null})
-    assert judged(BY_NAME["null-space-bound"], evidence).verdict == HOLDS
-    for text, result in enumerate(effective_attention(model, texts)):
-        visible = (result.raw > 0).sum(-1)  # no weight of a softmax over so few keys is 0
-        slack = visible.clamp(max=model.d_value) - result.rank
-        expected = torch.stack([slack.amin((1, 2)), slack.amax((1, 2))], dim=1)
-        found = null.loc[null["text"] == text, ["slack_least", "slack_greatest"]]
-        assert found.to_numpy().tolist() == expected.tolist()
-    assert judged(BY_NAME["null-space-bound"], edit("null", "layer == 2", "slack_least", -1)(evidence)).verdict == FAILS
-
-
-def test_a_rank_below_its_bound_is_told():
-    found = judged(BY_NAME["null-space-bound"], edit("null", "layer > 3", "slack_greatest", 1)(made.evidence(6)))
-    assert (found.verdict, found.measured[-6:]) == (HOLDS, "50.0 %")
-
-
-@pytest.mark.parametrize(
-    ("cosine", "l2", "verdict"),
-    [
-        (0.52, 0.4, HOLDS),
-        (0.48, 0.4, HOLDS),
-        (0.44, 0.4, FAILS),
-        (0.56, 0.4, FAILS),
-        (0.9, 0.4, FAILS),
-        (0.5, 0.5, FAILS),
-    ],
-)
-def test_cosine_is_spared_only_where_it_moves_little(cosine: float, l2: float, verdict: str):
-    """Before, both rates are 0.5."""
-    claim = BY_NAME["finetuning-spares-cosine-mrpc"]
-    change = together(
-        edit("untuned", "layer == 12", "rate", 0.5),
-        edit("finetuned", "layer == 12 and distance == 'cosine'", "rate", cosine),
-        edit("finetuned", "layer == 12 and distance == 'l2'", "rate", l2),
-    )
-    assert judged(claim, change(like_bert(claim))).verdict == verdict
-
-
-def evenly_mixed(first: float) -> Evidence:
-    """A model in which every token contributes 1/n to every other, on pairs whose first sentence is such a part."""
-    texts = [
-        mixing(torch.full((6, n, n), 1 / n, dtype=torch.float64), causal=False, cls=0, separator=int(n * first))
-        for n in range(27, 93, 2)
-    ]
-    tables = attribution_tables.frames(attribution_tables.merged(texts))
-    named = {f"{name} frobenius": table for name, table in tables.items()}
-    return Evidence(Subject("even", 6, 12, 32, False), "made", len(texts), sum(range(27, 93, 2)), 0, named)
-
-
-@pytest.mark.parametrize("name", ["nearest-contribute-most-per-pair", "cls-gathers-from-second-sentence"])
-@pytest.mark.parametrize("first", [0.25, 0.5])
-def test_even_mixing_gathers_from_nowhere(name: str, first: float):
-    """Not even where second sentences are three times as long, and so give more in total."""
-    assert judged(BY_NAME[name], evenly_mixed(first)).verdict == FAILS
-
-
-def test_nearest_per_pair_needs_its_margin_at_every_layer():
-    claim = BY_NAME["nearest-contribute-most-per-pair"]
-    flat = edit(OFFSETS, "view == 'offsets' and layer == 4 and abs(offset) > 1 and abs(offset) < 11", "mean", 0.6)
-    found = judged(claim, flat(like_bert(claim)))
-    assert found.verdict == FAILS and "11 of 12 layers, not at 4; 1.19 times" in found.measured
-
-
-def noise(tokens: int, seed: int) -> Change:
-    """Neighbours recovered at a quarter, left and right alike, as far as so many test tokens can tell."""
-    random = np.random.default_rng(seed)
-    return rates("offset != 0", lambda rows: random.binomial(tokens, 0.25, len(rows)) / tokens, "neighbours")
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_noise_does_not_tell_left_from_right(seed: int):
-    claim = BY_NAME["left-and-right-differ"]
-    evidence = noise(140, seed)(like_bert(claim))
-    assert judged(claim, evidence).verdict == FAILS
-    right = rates("offset > 0", lambda rows: rows["rate"] + 0.04, "neighbours")
-    assert judged(claim, right(evidence)).verdict == HOLDS
-
-
-@pytest.mark.parametrize(
-    ("linear", "mlp", "verdict"),
-    [(0.0001, 0.0199, FAILS), (0.02, 0.031, FAILS), (0.031, 0.02, FAILS), (0.1, 0.14, HOLDS), (-0.01, -0.01, FAILS)],
-)
-def test_overfitting_is_compared_by_ratio(linear: float, mlp: float, verdict: str):
-    claim = BY_NAME["linear-and-mlp-overfit-alike"]
-    own = "layer == test_layer and distance == 'l2'"
-    change = together(
-        rates(f"{own} and split == 'test'", 0.8),
-        rates(f"{own} and split == 'train' and map == 'linear'", 0.8 + linear),
-        rates(f"{own} and split == 'train' and map == 'mlp'", 0.8 + mlp),
-    )
-    assert judged(claim, change(like_bert(claim))).verdict == verdict
-
-
-def test_no_probability_is_zero():
-    claim = BY_NAME["correlation-falls-with-length"]
-    straight = edit("correlation", "tokens > 32", "pearson", lambda rows: 1 - rows["tokens"] / 200)
-    found = judged(claim, straight(like_bert(claim)))
-    assert found.verdict == HOLDS and "p < 1e-300" in found.measured
-
-
-def test_special_tokens_of_other_tokenizers():
-    evidence = twelve_layers()
-    names = {"[CLS]": "<cls>", "[SEP]": "<sep>"}
-    passage = evidence.tables["passage"].replace({"key_token": names})
-    tags = evidence.tables[TAGS].replace({"tag": names})
-    other = put(evidence, passage=passage, **{TAGS: tags})
-    for name in (
-        "passage-special-tokens-vanish",
-        "cls-keeps-itself-first-layer",
-        "other-tags-keep-less-first-layer",
-    ):
-        assert judged(BY_NAME[name], other) == judged(BY_NAME[name], evidence)
 
 
 # Details

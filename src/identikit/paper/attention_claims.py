@@ -5,12 +5,23 @@ from functools import partial
 from scipy.stats import spearmanr
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.judgements import Claim, Finding, Judge, NotApplicableError, Table, finding, percent, table
+from identikit.paper.frames import passage, passage_head
+from identikit.paper.judgements import (
+    Claim,
+    Finding,
+    Judge,
+    NotApplicableError,
+    Table,
+    finding,
+    layers_within,
+    percent,
+    table,
+)
 
 ROUNDING = 1e-6  # a correlation of 1 within floating point
-SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>", "<cls>", "<sep>")
+PEAK = 1.5  # how many times the attention elsewhere makes a peak
 TYPES = {"cls": "[CLS]", "sep": "[SEP]", "punctuation": "period or comma"}
-MIDDLE, DEEP = (1 / 4, 3 / 4), (3 / 4, 1.0)  # parts of the depth: middle half, deepest quarter
+MIDDLE, DEEP = (1 / 4, 3 / 4), (3 / 4, 1.0)  # parts of the depth: middle half, last quarter
 
 
 def _null_bound(evidence: Evidence, _: str) -> Finding:
@@ -65,26 +76,26 @@ def _received(evidence: Evidence, *types: str) -> Table:
 
 def _within(received: Table, part: tuple[float, float]) -> Table:
     """Which layers are in a part of the depth; there must be such, and others."""
-    depth = received.index / received.index.max()
-    inside = (depth > part[0]) & (depth <= part[1])
+    inside = received.index.isin(layers_within(int(received.index.max()), *part))
     if inside.all() or not inside.any():
         raise NotApplicableError("too few layers to tell a part of the depth from the rest")
     return inside
 
 
 def _peak_disappears(target: str, part: tuple[float, float]) -> Judge:
-    """Judge that raw attention to a type is higher in a part of the depth than elsewhere, and effective is not."""
+    """Judge that raw attention to a type peaks in a part of the depth, and effective attention does not."""
 
     def judge(evidence: Evidence, _: str) -> Finding:
         received = _received(evidence, target)
         inside = _within(received, part)
         there, elsewhere = received[inside].mean(), received[~inside].mean()
+        peaks = there["raw", target] >= PEAK * elsewhere["raw", target]
         raw, effective = ((there - elsewhere)[name, target] for name in ("raw", "effective"))
         told = (
             f"{name} {there[name, target]:.3f} against {elsewhere[name, target]:.3f}" for name in ("raw", "effective")
         )
-        why = "" if raw > 0 else "raw attention has no peak there"
-        return finding(raw > 0 and effective <= raw / 10, ", ".join(told), why)
+        why = "" if peaks else "raw attention has no peak there"
+        return finding(peaks and effective <= raw / 10, ", ".join(told), why)
 
     return judge
 
@@ -108,20 +119,38 @@ def _punctuation_ahead(evidence: Evidence, _: str) -> Finding:
     return finding(ahead.mean() > 0.5, f"at {ahead.sum()} of {len(ahead)} layers ({means})")
 
 
-def _special_vanish(evidence: Evidence, _: str) -> Finding:
-    passage = table(evidence, "passage")
-    if passage["key"].nunique() <= evidence.subject.d_value:
+def _on_special(evidence: Evidence) -> Table:
+    """The passage's attention to special tokens in the head that Fig. 6 shows."""
+    chosen: Table = passage_head(evidence)
+    if chosen["key"].nunique() <= evidence.subject.d_value:
         raise NotApplicableError(f"the passage is no longer than {evidence.subject.d_value} tokens, so no null space")
-    special = passage[passage["key_token"].isin(SPECIAL)]
-    if special.empty:
+    if not chosen["special"].any():
         raise NotApplicableError("the passage has no [CLS] and [SEP]")
-    keys = special.groupby(["head", "key"])[["raw", "effective"]].mean().abs()  # so that signs do not cancel
-    heads = keys.groupby("head").sum()
-    head = heads["raw"].idxmax()
-    raw, effective = heads.loc[head]
-    return finding(effective < raw / 10, f"raw {raw:.2f}, effective {effective:.2f} in head {head}")
+    return chosen[chosen["special"]]
 
 
+def _special_vanish(evidence: Evidence, _: str) -> Finding:
+    special = _on_special(evidence)
+    raw, effective = special.groupby("key")[["raw", "effective"]].mean().abs().sum()  # so that signs do not cancel
+    return finding(effective < raw / 10, f"raw {raw:.2f}, effective {effective:.2f} in head {special['head'].iloc[0]}")
+
+
+def _make_them(evidence: Evidence, _: str) -> Finding:
+    _on_special(evidence)
+    shown: Table = passage(evidence)
+    queries, keys = (shown[f"{side}_token"].str.lstrip("Ġ▁") for side in ("query", "key"))
+    if not (queries == "make").any() or not (keys == "them").any():
+        raise NotApplicableError("the tokenizer has no pieces “make” and “them” in the passage")
+    place = shown["highlighted"].idxmax()
+    largest, query, key = shown.loc[place], queries[place], keys[place]
+    measured = f"“{query}” on “{key}”, {abs(largest['query'] - largest['key'])} away, in head {largest['head']}"
+    return finding((query, key) == ("make", "them"), measured)
+
+
+RISE = (
+    "raw attention in the layers wholly within {} at least 1.5 times that elsewhere, and effective attention there "
+    "higher than elsewhere by at most a tenth of what raw attention is"
+)
 _claim = partial(Claim, data="wikitext", only=False, by_norm=False)
 _types = partial(_claim, needs=("types", "correlation"))
 
@@ -158,7 +187,7 @@ ATTENTION = (
         "Section 3.5, Fig. 1b and 1c",
         "Raw attention to [SEP] peaks in middle layers; effective attention does not",
         "the peak has disappeared",
-        "raw attention is higher in the middle half of the layers than elsewhere, effective by at most a tenth of that",
+        RISE.format("the middle half of the depth"),
         judge=_peak_disappears("sep", MIDDLE),
     ),
     _types(
@@ -166,7 +195,7 @@ ATTENTION = (
         "Section 3.5 and Appendix A.2, Fig. 5",
         "In middle layers raw attention to [SEP] lies in the null space",
         "most of it",
-        "more than half of the raw attention to [SEP] in the middle half of the layers",
+        "more than half of the raw attention to [SEP] in the layers wholly within the middle half of the depth",
         judge=_mostly_null("sep", MIDDLE),
     ),
     _types(
@@ -174,7 +203,7 @@ ATTENTION = (
         "Section 3.5, Fig. 1b and 1c",
         "Raw attention to periods and commas peaks in the deepest layers; effective attention does not",
         "a sharp peak in layers 10 to 12, in the null space",
-        "raw attention is higher in the deepest quarter of layers than elsewhere, effective by at most a tenth of that",
+        RISE.format("the last quarter of the depth (the last layer at least)"),
         judge=_peak_disappears("punctuation", DEEP),
     ),
     _types(
@@ -194,5 +223,16 @@ ATTENTION = (
         needs=("passage",),
         data="",
         judge=_special_vanish,
+    ),
+    _claim(
+        "passage-make-to-them",
+        "Appendix A.3, Fig. 6",
+        "In the passage, the largest effective weight off the diagonal is of “make” on “them” in the first sentence",
+        "“make” on “them”, 48 positions away",
+        "the largest effective weight 2 or more away and on no special token, in the head that looks most at those, is "
+        "of “make” on “them”, which cannot be the one right after it",
+        needs=("passage",),
+        data="",
+        judge=_make_them,
     ),
 )

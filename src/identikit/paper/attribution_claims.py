@@ -14,6 +14,7 @@ from identikit.paper.judgements import (
     by_layer,
     falling,
     finding,
+    layers_within,
     named_layers,
     near,
     percent,
@@ -46,7 +47,7 @@ def _below_third(evidence: Evidence, norm: str) -> Finding:
 
 def _early(evidence: Evidence) -> int:
     """The last layer of the first quarter, which stands for the paper's third of twelve."""
-    return max(round(evidence.subject.n_layers / 4), 1)
+    return layers_within(evidence.subject.n_layers, 0.0, 1 / 4)[-1]
 
 
 def _never_outweighed_early(evidence: Evidence, norm: str) -> Finding:
@@ -132,7 +133,7 @@ ATTRIBUTION = (
         "outweighed-never-early",
         words="In the first three layers the own token always contributes most",
         paper="P̃ = 0 up to layer 3",
-        rule="P̃ exactly 0 in the first quarter of the layers",
+        rule="P̃ exactly 0 in the layers wholly within the first quarter of the depth (the first at least)",
         judge=_never_outweighed_early,
     ),
     _outweighed_claim(
@@ -153,7 +154,8 @@ ATTRIBUTION = (
         "outweighed-rises",
         words="After the third layer P̃ increases monotonically",
         paper="monotonically",
-        rule="after the first quarter of the layers none is below the one before, and the last is above that quarter",
+        rule="from the last layer wholly within the first quarter of the depth (or the first layer) on none is below "
+        "the one before, and the last is above that one",
         judge=_outweighed_rises,
     ),
     _claim(

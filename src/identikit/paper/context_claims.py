@@ -23,6 +23,7 @@ OPENING = ("[CLS]", "<s>", "<cls>")
 # Margins that a model which mixes everything evenly does not reach: there, per pair, offsets differ only by how long
 # the texts are that have them, and of equal sentences the second is ahead by its closing [SEP], one token of n
 FACTOR, AHEAD = 1.5, 0.05
+HALF_AHEAD = 1.1  # how many times the mean over one half of the layers that over the other must be
 # Penn tags, by what the captions of Fig. 29 and 37 say keeps more, and less
 CONTENT = {
     "nouns": ("NN", "NNS", "NNP", "NNPS"),
@@ -43,11 +44,11 @@ def _group_peaks(distance: str, *, early: bool) -> Judge:
             raise NotApplicableError("no text is long enough to have such neighbours")
         first, second = halves(shares, evidence.subject.n_layers)
         peak, half = shares.idxmax(), evidence.subject.n_layers / 2
-        holds = peak <= half and first > second if early else peak > half and second > first
+        more, less, there = (first, second, peak <= half) if early else (second, first, peak > half)
         measured = (
             f"largest at layer {peak}; {percent(first)} a layer in the first half, {percent(second)} in the second"
         )
-        return finding(holds, measured)
+        return finding(there and more >= HALF_AHEAD * less, measured)
 
     return judge
 
@@ -62,12 +63,28 @@ def _view(evidence: Evidence, norm: str, view: str, column: str = "share") -> Ta
     return offsets.pivot(index="layer", columns="offset", values=column)
 
 
-def _nearest_and_others(evidence: Evidence, values: Table) -> tuple[Table, Table]:
-    """By layer: the lesser value of the nearest neighbours, left and right; and the values of all other neighbours."""
-    others = values.drop(columns=[-1, 0, 1], errors="ignore").dropna(axis=1, how="all")
+def _by_distance(values: Table) -> tuple[Table, Table]:
+    """By layer, of values by offset: those of the nearest neighbours, and of all others by distance; means of sides."""
+    values = values.T.groupby(abs(values.columns)).mean().T
+    others = values.drop(columns=[0, 1], errors="ignore").dropna(axis=1, how="all")
     if others.empty:
         raise NotApplicableError("no text is long enough to have further neighbours")
-    return values[[-1] if evidence.subject.causal else [-1, 1]].min(axis=1), others
+    return values[1], others
+
+
+def _behind(evidence: Evidence, values: Table) -> str:
+    """Where the lesser side of the nearest neighbours is below another offset, in words; nothing if nowhere."""
+    if evidence.subject.causal:
+        return ""
+    sides, others = values[[-1, 1]], values.drop(columns=[-1, 0, 1], errors="ignore")
+    lesser, largest = sides.min(axis=1), others.max(axis=1)
+    layers = lesser.index[lesser < largest]
+    if layers.empty:
+        return ""
+    first, *rest = layers
+    told = f"; {sides.loc[first].idxmin():+} alone {percent(lesser[first])}, below {others.loc[first].idxmax():+} with "
+    also = f", one side also at {', '.join(map(str, rest))}" if rest else ""
+    return f"{told}{percent(largest[first])}, at layer {first}{also}"
 
 
 def _at_every(ahead: Table, more: str = "") -> Finding:
@@ -77,8 +94,9 @@ def _at_every(ahead: Table, more: str = "") -> Finding:
 
 
 def _nearest_in_total(evidence: Evidence, norm: str) -> Finding:
-    nearest, others = _nearest_and_others(evidence, _view(evidence, norm, "offsets"))
-    return _at_every(nearest > others.max(axis=1))
+    shares = _view(evidence, norm, "offsets")
+    nearest, others = _by_distance(shares)
+    return _at_every(nearest > others.max(axis=1), _behind(evidence, shares))
 
 
 def _nearest_per_pair(evidence: Evidence, norm: str) -> Finding:
@@ -89,10 +107,11 @@ def _nearest_per_pair(evidence: Evidence, norm: str) -> Finding:
     """
     means = _view(evidence, norm, "offsets", "mean")
     pairs = _view(evidence, norm, "offsets") / means
-    nearest, others = _nearest_and_others(evidence, means.where(pairs.ge(pairs.max(axis=1) / 10, axis=0)))
-    times = (nearest / others.loc[:, abs(others.columns) <= 10].mean(axis=1)).fillna(0.0)
+    means = means.where(pairs.ge(pairs.max(axis=1) / 10, axis=0))
+    nearest, others = _by_distance(means)
+    times = (nearest / others.loc[:, others.columns <= 10].mean(axis=1)).fillna(0.0)
     least = f"; {times.min():.2f} times the mean of 2 to 10 away, or more"
-    return _at_every((nearest > others.max(axis=1)) & (times >= FACTOR), least)
+    return _at_every((nearest > others.max(axis=1)) & (times >= FACTOR), least + _behind(evidence, means))
 
 
 def _shown(evidence: Evidence) -> list[int]:
@@ -179,7 +198,8 @@ def _content_over_function(evidence: Evidence, norm: str) -> Finding:
         raise NotApplicableError("the texts have no words of one of the kinds")
     function = kept(FUNCTION)
     measured = ", ".join(f"{name} {percent(value)}" for name, value in classes.items())
-    return finding(min(classes.values()) > function, f"{measured}, function words {percent(function)}")
+    ahead = min(classes.values()) >= (1 + AHEAD) * function
+    return finding(ahead, f"{measured}, function words {percent(function)}")
 
 
 def _context_of(word: str, sources: tuple[str, ...]) -> Judge:
@@ -192,6 +212,12 @@ def _context_of(word: str, sources: tuple[str, ...]) -> Judge:
             raise NotApplicableError(f"the tokenizer has no piece “{word}” in the sentence")
         place = sentence.loc[outputs == word, "output"].min()
         context = sentence[(sentence["output"] == place) & (sentence["input"] != place)]
+        wanted = " or ".join(f"“{source}”" for source in sources)
+        there = context.loc[inputs[context.index].isin(sources), "input"]
+        if there.empty:
+            raise NotApplicableError(f"the tokenizer has no piece {wanted} in the sentence")
+        if evidence.subject.causal and there.min() > place:
+            raise NotApplicableError(f"no {wanted} stands before “{word}”, and a causal model sees no other")
         largest = inputs[context.groupby("layer")["contribution"].idxmax()]
         right = largest.isin(sources)
         measured = f"at {right.sum()} of {len(right)} layers; “{largest.iloc[-1]}” at the last"
@@ -210,7 +236,7 @@ CONTEXT = (
         "Section 5.3, Fig. 4a",
         "The nearest neighbours contribute more in the first layers than in later ones",
         "significantly more",
-        "largest share in the first half of the layers, and a larger average there than in the second",
+        "largest share in the first half of the layers, and an average there at least 1.1 times that in the second",
         needs=("groups {norm}",),
         judge=_group_peaks("1", early=True),
     ),
@@ -219,7 +245,7 @@ CONTEXT = (
         "Section 5.3, Fig. 4a",
         "Neighbours from the 11th on contribute most in deeper layers",
         "most",
-        "largest share in the second half of the layers, and a larger average there than in the first",
+        "largest share in the second half of the layers, and an average there at least 1.1 times that in the first",
         needs=("groups {norm}",),
         judge=_group_peaks("11-", early=False),
     ),
@@ -228,7 +254,8 @@ CONTEXT = (
         "Section 5.3, Fig. 4b",
         "The nearest neighbours contribute the most regardless of depth",
         "consistently",
-        "in total over tokens (column share), offsets −1 and +1 above all others at every layer",
+        "in total over tokens (column share), left and right together, those 1 away above those at any other distance "
+        "at every layer",
         judge=_nearest_in_total,
     ),
     _offsets(
@@ -236,8 +263,9 @@ CONTEXT = (
         "Section 5.3, Fig. 4b",
         "Per pair too, the nearest neighbours contribute the most regardless of depth (totals fall by count alone)",
         "not reported",
-        "per pair (column mean), at every layer offsets −1 and +1 above all others, those with few pairs left out, and "
-        "at least 1.5 times the mean over 2 to 10 away, which even mixing does not reach",
+        "per pair (column mean), the mean of left and right, those 1 away at every layer above those at any other "
+        "distance, offsets with less than a tenth of the most frequent one's pairs left out, and at least 1.5 times "
+        "the mean over 2 to 10 away, which even mixing does not reach",
         judge=_nearest_per_pair,
     ),
     _offsets(
@@ -292,7 +320,8 @@ CONTEXT = (
         "content-words-keep-more",
         words="At the last layer nouns, verbs, adjectives and adverbs keep more of themselves than function words",
         paper="more",
-        rule="each of the four above function words; medians of Penn tags averaged with their numbers of tokens",
+        rule="each of the four at least 1.05 times function words; medians of Penn tags averaged with their numbers of "
+        "tokens",
         judge=_content_over_function,
     ),
     *(

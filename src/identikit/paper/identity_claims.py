@@ -16,6 +16,7 @@ from identikit.paper.judgements import (
     falling,
     falls,
     finding,
+    layers_within,
     named_layers,
     percent,
     stand_in,
@@ -83,7 +84,7 @@ def _other_maps(evidence: Evidence, name: str, *, judged: str) -> str:
 
 
 def _naive_close_early(evidence: Evidence, _: str) -> Finding:
-    early = max(round(evidence.subject.n_layers / 3), 1)
+    early = layers_within(evidence.subject.n_layers, 0.0, 1 / 3)[-1]
     if early == evidence.subject.n_layers:
         raise NotApplicableError(ONE_LAYER)
     curves = {distance: own_layer(evidence, "naive", distance) for distance in ("cosine", "l2")}
@@ -110,9 +111,9 @@ def _first_map_fails_late(evidence: Evidence, _: str) -> Finding:
     papers = [paper for paper in (11, 12) if named_layers(evidence, paper) != [first]]  # not on its own layer
     if not papers:
         raise NotApplicableError(ONE_LAYER)
-    rates = _across(evidence).loc[first, named_layers(evidence, *papers)]
+    rates = _across(evidence).loc[first, [first, *named_layers(evidence, *papers)]]
     measured = ", ".join(f"{percent(rate)} at layer {layer}" for layer, rate in rates.items())
-    return finding((rates < 0.7).all(), measured, stand_in(evidence, *papers))
+    return finding(rates[first] >= 0.7 and (rates.drop(first) < 0.7).all(), measured, stand_in(evidence, *papers))
 
 
 def _last_map_serves_early(evidence: Evidence, _: str) -> Finding:
@@ -186,7 +187,8 @@ IDENTITY = (
         "Section 4.2, Fig. 2a",
         "Hidden vectors stay close to their inputs up to layer 4, then ever less so",
         "close up to layer 4, then a linear decrease",
-        "naive rate at least 90 % in the first third of the layers and falling after it, both distances",
+        "naive rate at least 90 % in the layers wholly within the first third of the depth (the first at least) and "
+        "falling after them, both distances",
         judge=_naive_close_early,
     ),
     _claim(
@@ -217,8 +219,8 @@ IDENTITY = (
         "first-map-fails-late",
         "Section 4.2, Fig. 2b",
         "The map of layer 1 fails at the last two layers",
-        "below 70 %",
-        "linear-cosine rate below 70 % at both, of two layers at the last alone",
+        "drops to below 70 %",
+        "linear-cosine rate at least 70 % at layer 1 and below 70 % at the last two, of two layers at the last alone",
         judge=_first_map_fails_late,
     ),
     _claim(

@@ -95,6 +95,16 @@ def halves(values: Table, n_layers: int) -> tuple[float, float]:
     return values[values.index <= n_layers / 2].mean(), values[values.index > n_layers / 2].mean()
 
 
+def layers_within(n_layers: int, start: float, end: float) -> list[int]:
+    """The layers that lie wholly in a part of the depth, which goes from 0 to 1: layer l from (l − 1)/n to l/n.
+
+    However few there are, a part that starts at 0 has the first layer, and one that ends at 1 the last.
+    """
+    ends = {1 if start == 0 else None, n_layers if end == 1 else None}
+    layers = range(1, n_layers + 1)
+    return [layer for layer in layers if layer in ends or ((layer - 1) / n_layers >= start and layer / n_layers <= end)]
+
+
 def named_layers(evidence: Evidence, *papers: int) -> list[int]:
     """The layers of this model that stand for these of the paper's 1, 6, 11 and 12."""
     standing: dict[int, int] = dict(zip((1, 6, 11, 12), evidence.subject.named_layers, strict=True))

@@ -5,6 +5,7 @@ from functools import partial
 from identikit.paper.evidence import Evidence
 from identikit.paper.identity_claims import NOISE, POINTS, ahead, own_layer, rates_of, transfer
 from identikit.paper.judgements import (
+    ONE_LAYER,
     Claim,
     Finding,
     NotApplicableError,
@@ -19,6 +20,7 @@ from identikit.paper.judgements import (
 )
 
 SHARES = {0.5: 0.74, 0.8: 0.80, 0.9: 0.81, 1.0: 0.82}
+SIDES = 0.05  # by how much left and right must differ at one layer; chance makes the largest of many larger than one
 KINDS = tuple((map, distance) for map in ("linear", "mlp") for distance in ("cosine", "l2"))
 
 
@@ -50,6 +52,34 @@ def _overfit_alike(evidence: Evidence, _: str) -> Finding:
     )
     measured = f"linear {100 * linear:.1f} points, MLP {100 * mlp:.1f}"
     return finding(min(linear, mlp) > 0 and max(linear, mlp) <= 1.5 * min(linear, mlp), measured)
+
+
+def _equal_under_cosine(evidence: Evidence, _: str) -> Finding:
+    linear, mlp = (own_layer(evidence, map, "cosine") for map in ("linear", "mlp"))
+    gap = (linear - mlp).abs()
+    widest = gap.idxmax()
+    told = f"linear {percent(linear[widest])}, MLP {percent(mlp[widest])}"
+    return finding(gap[widest] <= POINTS, f"{100 * gap[widest]:.1f} points at layer {widest}, {told}")
+
+
+def _elsewhere(evidence: Evidence, map: str, distance: str) -> tuple[float, float]:
+    """The rate of maps on layers other than their own, and how far it is below that of those layers' own maps."""
+    frame = rates_of(evidence, map=map, distance=distance)
+    pairs = frame[frame["layer"] != frame["test_layer"]].groupby(["layer", "test_layer"])["rate"].mean()
+    if pairs.empty:
+        raise NotApplicableError(ONE_LAYER)
+    own = own_layer(evidence, map, distance).reindex(pairs.index.get_level_values("test_layer"))
+    return pairs.mean(), own.mean() - pairs.mean()
+
+
+def _linear_generalises_better(evidence: Evidence, _: str) -> Finding:
+    holds, rates, losses = True, [], []
+    for distance, name in (("cosine", "cosine"), ("l2", "L2")):
+        (linear, linear_lost), (mlp, mlp_lost) = (_elsewhere(evidence, map, distance) for map in ("linear", "mlp"))
+        holds = holds and linear - mlp >= NOISE
+        rates.append(f"{name} linear {percent(linear)}, MLP {percent(mlp)}")
+        losses.append(f"{name} linear {100 * linear_lost:.1f}, MLP {100 * mlp_lost:.1f} points")
+    return finding(holds, "; ".join(rates), f"below the tested layers' own maps by: {'; '.join(losses)}")
 
 
 def _single_layers_easy(evidence: Evidence, _: str) -> Finding:
@@ -109,11 +139,12 @@ def _left_and_right_differ(evidence: Evidence, _: str) -> Finding:
     if evidence.subject.causal:
         raise NotApplicableError("a causal model sees no neighbours to the right")
     frame = _neighbours(evidence)
-    sides = frame.assign(left=frame["offset"] < 0).pivot_table(
-        index=["map", "distance", "layer", "near"], columns="left", values="rate"
-    )
-    left, right = sides[True].mean(), sides[False].mean()
-    return finding(abs(left - right) >= POINTS, f"left {percent(left)}, right {percent(right)}")
+    sides = frame.assign(left=frame["offset"] < 0).pivot_table(index="layer", columns="left", values="rate")
+    gap = (sides[True] - sides[False]).abs()
+    widest = gap.idxmax()
+    left, right = sides.loc[widest, True], sides.loc[widest, False]
+    measured = f"{100 * gap[widest]:.1f} points at layer {widest}, left {percent(left)}, right {percent(right)}"
+    return finding(gap[widest] >= SIDES, measured)
 
 
 _claim = partial(Claim, needs=("rates",), data="mrpc", only=False, by_norm=False)
@@ -150,6 +181,15 @@ PROBING = (
         judge=transfer(KINDS),
     ),
     _claim(
+        "linear-maps-generalise-better",
+        "Appendix B.3, Fig. 8 to 10",
+        "Linear maps generalise better across layers than MLPs",
+        "better",
+        "rate on layers other than their own, average over pairs of layers: half a point or more above MLPs, both "
+        "distances",
+        judge=_linear_generalises_better,
+    ),
+    _claim(
         "rate-by-data-share",
         "Appendix B.2",
         "MLP with L2 at layer 11, from 50, 80, 90 and 100 % of the training data",
@@ -174,6 +214,14 @@ PROBING = (
         "to the same degree",
         "train above test rate for both on average over layers, the larger gap at most 1.5 times the smaller",
         judge=_overfit_alike,
+    ),
+    _claim(
+        "linear-and-mlp-equal-under-cosine",
+        "Appendix B.2",
+        "Under cosine distance linear maps and MLPs do almost equally well",
+        "almost equally",
+        "rates within 2 points of each other at every layer",
+        judge=_equal_under_cosine,
     ),
     _claim(
         "single-layers-change-little",
@@ -236,7 +284,8 @@ PROBING = (
         "Appendix B.5, Fig. 14 to 17",
         "Left and right neighbours are recovered differently",
         "different behaviour",
-        "average over layers, places, maps and distances to the left at least 2 points from that to the right",
+        "average over places, maps and distances to the left at least 5 points from that to the right, at the layer "
+        "where they differ most",
         needs=("neighbours",),
         judge=_left_and_right_differ,
     ),
