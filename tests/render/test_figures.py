@@ -106,6 +106,7 @@ def test_a_long_label_is_broken_to_fit():
     assert len(lines) == 2
     assert " ".join(lines) == label
     assert footer(label, 6.9) == label
+    assert footer("a model · mrpc · " + "n" * 30, 2.0) == "a model · mrpc\n" + "n" * 30
 
 
 def line_figure() -> Figure:

@@ -142,4 +142,5 @@ def legend(axes: Axes, *, columns: int, title: str = "") -> None:
 
 def footer(label: str, width: float) -> str:
     """Break a label into lines that fit the width of a figure, given in inches, in small type."""
-    return textwrap.fill(label, width=int(width * 72 / (SMALL * 0.56)), break_on_hyphens=False)
+    lines = textwrap.wrap(label, width=int(width * 72 / (SMALL * 0.56)), break_on_hyphens=False)
+    return "\n".join(line.removesuffix(" ·") for line in lines)
