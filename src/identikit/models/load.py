@@ -154,7 +154,8 @@ def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any
         return AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, ImportError) as error:
         kind = "image processor" if vision else "tokenizer"
-        raise ModelError(f"loading {source}: its {kind} cannot be read: {str(error).splitlines()[0]}") from None
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"loading {source}: its {kind} cannot be read: {reason}") from None
 
 
 def _why(source: str, error: Exception) -> str:
