@@ -11,6 +11,8 @@ import pytest
 
 from identikit.analyses import attribution_tables
 from identikit.cli import main
+from identikit.paper.claims import CLAIMS
+from identikit.paper.figures import FIGURES
 from tests.models import tiny
 
 
@@ -237,6 +239,13 @@ def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):
     found = json.loads(run(*command, "--json").stdout)
     assert found["figures"] == ["fig1a"] and found["claims"][0]["verdict"] == "holds"
     assert found["listed"] == [{"name": "fig38", "why": "needs --data cola"}]
+
+
+def test_what_can_be_reproduced_is_listed(run):
+    done = run("reproduce", "--list")
+    names = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert done.status == 0 and done.stderr == "" and len(names) == len({*names})
+    assert {*names} == {*FIGURES, *(claim.name for claim in CLAIMS)}
 
 
 def test_mistakes_of_reproduce_and_finetune(run, tmp_path: Path):

@@ -179,6 +179,19 @@ def tokens(
     _report(f"Rates in the last layer: {told}.", {"rates": summary.to_dict("records")}, (out, tables, as_json))
 
 
+def _list_the_paper(wanted: bool) -> bool:
+    if not wanted:
+        return wanted
+    from identikit.paper.claims import CLAIMS
+    from identikit.paper.figures import FIGURES
+
+    for figure in FIGURES.values():
+        typer.echo(f"{figure.name}: {figure.caption}")
+    for claim in CLAIMS:
+        typer.echo(f"{claim.name}: {claim.words} ({claim.where})")
+    raise typer.Exit
+
+
 @app.command()
 def reproduce(
     out: OutOption,
@@ -203,6 +216,9 @@ def reproduce(
     precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of folds, starts and random directions.")] = 0,
     as_json: JsonOption = False,
+    _: Annotated[
+        bool, typer.Option("--list", is_eager=True, callback=_list_the_paper, help="List figures and claims, and end.")
+    ] = False,
 ) -> None:
     """Reproduce the paper: its figures, and its claims judged, for any model."""
     from identikit.paper.reproduce import Plan

@@ -62,7 +62,7 @@ class Plan:
         if unknown:
             raise InputError(
                 f"reproduce: {unknown[0]!r} is not known: use {ALL!r}, a figure (fig1a, fig1b, … fig43, collapse) or "
-                f"a claim's name ({CLAIMS[0].name}, …)."
+                f"a claim's name ({CLAIMS[0].name}, …); --list shows them all."
             )
 
     @property
