@@ -58,8 +58,9 @@ def test_every_family_has_a_tiny_model():
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_proof_holds(name: str, dtype: torch.dtype):
-    prove(tiny.loaded(name, dtype=dtype))
+def test_proof_holds_for_every_layer(name: str, dtype: torch.dtype):
+    model = tiny.loaded(name, dtype=dtype)
+    assert prove(model) == model.n_layers
 
 
 @pytest.mark.parametrize("name", NAMES)

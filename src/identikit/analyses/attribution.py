@@ -230,7 +230,7 @@ def _within(name: str, chosen: tuple[int, ...] | None, count: int) -> None:
 
 def _probes(probes: Any, norm: str, most: int) -> int | None:
     """Return how many random directions are asked for; None: exact."""
-    if isinstance(probes, str) and probes == "exact":
+    if probes == "exact":
         return None
     count = None if isinstance(probes, str) else _whole_number("probes", probes)
     if count is None or not 2 <= count <= most:
@@ -376,30 +376,29 @@ def _costs(model: Model, n: int, request: Request) -> list[Cost]:
     """Return what each engine that can do it would take."""
     d, depth = model.d_model, max(request.layers) + 1
     targets = n if request.targets is None else len(request.targets)
-    answer = 4 * 4 * len(request.layers) * n * targets * (request.probes or 1)  # with what is made of it at the end
     product = engines.product_bytes(n, d, model.n_heads, model.dtype.itemsize)
-    working = max(engines.working_bytes(model.device), product) + answer
+    working = max(engines.working_bytes(model.device), product)
     basis = d if request.after else model.d_input
     directions = request.probes or basis
     vectors = 2 * model.dtype.itemsize * n * d
     one_pass = 3 * 2 * n * _block_parameters(model)
-    spectral = _SPECTRAL if request.norm == "spectral" else 1.0
-    forward = n * directions * depth * one_pass * spectral
+    forward = n * directions * depth * one_pass
     costs = [Cost("generic", forward, working, working, len(request.layers) * directions * vectors, n)]
-    if not model.family.splits:
-        return costs
-    swept = _sweep_cost(model, n, depth, directions)
-    swept = swept._replace(operations=spectral * swept.operations, held=swept.held + answer, kept=swept.kept + answer)
-    costs.append(swept)
+    costs += [_sweep_cost(model, n, depth, directions)] if model.family.splits else []
     summed = request.norm == "sum"
     # Probes go over the targets' directions there: as many as the inputs have need not be all, and would not be exact.
     few = request.targets is not None and request.probes != basis and (request.probes or d) <= d
-    if request.probes is None if summed else few:
+    if model.family.splits and (request.probes is None if summed else few):
         rows = 1 if summed else request.probes or d
-        backward = targets * rows * sum(layer + 1 for layer in request.layers) * one_pass * spectral
+        backward = targets * rows * sum(layer + 1 for layer in request.layers) * one_pass
         saved = depth * product  # of the way forward, for the way back
         costs.append(Cost("reverse", backward, working + saved, working + saved, rows * vectors, targets))
-    return costs
+    answer = 4 * 4 * len(request.layers) * n * targets * (request.probes or 1)  # with what is made of it at the end
+    times = _SPECTRAL if request.norm == "spectral" else 1.0
+    return [
+        cost._replace(operations=times * cost.operations, held=cost.held + answer, kept=cost.kept + answer)
+        for cost in costs
+    ]
 
 
 def _sweep_cost(model: Model, n: int, depth: int, directions: int) -> Cost:

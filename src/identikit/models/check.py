@@ -21,8 +21,8 @@ from identikit.text import TokenBatch
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
-def prove(model: Model) -> None:
-    """Prove a tap, or raise a ModelError that names what does not hold."""
+def prove(model: Model) -> int:
+    """Prove a tap, and return of how many layers; or raise a ModelError that names what does not hold."""
     finite_weights(model)
     batch = model.probe((7, 5))
     calls: list[AttentionCall] = []
@@ -38,6 +38,7 @@ def prove(model: Model) -> None:
         _output_is_the_models_own(model, batch, trace.hidden[-1])
     if model.family.splits:
         _split_is_by_position(model, batch)
+    return len(calls)
 
 
 def finite_weights(model: Model) -> None:
