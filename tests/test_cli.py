@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import pytest
 
-from identikit.analyses import attribution_tables
+from identikit.attribution import dataset as attribution_tables
 from identikit.cli import main
-from identikit.paper.claims import CLAIMS
-from identikit.paper.figures import FIGURES
+from identikit.paper.claims.catalogue import CLAIMS
+from identikit.paper.figures.catalogue import FIGURES
 from tests.models import tiny
 
 
@@ -210,11 +210,11 @@ def test_a_place_that_cannot_be_written_to_is_told_first(
         raise AssertionError("computed, and cannot be kept")
 
     for name in (
-        "attention_tables.effective_attention",
-        "attribution_tables.token_attribution",
-        "identity.write_tables",
+        "attention.dataset.effective_attention",
+        "attribution.dataset.token_attribution",
+        "tokens.identify.write_tables",
     ):
-        monkeypatch.setattr(f"identikit.analyses.{name}", refuse)
+        monkeypatch.setattr(f"identikit.{name}", refuse)
     (tmp_path / "file").write_text("in the way")
     texts, model = str(saved / "texts.txt"), str(saved / "model")
     done = run(command, "--data", texts, "--model", model, "--out", str(tmp_path / "file" / "under"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from identikit.paper.figures import FIGURES
+from identikit.paper.claims.report import NOTHING, SYMBOLS
+from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.inputs import COMPUTED
-from identikit.render.claims import NOTHING, SYMBOLS
 
 HERE = Path(__file__).parent
 

@@ -4,18 +4,17 @@ Three questions about any Hugging Face transformer and a text: which attention i
 still stands for, and where it came from. After Brunner et al., *On Identifiability in Transformers* (ICLR 2020).
 """
 
-from identikit.analyses.alternatives import alternative_attention, attention_intervals, minimum_norm_attention
-from identikit.analyses.attention import effective_attention
-from identikit.analyses.attribution import token_attribution
-from identikit.analyses.identity import token_identifiability
-from identikit.data import read_texts
+from identikit.attention.effective import effective_attention
+from identikit.attention.intervals import alternative_attention, attention_intervals, minimum_norm_attention
+from identikit.attribution.attribute import token_attribution
+from identikit.data import read_texts, sample_texts
 from identikit.errors import IdentikitError, InputError, ModelError
-from identikit.explain import explain
 from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.text import TokenBatch
-
-__version__ = "0.1.0.dev0"
+from identikit.tokens.identify import token_identifiability
+from identikit.verdict.numbers import explain
+from identikit.version import __version__ as __version__
 
 __all__ = [
     "load",
@@ -27,6 +26,7 @@ __all__ = [
     "token_attribution",
     "token_identifiability",
     "read_texts",
+    "sample_texts",
     "Model",
     "TokenBatch",
     "IdentikitError",

@@ -57,9 +57,9 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a model's attention and hidden vectors on a text are worth."""
-    from identikit.explain import explain as explained
-    from identikit.render.progress import step_progress
-    from identikit.render.verdict import print_verdict
+    from identikit.terminal import step_progress
+    from identikit.verdict.numbers import explain as explained
+    from identikit.verdict.words import print_verdict
 
     if pair is not None and text is None:
         raise identikit.InputError("--pair goes with a first text: identikit explain TEXT --pair TEXT.")
@@ -95,7 +95,7 @@ def attention(
     as_json: JsonOption = False,
 ) -> None:
     """Compute effective attention over a dataset: correlation by length, null dimensions, attention by token type."""
-    from identikit.analyses.attention_tables import attention_tables
+    from identikit.attention.dataset import attention_tables
 
     run = _Run("attention", data, data_dir, columns, split, sample, model, device, truncate)
     tables = run.tables(attention_tables, out, {"bias": bias, "mass": mass})
@@ -129,7 +129,7 @@ def attribution(
     as_json: JsonOption = False,
 ) -> None:
     """Compute Hidden Token Attribution over a dataset: own contribution, neighbours, relative position."""
-    from identikit.analyses.attribution_tables import attribution_tables
+    from identikit.attribution.dataset import attribution_tables
     from identikit.tags import penn_tags
 
     run = _Run("attribution", data, data_dir, columns, split, sample, model, device, truncate)
@@ -168,7 +168,7 @@ def tokens(
     as_json: JsonOption = False,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
-    from identikit.analyses.identity import identifiability_tables
+    from identikit.tokens.identify import identifiability_tables
 
     run = _Run("tokens", data, data_dir, columns, split, sample, model, device, truncate)
     options = {"experiment": experiment, "maps": maps or ["naive", "ridge"], "distances": distances or ["cosine", "l2"]}
@@ -182,8 +182,8 @@ def tokens(
 def _list_the_paper(wanted: bool) -> bool:
     if not wanted:
         return wanted
-    from identikit.paper.claims import CLAIMS
-    from identikit.paper.figures import FIGURES
+    from identikit.paper.claims.catalogue import CLAIMS
+    from identikit.paper.figures.catalogue import FIGURES
 
     for figure in FIGURES.values():
         typer.echo(f"{figure.name}: {figure.caption}")
@@ -221,10 +221,10 @@ def reproduce(
     ] = False,
 ) -> None:
     """Reproduce the paper: its figures, and its claims judged, for any model."""
+    from identikit.paper.claims.report import claims_table
     from identikit.paper.reproduce import Plan
     from identikit.paper.reproduce import reproduce as reproduced
-    from identikit.render.claims import claims_table
-    from identikit.render.progress import step_progress
+    from identikit.terminal import step_progress
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
@@ -259,8 +259,8 @@ def finetune(
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a model on MRPC or CoLA, to compare it with itself before (Fig. 12 and 13)."""
-    from identikit.finetune import finetune as finetuned
-    from identikit.render.progress import step_progress
+    from identikit.paper.finetune import finetune as finetuned
+    from identikit.terminal import step_progress
 
     options = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "sample": sample}
     with step_progress() as told:
@@ -296,8 +296,8 @@ class _Run:
 
     def tables(self, compute: Any, out: str, options: dict[str, Any], **others: Any) -> dict[str, Any]:
         """Compute the tables into a folder, with progress."""
-        from identikit.render.progress import step_progress
-        from identikit.store import Store
+        from identikit.runs.store import Store
+        from identikit.terminal import step_progress
 
         store = Store(out, self.settings | options | {name: bool(value) for name, value in others.items()})
         with step_progress() as told:

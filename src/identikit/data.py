@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
@@ -73,6 +74,17 @@ def read_labelled(
         for table in _split_tables(name.lower(), data_dir, split)
     ]
     return chain.from_iterable(streams)
+
+
+def sample_texts() -> list[Text]:
+    """Return the pairs of texts that come with the package, written for it."""
+    return list(read_texts(str(files("identikit") / "samples.tsv"), columns=["first", "second"]))
+
+
+def sample_text() -> Text:
+    """Return the sample pair of median length, some sixty tokens."""
+    pairs = sorted(sample_texts(), key=lambda pair: len(" ".join(map(str, pair))))
+    return pairs[len(pairs) // 2]
 
 
 @dataclass(frozen=True)

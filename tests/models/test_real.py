@@ -5,7 +5,7 @@ import torch
 from torch.func import jvp
 
 import identikit as ik
-from identikit.analyses.sweep import forward_mode
+from identikit.attribution.sweep import forward_mode
 from identikit.models.check import prove, stock_hidden
 from identikit.models.model import Model
 from identikit.text import collate

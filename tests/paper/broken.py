@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from identikit.paper.claims import CLAIMS, Claim, Finding, judge
+from identikit.paper.claims.catalogue import CLAIMS, Claim, Finding, judge
 from identikit.paper.evidence import Evidence
 
 from . import made

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures import FIGURES
+from identikit.paper.figures.catalogue import FIGURES
 from tests.paper.made import evidence
 
 NAMES = [

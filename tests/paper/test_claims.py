@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from identikit.errors import InputError
-from identikit.paper.claims import CLAIMS, FAILS, HOLDS, NOT_APPLICABLE, Claim, judge
+from identikit.paper.claims.catalogue import CLAIMS, FAILS, HOLDS, NOT_APPLICABLE, Claim, judge
+from identikit.paper.claims.judgements import layers_within
 from identikit.paper.evidence import NORMS, Evidence
-from identikit.paper.judgements import layers_within
 
 from . import made
 from .broken import (

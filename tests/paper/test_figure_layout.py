@@ -9,9 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from identikit.paper.figures import FIGURES
-from identikit.render.figures import save
-from identikit.render.style import house_style
+from identikit.paper.figures.catalogue import FIGURES
+from identikit.plots.forms import save
+from identikit.plots.style import house_style
 from tests.paper.drawn import SHOWN, data, figure, made
 from tests.paper.made import evidence
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from identikit.paper.figures import FIGURES
+from identikit.paper.figures.catalogue import FIGURES
 from tests.paper.drawn import DEEP, NAMES, SHOWN, data, figure, made
 from tests.paper.made import PASSAGE, SENTENCE, evidence
 

@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 import torch
 
-from identikit.analyses import attribution_tables
-from identikit.analyses.attention import effective_attention
-from identikit.analyses.attention_tables import attention_tables
+from identikit.attention.dataset import attention_tables
+from identikit.attention.effective import effective_attention
+from identikit.attribution import dataset as attribution_tables
 from identikit.maths.mixing import mixing
-from identikit.paper.claims import FAILS, HOLDS
+from identikit.paper.claims.catalogue import FAILS, HOLDS
 from identikit.paper.evidence import Evidence, Subject
-from identikit.paper.frames import passage
-from identikit.store import Store
+from identikit.paper.figures.frames import passage
+from identikit.runs.store import Store
 
 from ..models import tiny
 from . import made

@@ -12,8 +12,8 @@ import torch
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
 from identikit.paper import inputs, reproduce, texts
-from identikit.paper.claims import CLAIMS, DATASETS
-from identikit.paper.figures import FIGURES
+from identikit.paper.claims.catalogue import CLAIMS, DATASETS
+from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.reproduce import Plan, Report
 from tests.models import tiny
 
@@ -37,7 +37,7 @@ def little() -> Iterator[None]:
     """Train briefly, and read shards of eight texts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduce, "SAMPLE", inputs.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2))
-        patch.setattr("identikit.engine.local.SHARD", 8)
+        patch.setattr("identikit.runs.local.SHARD", 8)
         yield
 
 
@@ -106,8 +106,8 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
 
     for name in ("fit_maps", "measure", "token_attribution", "hidden_states"):
         monkeypatch.setattr(inputs, name, refuse)
-    monkeypatch.setattr("identikit.analyses.attention_tables.effective_attention", refuse)
-    monkeypatch.setattr("identikit.analyses.attribution_tables.token_attribution", refuse)
+    monkeypatch.setattr("identikit.attention.dataset.effective_attention", refuse)
+    monkeypatch.setattr("identikit.attribution.dataset.token_attribution", refuse)
     names = ("fig1a", "fig2a", "fig3a", "fig11", "fig14", "fig26", "collapse")
     assert reproduce.reproduce(model, plan(data, *names), whole.out).drawn == names
     after = files(whole.out)

@@ -21,9 +21,10 @@ from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertConfig, BertModel
 
-from identikit.analyses import sweep
-from identikit.analyses.attribution import PRECISIONS, measured_rate, mixing, plan, token_attribution
-from identikit.analyses.sweep import Request
+from identikit.attribution import sweep
+from identikit.attribution.attribute import mixing, plan, token_attribution
+from identikit.attribution.sweep import Request
+from identikit.machine import PRECISIONS, product_rate
 from identikit.maths.jacobian import contributions
 from identikit.models.load import load
 from identikit.models.model import Model
@@ -177,7 +178,7 @@ def in_precision(model: Model, batch: TokenBatch, precision: str, exact: torch.T
     torch.cuda.reset_peak_memory_stats()
     largest, median = relative_errors(contributions_of(model, batch, precision), exact)
     taken = min(seconds(lambda: contributions_of(model, batch, precision)) for _ in range(3))
-    rate = measured_rate(model.device, model.dtype, precision)
+    rate = product_rate(model.device, model.dtype, precision)
     return {
         "seconds": taken,
         "of_which_preparation": min(seconds(lambda: prepare(model, batch, precision)) for _ in range(3)),
@@ -211,7 +212,7 @@ def growth(model: Model, n: int) -> dict[str, float]:
     batch = model.probe((n,))
     contributions_of(model, batch, "tf32")
     taken = min(seconds(lambda: contributions_of(model, batch, "tf32")) for _ in range(2))
-    rate = measured_rate(model.device, model.dtype, "tf32")
+    rate = product_rate(model.device, model.dtype, "tf32")
     share = operations(model, n) / taken / rate
     return {"tokens": n, "layers": model.n_layers, "seconds": taken, "of_matrix_rate": share}
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from scipy.optimize import linprog
 
-from identikit.maths import polytope
+from identikit.maths import intervals as polytope
 
 SHAPES = ((130, 32), (128, 64))
 REPEATS = 3

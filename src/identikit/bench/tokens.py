@@ -18,19 +18,21 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from identikit.analyses.identity import hidden_states
-from identikit.explain import sample_texts
+from identikit.data import sample_texts
 from identikit.models.load import load
-from identikit.probes import HiddenStates, Probes, Settings, Task, fit_maps, measure
-from identikit.probes.maps import glorot_start
-from identikit.probes.protocol import fold_split, sentence_blocks
-from identikit.probes.train import Member, Trial, epoch_order, train_grid
+from identikit.tokens.evaluate import measure
+from identikit.tokens.fit import fit_maps
+from identikit.tokens.identify import hidden_states
+from identikit.tokens.maps import glorot_start
+from identikit.tokens.protocol import MapChoice, Settings, Task, fold_split, sentence_blocks
+from identikit.tokens.states import HiddenStates
+from identikit.tokens.train import Member, Trial, epoch_order, train_grid
 
 PARTS = ("batched", "ridge", "grid")
 
 
 def run(
-    states: HiddenStates, device: str, *, parts=PARTS, epochs: int = 3, probes: Probes | None = None, folds: int = 10
+    states: HiddenStates, device: str, *, parts=PARTS, epochs: int = 3, probes: MapChoice | None = None, folds: int = 10
 ) -> dict:
     """Run the parts asked for on one device and give their figures, ready for JSON.
 
@@ -43,9 +45,9 @@ def run(
     if "batched" in parts:
         measured["batched"] = compare_batched(states, settings, epochs)
     if "ridge" in parts:
-        measured["ridge"] = time_fit(states, Probes(maps=("naive", "ridge")), settings)
+        measured["ridge"] = time_fit(states, MapChoice(maps=("naive", "ridge")), settings)
     if "grid" in parts:
-        measured["grid"] = time_fit(states, probes or Probes(maps=("linear",), distances=("cosine",)), settings)
+        measured["grid"] = time_fit(states, probes or MapChoice(maps=("linear",), distances=("cosine",)), settings)
     return measured
 
 
@@ -103,7 +105,7 @@ def cosine_loss(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (1 - torch.nn.functional.cosine_similarity(predicted, target)).mean()
 
 
-def time_fit(states: HiddenStates, probes: Probes, settings: Settings) -> dict:
+def time_fit(states: HiddenStates, probes: MapChoice, settings: Settings) -> dict:
     """Fit maps, look all test tokens up on the same and on every other layer, and average rates over folds."""
     fitting, grid = timed(lambda: fit_maps(states, probes, tasks=[Task()], settings=settings, progress=say))
     looking, rates = timed(lambda: measure(states, grid.maps, test_layers=range(states.n_layers), progress=say))
@@ -169,7 +171,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = given.tf32
     states = sample_states() if given.states is None else read_states(given.states, given.model)
-    probes = Probes(maps=tuple(given.maps), distances=tuple(given.distances))
+    probes = MapChoice(maps=tuple(given.maps), distances=tuple(given.distances))
     measured = run(states, given.device, parts=given.parts, epochs=given.epochs, probes=probes, folds=given.folds)
     text = json.dumps({**measured, "tf32": given.tf32}, indent=1)
     if given.out:

@@ -17,11 +17,11 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import InputError
-from identikit.maths import collapse as maths
-from identikit.maths.collapse import Affine, Sizes
 from identikit.models import families
 from identikit.models.model import Block, Model
 from identikit.models.tap import AttentionCall
+from identikit.paper import products as maths
+from identikit.paper.products import Affine, Sizes
 from identikit.shapes import Float, Tensor
 from identikit.text import TokenBatch
 

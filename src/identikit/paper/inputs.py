@@ -13,25 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import identikit
-from identikit.analyses import attention_tables, attribution_tables
-from identikit.analyses.attention import effective_attention
-from identikit.analyses.attention_tables import attention_statistics
-from identikit.analyses.attribution import token_attribution
-from identikit.analyses.attribution_tables import Tagger, attribution_statistics
-from identikit.analyses.identity import hidden_states
-from identikit.analyses.sweep import products
+from identikit.attention import dataset as attention_tables
+from identikit.attention.dataset import attention_statistics
+from identikit.attention.effective import effective_attention
+from identikit.attribution import dataset as attribution_tables
+from identikit.attribution.attribute import token_attribution
+from identikit.attribution.dataset import Tagger, attribution_statistics
 from identikit.errors import InputError
+from identikit.machine import device_name, products
 from identikit.models.model import Model
 from identikit.paper import collapse
 from identikit.paper.evidence import NORMS
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE, at_most
-from identikit.probes import FittedMap, HiddenStates, Probes, Settings, Task, fit_maps, measure
-from identikit.probes.protocol import BLOCKS, Progress
-from identikit.results import provenance, text_hash
+from identikit.progress import Progress
+from identikit.provenance import provenance, text_hash
+from identikit.runs.store import Store
 from identikit.shapes import Tensor
-from identikit.store import Store
 from identikit.text import Encoded, Text
+from identikit.tokens.evaluate import measure
+from identikit.tokens.fit import fit_maps
+from identikit.tokens.identify import hidden_states
+from identikit.tokens.maps import FittedMap
+from identikit.tokens.protocol import BLOCKS, MapChoice, Settings, Task
+from identikit.tokens.states import HiddenStates
+from identikit.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -95,11 +100,11 @@ class Work:
             "model": self.model.name,
             "weights": self.model.fingerprint,
             "dtype": str(self.model.dtype),
-            "version": identikit.__version__,
+            "version": __version__,
             **{name: given[name] for name in reads},
         }
 
-    def fit(self, probes: Probes, tasks: list[Task], folds: int) -> list[FittedMap]:
+    def fit(self, probes: MapChoice, tasks: list[Task], folds: int) -> list[FittedMap]:
         """Fit maps to the hidden vectors, for all tasks together."""
         settings = Settings(
             folds=folds,
@@ -159,11 +164,6 @@ class Input:
     def tables(self, work: Work, store: Store) -> "dict[str, DataFrame]":
         """Return the input's tables."""
         return self.frames(self.gathered(work, store))
-
-
-def device_name(device: torch.device) -> str:
-    """Return what a device is called."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 # Attention and attribution
@@ -246,7 +246,7 @@ def _naive(work: Work) -> tuple[str, ...]:
 
 def _same_and_across(work: Work) -> Parts:
     def one(kind: str) -> Rows:
-        maps = work.fit(Probes((kind,), DISTANCES), [Task()], work.effort.folds)
+        maps = work.fit(MapChoice((kind,), DISTANCES), [Task()], work.effort.folds)
         return work.rates(maps, test_layers=range(work.model.n_layers)) + work.rates(maps, splits=("train",))
 
     return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
@@ -257,14 +257,14 @@ def _by_share(work: Work) -> Parts:
 
     def mlp() -> Rows:
         tasks = [Task(data_share=share) for share in SHARES]
-        return work.rates(work.fit(Probes(("mlp",), ("l2",), (layer,)), tasks, 1))
+        return work.rates(work.fit(MapChoice(("mlp",), ("l2",), (layer,)), tasks, 1))
 
     return [("mlp", mlp)]
 
 
 def _to_previous(work: Work) -> Parts:
     def one(kind: str) -> Rows:
-        return work.rates(work.fit(Probes((kind,), DISTANCES), [Task(target="previous")], 1))
+        return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], 1))
 
     return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
 
@@ -273,14 +273,14 @@ def _naive_to_previous(work: Work) -> Parts:
     """All folds: a map that is not trained costs nothing."""
 
     def naive() -> Rows:
-        return work.rates(work.fit(Probes(("naive",), DISTANCES), [Task(target="previous")], work.effort.folds))
+        return work.rates(work.fit(MapChoice(("naive",), DISTANCES), [Task(target="previous")], work.effort.folds))
 
     return [(kind, naive) for kind in _naive(work)]
 
 
 def _neighbours(work: Work) -> Parts:
     def one(kind: str) -> Rows:
-        maps = work.fit(Probes((kind,), DISTANCES), [Task(offset=offset) for offset in OFFSETS], 1)
+        maps = work.fit(MapChoice((kind,), DISTANCES), [Task(offset=offset) for offset in OFFSETS], 1)
         return sorted(work.rates(maps), key=lambda row: row["offset"])
 
     return [(kind, lambda kind=kind: one(kind)) for kind in LEARNED]

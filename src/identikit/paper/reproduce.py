@@ -6,22 +6,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import identikit
-from identikit.analyses.attribution import PRECISIONS
 from identikit.data import KNOWN
 from identikit.errors import InputError
+from identikit.machine import PRECISIONS
 from identikit.models.load import load
 from identikit.models.model import Model
-from identikit.paper.claims import CLAIMS, DATASETS, Claim, judge
+from identikit.paper.claims.catalogue import CLAIMS, DATASETS, Claim, judge
 from identikit.paper.evidence import NORMS, Evidence, Subject
-from identikit.paper.figures import FIGURES, Figure
+from identikit.paper.figures.catalogue import FIGURES, Figure
 from identikit.paper.inputs import COMPUTED, GIVER, PAPER, SAMPLE, Work
+from identikit.paper.page import Picture, gallery
 from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
-from identikit.probes.protocol import Progress
-from identikit.render.figures import save
-from identikit.render.gallery import Picture, gallery
-from identikit.store import Store, write_tables
+from identikit.plots.forms import save
+from identikit.progress import Progress
+from identikit.runs.store import Store, write_tables
 from identikit.tags import penn_tags, tagger_missing
+from identikit.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -104,7 +104,7 @@ def reproduce(model: Model, plan: Plan, out: str, *, told: Progress = lambda wha
         )
     run = _Run(model, plan, out, told)
     about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint}
-    about |= {"version": identikit.__version__}
+    about |= {"version": __version__}
     page, files = Store(out, about), Store(f"{out}/figures", about)
     entries = [(entry, data) for entry in (*plan.figures, *plan.claims) if (data := plan.data_of(entry)) is not None]
     for entry, data in entries:  # now: mistakes in data and models are told before anything is computed

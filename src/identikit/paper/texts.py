@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
-from identikit.data import read_texts
-from identikit.explain import sample_texts
+from identikit.data import read_texts, sample_texts
 from identikit.models.model import Model
 from identikit.text import Text
 

@@ -1,0 +1,1 @@
+"""Which attention is real? Effective attention, intervals, and other attention with the same output."""

@@ -1,0 +1,93 @@
+"""Attention to and from kinds of tokens, as in the paper's Figures 1b, 1c and 5 (after Clark et al. 2019).
+
+The attention to a type is summed over the keys of the type and divided by the number of queries, all or those of the
+source; texts are then averaged. It is not a mean per edge: a text with many commas gives them more attention.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from identikit.attention.effective import EffectiveAttention, Layer
+from identikit.maths.effective import column_sums
+from identikit.shapes import Float, Tensor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+TYPES = ("cls", "sep", "punctuation", "other")
+SOURCES = ("all", "rest", *TYPES)
+"""Which queries look: all, those that are no [SEP] ("other" in Clark's figure and in Fig. 5), or those of a type."""
+
+MAPS = ("raw", "effective")
+
+
+def token_types(tokenizer: Any, tokens: Sequence[str]) -> tuple[str, ...]:
+    """Return each token's type: what opens a text, what closes or parts it, periods and commas, or other."""
+    opening = {"[CLS]", getattr(tokenizer, "cls_token", None), getattr(tokenizer, "bos_token", None)}
+    parting = {getattr(tokenizer, "sep_token", None), getattr(tokenizer, "eos_token", None)} - opening
+    bare = [token.lstrip("Ġ▁").removeprefix("##") for token in tokens]
+    return tuple(
+        "cls" if token in opening else "sep" if token in parting else "punctuation" if word in {".", ","} else "other"
+        for token, word in zip(tokens, bare, strict=True)
+    )
+
+
+def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head source target"], Tensor]:
+    """Return the attention from sources to types over a text, divided by the number of source queries; and that number.
+
+    A source that the text has no token of has number 0 and attention 0. Sums over texts, with the number of texts that
+    have the source, merge exactly.
+    """
+    types = token_types(result.model.tokenizer, result.tokens)
+    target = torch.tensor([[kind == wanted for wanted in TYPES] for kind in types], dtype=torch.float64)
+    everyone = torch.ones(len(types), 1, dtype=torch.float64)
+    source = torch.cat([everyone, everyone - target[:, [TYPES.index("sep")]], target], dim=1)
+    number = source.sum(0)
+    weights = source / number.clamp(min=1)
+    layers = [torch.stack([part.cpu() @ target for part in _columns(layer, weights)]) for layer in result.parts]
+    return torch.stack(layers, dim=1), number
+
+
+def _columns(layer: Layer, groups: Float[Tensor, "query group"]) -> tuple[Tensor, Tensor]:
+    """Return what each key receives from groups of queries, of raw and of effective attention."""
+    groups = groups.to(layer.heads.device)
+    everyone = torch.arange(len(layer.heads), device=layer.heads.device)
+    raw = sum(groups[rows].mT @ layer.raw(everyone, rows).double() for rows in layer.row_chunks())
+    return torch.as_tensor(raw), column_sums(layer.factors, groups, raw=layer.raw)
+
+
+class TypeAverages:
+    """Averages over texts of attention from sources to types, by map, layer and head; parts merge exactly."""
+
+    def __init__(self, layers: tuple[int, ...], heads: tuple[int, ...]):
+        self.layers, self.heads = layers, heads
+        shape = len(MAPS), len(layers), len(heads), len(SOURCES), len(TYPES)
+        self.sums = torch.zeros(shape, dtype=torch.float64)
+        self.texts = torch.zeros(len(SOURCES), dtype=torch.float64)
+
+    def add(self, result: EffectiveAttention) -> None:
+        """Take another text in."""
+        sums, number = type_sums(result)
+        self.sums += sums
+        self.texts += (number > 0).double()
+
+    def merge(self, other: "TypeAverages") -> None:
+        """Take the texts of another part in."""
+        self.sums += other.sums
+        self.texts += other.texts
+
+    def to_frame(self) -> "DataFrame":
+        """Return a tidy table: map (raw, effective, null), layer and head from 1, source, target, attention, texts."""
+        import pandas as pd
+
+        means = self.sums / self.texts.clamp(min=1)[:, None]
+        means = torch.cat([means, means[:1] - means[1:2]])
+        index = pd.MultiIndex.from_product(
+            [(*MAPS, "null"), [i + 1 for i in self.layers], [i + 1 for i in self.heads], SOURCES, TYPES],
+            names=["map", "layer", "head", "source", "target"],
+        )
+        texts = self.texts[:, None].expand(means.shape).flatten().int().numpy()
+        frame = pd.DataFrame({"attention": means.flatten().numpy(), "texts": texts}, index=index)
+        return frame.query("texts > 0").reset_index()

@@ -1,0 +1,1 @@
+"""Where did it come from? How much of each input token is mixed into each hidden vector."""

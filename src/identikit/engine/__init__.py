@@ -1,1 +1,0 @@
-"""Where shards of a dataset are computed: in turn, in this process."""

@@ -1,0 +1,238 @@
+"""Claims on attention: its null space, and effective attention beside raw attention (section 3, Appendix A)."""
+
+from functools import partial
+
+from scipy.stats import spearmanr
+
+from identikit.paper.claims.judgements import (
+    Claim,
+    Finding,
+    Judge,
+    NotApplicableError,
+    Table,
+    finding,
+    layers_within,
+    percent,
+    table,
+)
+from identikit.paper.evidence import Evidence
+from identikit.paper.figures.frames import passage, passage_head
+
+ROUNDING = 1e-6  # a correlation of 1 within floating point
+PEAK = 1.5  # how many times the attention elsewhere makes a peak
+TYPES = {"cls": "[CLS]", "sep": "[SEP]", "punctuation": "period or comma"}
+MIDDLE, DEEP = (1 / 4, 3 / 4), (3 / 4, 1.0)  # parts of the depth: middle half, last quarter
+
+
+def _null_bound(evidence: Evidence, _: str) -> Finding:
+    """Judge Eq. 3 and 6 row by row: a mask takes keys from a row, and its T has only the values of those it sees."""
+    null = table(evidence, "null")
+    bounded = null["slack_least"] >= 0
+    equal = bounded & (null["slack_greatest"] == 0)
+    measured = f"{percent(bounded.mean())} of texts and layers, equality of every row in {percent(equal.mean())}"
+    return finding(bounded.all(), measured)
+
+
+def _overall(evidence: Evidence) -> Table:
+    """The correlation of each text over all layers and heads."""
+    return table(evidence, "correlation").query("layer == 0 and head == 0").dropna(subset="pearson")
+
+
+def _one_where_short(evidence: Evidence, _: str) -> Finding:
+    limit = evidence.subject.d_value
+    short = _overall(evidence).query("tokens <= @limit")
+    if short.empty:
+        raise NotApplicableError(f"no text of at most {limit} tokens")
+    least = short["pearson"].min()
+    measured = f"{least:.6f} or more in {len(short)} texts of at most {limit} tokens"
+    return finding(least >= 1 - ROUNDING, measured)
+
+
+def _falls_where_long(evidence: Evidence, _: str) -> Finding:
+    limit = evidence.subject.d_value
+    long = _overall(evidence).query("tokens > @limit")
+    if len(long) < 5 or long["tokens"].nunique() < 2:
+        raise NotApplicableError(f"{len(long)} texts above {limit} tokens, too few to rank by length")
+    if long["pearson"].nunique() < 2:
+        return finding(False, f"{long['pearson'].iloc[0]:.2f} at every length")
+    rank: Table = spearmanr(long["tokens"], long["pearson"])
+    chance = f"p = {rank.pvalue:.1g}" if rank.pvalue > 0 else "p < 1e-300"
+    measured = f"rank correlation {rank.statistic:.2f}, {chance}, {len(long)} texts"
+    return finding(rank.statistic < 0 and rank.pvalue < 0.01, measured)
+
+
+def _received(evidence: Evidence, *types: str) -> Table:
+    """What token types receive from all tokens, the mean over heads: columns are map and type, rows layers."""
+    limit = evidence.subject.d_value
+    if (table(evidence, "correlation")["tokens"] <= limit).all():
+        raise NotApplicableError(f"no text above {limit} tokens, so no null space")
+    everyone = table(evidence, "types").query("source == 'all'")
+    received = everyone.pivot_table(index="layer", columns=["map", "target"], values="attention")
+    absent = [TYPES[name] for name in types if not received["raw", name].any()]
+    if absent:
+        raise NotApplicableError(f"no {' and no '.join(absent)} in these texts")
+    return received
+
+
+def _within(received: Table, part: tuple[float, float]) -> Table:
+    """Which layers are in a part of the depth; there must be such, and others."""
+    inside = received.index.isin(layers_within(int(received.index.max()), *part))
+    if inside.all() or not inside.any():
+        raise NotApplicableError("too few layers to tell a part of the depth from the rest")
+    return inside
+
+
+def _peak_disappears(target: str, part: tuple[float, float]) -> Judge:
+    """Judge that raw attention to a type peaks in a part of the depth, and effective attention does not."""
+
+    def judge(evidence: Evidence, _: str) -> Finding:
+        received = _received(evidence, target)
+        inside = _within(received, part)
+        there, elsewhere = received[inside].mean(), received[~inside].mean()
+        peaks = there["raw", target] >= PEAK * elsewhere["raw", target]
+        raw, effective = ((there - elsewhere)[name, target] for name in ("raw", "effective"))
+        told = (
+            f"{name} {there[name, target]:.3f} against {elsewhere[name, target]:.3f}" for name in ("raw", "effective")
+        )
+        why = "" if peaks else "raw attention has no peak there"
+        return finding(peaks and effective <= raw / 10, ", ".join(told), why)
+
+    return judge
+
+
+def _mostly_null(target: str, part: tuple[float, float]) -> Judge:
+    """Judge that most of the raw attention to a type, in a part of the depth, is in the null space."""
+
+    def judge(evidence: Evidence, _: str) -> Finding:
+        received = _received(evidence, target)
+        inside = received[_within(received, part)].sum()
+        share = inside["null", target] / inside["raw", target]
+        return finding(share > 0.5, percent(share))
+
+    return judge
+
+
+def _punctuation_ahead(evidence: Evidence, _: str) -> Finding:
+    effective = _received(evidence, *TYPES)["effective"]
+    ahead = effective["punctuation"] > effective[["cls", "sep"]].max(axis=1)
+    means = ", ".join(f"{name} {effective[name].mean():.3f}" for name in TYPES)
+    return finding(ahead.mean() > 0.5, f"at {ahead.sum()} of {len(ahead)} layers ({means})")
+
+
+def _on_special(evidence: Evidence) -> Table:
+    """The passage's attention to special tokens in the head that Fig. 6 shows."""
+    chosen: Table = passage_head(evidence)
+    if chosen["key"].nunique() <= evidence.subject.d_value:
+        raise NotApplicableError(f"the passage is no longer than {evidence.subject.d_value} tokens, so no null space")
+    if not chosen["special"].any():
+        raise NotApplicableError("the passage has no [CLS] and [SEP]")
+    return chosen[chosen["special"]]
+
+
+def _special_vanish(evidence: Evidence, _: str) -> Finding:
+    special = _on_special(evidence)
+    raw, effective = special.groupby("key")[["raw", "effective"]].mean().abs().sum()  # so that signs do not cancel
+    return finding(effective < raw / 10, f"raw {raw:.2f}, effective {effective:.2f} in head {special['head'].iloc[0]}")
+
+
+def _make_them(evidence: Evidence, _: str) -> Finding:
+    _on_special(evidence)
+    shown: Table = passage(evidence)
+    queries, keys = (shown[f"{side}_token"].str.lstrip("Ġ▁") for side in ("query", "key"))
+    if not (queries == "make").any() or not (keys == "them").any():
+        raise NotApplicableError("the tokenizer has no pieces “make” and “them” in the passage")
+    place = shown["highlighted"].idxmax()
+    largest, query, key = shown.loc[place], queries[place], keys[place]
+    measured = f"“{query}” on “{key}”, {abs(largest['query'] - largest['key'])} away, in head {largest['head']}"
+    return finding((query, key) == ("make", "them"), measured)
+
+
+RISE = (
+    "raw attention in the layers wholly within {} at least 1.5 times that elsewhere, and effective attention there "
+    "higher than elsewhere by at most a tenth of what raw attention is"
+)
+_claim = partial(Claim, data="wikitext", only=False, by_norm=False)
+_types = partial(_claim, needs=("types", "correlation"))
+
+ATTENTION = (
+    _claim(
+        "null-space-bound",
+        "Section 3.2, Eq. 3 and 6",
+        "T has rank at most min(n, d_v), so its null space has dimension at least n − d_v",
+        "proved",
+        "rank at most min(keys that the row sees, d_v) in every row, head, layer and text; without a mask a row sees n",
+        needs=("null",),
+        judge=_null_bound,
+    ),
+    _claim(
+        "correlation-one-in-short-texts",
+        "Section 3.5, Fig. 1a",
+        "Up to d_v tokens effective attention is raw attention",
+        "1 below 64 tokens",
+        "Pearson correlation at least 1 − 1e-6 in every text of at most d_v tokens",
+        needs=("correlation",),
+        judge=_one_where_short,
+    ),
+    _claim(
+        "correlation-falls-with-length",
+        "Section 3.5, Fig. 1a",
+        "Beyond d_v tokens the correlation falls with length",
+        "decreases with sequence length",
+        "Spearman correlation of length and Pearson correlation negative with p < 0.01, texts above d_v tokens",
+        needs=("correlation",),
+        judge=_falls_where_long,
+    ),
+    _types(
+        "sep-peak-disappears",
+        "Section 3.5, Fig. 1b and 1c",
+        "Raw attention to [SEP] peaks in middle layers; effective attention does not",
+        "the peak has disappeared",
+        RISE.format("the middle half of the depth"),
+        judge=_peak_disappears("sep", MIDDLE),
+    ),
+    _types(
+        "sep-attention-in-null-space",
+        "Section 3.5 and Appendix A.2, Fig. 5",
+        "In middle layers raw attention to [SEP] lies in the null space",
+        "most of it",
+        "more than half of the raw attention to [SEP] in the layers wholly within the middle half of the depth",
+        judge=_mostly_null("sep", MIDDLE),
+    ),
+    _types(
+        "punctuation-peak-disappears",
+        "Section 3.5, Fig. 1b and 1c",
+        "Raw attention to periods and commas peaks in the deepest layers; effective attention does not",
+        "a sharp peak in layers 10 to 12, in the null space",
+        RISE.format("the last quarter of the depth (the last layer at least)"),
+        judge=_peak_disappears("punctuation", DEEP),
+    ),
+    _types(
+        "punctuation-over-special-tokens",
+        "Section 3.5, Fig. 1c",
+        "Periods and commas get more effective attention than [CLS] and [SEP]",
+        "generally",
+        "more than [CLS] and more than [SEP] in more than half of the layers",
+        judge=_punctuation_ahead,
+    ),
+    _claim(
+        "passage-special-tokens-vanish",
+        "Appendix A.3, Fig. 6",
+        "In the passage, effective attention to [CLS] and [SEP] has vanished",
+        "vanished; the null space carries all of it",
+        "less than a tenth of the raw attention to them, in the head that has most of it",
+        needs=("passage",),
+        data="",
+        judge=_special_vanish,
+    ),
+    _claim(
+        "passage-make-to-them",
+        "Appendix A.3, Fig. 6",
+        "In the passage, the largest effective weight off the diagonal is of “make” on “them” in the first sentence",
+        "“make” on “them”, 48 positions away",
+        "the largest effective weight 2 or more away and on no special token, in the head that looks most at those, is "
+        "of “make” on “them”, which cannot be the one right after it",
+        needs=("passage",),
+        data="",
+        judge=_make_them,
+    ),
+)

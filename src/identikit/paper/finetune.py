@@ -1,0 +1,383 @@
+"""Fine-tuning on MRPC or CoLA, to compare a model before and after it (Appendix B.4, Fig. 12 and 13).
+
+A head reads the first vector of the last layer, that of [CLS], and the whole model is trained with it. The result is a
+folder like any other model's, which `identikit.load` reads.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
+
+from identikit.data import read_labelled
+from identikit.errors import InputError
+from identikit.models.load import load, quiet
+from identikit.models.model import Model
+from identikit.provenance import provenance, text_hash
+from identikit.text import Encoded, Text, collate, encode, in_order
+
+Progress = Callable[[int, int, float], None]
+_Labelled = list[tuple[Text, int]]
+
+LEARNING_RATE = 5e-5
+_WARM_UP = 0.1
+_WEIGHT_DECAY = 0.01
+_LARGEST_GRADIENT = 1.0
+_BATCHES_IN_A_POOL = 16
+_OTHER_HEADS = {"t5": "its classifier sits on a decoder", "xlnet": "its classifier reads the last vector"}
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A model that was fine-tuned.
+
+    - `folder`: where it is; `task`: 'mrpc' or 'cola'; `model`: the name of the model it came from
+    - `training`, `development`: how many texts; `shared`: how many of the training texts are development texts too
+    - `majority`: the accuracy on the development texts of always naming their larger class
+    - `epochs`: after each epoch the mean training loss, and the accuracy and the F1 (MRPC) or the Matthews correlation
+      (CoLA) on the development texts
+    """
+
+    folder: Path
+    task: str
+    model: str
+    training: int
+    development: int
+    shared: int
+    majority: float
+    epochs: tuple[dict[str, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return asdict(self) | {"folder": str(self.folder), "epochs": list(self.epochs)}
+
+    def summary(self) -> str:
+        """Return it in words, a line an epoch."""
+        lines = [
+            f"epoch {number}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in epoch.items())
+            for number, epoch in enumerate(self.epochs, 1)
+        ]
+        texts = f"{self.model} fine-tuned on {self.training} texts of {self.task}"
+        shared = f", {self.shared} of them in the development set too" if self.shared else ""
+        base = f"on the {self.development} development texts the larger class alone has accuracy {self.majority:.3f}"
+        return "\n".join([f"{texts}{shared}; {base}.", *lines, f"Model (safetensors) in {self.folder}"])
+
+
+def finetune(
+    model_source: str | Path | None,
+    task: str,
+    *,
+    data_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    epochs: int = 3,
+    batch_size: int = 32,
+    learning_rate: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    limit: int = 128,
+    sample: int | None = None,
+    progress: Progress | None = None,
+) -> FineTuned:
+    """Fine-tune a model on 'mrpc' or 'cola' and save it to the folder `out`, which must be new or empty.
+
+    `model_source` is a folder, a hub id, or None for the packaged MiniLM-L6; `data_dir` holds the task's training and
+    development files. AdamW minimises the cross entropy, its learning rate rising over the first tenth of the steps to
+    `learning_rate` (default 5e-5) and falling to 0 at the end; texts are cut at `limit` pieces. `sample` draws that
+    many training texts; the development texts are always all read. `progress` is called after each step with the
+    number of steps done, that of all steps, and the loss.
+
+    The same call gives the same bytes again on the same CPU. The folder is written whole or not at all, and beside the
+    model holds `finetune.json`: what it was made from, and the measures after each epoch.
+    """
+    rate = LEARNING_RATE if learning_rate is None else learning_rate
+    settings = _Settings(epochs, batch_size, rate, seed, limit, sample)
+    chosen = _task(task)
+    folder = _free_folder(out)
+    training, development = _read(chosen.name, data_dir, settings)
+    base = load(model_source, device=device)
+    _refuse_unfit(base)
+    with _seeded(seed, base.device):
+        model = _with_head(base, chosen)
+        with _written_whole(folder) as partial:
+            base.tokenizer.save_pretrained(partial)  # now: cutting texts changes what a tokenizer saves
+            measured = tuple(_Run(model, chosen, settings).epochs(training, development, progress))
+            with quiet():
+                model.hf.save_pretrained(partial)
+            load(partial)  # proves it: weights that are not finite are never handed over
+            tuned = _fine_tuned(folder, chosen.name, base.name, training, development, measured)
+            _write_about(partial, tuned, base, training, settings)
+    return tuned
+
+
+def _fine_tuned(
+    folder: Path,
+    task: str,
+    model: str,
+    training: _Labelled,
+    development: _Labelled,
+    epochs: tuple[dict[str, float], ...],
+) -> FineTuned:
+    ones = sum(label for _, label in development)
+    return FineTuned(
+        folder=folder,
+        task=task,
+        model=model,
+        training=len(training),
+        development=len(development),
+        shared=len({text for text, _ in training} & {text for text, _ in development}),
+        majority=max(ones, len(development) - ones) / len(development),
+        epochs=epochs,
+    )
+
+
+def _write_about(folder: Path, tuned: FineTuned, base: Model, training: _Labelled, settings: "_Settings") -> None:
+    texts = [text for text, _ in training]
+    origin = replace(provenance(base, texts[0], **asdict(settings)), text=text_hash(texts))
+    about = {name: value for name, value in tuned.to_dict().items() if name != "folder"} | asdict(origin)
+    (folder / "finetune.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+# Tasks and settings
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the loop depends on beside the model and the texts."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    limit: int
+    sample: int | None
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "seed" and value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"fine-tuning: {name} is {value}, expected a number above 0.")
+
+
+class _Task(NamedTuple):
+    """A task: what labels 0 and 1 mean, and its measure beside accuracy."""
+
+    name: str
+    labels: tuple[str, str]
+    measure: str
+    score: Callable[[Sequence[int], Sequence[int]], float]
+
+
+def f1(predicted: Sequence[int], actual: Sequence[int]) -> float:
+    """Return the F1 of class 1, 2·tp / (2·tp + fp + fn); 0 where nothing is in class 1."""
+    both = sum(predicted[i] * actual[i] for i in range(len(actual)))
+    either = sum(predicted) + sum(actual)
+    return 2 * both / either if either else 0.0
+
+
+def matthews(predicted: Sequence[int], actual: Sequence[int]) -> float:
+    """Return Matthews' correlation of two binary labellings, (n·tp − p·a) / √(p(n−p)·a(n−a)); 0 where one is constant.
+
+    n is the number of texts; tp counts those that both put into class 1, p those that ``predicted`` does and a those
+    that ``actual`` does.
+    """
+    n, p, a = len(actual), sum(predicted), sum(actual)
+    both = sum(predicted[i] * actual[i] for i in range(n))
+    spread = math.sqrt(p * (n - p) * a * (n - a))
+    return (n * both - p * a) / spread if spread else 0.0
+
+
+_TASKS = {
+    "mrpc": _Task("mrpc", ("no paraphrase", "paraphrase"), "f1", f1),
+    "cola": _Task("cola", ("unacceptable", "acceptable"), "matthews", matthews),
+}
+
+
+def _task(name: str) -> _Task:
+    if name.lower() not in _TASKS:
+        raise InputError(f"fine-tuning: the task {name!r} is not known; use one of {', '.join(_TASKS)}.")
+    return _TASKS[name.lower()]
+
+
+def _read(task: str, data_dir: str | os.PathLike[str], settings: _Settings) -> tuple[_Labelled, _Labelled]:
+    """Read the training texts, drawing a sample if asked to, and the development texts."""
+    training = list(read_labelled(task, data_dir=data_dir, split="train"))
+    development = list(read_labelled(task, data_dir=data_dir, split="dev"))
+    if settings.sample is not None:
+        generator = torch.Generator().manual_seed(settings.seed)
+        drawn = torch.randperm(len(training), generator=generator)[: settings.sample]
+        training = [training[index] for index in drawn.tolist()]
+    return training, development
+
+
+# The model
+
+
+def _refuse_unfit(base: Model) -> None:
+    kind = base.hf.config.model_type
+    reason = None
+    if base.vision:
+        reason = "it reads images, not texts"
+    elif base.causal:
+        reason = "it is causal, so the first vector, which the classifier reads, sees the first token alone"
+    elif kind in _OTHER_HEADS:
+        reason = f"{_OTHER_HEADS[kind]}, not the first vector"
+    if reason is not None:
+        raise InputError(f"fine-tuning {base.name}: {reason}. Name an encoder with a [CLS] token, such as BERT.")
+
+
+def _with_head(base: Model, task: _Task) -> Model:
+    """Return the checkpoint of `base` under a classifier with two labels, as transformers builds it.
+
+    The checkpoint is read again, since it may hold a pooler that the class it was saved with leaves out.
+    """
+    pooling = {"classifier_pooling": "cls"} if hasattr(base.hf.config, "classifier_pooling") else {}
+    with quiet():
+        hf = AutoModelForSequenceClassification.from_pretrained(
+            str(base.hf.name_or_path),
+            revision=base.revision or "main",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # another task's head is no hindrance
+            dtype=base.dtype,
+            id2label=dict(enumerate(task.labels)),
+            label2id={label: index for index, label in enumerate(task.labels)},
+            problem_type="single_label_classification",
+            **pooling,
+        )
+    return Model(hf.to(base.device), base.tokenizer, name=f"{base.name} fine-tuned on {task.name}")
+
+
+# The loop
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch, and give it back as it was."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+class _Run:
+    """One fine-tuning: a model, its optimiser, and how far it has come."""
+
+    def __init__(self, model: Model, task: _Task, settings: _Settings):
+        self.model, self.task, self.settings = model, task, settings
+        self.order = torch.Generator().manual_seed(settings.seed)
+        self.parameters = [parameter for parameter in model.hf.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [entry for entry in self.parameters if entry.ndim > 1], "weight_decay": _WEIGHT_DECAY},
+            {"params": [entry for entry in self.parameters if entry.ndim < 2], "weight_decay": 0.0},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate)
+        self.done = 0
+
+    def epochs(
+        self, training: _Labelled, development: _Labelled, progress: Progress | None
+    ) -> Iterator[dict[str, float]]:
+        """Train, and yield the measures after each epoch."""
+        encoded, others = self._encode(training), self._encode(development)
+        lengths = [len(text) for text in encoded]
+        steps = self.settings.epochs * math.ceil(len(encoded) / self.settings.batch_size)
+        actual = [label for _, label in development]
+        for _ in range(self.settings.epochs):
+            self.model.hf.train()
+            total = 0.0
+            for rows in like_length_batches(lengths, self.settings.batch_size, self.order):
+                labels = torch.tensor([training[row][1] for row in rows], device=self.model.device)
+                loss = self._step([encoded[row] for row in rows], labels, steps)
+                total += loss * len(rows)
+                if progress is not None:
+                    progress(self.done, steps, loss)
+            self.model.hf.eval()
+            predicted = self._predict(others)
+            hits = sum(guess == label for guess, label in zip(predicted, actual, strict=True))
+            yield {
+                "training_loss": total / len(encoded),
+                "accuracy": hits / len(actual),
+                self.task.measure: self.task.score(predicted, actual),
+            }
+
+    def _encode(self, labelled: _Labelled) -> list[Encoded]:
+        limit = min(self.settings.limit, self.model.limit or self.settings.limit)
+        return encode(self.model.tokenizer, [text for text, _ in labelled], limit=limit, truncate=True)
+
+    def _step(self, texts: list[Encoded], labels: torch.Tensor, steps: int) -> float:
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.settings.learning_rate * rate_share(self.done, steps)
+        batch = collate(texts, pad_id=self.model.pad_id)
+        loss = F.cross_entropy(self.model.hf(**self.model.arguments(batch)).logits, labels)
+        self.done += 1
+        if not torch.isfinite(loss):
+            raise InputError(
+                f"fine-tuning on {self.task.name}: the loss is {loss.item()} at step {self.done} of {steps} with "
+                f"learning rate {self.settings.learning_rate:g}. Lower the learning rate."
+            )
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, _LARGEST_GRADIENT)
+        self.optimiser.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def _predict(self, encoded: list[Encoded]) -> list[int]:
+        found = (
+            (batch.order, self.model.hf(**self.model.arguments(batch)).logits.argmax(-1).tolist())
+            for batch in self.model.batches(encoded)
+        )
+        return in_order(found, len(encoded))
+
+
+def rate_share(step: int, steps: int) -> float:
+    """Return the share of the learning rate at a step, counted from 0: linearly up to 1, then linearly down to 0."""
+    rising = max(1, round(_WARM_UP * steps))
+    return min((step + 1) / rising, (steps - step) / max(1, steps - rising))
+
+
+def like_length_batches(lengths: Sequence[int], size: int, generator: torch.Generator) -> list[list[int]]:
+    """Return the rows of an epoch in batches of `size`: shuffled, and sorted by length within pools of some batches."""
+    rows = torch.randperm(len(lengths), generator=generator).tolist()
+    pool = size * _BATCHES_IN_A_POOL
+    pools = [sorted(rows[start : start + pool], key=lambda row: lengths[row]) for start in range(0, len(rows), pool)]
+    batches = [some[start : start + size] for some in pools for start in range(0, len(some), size)]
+    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+# The folder
+
+
+def _free_folder(out: str | os.PathLike[str]) -> Path:
+    """Return the folder if it is local and new or empty."""
+    if "://" in os.fspath(out):
+        raise InputError(f"fine-tuning into {out}: a model is saved to a local folder. Choose another --out.")
+    folder = Path(out).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"fine-tuning into {out}: it is a file, and a folder is needed. Choose another --out.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"fine-tuning into {out}: the folder is not empty. Choose an empty or a new one with --out.")
+    return folder
+
+
+@contextmanager
+def _written_whole(folder: Path) -> Iterator[Path]:
+    """Give a folder beside `folder` to write to; it takes its place when all went well, and is removed when not."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        if folder.is_dir():
+            folder.rmdir()
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"fine-tuning into {folder}: it cannot be written ({error}). Choose another --out.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Figures of Results: one figure per function, matplotlib axes in and out."""

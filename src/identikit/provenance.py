@@ -1,0 +1,62 @@
+"""Where a result came from: enough to compute it again, and to see that two results are comparable."""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from identikit.models.model import Model
+from identikit.text import Text
+from identikit.version import __version__
+
+_PACKAGES = ("identikit", "torch", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a result was computed from.
+
+    - `model`, `revision`, `weights`: its name, its hub commit if it has one, and a fingerprint of its parameters
+    - `tokenizer`, `text`: the tokenizer's class, and the SHA-256 of the text
+    - `settings`: the options of the analysis: tolerances, seed, norm, …
+    """
+
+    model: str
+    revision: str | None
+    weights: str
+    tokenizer: str
+    text: str
+    dtype: str
+    device: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def provenance(model: Model, text: Text, **settings: Any) -> Provenance:
+    """Return the provenance of a result of `model` on `text`, computed with `settings`."""
+    return Provenance(
+        model=model.name,
+        revision=model.revision,
+        weights=model.fingerprint,
+        tokenizer=type(model.tokenizer).__name__,
+        text=text_hash(text),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        settings=settings,
+        versions={name: _version(name) for name in _PACKAGES},
+    )
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return __version__ if package == "identikit" else "not installed"  # run from its source tree
+
+
+def text_hash(text: Text | Sequence[Text]) -> str:
+    """Return the SHA-256 of a text, a pair, or a list of either; a pair differs from its halves joined."""
+    return hashlib.sha256(repr(text).encode()).hexdigest()

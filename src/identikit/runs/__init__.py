@@ -1,0 +1,1 @@
+"""Folders of results that survive being stopped, and what computes them."""

@@ -1,0 +1,1 @@
+"""Which token is this? Maps from hidden vectors back to input tokens, and how often they succeed."""

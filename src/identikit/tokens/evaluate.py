@@ -1,0 +1,167 @@
+"""Judging fitted maps: identifiability rates on the parts of each fold, and the layer × token map of one sentence."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from identikit.errors import InputError
+from identikit.maths.neighbours import distinct, nearest_in_sentences
+from identikit.progress import Progress, silent
+from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.tokens.maps import FittedMap
+from identikit.tokens.protocol import Task, fold_split, sentence_blocks
+from identikit.tokens.states import HiddenStates
+
+__all__ = ["IdentityMap", "Rate", "identity_map", "measure"]
+
+
+class Rate(NamedTuple):
+    """One row of the table of rates.
+
+    ``rate`` is the share of tokens recovered, ``unique_rate`` the same over tokens whose target occurs once in its
+    sentence (NaN without any), ``duplicates`` the share of the others, ``chance`` 1 over the mean sentence length of
+    the dataset, and ``n_tokens`` the number of tokens looked up. Layers count from 0.
+    """
+
+    model: str
+    map: str
+    distance: str
+    layer: int
+    test_layer: int
+    target: str
+    offset: int
+    data_share: float
+    fold: int
+    split: str
+    rate: float
+    unique_rate: float
+    duplicates: float
+    chance: float
+    n_tokens: int
+
+
+class IdentityMap(NamedTuple):
+    """For each layer and token of one sentence: is it recovered, by which margin, and which token's input won."""
+
+    layers: tuple[int, ...]
+    recovered: Bool[Tensor, "layer token"]
+    margin: Float[Tensor, "layer token"]
+    winner: Int[Tensor, "layer token"]
+
+
+def measure(
+    states: HiddenStates,
+    maps: Sequence[FittedMap],
+    *,
+    test_layers: Sequence[int] | None = None,
+    splits: Sequence[str] = ("test",),
+    device: str | None = None,
+    progress: Progress = silent,
+) -> list[Rate]:
+    """Look up the tokens of each map's fold and count those recovered.
+
+    Each map is tested on the layer it was fitted to, or on all ``test_layers`` (Fig. 2b). ``splits`` are any of
+    "train", "validation" and "test".
+    """
+    where = torch.device(device) if device else states.inputs.device
+    layers = sorted({fitted.layer for fitted in maps}) if test_layers is None else list(test_layers)
+    states.check_layers(layers)
+    rates = []
+    for place, layer in enumerate(layers):
+        hidden = states.layer(layer, device=where)
+        tested: dict[str, _Tested] = {}
+        for fitted in maps:
+            if test_layers is None and fitted.layer != layer:
+                continue
+            target = fitted.task.target
+            if target not in tested:
+                candidates = states.targets(fitted.task, layer, device=where)
+                tested[target] = _Tested(layer, hidden, candidates, distinct(candidates))
+            rates += [_rate(states, fitted, split, tested[target]) for split in splits]
+        progress("looking tokens up", place + 1, len(layers))
+    return rates
+
+
+def identity_map(
+    states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str, fold: int = 0
+) -> IdentityMap:
+    """Read one sentence with fitted maps: for each layer and token, recovered or not, the margin and the winner.
+
+    ``states`` holds that sentence alone; ``map``, ``distance`` and ``fold`` say which of the fitted maps are used. A
+    sentence that they were trained on looks better than a new one would.
+    """
+    if states.n_sentences != 1:
+        raise InputError(
+            f"Drawing the identity map of a text: {states.n_sentences} texts were given, expected 1; "
+            "give them one by one."
+        )
+    wanted = {
+        fitted.layer: fitted
+        for fitted in maps
+        if (fitted.map, fitted.distance, fitted.fold, fitted.task) == (map, distance, fold, Task())
+    }
+    if not wanted:
+        known = sorted({(fitted.map, fitted.distance) for fitted in maps if fitted.task == Task()})
+        raise InputError(
+            f"Drawing the identity map of a text: no {map} map for {distance} distance and fold {fold} was fitted; "
+            f"fitted are {', '.join(' '.join(pair) for pair in known) or 'none'}."
+        )
+    layers = tuple(sorted(wanted))
+    found = [
+        nearest_in_sentences(
+            wanted[layer](states.layer(layer)),
+            states.targets(Task(), layer),
+            lengths=states.lengths,
+            identity=states.identity,
+            distance=distance,
+        )
+        for layer in layers
+    ]
+    return IdentityMap(
+        layers=layers,
+        recovered=torch.stack([part.hit for part in found]),
+        margin=torch.stack([part.margin for part in found]),
+        winner=torch.stack([part.winner for part in found]),
+    )
+
+
+class _Tested(NamedTuple):
+    layer: int
+    hidden: Float[Tensor, "token d"]
+    candidates: Float[Tensor, "token d_t"]
+    identity: Int[Tensor, " token"]
+
+
+def _rate(states: HiddenStates, fitted: FittedMap, split: str, tested: _Tested) -> Rate:
+    task = fitted.task
+    blocks = sentence_blocks(states.n_sentences, seed=fitted.seed)
+    sentences = getattr(fold_split(blocks, fitted.fold, data_share=task.data_share), split)
+    rows = states.rows(sentences).to(tested.hidden.device)
+    found = nearest_in_sentences(
+        fitted(tested.hidden[rows]),
+        tested.candidates[rows],
+        lengths=states.lengths.cpu()[sentences],
+        identity=tested.identity[rows],
+        distance=fitted.distance,
+        offset=task.offset,
+    )
+    looked_up = found.winner >= 0
+    hit, duplicated = found.hit[looked_up].double(), found.duplicated[looked_up]
+    return Rate(
+        model=states.model,
+        map=fitted.map,
+        distance=fitted.distance,
+        layer=fitted.layer,
+        test_layer=tested.layer,
+        target=task.target,
+        offset=task.offset,
+        data_share=task.data_share,
+        fold=fitted.fold,
+        split=split,
+        rate=float(hit.mean()),
+        unique_rate=float(hit[~duplicated].mean()),
+        duplicates=float(duplicated.double().mean()),
+        chance=states.chance,
+        n_tokens=len(hit),
+    )

@@ -1,0 +1,126 @@
+"""The maps from hidden vectors to input vectors: what they compute, how they start, and how they are kept on disk."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from identikit.errors import InputError
+from identikit.shapes import Float, Tensor
+from identikit.tokens.protocol import Task, stream
+
+__all__ = ["FittedMap", "apply_map", "glorot_start", "load_maps", "save_maps"]
+
+_FORMAT = "identikit-maps-1"
+
+
+@dataclass(frozen=True, eq=False)
+class FittedMap:
+    """One map for one layer and fold, with what is needed to use it and to know where it came from.
+
+    ``chosen`` is the learning rate, or for ridge the strength, that the validation sentences chose;
+    ``validation_loss`` is their mean distance under it. Both are None for the naive map, which has nothing to learn.
+    """
+
+    map: str
+    distance: str
+    layer: int
+    fold: int
+    task: Task
+    seed: int
+    parameters: Mapping[str, Tensor]
+    chosen: float | None = None
+    validation_loss: float | None = None
+
+    def __call__(self, hidden: Float[Tensor, "token d"]) -> Float[Tensor, "token d_t"]:
+        """Map hidden vectors to where their input vectors should be."""
+        return apply_map({name: value.to(hidden) for name, value in self.parameters.items()}, hidden)
+
+
+def apply_map(
+    parameters: Mapping[str, Tensor],
+    hidden: Float[Tensor, "*member token d"],
+    *,
+    kept: Float[Tensor, "*member token d_h"] | None = None,
+) -> Float[Tensor, "*member token d_t"]:
+    r"""Compute :math:`\hat g(e)` for the map that has these parameters, or for a whole stack of such maps.
+
+    None: the naive :math:`\hat g(e)=e`. ``weight``: the linear :math:`eW`, without bias. Four of them: the MLP
+    :math:`\mathrm{gelu}(eW_1+b_1)W_2+b_2` of Appendix B.1, with the exact GELU. ``kept`` multiplies the hidden layer
+    (dropout).
+    """
+    if not parameters:
+        return hidden
+    if "weight" in parameters:
+        return hidden @ parameters["weight"]
+    inner = torch.nn.functional.gelu(hidden @ parameters["weight_in"] + parameters["bias_in"])
+    if kept is not None:
+        inner = inner * kept
+    return inner @ parameters["weight_out"] + parameters["bias_out"]
+
+
+def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ...]) -> dict[str, Tensor]:
+    """Draw the starting parameters of a linear map or MLP: Glorot uniform weights, zero biases (Appendix B.1).
+
+    ``widths`` are those of the hidden vector, the MLP's hidden layer and the target. The draw depends on ``key``
+    alone, so a map starts the same whether it is trained alone or in a stack.
+    """
+    source, inner, target = widths
+    if map_name == "linear":
+        return {"weight": _glorot(source, target, key)}
+    return {
+        "weight_in": _glorot(source, inner, (*key, 0)),
+        "bias_in": torch.zeros(1, inner, dtype=torch.float64),
+        "weight_out": _glorot(inner, target, (*key, 1)),
+        "bias_out": torch.zeros(1, target, dtype=torch.float64),
+    }
+
+
+def save_maps(path: Path | str, maps: Iterable[FittedMap]) -> None:
+    """Write fitted maps to one safetensors file: their parameters as tensors, all else as JSON in its header."""
+    maps = list(maps)
+    tensors = {
+        f"{number}.{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for number, fitted in enumerate(maps)
+        for name, value in fitted.parameters.items()
+    }
+    entries = [
+        {
+            **{name: value for name, value in vars(fitted).items() if name not in ("parameters", "task")},
+            "task": asdict(fitted.task),
+        }
+        for fitted in maps
+    ]
+    save_file(tensors, path, metadata={"format": _FORMAT, "maps": json.dumps(entries)})
+
+
+def load_maps(path: Path | str) -> list[FittedMap]:
+    """Read fitted maps that :func:`save_maps` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"Loading fitted maps from {path}: {error}; give a file that save_maps wrote.") from error
+    if header.get("format") != _FORMAT:
+        raise InputError(
+            f"Loading fitted maps from {path}: its format is {header.get('format')!r}, expected {_FORMAT!r}; "
+            "give a file that save_maps wrote."
+        )
+    parameters: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        number, _, short = name.partition(".")
+        parameters.setdefault(int(number), {})[short] = value
+    return [
+        FittedMap(**{**entry, "task": Task(**entry["task"]), "parameters": parameters.get(number, {})})
+        for number, entry in enumerate(json.loads(header["maps"]))
+    ]
+
+
+def _glorot(fan_in: int, fan_out: int, key: tuple[int, ...]) -> Float[Tensor, "fan_in fan_out"]:
+    bound = (6 / (fan_in + fan_out)) ** 0.5
+    return torch.from_numpy(stream("start", *key).uniform(-bound, bound, size=(fan_in, fan_out)))

@@ -1,0 +1,151 @@
+"""How the probes are trained and judged: which maps, the task, the settings of Appendix B.1, and the folds."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from identikit.errors import InputError
+from identikit.maths.neighbours import DISTANCES
+from identikit.shapes import Int, Tensor
+
+__all__ = [
+    "BLOCKS",
+    "FOLDS",
+    "MAPS",
+    "MapChoice",
+    "Settings",
+    "Split",
+    "Task",
+    "fold_split",
+    "sentence_blocks",
+    "stream",
+]
+
+BLOCKS = 20
+FOLDS = 10
+MAPS = ("naive", "linear", "mlp", "ridge")
+_TEST_BLOCKS = _VALIDATION_BLOCKS = 3
+_COUNTS = ("batch_size", "patience", "epochs", "hidden_size")
+
+
+@dataclass(frozen=True)
+class MapChoice:
+    """Which maps are fitted, for which distances and for which layers (counted from 0; by default all)."""
+
+    maps: tuple[str, ...] = MAPS
+    distances: tuple[str, ...] = DISTANCES
+    layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for what, given, known in (("map", self.maps, MAPS), ("distance", self.distances, DISTANCES)):
+            unknown = [name for name in given if name not in known]
+            if unknown or not given:
+                raise InputError(
+                    f"Choosing the {what}s of the probes: {unknown or given} cannot be used; "
+                    f"give one or more of {', '.join(known)}."
+                )
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a map has to recover from a hidden vector, and from how much data it learns.
+
+    ``target`` is "input" (x_i) or "previous" (the layer below, Appendix B.4); ``offset`` k asks for token i + k
+    instead of i (Appendix B.5); ``data_share`` is the share of the training sentences that is used (Appendix B.2).
+    """
+
+    target: str = "input"
+    offset: int = 0
+    data_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.target not in ("input", "previous"):
+            raise InputError(f"Choosing what to recover: target={self.target!r} is unknown; use 'input' or 'previous'.")
+        if not 0 < self.data_share <= 1:
+            raise InputError(
+                f"Choosing training data: data_share={self.data_share} is out of range; use above 0 and up to 1."
+            )
+
+    def target_layer(self, layer: int) -> int | None:
+        """Tell which layer's hidden vectors a layer's map should recover; None: the input vectors."""
+        return layer - 1 if self.target == "previous" and layer > 0 else None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How maps are fitted; the defaults are those of Appendix B.1.
+
+    ``folds`` is how many of the ten folds are run. ``hidden_size`` and ``dropout`` shape the MLP. ``device`` is where
+    maps are fitted (by default where the input vectors are) and ``memory`` how many bytes a stack of maps that train
+    together may take (by default 80 % of what a GPU has free, and 2 GiB on a CPU). Products run in float32 unless the
+    caller has allowed TF32 in torch.
+    """
+
+    folds: int = FOLDS
+    seed: int = 0
+    learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003, 0.0001, 0.00003, 0.00001, 0.000003)
+    batch_size: int = 256
+    patience: int = 20
+    epochs: int = 500
+    hidden_size: int = 1000
+    dropout: float = 0.0
+    device: str | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = [
+            ("folds", 1 <= self.folds <= FOLDS, f"1 to {FOLDS}"),
+            ("seed", self.seed >= 0, "0 or above"),
+            ("learning_rates", min(self.learning_rates, default=0) > 0, "one or more numbers above 0"),
+            ("dropout", 0 <= self.dropout < 1, "0 to below 1"),
+            *((name, getattr(self, name) >= 1, "1 or above") for name in _COUNTS),
+        ]
+        for name, fine, expected in checks:
+            if not fine:
+                raise InputError(
+                    f"Reading the settings of the probes: {name}={getattr(self, name)} cannot be used; give {expected}."
+                )
+
+
+class Split(NamedTuple):
+    """Sentence numbers of one fold's three parts."""
+
+    train: Int[Tensor, " train"]
+    validation: Int[Tensor, " validation"]
+    test: Int[Tensor, " test"]
+
+
+def stream(purpose: str, *key: int) -> np.random.Generator:
+    """Start the random numbers of a purpose and a key, such as "batches" and (seed, fold, epoch)."""
+    return np.random.default_rng([*purpose.encode(), *key])
+
+
+def sentence_blocks(n_sentences: int, *, seed: int) -> Int[Tensor, " sentence"]:
+    """Deal the sentences, shuffled, into 20 blocks of equal size (to within one): the block of each sentence."""
+    if n_sentences < BLOCKS:
+        raise InputError(
+            f"Splitting {n_sentences} texts into folds: at least {BLOCKS} are needed (70/15/15 as {BLOCKS} blocks); "
+            "give more texts."
+        )
+    block = torch.empty(n_sentences, dtype=torch.long)
+    block[torch.from_numpy(stream("blocks", seed).permutation(n_sentences))] = torch.arange(n_sentences) % BLOCKS
+    return block
+
+
+def fold_split(block: Int[Tensor, " sentence"], fold: int, *, data_share: float = 1.0) -> Split:
+    """Divide sentences by block: fold f tests on three blocks from 2f on, validates on three more, trains on the rest.
+
+    That is the 70/15/15 split of Appendix B.1 for each of ten folds. ``data_share`` keeps the first of the training
+    sentences in a fixed shuffled order, so a smaller share is part of a larger one.
+    """
+    turned = (block - 2 * fold) % BLOCKS
+    train = (turned >= _TEST_BLOCKS + _VALIDATION_BLOCKS).nonzero().squeeze(1)
+    order = torch.from_numpy(stream("share", fold).permutation(len(train)))
+    kept = max(1, round(data_share * len(train)))
+    return Split(
+        train=train[order[:kept].sort().values],
+        validation=((turned >= _TEST_BLOCKS) & (turned < _TEST_BLOCKS + _VALIDATION_BLOCKS)).nonzero().squeeze(1),
+        test=(turned < _TEST_BLOCKS).nonzero().squeeze(1),
+    )

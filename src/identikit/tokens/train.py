@@ -1,0 +1,386 @@
+"""Training of linear maps and MLPs, many at once: every member of a grid is one slice of the same batched products.
+
+Members differ in layer, fold, task, learning rate and distance. Their parameters are stacked along a first axis, Adam
+runs over the stack with a learning rate and a step count for each member, and members that have stopped are dropped
+from the stack. A member's start, batches and steps depend on the seed, its layer, its fold and its task alone, so it
+ends the same in any company.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+
+from identikit.maths.neighbours import distance_gradient, paired_distance
+from identikit.progress import Progress, silent
+from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.tokens.maps import FittedMap, apply_map, glorot_start
+from identikit.tokens.protocol import Settings, Task, fold_split, sentence_blocks, stream
+from identikit.tokens.states import HiddenStates
+
+__all__ = ["Grid", "Member", "Trial", "epoch_order", "train_grid"]
+
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+_COPIES_OF_PARAMETERS = 7
+_CPU_MEMORY = 2 << 30
+_FLOAT = 4
+_VALIDATION_BATCHES = 4
+_DROP_SHARE = 1 / 8
+
+
+class Member(NamedTuple):
+    """One training of the grid."""
+
+    map: str
+    distance: str
+    layer: int
+    fold: int
+    task: Task
+    learning_rate: float
+
+
+class Trial(NamedTuple):
+    """How one training went: its best mean distance on the validation sentences, and after how many epochs."""
+
+    member: Member
+    validation_loss: float
+    best_epoch: int
+
+    def row(self) -> dict[str, Any]:
+        """Return names and numbers alone, for a table."""
+        member = self.member._asdict()
+        task = asdict(member.pop("task"))
+        return {**member, **task, "validation_loss": self.validation_loss, "best_epoch": self.best_epoch}
+
+
+class Grid(NamedTuple):
+    """For each map, distance, layer, fold and task the trained map of the best learning rate; and all trials."""
+
+    maps: list[FittedMap]
+    trials: list[Trial]
+
+
+def train_grid(
+    states: HiddenStates,
+    members: Sequence[Member],
+    *,
+    settings: Settings,
+    progress: Progress = silent,
+) -> Grid:
+    """Train all members as Appendix B.1 says, in as few stacks as memory allows, and keep the best learning rates.
+
+    Adam on batches of 256 tokens, shuffled anew in each epoch, minimises the mean of the distance that is tested. A
+    member stops after 20 epochs without a lower mean distance on the validation sentences, or at 500 epochs, and its
+    best parameters are restored. ``progress`` is called after each epoch, with the most epochs there can be.
+    """
+    stacks = list(_stacks(states, members, settings))
+    best: dict[tuple, tuple[Trial, dict[str, Tensor]]] = {}
+    trials = []
+    for number, together in enumerate(stacks):
+        stack = _Stack(together, _Data(states, together, settings), settings)
+        while stack.members:
+            for trial, parameters in stack.run_epoch():
+                trials.append(trial)
+                key = trial.member[:5]
+                if key not in best or trial.validation_loss < best[key][0].validation_loss:
+                    best[key] = trial, {name: value.cpu().clone() for name, value in parameters.items()}
+            done = stack.epoch if stack.members else settings.epochs
+            progress("training maps", number * settings.epochs + done, len(stacks) * settings.epochs)
+        del stack
+    order = {member: place for place, member in enumerate(members)}
+    return Grid(
+        maps=[
+            FittedMap(
+                *trial.member[:5],
+                seed=settings.seed,
+                parameters=parameters,
+                chosen=trial.member.learning_rate,
+                validation_loss=trial.validation_loss,
+            )
+            for trial, parameters in sorted(best.values(), key=lambda kept: order[kept[0].member])
+        ],
+        trials=sorted(trials, key=lambda trial: order[trial.member]),
+    )
+
+
+def epoch_order(rows: Int[Tensor, " row"], *, seed: int, fold: int, epoch: int) -> Int[Tensor, " row"]:
+    """Shuffle training rows of a fold for one epoch; all members of the fold that read them see the same order."""
+    return rows[torch.from_numpy(stream("batches", seed, fold, epoch).permutation(len(rows)))]
+
+
+class _Group(NamedTuple):
+    """What decides which rows members read and in which order: those of one group share their batches."""
+
+    fold: int
+    offset: int
+    data_share: float
+
+
+def _group(member: Member) -> _Group:
+    return _Group(member.fold, member.task.offset, member.task.data_share)
+
+
+class _Data:
+    """The vectors that a stack reads, on its device, and the rows of each group of members."""
+
+    def __init__(self, states: HiddenStates, members: Sequence[Member], settings: Settings) -> None:
+        self.device = torch.device(settings.device) if settings.device else states.inputs.device
+        layers = sorted({member.layer for member in members})
+        sources = {member.task.target_layer(member.layer): (member.task, member.layer) for member in members}
+        self.features = torch.cat([states.layer(layer, device=self.device) for layer in layers])
+        self.targets = torch.cat([states.targets(*source, device=self.device) for source in sources.values()])
+        tokens = states.inputs.shape[0]
+        self.feature_start = {layer: place * tokens for place, layer in enumerate(layers)}
+        self.target_start = {source: place * tokens for place, source in enumerate(sources)}
+        blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
+        self.train: dict[_Group, Tensor] = {}
+        self.validation: dict[_Group, Tensor] = {}
+        for group in {_group(member) for member in members}:
+            split = fold_split(blocks, group.fold, data_share=group.data_share)
+            self.train[group] = states.rows_with_target(split.train, group.offset)
+            self.validation[group] = states.rows_with_target(split.validation, group.offset)
+
+
+class _Stack:
+    """Members that train together. Every tensor has them as its first axis; those of one distance lie side by side."""
+
+    def __init__(self, members: Sequence[Member], data: _Data, settings: Settings) -> None:
+        self.members = sorted(members, key=lambda member: member.distance)
+        self.data = data
+        self.settings = settings
+        self.epoch = 0
+        self.parameters = self._start()
+        self.first = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+        self.second = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+        self.best = {name: value.clone() for name, value in self.parameters.items()}
+        self.best_loss = [float("inf")] * len(self.members)
+        self.best_epoch = [0] * len(self.members)
+        self.stopped = [False] * len(self.members)
+        self._index_members()
+
+    def run_epoch(self) -> list[tuple[Trial, dict[str, Tensor]]]:
+        """Train and validate once; return the members that are dropped, with their best parameters."""
+        self._take_steps()
+        self.epoch += 1
+        losses = self._validation_losses().tolist()
+        improved = [
+            place for place, loss in enumerate(losses) if loss < self.best_loss[place] and not self.stopped[place]
+        ]
+        for place in improved:
+            self.best_loss[place], self.best_epoch[place] = losses[place], self.epoch
+        chosen = torch.tensor(improved, dtype=torch.long, device=self.data.device)
+        for name, value in self.parameters.items():
+            self.best[name][chosen] = value[chosen]
+        last = self.epoch == self.settings.epochs
+        self.stopped = [last or self.epoch - best >= self.settings.patience for best in self.best_epoch]
+        return self._drop_stopped() if sum(self.stopped) >= _DROP_SHARE * len(self.stopped) else []
+
+    def _take_steps(self) -> None:
+        """Take one Adam step for each batch of each member's group."""
+        orders = [
+            epoch_order(self.data.train[group], seed=self.settings.seed, fold=group.fold, epoch=self.epoch)
+            for group in self.groups
+        ]
+        rows, valid = _in_batches(orders, self.settings.batch_size, self.data.device)
+        coefficients = self._adam_coefficients(rows.shape[1])
+        generators = self._dropout_generators()
+        adam = _fused_adam() if self.data.device.type == "cuda" else _adam
+        for step in range(rows.shape[1]):
+            gradients = self._gradients(rows[:, step], valid[:, step], generators)
+            for name, gradient in gradients.items():
+                adam(self.parameters[name], gradient, self.first[name], self.second[name], coefficients[step])
+
+    def _start(self) -> dict[str, Tensor]:
+        starts: dict[tuple[int, int], dict[str, Tensor]] = {}
+        widths = (self.data.features.shape[1], self.settings.hidden_size, self.data.targets.shape[1])
+        for member in self.members:
+            key = (member.layer, member.fold)
+            if key not in starts:
+                starts[key] = glorot_start(member.map, widths, (self.settings.seed, *key))
+        each = [starts[member.layer, member.fold] for member in self.members]
+        return {
+            name: torch.stack([start[name].to(self.data.features.dtype) for start in each]).to(self.data.device)
+            for name in each[0]
+        }
+
+    def _index_members(self) -> None:
+        device, data = self.data.device, self.data
+        groups = [_group(member) for member in self.members]
+        self.groups = sorted(set(groups))
+        self.group = torch.tensor([self.groups.index(group) for group in groups], device=device)
+        validation = [data.validation[group] for group in self.groups]
+        self.validation = _in_batches(validation, _VALIDATION_BATCHES * self.settings.batch_size, device)
+        self.validation_size = torch.tensor([len(rows) for rows in validation], device=device)
+        features = [data.feature_start[member.layer] for member in self.members]
+        targets = [
+            data.target_start[member.task.target_layer(member.layer)] + member.task.offset for member in self.members
+        ]
+        self.feature_start, self.target_start = (torch.tensor(some, device=device) for some in (features, targets))
+        self.learning_rate = torch.tensor([member.learning_rate for member in self.members], dtype=torch.float64)
+        names = [member.distance for member in self.members]
+        self.spans = {
+            name: slice(names.index(name), names.index(name) + names.count(name)) for name in sorted(set(names))
+        }
+
+    def _gather(
+        self, rows: Int[Tensor, "group batch"]
+    ) -> tuple[Float[Tensor, "member batch d"], Float[Tensor, "member batch d_t"]]:
+        rows = rows[self.group]
+        features = self.data.features.index_select(0, (rows + self.feature_start.unsqueeze(1)).flatten())
+        targets = self.data.targets.index_select(0, (rows + self.target_start.unsqueeze(1)).flatten())
+        return features.unflatten(0, rows.shape), targets.unflatten(0, rows.shape)
+
+    def _gradients(
+        self, rows: Int[Tensor, "group batch"], valid: Bool[Tensor, "group batch"], generators: list[torch.Generator]
+    ) -> dict[str, Tensor]:
+        """Differentiate each member's mean distance over its batch: closed form at the output, autograd in the map."""
+        features, targets = self._gather(rows)
+        counted = valid.to(features.dtype)
+        weight = (counted / counted.sum(1, keepdim=True).clamp(min=1))[self.group]
+        parameters = {name: value.detach().requires_grad_() for name, value in self.parameters.items()}
+        predicted = apply_map(parameters, features, kept=self._dropout(generators, features.dtype))
+        outer = [
+            distance_gradient(predicted.detach()[span], targets[span], weight[span], distance)
+            for distance, span in self.spans.items()
+        ]
+        gradients = torch.autograd.grad(
+            predicted, list(parameters.values()), outer[0] if len(outer) == 1 else torch.cat(outer)
+        )
+        return dict(zip(parameters, gradients, strict=True))
+
+    def _adam_coefficients(self, steps: int) -> Float[Tensor, "step coefficient member 1 1"]:
+        """Prepare an epoch's numbers of Adam for each member; those of a group that has run out of batches do nothing.
+
+        With bias corrections c1, c2 at step t, Adam's update lr·(m/c1)/(√(v/c2) + ε) is m/(√v·scale + shift) for scale
+        = c1/(lr·√c2) and shift = ε·c1/lr: one pass over the stack less.
+        """
+        batches = [-(-len(self.data.train[group]) // self.settings.batch_size) for group in self.groups]
+        powers = [  # in Python, as the last bit of torch's power depends on the place in a tensor
+            [[beta ** (self.epoch * own + step + 1) for own in batches] for step in range(steps)] for beta in _BETAS
+        ]
+        group = self.group.cpu()
+        first, second = 1 - torch.tensor(powers, dtype=torch.float64)[..., group]
+        idle = torch.arange(steps).unsqueeze(1) >= torch.tensor(batches)[group]
+        ones = torch.ones_like(first)
+        together = torch.stack(
+            [
+                ((1 - _BETAS[0]) * ones).masked_fill(idle, 0),
+                (_BETAS[1] * ones).masked_fill(idle, 1),
+                first / (self.learning_rate * second.sqrt()),
+                (_EPSILON * first / self.learning_rate).masked_fill(idle, torch.inf),
+            ],
+            dim=1,
+        )
+        return together.to(self.data.device, self.data.features.dtype)[..., None, None]
+
+    def _dropout_generators(self) -> list[torch.Generator]:
+        if self.settings.dropout == 0 or "weight" in self.parameters:
+            return []
+        seeds = [stream("dropout", self.settings.seed, group.fold, self.epoch).integers(2**62) for group in self.groups]
+        return [torch.Generator(self.data.device).manual_seed(int(seed)) for seed in seeds]
+
+    def _dropout(
+        self, generators: list[torch.Generator], dtype: torch.dtype
+    ) -> Float[Tensor, "member batch d_h"] | None:
+        """Draw which units of the MLPs' hidden layer stay, the same for all members of a fold."""
+        if not generators:
+            return None
+        shape = (self.settings.batch_size, self.settings.hidden_size)
+        drawn = [torch.rand(shape, generator=generator, device=self.data.device) for generator in generators]
+        kept = torch.stack(drawn) >= self.settings.dropout
+        return (kept.to(dtype) / (1 - self.settings.dropout))[self.group]
+
+    def _validation_losses(self) -> Float[Tensor, " member"]:
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.data.device)
+        for rows, valid in zip(*(part.unbind(1) for part in self.validation), strict=True):
+            features, targets = self._gather(rows)
+            predicted = apply_map(self.parameters, features)
+            for distance, span in self.spans.items():
+                away = paired_distance(predicted[span], targets[span], distance)
+                total[span] += (away.double() * valid[self.group][span]).sum(1)
+        return total / self.validation_size[self.group]
+
+    def _drop_stopped(self) -> list[tuple[Trial, dict[str, Tensor]]]:
+        done = [
+            (
+                Trial(member, self.best_loss[place], self.best_epoch[place]),
+                {name: value[place] for name, value in self.best.items()},
+            )
+            for place, member in enumerate(self.members)
+            if self.stopped[place]
+        ]
+        stay = [place for place, stopped in enumerate(self.stopped) if not stopped]
+        index = torch.tensor(stay, dtype=torch.long, device=self.data.device)
+        for tensors in (self.parameters, self.first, self.second, self.best):
+            tensors.update({name: value[index] for name, value in tensors.items()})
+        self.members = [self.members[place] for place in stay]
+        self.best_loss = [self.best_loss[place] for place in stay]
+        self.best_epoch = [self.best_epoch[place] for place in stay]
+        self.stopped = [False] * len(stay)
+        if stay:
+            self._index_members()
+        return done
+
+
+def _adam(
+    parameters: Tensor, gradient: Tensor, first: Tensor, second: Tensor, coefficients: Float[Tensor, "4 member 1 1"]
+) -> None:
+    """Take one step of Adam in place, with the numbers of `_Stack._adam_coefficients`."""
+    share, decay, scale, shift = coefficients
+    first.lerp_(gradient, share)
+    second.mul_(decay).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+    parameters.addcdiv_(first, torch.addcmul(shift, second.sqrt(), scale), value=-1)
+
+
+@cache
+def _fused_adam() -> Callable[..., None]:
+    """Return the same compiled: one pass over memory, where eager takes five."""
+    return torch.compile(_adam, dynamic=True)
+
+
+def _in_batches(
+    rows: list[Tensor], size: int, device: torch.device
+) -> tuple[Int[Tensor, "group step batch"], Bool[Tensor, "group step batch"]]:
+    """Cut each group's rows into batches of one size, and fill all groups up to one length with invalid rows."""
+    steps = max(-(-len(some) // size) for some in rows)
+    filled = torch.stack([torch.cat([some, some[:1].expand(steps * size - len(some))]) for some in rows])
+    valid = torch.arange(steps * size) < torch.tensor([len(some) for some in rows]).unsqueeze(1)
+    return filled.unflatten(1, (steps, size)).to(device), valid.unflatten(1, (steps, size)).to(device)
+
+
+def _stacks(states: HiddenStates, members: Sequence[Member], settings: Settings) -> Iterator[list[Member]]:
+    """Group members with parameters of one shape, of like steps and layers, into stacks that fit in memory."""
+    memory = settings.memory or _free_memory(torch.device(settings.device or states.inputs.device))
+    tokens, source = states.hidden.shape[1:]
+
+    def shape(member: Member) -> tuple[str, int]:
+        return member.map, states.width(member.task, member.layer)
+
+    def order(member: Member) -> tuple:
+        return shape(member), member.task.data_share, member.layer, member.fold, member.learning_rate
+
+    for (name, width), alike in groupby(sorted(members, key=order), key=shape):
+        inner = settings.hidden_size if name == "mlp" else 0
+        parameters = (source + width) * inner or source * width
+        activations = _VALIDATION_BATCHES * settings.batch_size * (source + 3 * (inner + width))
+        each = _COPIES_OF_PARAMETERS * parameters + activations
+        together: list[Member] = []
+        read: dict[tuple, int] = {}
+        for member in alike:
+            own = {("features", member.layer): source, ("targets", member.task.target_layer(member.layer)): width}
+            read |= own
+            if together and _FLOAT * (each * (len(together) + 1) + tokens * sum(read.values())) > memory:
+                yield together
+                together, read = [], own
+            together.append(member)
+        yield together
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(0.8 * torch.cuda.mem_get_info(device)[0])
+    return _CPU_MEMORY

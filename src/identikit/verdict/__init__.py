@@ -1,0 +1,1 @@
+"""All three questions about one text: the numbers, and the words made from them."""

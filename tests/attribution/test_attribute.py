@@ -1,0 +1,416 @@
+"""Hidden Token Attribution: every engine against plain autograd, what must not change it, estimates, readings."""
+
+import dataclasses
+import json
+import zlib
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from identikit.attribution import attribute as attribution
+from identikit.attribution import sweep
+from identikit.attribution.attribute import token_attribution
+from identikit.attribution.sweep import Request
+from identikit.errors import InputError
+from identikit.maths import jacobian
+from identikit.models import families
+from identikit.models.load import load
+from identikit.models.model import Model
+from identikit.models.tap import visiting
+from identikit.text import TokenBatch
+from tests.models import tiny
+from tests.models.test_contract import CASTING, SPLITTING, batch_of
+from tests.reference import attribution as reference
+
+TEXTS = ["w4 w9 w4 w17 w20", ("w8 w5 w21", "w40 w9"), "w11 w12"]
+
+
+def asked(model: Model, **options) -> Request:
+    defaults = {"layers": tuple(range(model.n_layers)), "targets": None, "norm": "frobenius", "probes": None}
+    return Request(**defaults | {"seed": 0, "after": False, "precision": "full"} | options)
+
+
+def swept(model: Model, batch: TokenBatch, chunk: int = 2, keep: bool = True, **options) -> torch.Tensor:
+    return sweep.sweep(model, batch, asked(model, **options), chunk=chunk, keep=keep, tick=lambda count: None)
+
+
+def one_row(batch: TokenBatch, row: int) -> TokenBatch:
+    """One text of a batch, its padding kept."""
+    part = slice(row, row + 1)
+    tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments", "pixels")}
+    cut = {name: tensor[part] for name, tensor in tensors.items() if tensor is not None}
+    return dataclasses.replace(batch, tokens=batch.tokens[part], words=batch.words[part], order=(0,), **cut)
+
+
+def with_graph(model: Model, batch: TokenBatch, *, after: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Run a model with autograd on; return x as a leaf (n, d_x) and every block's output (n, d)."""
+    leaves: list[torch.Tensor] = []
+    hidden: list[torch.Tensor] = []
+    alone = 1 if model.family.sequence_first else 0
+
+    def start(module, args, kwargs):
+        if leaves:  # a block that is used again
+            return None
+        given = args[0] if args else kwargs["hidden_states"]
+        leaves.append(given.detach().squeeze(alone).clone().requires_grad_())
+        x = leaves[0].unsqueeze(alone)
+        return ((x, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": x})
+
+    def leave(module, args, output):
+        hidden.append((output[0] if isinstance(output, tuple) else output).squeeze(alone))
+
+    embedding = None if after else model.family.embedding
+    first = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
+    with model._switched(), visiting(lambda call: None), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
+        stack.callback(first.register_forward_pre_hook(start, with_kwargs=True).remove)
+        for block in {id(block): block for block in model.blocks}.values():
+            stack.callback(block.register_forward_hook(leave).remove)
+        model.hf(**model.arguments(batch))
+    return leaves[0], hidden
+
+
+def reference_norms(model: Model, batch: TokenBatch, outputs: list[int], norms, *, after: bool = False) -> torch.Tensor:
+    """Norms (norm, layer, input, output) of the Jacobian blocks, one backward pass for each number."""
+    x, hidden = with_graph(model, batch, after=after)
+    blocks = [reference.jacobians(layer[outputs], x) for layer in hidden]
+    return torch.tensor(
+        [[[[reference.block_norm(block, norm) for block in row] for row in one] for one in blocks] for norm in norms],
+        dtype=torch.float64,
+    )
+
+
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, of the largest entry of the layer."""
+    return float(((found - expected).abs().amax((-2, -1)) / expected.amax((-2, -1))).max())
+
+
+@pytest.fixture
+def float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every cast to float32, as in the norms and rotary tables of several families, be one to float64."""
+    to = torch.Tensor.to
+
+    def wide(self, *args, **kwargs):
+        wanted = args[0] if args else kwargs.get("dtype")
+        return self.double() if wanted is torch.float32 else to(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", wide)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+def assert_sweep_is_autograd(name: str, tolerance: float, norms: tuple[str, ...] = ("frobenius",)) -> None:
+    """On a padded text: three outputs of all layers and inputs, with padding feeling and causing nothing."""
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = one_row(batch_of(model, (7, 6)), 1)
+    kept = batch.keep[0].nonzero()[:, 0].tolist()
+    outputs = [kept[0], kept[len(kept) // 2], kept[-1]]
+    expected = reference_norms(model, batch, outputs, norms)
+    for norm, one in zip(norms, expected, strict=True):
+        found = swept(model, batch, norm=norm, chunk=3)
+        assert off(found[:, :, outputs], one) <= tolerance
+        assert found[:, ~batch.keep[0]][:, :, batch.keep[0]].count_nonzero() == 0
+        if name in ("gpt2", "llama"):
+            assert found.tril(-1).count_nonzero() == 0  # an input moves nothing before it
+
+
+@pytest.mark.parametrize("name", SPLITTING)
+def test_sweep_agrees_with_autograd(name: str):
+    norms = jacobian.NORMS if name in ("bert", "albert", "gemma2") else ("frobenius",)
+    assert_sweep_is_autograd(name, 1e-6 if name in CASTING else 1e-9, norms)
+
+
+@pytest.mark.parametrize("name", sorted(CASTING))
+def test_sweep_agrees_to_float64_once_the_norms_are(name: str, float64_norms: None):
+    assert_sweep_is_autograd(name, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["xlnet", "gpt2"])
+def test_generic_engine_agrees_with_autograd(name: str):
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = one_row(batch_of(model, (6, 5)), 1)
+    outputs = [0, 3]
+    expected = reference_norms(model, batch, outputs, jacobian.NORMS)
+    for norm, one in zip(jacobian.NORMS, expected, strict=True):
+        request = asked(model, norm=norm, targets=tuple(outputs))
+        found = sweep.generic(model, batch, request, chunk=4, tick=lambda count: None)
+        assert off(found, one) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["bert", "electra"])
+def test_reverse_engine_agrees_with_autograd(name: str):
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = batch_of(model, (5,))
+    outputs = [4, 1]
+    expected = reference_norms(model, batch, outputs, jacobian.NORMS)
+    for norm, one in zip(jacobian.NORMS, expected, strict=True):
+        request = asked(model, norm=norm, targets=tuple(outputs), layers=(2, 0))
+        found = sweep.reverse(model, batch, request, chunk=1, tick=lambda count: None)
+        assert off(found, one[[2, 0]]) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_inputs_after_the_embeddings_norm(name: str):
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = batch_of(model, (5,))
+    (expected,) = reference_norms(model, batch, [1, 4], ["frobenius"], after=True)
+    assert off(swept(model, batch, after=True)[:, :, [1, 4]], expected) <= 1e-9
+    request = asked(model, after=True, targets=(1, 4))
+    for engine in (sweep.generic, sweep.reverse):
+        assert off(engine(model, batch, request, chunk=2, tick=lambda count: None), expected) <= 1e-9
+
+
+def test_chunks_and_kept_derivatives_change_nothing():
+    for name in ("bert", "llama"):
+        model = tiny.loaded(name, dtype=torch.float64)
+        batch = batch_of(model, (9,))
+        whole = swept(model, batch, chunk=9)
+        assert off(swept(model, batch, chunk=1, keep=False), whole) <= 1e-13
+        assert off(swept(model, batch, chunk=4, layers=(1,), targets=(8, 0, 3)), whole[1:2][:, :, [8, 0, 3]]) <= 1e-13
+
+
+def test_causal_models_are_not_asked_about_the_past(monkeypatch: pytest.MonkeyPatch):
+    model = tiny.loaded("gpt2")
+    rows: list[int] = []
+    push = jacobian.push
+
+    def watched(tangents, block, **rest):
+        rows.append(len(tangents))
+        push(tangents, block, **rest)
+
+    monkeypatch.setattr(jacobian, "push", watched)
+    swept(model, batch_of(model, (6,)), chunk=2)
+    assert rows == [6, 6, 4, 4, 2, 2]  # two layers behind the first, for each chunk
+
+
+# What the public function promises
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "xlnet"])
+def test_contributions_are_shares_of_one(name: str):
+    for result in token_attribution(tiny.loaded(name), TEXTS):
+        assert (result.contribution >= 0).all()
+        assert torch.allclose(result.contribution.sum(1), torch.ones(3, len(result.tokens)), atol=1e-6)
+        assert torch.equal(result.by_output, result.contribution.transpose(1, 2))
+        assert result.stderr is None
+
+
+def test_texts_do_not_touch_each_other():
+    model = tiny.loaded("bert")
+    together, turned = token_attribution(model, TEXTS), token_attribution(model, TEXTS[::-1])
+    alone = [token_attribution(model, text)[0] for text in TEXTS]
+    for first, second, third in zip(together, turned[::-1], alone, strict=True):
+        assert first.tokens == second.tokens == third.tokens
+        assert torch.equal(first.contribution, second.contribution)
+        assert torch.equal(first.contribution, third.contribution)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("bert", "right"), ("t5", "right"), ("mistral", "left"), ("llama", "right")]
+)
+def test_padding_changes_nothing(name: str, side: str):
+    model = tiny.loaded(name, dtype=torch.float64)
+    padded = one_row(batch_of(model, (9, 6), side), 1)
+    alone = dataclasses.replace(
+        padded, **{part: getattr(padded, part)[:, padded.keep[0]] for part in ("ids", "keep", "special")}
+    )
+    keep = padded.keep[0]
+    assert off(swept(model, padded)[:, keep][:, :, keep], swept(model, alone)) <= (1e-6 if name in CASTING else 1e-12)
+
+
+def test_renaming_hidden_units_changes_nothing():
+    """Permute the features of the hidden vectors and of the feed-forward layers, everywhere they occur."""
+    model = tiny.loaded("bert", dtype=torch.float64)
+    before = token_attribution(model, TEXTS[0])[0].contribution
+    generator = torch.Generator().manual_seed(5)
+    hidden, inner = torch.randperm(24, generator=generator), torch.randperm(40, generator=generator)
+    with torch.no_grad():
+        for name, parameter in model.hf.named_parameters():
+            if "intermediate" in name:  # its outputs, and for the weight its inputs
+                parameter.copy_(parameter[inner][:, hidden] if parameter.ndim == 2 else parameter[inner])
+            elif name.endswith("output.dense.weight"):
+                parameter.copy_(parameter[hidden] if "attention" in name else parameter[hidden][:, inner])
+            elif "LayerNorm" in name or name.endswith("output.dense.bias"):
+                parameter.copy_(parameter[hidden])
+            elif parameter.ndim == 2 and "pooler" not in name:  # embeddings, queries, keys and values
+                parameter.copy_(parameter[:, hidden])
+    after = token_attribution(model, TEXTS[0])[0].contribution
+    assert (after - before).abs().max() <= 1e-12
+
+
+def test_what_a_result_holds():
+    model = tiny.loaded("bert")
+    result = token_attribution(model, TEXTS, layers=[2, 0], targets=[3, 1])[1]
+    assert result.tokens == ("<s>", "w8", "w5", "w21", "</s>", "w40", "w9", "</s>")
+    assert result.special == (True, False, False, False, True, False, False, True)
+    assert result.words == ((1, 2), (2, 3), (3, 4), (5, 6), (6, 7))
+    assert (result.layers, result.targets, result.norm, result.probes) == ((2, 0), (3, 1), "frobenius", None)
+    whole = token_attribution(model, TEXTS)[1].contribution
+    assert torch.allclose(result.contribution, whole[[2, 0]][:, :, [3, 1]], atol=1e-6)
+    assert result.provenance.settings["norm"] == "frobenius"
+    assert result.provenance.settings["engine"] == result.engine
+    frame = result.to_frame()
+    assert len(frame) == 2 * 8 * 2
+    row = frame.set_index(["layer", "input", "output"]).loc[(0, 4, 1)]
+    assert (row["input_token"], row["output_token"]) == ("</s>", "w8")
+    assert row["contribution"] == pytest.approx(float(result.contribution[1, 4, 1]))
+
+
+def test_special_tokens_are_found_by_the_tokenizers_own_names():
+    model = load()
+    result = token_attribution(model, ("one two", "three"), probes=2, layers=[0])[0]
+    assert (result.tokens[result.cls], result.tokens[result.separator], result.separator) == ("[CLS]", "[SEP]", 3)
+
+
+def test_engines_are_chosen_and_reported():
+    bert, xlnet = tiny.loaded("bert"), tiny.loaded("xlnet")
+    chosen = {
+        "sweep": token_attribution(bert, TEXTS[0])[0],
+        "generic": token_attribution(xlnet, TEXTS[0])[0],
+        "reverse": token_attribution(bert, TEXTS[0], norm="sum")[0],
+    }
+    assert {name: result.engine for name, result in chosen.items()} == {name: name for name in chosen}
+    assert token_attribution(bert, TEXTS[0], targets=[2], layers=[0])[0].engine == "reverse"
+
+
+def test_images_are_attributed_by_patches():
+    image = pytest.importorskip("PIL.Image")
+    import transformers as hf
+
+    model = tiny.loaded("vit")
+    model.tokenizer = hf.ViTImageProcessor(size={"height": 16, "width": 16})
+    (result,) = token_attribution(model, image.new("RGB", (20, 20), "red"), layers=[1])
+    assert result.tokens[:2] == ("[CLS]", "r0c0")
+    assert result.cls == 0
+    assert torch.allclose(result.contribution.sum(1), torch.ones(1, 17), atol=1e-6)
+    red, blue = (image.new("RGB", (20, 20), colour) for colour in ("red", "blue"))
+    named = [one.provenance.text for one in token_attribution(model, [red, blue, red], layers=[1], probes=2)]
+    assert named[0] == named[2] == result.provenance.text != named[1]
+    with pytest.raises(InputError, match="the list is empty"):
+        token_attribution(model, [])
+
+
+def test_whole_numbers_of_any_library_will_do():
+    model = tiny.loaded("bert")
+    options = {"layers": torch.tensor([2, 2]), "targets": np.array([3, 1, 3]), "probes": np.int64(4)}
+    (found,) = token_attribution(model, TEXTS[0], **options, seed=np.int64(3))
+    (expected,) = token_attribution(model, TEXTS[0], layers=[2], targets=[3, 1], probes=4, seed=3)
+    assert found.layers == (2,) and found.targets == (3, 1)
+    assert torch.equal(found.contribution, expected.contribution)
+    assert json.dumps(found.provenance.settings) == json.dumps(expected.provenance.settings)
+
+
+def test_more_directions_than_hidden_vectors_have_go_forward():
+    """The inputs of this model are larger than its hidden vectors, whose directions are too few to go back from."""
+    import transformers as hf
+
+    stock = hf.AlbertModel(hf.AlbertConfig(**tiny._ENCODER, embedding_size=40, num_hidden_groups=1)).eval()
+    model = load(stock, tiny.tokenizer())
+    (found,) = token_attribution(model, TEXTS[0], targets=[1], probes=30)
+    assert found.engine != "reverse" and torch.allclose(found.contribution.sum(1), torch.ones(3, 1))
+
+
+def test_progress_counts_tokens():
+    seen: list[tuple[int, int]] = []
+    token_attribution(tiny.loaded("bert"), TEXTS, progress=lambda done, total: seen.append((done, total)))
+    lengths = 7 + 8 + 4
+    assert {total for _, total in seen} == {lengths}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (lengths, lengths)
+
+
+def test_low_precision_is_close():
+    model = tiny.loaded("bert")
+    exact = token_attribution(model, TEXTS[0])[0].contribution
+    for precision, allowed in (("tf32", 1e-2), ("bfloat16", 3e-2)):
+        found = token_attribution(model, TEXTS[0], precision=precision)[0].contribution
+        assert ((found - exact).abs() / exact).max() <= allowed
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+# Estimates
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("bert", {}), ("albert", {}), ("xlnet", {}), ("bert", {"norm": "sum"}), ("albert", {"targets": [2]})],
+)
+def test_all_probes_are_exact(name: str, options: dict):
+    model = tiny.loaded(name, dtype=torch.float64)
+    exact = token_attribution(model, TEXTS[0], **options)[0]
+    found = token_attribution(model, TEXTS[0], probes=model.d_input, **options)[0]
+    assert (found.contribution - exact.contribution).abs().max() <= 1e-12
+    assert found.stderr is not None
+    assert found.stderr.count_nonzero() == 0
+
+
+def test_probes_backward_estimate_the_same():
+    model = tiny.loaded("bert", dtype=torch.float64)
+    exact = token_attribution(model, TEXTS[0], targets=[2])[0].contribution
+    results = [token_attribution(model, TEXTS[0], targets=[2], probes=6, seed=seed)[0] for seed in range(12)]
+    assert {result.engine for result in results} == {"reverse"}
+    off_by = torch.stack([(result.contribution - exact).abs() / result.stderr for result in results])
+    assert 0.8 <= (off_by <= 2).double().mean() <= 1.0
+    assert off_by.mean() > 0.2  # and the errors are not merely wide
+
+
+def test_probes_backward_are_drawn_from_the_hidden_vectors_directions():
+    """ALBERT's inputs have 16 dimensions and its hidden vectors 24: the finite-population factor is that of 24."""
+    model = tiny.loaded("albert", dtype=torch.float64)
+    result = token_attribution(model, TEXTS[0], targets=[2], probes=12)[0]
+    seed = zlib.crc32(repr(result.tokens).encode())
+    (batch,) = model.batches(model.encode(TEXTS[0]))
+    squares = sweep.reverse(
+        model, batch, asked(model, targets=(2,), probes=12, seed=seed), chunk=1, tick=lambda n: None
+    )
+    expected = jacobian.estimated_contributions(squares, population=24)
+    assert result.engine == "reverse"
+    assert torch.equal(result.contribution, expected[0])
+    assert result.stderr is not None
+    assert torch.equal(result.stderr, expected[1])
+
+
+def test_probes_follow_the_seed_and_not_the_place_in_a_list():
+    model = tiny.loaded("bert")
+    first, again, other = (token_attribution(model, TEXTS[0], probes=4, seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first.contribution, again.contribution)
+    assert not torch.equal(first.contribution, other.contribution)
+    listed = token_attribution(model, [TEXTS[1], TEXTS[0]], probes=4, seed=1)[1]
+    assert torch.equal(first.contribution, listed.contribution)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> tuple[Model, str, torch.Tensor]:
+    model, text = load(), "The cat sat on the old mat ."
+    return model, text, token_attribution(model, text)[0].contribution
+
+
+def test_sixteen_probes_on_minilm(minilm: tuple[Model, str, torch.Tensor]):
+    model, text, exact = minilm
+    estimates = [token_attribution(model, text, probes=16, seed=seed)[0] for seed in range(2)]
+    errors = torch.stack([(one.contribution - exact).abs() / exact for one in estimates])
+    assert errors.median() <= 0.05
+    covered = torch.stack([(one.contribution - exact).abs() <= 2 * one.stderr for one in estimates])
+    assert 0.85 <= covered.double().mean() <= 0.99
+
+
+# Readings
+
+
+def test_mixing_reads_results():
+    model = tiny.loaded("bert")
+    results = token_attribution(model, TEXTS)
+    tags = [["X" if special else "W" for special in result.special] for result in results]
+    found = attribution.mixing(results, tags)
+    assert found.tokens == 7 + 8 + 4
+    assert sorted(found.by_tag) == ["W", "X"]
+    assert found.own_quartiles().shape == (3, 3)
+    parts = [attribution.mixing([one], [mine]) for one, mine in zip(results, tags, strict=True)]
+    assert torch.equal(parts[2].merge(parts[0]).merge(parts[1]).offsets.sums, found.offsets.sums)
+    with pytest.raises(InputError, match="some of its text's targets only"):
+        attribution.mixing(token_attribution(model, TEXTS[0], targets=[1]))
+    with pytest.raises(InputError, match=r"different layers, \[0\] and \[2\]"):
+        attribution.mixing([token_attribution(model, TEXTS[0], layers=[layer])[0] for layer in (0, 2)])
+    with pytest.raises(InputError, match="no results"):
+        attribution.mixing([])

@@ -1,0 +1,165 @@
+"""Hidden Token Attribution: what it refuses, how it fits into memory, and what it says before it takes long."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from identikit.attribution import attribute as attribution
+from identikit.attribution import sweep
+from identikit.attribution.attribute import token_attribution
+from identikit.errors import InputError
+from identikit.models.load import load
+from tests.attribution.test_attribute import TEXTS, asked
+from tests.models import tiny
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"norm": "euclid"}, "norm='euclid' is not known: use one of frobenius, sum, spectral"),
+    ({"source": "tokens"}, "source='tokens' is not known: use one of before, after"),
+    ({"precision": "float8"}, "precision='float8' is not known"),
+    ({"probes": 1}, "probes=1: expected 'exact' or a number from 2 to 24"),
+    ({"probes": 25}, "probes=25: expected 'exact' or a number from 2 to 24"),
+    ({"probes": "all"}, "probes='all': expected 'exact' or a number from 2 to 24"),
+    ({"probes": 4, "norm": "spectral"}, "cannot be estimated from a few directions"),
+    ({"layers": [3]}, r"layers=\[3\]: expected some of 0 to 2"),
+    ({"layers": []}, r"layers=\[\]: expected some of 0 to 2"),
+    ({"targets": [0, 7]}, r"targets=\[0, 7\]: expected some of 0 to 6"),
+])  # fmt: skip
+def test_mistakes_are_told(options: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        token_attribution(tiny.loaded("bert"), TEXTS[0], **options)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"layers": 1}, r"layers=1: expected a list of whole numbers"),
+    ({"layers": "last"}, r"layers='last': expected a list of whole numbers"),
+    ({"targets": [1.0]}, r"targets: 1\.0 is no whole number"),
+    ({"targets": [True, False]}, r"targets: True is no whole number"),
+    ({"probes": 2.5}, r"probes: 2\.5 is no whole number"),
+    ({"seed": "a"}, r"seed: 'a' is no whole number"),
+])  # fmt: skip
+def test_values_of_a_wrong_kind_are_told(options: dict, message: str):
+    given = {"probes": "exact", "layers": None, "targets": None, "seed": 0} | options
+    with pytest.raises(InputError, match=message):
+        attribution._request(tiny.loaded("bert"), norm="frobenius", source="before", precision="full", **given)
+
+
+def test_derivatives_that_overflow_are_told():
+    """In float16 a LayerNorm of tiny vectors has derivatives past the largest number; they must not count as 0."""
+    stock = tiny.build("bert")
+    stock.embeddings.word_embeddings.weight.data *= 1e-3
+    stock.embeddings.position_embeddings.weight.data *= 1e-3
+    stock.embeddings.token_type_embeddings.weight.data *= 1e-3
+    model = load(stock.half(), tiny.tokenizer())
+    with pytest.raises(InputError, match=r"derivatives of BertModel overflow in torch\.float16\. Load it in another"):
+        token_attribution(model, TEXTS[0])
+
+
+def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch):
+    model = load()
+    text = "word " * 60
+    monkeypatch.setattr(sweep, "sweep", lambda *args, **options: pytest.fail("it started"))
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 28)
+    with pytest.raises(InputError, match=r"exact attribution of 62 tokens .* needs at least .*Use probes=\d+, an est"):
+        token_attribution(model, text)
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
+    with pytest.raises(InputError, match="Use a smaller model, or a shorter text"):
+        token_attribution(model, text)
+
+
+def test_the_probes_that_are_named_do_fit(monkeypatch: pytest.MonkeyPatch):
+    model = load()
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 28)
+    with pytest.raises(InputError) as refusal:
+        attribution.plan(model, 62, asked(model))
+    named = int(str(refusal.value).split("probes=")[1].split(",")[0])
+    attribution.plan(model, 62, asked(model, probes=named))
+
+
+def test_what_will_take_long_says_so(monkeypatch: pytest.MonkeyPatch):
+    model = load()
+    monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e10)
+    monkeypatch.setattr(attribution.Plan, "run", lambda *rest: torch.ones(6, 62, 62))
+    with pytest.warns(
+        UserWarning, match=r"1 text\(s\) of 62 tokens, exactly, will take about \d+ minutes here\. With probes=\d+"
+    ):
+        token_attribution(model, "word " * 60)
+
+
+def test_no_probes_are_advised_that_take_longer(monkeypatch: pytest.MonkeyPatch):
+    """The gradient of a sum takes one pass a target: exactly is the fast way there."""
+    model = load()
+    monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e9)
+    with pytest.warns(attribution.CostWarning) as warned:
+        attribution.foresee(model, [60], norm="sum")
+    assert "probes" not in str(warned[0].message)
+
+
+def test_saved_attention_counts_as_memory():
+    """The way back from one target holds every layer's attention maps of the way forward."""
+    model = load()
+    few = asked(model, targets=(0,), probes=2)
+    costs = {cost.engine: cost for cost in attribution._costs(model, 4096, few)}
+    maps = model.n_layers * model.n_heads * 4096**2 * 4
+    assert costs["reverse"].held > 2 * maps > costs["generic"].held
+
+
+def test_chunks_halve_until_they_fit():
+    done: list[tuple[int, int]] = []
+    ticks: list[int] = []
+
+    def work(first: int, last: int) -> None:
+        if last - first > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        done.append((first, last))
+
+    sweep.in_chunks(7, 5, work, ticks.append)
+    assert done == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert ticks == [2, 2, 2, 1]
+
+
+def test_memory_is_used_again_until_it_is_far_too_large():
+    scratch = sweep._Scratch(torch.zeros(1))
+    first = scratch.take(0, 4, 8)
+    assert scratch.take(0, 4, 7).data_ptr() == first.data_ptr()
+    assert scratch.take(1, 4, 8).data_ptr() != first.data_ptr()
+    scratch.take(0, 2, 8)
+    assert scratch._flat[0].numel() == 16
+
+
+@pytest.mark.parametrize(("error", "told", "message"), [
+    (MemoryError(), InputError, "memory ran out with a single token"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), InputError, "memory ran out with a single token"),
+    (RuntimeError("another fault"), RuntimeError, "another fault"),
+])  # fmt: skip
+def test_what_halving_cannot_mend_is_told(error: Exception, told: type[Exception], message: str):
+    def work(first: int, last: int) -> None:
+        raise error
+
+    with pytest.raises(told, match=message):
+        sweep.in_chunks(4, 4, work, lambda count: None)
+
+
+@pytest.mark.slow
+def test_a_long_text_on_a_cpu_stays_under_four_gigabytes():
+    """The first tokens reach the peak: derivatives are held by then, and tangents. A whole run took 2.5 GiB."""
+    script = """
+import resource, warnings
+from identikit.attribution.attribute import token_attribution
+from identikit.models.load import load
+
+warnings.simplefilter("ignore")
+
+def report(done, total):
+    if done >= 2:
+        print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, flush=True)
+        raise SystemExit
+
+token_attribution(load(), "word " * 126, progress=report)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    tokens, gigabytes = done.stdout.split()
+    assert tokens == "128"
+    assert float(gigabytes) < 4

@@ -1,0 +1,114 @@
+"""Token identifiability on real models: hidden states read rightly, rates that follow, one text read in full."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import identikit as ik
+from identikit.data import sample_texts
+from identikit.models.model import Model
+from identikit.tokens import identify as identity
+from identikit.tokens.identify import hidden_states
+from identikit.tokens.maps import load_maps
+from identikit.tokens.protocol import Settings
+from tests.models import tiny
+
+QUICK = Settings(folds=2)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Model:
+    return ik.load()
+
+
+@pytest.fixture(scope="module")
+def fit(minilm: Model):
+    return ik.token_identifiability(
+        minilm, sample_texts()[:24], maps=["naive", "ridge"], distances=["cosine"], layers=[0, 5], settings=QUICK
+    )
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "llama"])
+def test_hidden_states_are_those_of_each_text_alone(name: str, monkeypatch: pytest.MonkeyPatch):
+    model = tiny.loaded(name)
+    texts = ["w5 w6 w7 w8 w9", "w10 w11", "w12 w13 w14"]
+    states = hidden_states(model, texts)
+    assert states.lengths.tolist() == [7, 4, 5]
+    assert states.inputs.shape == (16, model.d_input)
+    alone = model.trace(next(model.batches(model.encode(texts[1]))))
+    rows = states.rows(torch.tensor([1]))
+    assert torch.allclose(states.inputs[rows], alone.inputs[0])
+    for layer in range(model.n_layers):
+        assert torch.allclose(states.hidden[layer, rows], alone.hidden[layer][0], atol=1e-5)
+    monkeypatch.setattr(identity, "LARGEST_IN_MEMORY", 100)
+    assert torch.equal(hidden_states(model, texts).hidden, states.hidden)  # in a mapped file
+
+
+def test_rates_fall_with_depth(fit: identity.TokenIdentifiability):
+    rates = fit.summary.set_index(["map", "layer"])["rate"]
+    assert rates["naive", 0] > 0.99 and rates["ridge", 0] > 0.99
+    assert 0.3 < rates["naive", 5] < 0.9 and 0.3 < rates["ridge", 5] < 0.9
+    columns = [
+        "model",
+        "map",
+        "distance",
+        "layer",
+        "test_layer",
+        "target",
+        "offset",
+        "data_share",
+        "fold",
+        "split",
+        "rate",
+    ]
+    assert list(fit.rates.columns)[:11] == columns
+    assert fit.rates["chance"].iloc[0] < 0.05
+
+
+def test_one_text_is_read(fit: identity.TokenIdentifiability, tmp_path: Path):
+    text = "The dog chased the cat through the garden."
+    found = fit.identity_map(text)
+    assert found.map == "ridge" and found.recovered.shape == found.margin.shape == (2, len(found.tokens))
+    assert found.recovered[0].all() and found.winners[0] == found.tokens
+    assert torch.equal(found.margin > 0, found.recovered)
+    fit.save_maps(tmp_path / "maps.safetensors")
+    again = identity.read_identity(fit.model, text, load_maps(tmp_path / "maps.safetensors"))
+    assert torch.equal(again.margin, found.margin)
+
+
+def test_maps_are_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path / "cache"))
+    model = tiny.loaded("bert")
+    texts = [f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(4, 44)]
+    maps = identity.cached_maps(model, texts)
+    assert [fitted.layer for fitted in maps] == [0, 1, 2]
+    (kept,) = (tmp_path / "cache").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "fit_maps", None)
+        again = identity.cached_maps(model, texts)
+    assert torch.equal(again[2].parameters["weight"], maps[2].parameters["weight"])
+    kept.write_bytes(b"half a file")
+    assert len(identity.cached_maps(model, texts)) == 3
+    monkeypatch.setenv("IDENTIKIT_CACHE", str(kept / "not a folder"))
+    assert len(identity.cached_maps(model, texts)) == 3
+
+
+def test_mistakes(minilm: Model):
+    texts = sample_texts()
+    with pytest.raises(ik.InputError, match="at least 20 are needed"):
+        ik.token_identifiability(minilm, texts[:5], maps=["naive"])
+    with pytest.raises(ik.InputError, match="layer 6 does not exist"):
+        ik.token_identifiability(minilm, texts, layers=[6])
+    with pytest.raises(ik.InputError, match="experiment='magic' is not known: use same layer"):
+        ik.token_identifiability(minilm, texts, experiment="magic")
+    with pytest.raises(ik.InputError, match="'sorcery'"):
+        ik.token_identifiability(minilm, texts, maps=["sorcery"])
+    repeated = Model(tiny.build("llama"), tiny.tokenizer(), name="tiny")
+    with pytest.raises(ik.InputError, match="naive"):
+        ik.token_identifiability(tiny.loaded("albert"), ["w5 w6 w7"] * 20, maps=["naive"], settings=QUICK)
+    repeated.tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(ik.InputError, match="all 3 tokens of text 0 have the same input vector"):
+        ik.token_identifiability(repeated, ["w5 w5 w5"] * 20)
+    with pytest.raises(ik.InputError, match=r"text 0 has 1 token"):
+        ik.token_identifiability(repeated, ["w5"] * 20)

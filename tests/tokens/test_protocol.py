@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from identikit.errors import InputError
+from identikit.tokens.protocol import MapChoice, Settings, Task, fold_split, sentence_blocks
+from identikit.tokens.states import HiddenStates
+from tests.tokens.constructed import states
+
+
+@pytest.mark.parametrize("sentences", [20, 41, 408])
+def test_folds_share_no_sentence_and_use_each(sentences):
+    blocks = sentence_blocks(sentences, seed=3)
+    for fold in range(10):
+        split = fold_split(blocks, fold)
+        assert sorted(torch.cat(split).tolist()) == list(range(sentences))
+        assert len(split.test) / sentences == pytest.approx(0.15, abs=3 / sentences)
+        assert len(split.validation) / sentences == pytest.approx(0.15, abs=3 / sentences)
+
+
+def test_tests_of_ten_folds_cover_all_sentences():
+    blocks = sentence_blocks(100, seed=0)
+    tested = torch.cat([fold_split(blocks, fold).test for fold in range(10)])
+    assert set(tested.tolist()) == set(range(100))
+    assert len({tuple(fold_split(blocks, fold).test.tolist()) for fold in range(10)}) == 10
+
+
+def test_blocks_are_seeded_and_even():
+    first, again, other = (sentence_blocks(45, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert set(first.bincount(minlength=20).tolist()) == {2, 3}
+
+
+def test_smaller_shares_of_data_are_parts_of_larger_ones():
+    blocks = sentence_blocks(100, seed=0)
+    parts = [set(fold_split(blocks, 4, data_share=share).train.tolist()) for share in (0.5, 0.8, 1.0)]
+    assert parts[0] < parts[1] < parts[2]
+    assert [len(part) for part in parts] == [35, 56, 70]
+
+
+def test_rows_follow_sentences_and_offsets():
+    given = HiddenStates(torch.randn(9, 2), torch.randn(1, 9, 2), torch.tensor([3, 2, 4]), "m")
+    assert given.rows(torch.tensor([2, 0])).tolist() == [5, 6, 7, 8, 0, 1, 2]
+    assert given.rows_with_target(torch.tensor([0, 1, 2]), 2).tolist() == [0, 5, 6]
+    assert given.rows_with_target(torch.tensor([0, 1, 2]), -1).tolist() == [1, 2, 4, 6, 7, 8]
+
+
+def test_chance_is_one_over_the_mean_length():
+    given = states()
+    assert given.chance == pytest.approx(1 / given.lengths.float().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: sentence_blocks(19, seed=0), "Splitting 19 texts into folds: at least 20"),
+        (lambda: states().layer(1), "Reading layer 1 of constructed: it has 1 layers; ask for 0 to 0"),
+        (lambda: states(length=(1, 3)), r"text \d+ has 1 token\(s\)"),
+        (lambda: states(inputs=lambda tokens, _: torch.ones(tokens, 6)), "have the same input vector"),
+        (lambda: states(inputs=lambda tokens, _: torch.full((tokens, 6), torch.nan)), "input vectors are not finite"),
+        (lambda: states(hidden=lambda inputs, _: inputs / 0).layer(0), "Reading layer 0 .* not finite"),
+        (
+            lambda: HiddenStates(torch.randn(3, 2), torch.randn(1, 3, 2), torch.tensor([2, 2]), "m"),
+            "3 input vectors, 3 hidden vectors a layer and sentence lengths adding up to 4",
+        ),
+        (lambda: Task(target="output"), "target='output' is unknown"),
+        (lambda: Task(data_share=0.0), "data_share=0.0 is out of range"),
+        (lambda: MapChoice(maps=("linear", "cubic")), r"\['cubic'\] cannot be used; give one or more of naive, linear"),
+        (lambda: MapChoice(distances=()), "one or more of cosine, l2"),
+        (lambda: Settings(folds=11), "folds=11 cannot be used; give 1 to 10"),
+        (lambda: Settings(learning_rates=()), "one or more numbers above 0"),
+        (lambda: Settings(epochs=0), "epochs=0 cannot be used; give 1 or above"),
+        (lambda: Settings(dropout=1.0), "dropout=1.0 cannot be used"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_words(act, message):
+    with pytest.raises(InputError, match=message):
+        act()

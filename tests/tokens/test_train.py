@@ -1,0 +1,214 @@
+from dataclasses import replace
+from itertools import chain, product
+
+import pytest
+import torch
+
+from identikit.tokens import train
+from identikit.tokens.maps import glorot_start
+from identikit.tokens.protocol import Settings, Task, fold_split, sentence_blocks
+from identikit.tokens.states import HiddenStates
+from identikit.tokens.train import Member, epoch_order, train_grid
+from tests.reference import maps as literal
+from tests.tokens.constructed import rotated, states
+
+SMALL = Settings(batch_size=16, epochs=3, hidden_size=12, seed=5)
+TASKS = (Task(), Task("previous"), Task(offset=-1), Task(offset=2), Task(data_share=0.5), Task("previous", 1, 0.3))
+
+
+def noisy(inputs, generator):
+    return rotated(inputs, generator) + 0.3 * torch.randn(inputs.shape, generator=generator, dtype=inputs.dtype)
+
+
+def narrow():
+    """Hidden vectors wider than the inputs, as in ALBERT."""
+    given = states(hidden=noisy, layers=2, width=8, dtype=torch.float64)
+    return HiddenStates(given.inputs[:, :4].clone(), given.hidden, given.lengths, "narrow")
+
+
+def one_rate_each(map_name, *, folds=3, tasks=TASKS[:1]):
+    """Members of some tasks, all distances, two layers and some folds, each with a learning rate of its own."""
+    cells = product(("cosine", "l2"), (0, 1), range(folds), tasks)
+    return [
+        Member(map_name, *cell, learning_rate=(0.03, 0.001, 0.01, 0.003)[place % 4]) for place, cell in enumerate(cells)
+    ]
+
+
+def trained_by_torch(given, member, settings):
+    """Train one member with torch's own modules and optimiser: its best parameters, validation loss and epoch."""
+    task = member.task
+    split = fold_split(sentence_blocks(given.n_sentences, seed=settings.seed), member.fold, data_share=task.data_share)
+    rows, held_out = (given.rows_with_target(part, task.offset) for part in (split.train, split.validation))
+    features, targets = given.layer(member.layer), given.targets(task, member.layer)
+
+    def batches(epoch):
+        order = epoch_order(rows, seed=settings.seed, fold=member.fold, epoch=epoch)
+        return [(features[part], targets[part + task.offset]) for part in order.split(settings.batch_size)]
+
+    widths = (features.shape[1], settings.hidden_size, targets.shape[1])
+    start = glorot_start(member.map, widths, (settings.seed, member.layer, member.fold))
+    model = literal.build({name: value.to(features.dtype) for name, value in start.items()})
+    best, epoch = literal.train(
+        model,
+        batches,
+        (features[held_out], targets[held_out + task.offset]),
+        distance=member.distance,
+        learning_rate=member.learning_rate,
+        patience=settings.patience,
+        epochs=settings.epochs,
+    )
+    return model, best, epoch
+
+
+@pytest.mark.parametrize("map_name", ["linear", "mlp"])
+@pytest.mark.parametrize("tasks", [*([task] for task in TASKS[:-1]), TASKS], ids=str)
+def test_every_member_of_a_stack_is_trained_as_torch_would(map_name, tasks):
+    given = states(hidden=noisy, layers=2, dtype=torch.float64)
+    members = one_rate_each(map_name, tasks=tasks)
+    trained = train_grid(given, members, settings=SMALL)
+    assert [trial.member for trial in trained.trials] == members
+    for member, trial, fitted in zip(members, trained.trials, trained.maps, strict=True):
+        model, best, epoch = trained_by_torch(given, member, SMALL)
+        assert (trial.best_epoch, fitted.chosen, fitted.task) == (epoch, member.learning_rate, member.task)
+        assert trial.validation_loss == fitted.validation_loss == pytest.approx(best, rel=1e-9)
+        hidden = given.layer(member.layer)
+        torch.testing.assert_close(fitted(hidden), model(hidden).detach(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("map_name", ["linear", "mlp"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_map_trained_alone_equals_its_member_of_a_stack_of_several_tasks_to_the_last_bit(map_name, dropout):
+    """All sizes are multiples of four: the last bit of batched products of odd sizes depends on where they lie."""
+    given = narrow()
+    settings = replace(SMALL, dropout=dropout)
+    members = one_rate_each(map_name, folds=2, tasks=TASKS)
+    together = train_grid(given, members, settings=settings)
+    for member, trial, expected in zip(members, together.trials, together.maps, strict=True):
+        alone = train_grid(given, [member], settings=settings)
+        assert alone.trials == [trial]
+        for name, value in expected.parameters.items():
+            assert torch.equal(alone.maps[0].parameters[name], value)
+
+
+def counted_steps(monkeypatch, given, members, settings=SMALL):
+    """Train linear maps: how many steps were taken, and the trials."""
+    taken = []
+    with monkeypatch.context() as patch:
+        step = train._adam
+        patch.setattr(train, "_adam", lambda *tensors: taken.append(step(*tensors)))
+        trials = train_grid(given, members, settings=settings).trials
+    return len(taken), trials
+
+
+def test_tasks_together_take_the_steps_of_the_longest_alone(monkeypatch):
+    given = states(hidden=noisy, layers=2, dtype=torch.float64)
+    alone = [counted_steps(monkeypatch, given, one_rate_each("linear", tasks=[task]))[0] for task in TASKS]
+    together, _ = counted_steps(monkeypatch, given, one_rate_each("linear", tasks=TASKS))
+    assert together == max(alone) < sum(alone) / 3
+    assert min(alone) < max(alone)
+
+
+def test_tasks_that_have_stopped_take_no_steps(monkeypatch):
+    """One member sees all data, diverges and stops; the other sees less of it, so fewer batches, and goes on."""
+    given = states(hidden=noisy, dtype=torch.float64)
+    fast, slow = Member("linear", "l2", 0, 0, Task(), 1e6), Member("linear", "l2", 0, 0, Task(data_share=0.3), 1e-4)
+    settings = replace(SMALL, patience=2, epochs=12)
+    steps, trials = counted_steps(monkeypatch, given, [fast, slow], settings)
+    (long, first), (short, second) = (counted_steps(monkeypatch, given, [member], settings) for member in (fast, slow))
+    assert trials == first + second
+    stopped = first[0].best_epoch + settings.patience
+    assert stopped < second[0].best_epoch == settings.epochs
+    assert steps == long + short * (settings.epochs - stopped) / settings.epochs
+
+
+def test_dropout_changes_mlps_and_leaves_linear_maps():
+    given = states(hidden=noisy, layers=2)
+    for map_name, changes in (("linear", False), ("mlp", True)):
+        plain, dropped = (
+            train_grid(given, one_rate_each(map_name), settings=replace(SMALL, dropout=dropout)).trials
+            for dropout in (0.0, 0.5)
+        )
+        assert (plain != dropped) is changes
+
+
+def test_training_is_repeatable_and_depends_on_the_seed():
+    given = states(hidden=noisy, layers=2)
+    first, again, other = (
+        train_grid(given, one_rate_each("linear"), settings=replace(SMALL, seed=seed)).trials for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_little_memory_means_more_stacks_and_the_same_maps():
+    given = states(hidden=noisy, layers=2)
+    members = one_rate_each("linear") + one_rate_each("mlp")
+    ample = list(train._stacks(given, members, SMALL))
+    scarce = list(train._stacks(given, members, replace(SMALL, memory=1)))
+    assert [len(stack) for stack in ample] == [12, 12]
+    assert [len(stack) for stack in scarce] == [1] * 24
+    assert set(chain(*ample)) == set(chain(*scarce)) == set(members)
+    calls = []
+    results = [
+        train_grid(given, members, settings=settings, progress=lambda *call: calls.append(call))
+        for settings in (SMALL, replace(SMALL, memory=1))
+    ]
+    for first, second in zip(*(result.trials for result in results), strict=True):
+        assert first.member == second.member
+        assert first.validation_loss == pytest.approx(second.validation_loss, abs=1e-5)
+    assert calls[2] == ("training maps", 3, 6) and calls[-1] == ("training maps", 72, 72)
+
+
+@pytest.mark.parametrize("map_name", ["linear", "mlp"])
+def test_stacks_of_several_tasks_count_each_vector_they_hold_once(map_name):
+    """A member takes seven copies of its parameters and the activations of four batches, beside what all read."""
+    given = states(hidden=noisy, layers=2)
+    members = one_rate_each(map_name, tasks=TASKS)
+    inner = SMALL.hidden_size if map_name == "mlp" else 0
+    each = 4 * (7 * (12 * inner or 36) + 4 * 16 * (6 + 3 * (inner + 6)))
+    data = train._Data(given, members, SMALL)
+    assert (len(data.features), len(data.targets)) == (2 * len(given.inputs), 2 * len(given.inputs))
+    whole = each * len(members) + data.features.nbytes + data.targets.nbytes
+    assert len(list(train._stacks(given, members, replace(SMALL, memory=whole)))) == 1
+    first, second = train._stacks(given, members, replace(SMALL, memory=whole - 1))
+    assert len(first) == len(members) - 1 and len(second) == 1
+
+
+def test_members_of_one_shape_share_a_stack_whatever_their_task():
+    """Where inputs are narrower than hidden vectors, the first layer's own input is an x like any other."""
+    members = one_rate_each("linear", tasks=TASKS)
+    wide, slim = sorted(train._stacks(narrow(), members, SMALL), key=len)
+    assert {(member.layer, member.task.target) for member in wide} == {(1, "previous")}
+    assert len(wide) + len(slim) == len(members)
+
+
+def test_members_stop_on_their_own_and_keep_their_best():
+    """With patience 2, fast members overfit and stop while slow ones go on; the order of stopping changes nothing."""
+    given = states(hidden=noisy, layers=2, dtype=torch.float64)
+    settings = replace(SMALL, patience=2, epochs=20)
+    members = one_rate_each("linear")
+    trained = train_grid(given, members, settings=settings)
+    stopped = {trial.best_epoch for trial in trained.trials}
+    assert len(stopped) > 2 and min(stopped) < 18
+    for member, trial in zip(members, trained.trials, strict=True):
+        _, best, epoch = trained_by_torch(given, member, settings)
+        assert (trial.best_epoch, trial.validation_loss) == (epoch, pytest.approx(best, rel=1e-9))
+
+
+def test_the_learning_rate_of_least_validation_loss_is_kept():
+    given = states(hidden=noisy)
+    members = [Member("linear", "cosine", 0, 0, Task(), rate) for rate in (1e-6, 0.03, 1e-5)]
+    trained = train_grid(given, members, settings=SMALL)
+    losses = {trial.member.learning_rate: trial.validation_loss for trial in trained.trials}
+    (kept,) = trained.maps
+    assert kept.chosen == 0.03 and kept.validation_loss == losses[0.03] == min(losses.values())
+
+
+def test_the_start_is_glorot_uniform_with_zero_biases():
+    start = glorot_start("mlp", (300, 200, 100), (0, 0, 0))
+    for name, (fan_in, fan_out) in {"weight_in": (300, 200), "weight_out": (200, 100)}.items():
+        bound = (6 / (fan_in + fan_out)) ** 0.5
+        assert start[name].shape == (fan_in, fan_out)
+        assert 0.99 * bound < start[name].abs().max() <= bound
+        assert start[name].var().item() == pytest.approx(bound**2 / 3, rel=0.05)
+    assert not start["bias_in"].any() and not start["bias_out"].any()
