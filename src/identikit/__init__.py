@@ -4,14 +4,15 @@ Three questions about any Hugging Face transformer and a text: which attention i
 still stands for, and where it came from. After Brunner et al., *On Identifiability in Transformers* (ICLR 2020).
 """
 
+from identikit.attention.alternatives import alternative_attention
 from identikit.attention.effective import effective_attention
-from identikit.attention.intervals import alternative_attention, attention_intervals, minimum_norm_attention
+from identikit.attention.intervals import attention_intervals
 from identikit.attribution.attribute import token_attribution
 from identikit.data import read_texts, sample_texts
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models.load import load
 from identikit.models.model import Model
-from identikit.text import TokenBatch
+from identikit.result import Result, open_result
 from identikit.tokens.identify import token_identifiability
 from identikit.verdict.numbers import explain
 from identikit.version import __version__ as __version__
@@ -22,13 +23,13 @@ __all__ = [
     "effective_attention",
     "attention_intervals",
     "alternative_attention",
-    "minimum_norm_attention",
     "token_attribution",
     "token_identifiability",
+    "open_result",
     "read_texts",
     "sample_texts",
     "Model",
-    "TokenBatch",
+    "Result",
     "IdentikitError",
     "InputError",
     "ModelError",

@@ -57,8 +57,8 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a model's attention and hidden vectors on a text are worth."""
+    from identikit import explain as explained
     from identikit.terminal import step_progress
-    from identikit.verdict.numbers import explain as explained
     from identikit.verdict.words import print_verdict
 
     if pair is not None and text is None:
@@ -69,7 +69,7 @@ def explain(
             text if pair is None or text is None else (text, pair),
             probes=_count(probes),
             truncate=truncate,
-            progress=lambda done, total: told("attribution, tokens", done, total),
+            progress=told,
         )
     if as_json:
         typer.echo(json.dumps(explanation.to_dict(), ensure_ascii=False, default=str))
@@ -168,7 +168,7 @@ def tokens(
     as_json: JsonOption = False,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
-    from identikit.tokens.identify import identifiability_tables
+    from identikit.tokens.dataset import identifiability_tables
 
     run = _Run("tokens", data, data_dir, columns, split, sample, model, device, truncate)
     options = {"experiment": experiment, "maps": maps or ["naive", "ridge"], "distances": distances or ["cosine", "l2"]}

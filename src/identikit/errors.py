@@ -4,6 +4,8 @@ Every message says what was being done, with which value, what was expected and 
 message alone, so a message must stand on its own.
 """
 
+from dataclasses import dataclass
+
 
 class IdentikitError(Exception):
     """Base of every error that identikit raises on purpose."""
@@ -15,3 +17,10 @@ class InputError(IdentikitError, ValueError):
 
 class ModelError(IdentikitError):
     """A model that cannot be loaded, is not supported, or fails its proof."""
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Stands in the place of something that cannot be had, and says why."""
+
+    reason: str

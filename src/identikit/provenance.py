@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,7 +45,7 @@ def provenance(model: Model, text: Text, **settings: Any) -> Provenance:
         text=text_hash(text),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        settings=settings,
+        settings=json.loads(json.dumps(settings, default=str)),
         versions={name: _version(name) for name in _PACKAGES},
     )
 

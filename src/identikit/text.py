@@ -83,6 +83,22 @@ class TokenBatch:
         return self.keep[row].nonzero().squeeze(-1)
 
 
+def is_several(texts: object) -> bool:
+    """Say whether an argument holds several texts: a list that is not one text's token ids."""
+    return isinstance(texts, list) and not all(isinstance(one, int) for one in texts)
+
+
+def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
+    """Return the special tokens between the halves of a pair; none where they are simply joined."""
+    own = [position for position, added in enumerate(special) if not added]
+    return tuple(tokens[position] for position in range(own[0], own[-1]) if special[position])
+
+
+def shown(token: str) -> str:
+    """Return a token as people read it: Ġ and ▁ are spaces."""
+    return token.replace("Ġ", " ").replace("▁", " ")
+
+
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: object, *, limit: int | None = None, truncate: bool = False
 ) -> list[Encoded]:

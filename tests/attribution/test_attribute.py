@@ -19,6 +19,7 @@ from identikit.maths import jacobian
 from identikit.models import families
 from identikit.models.load import load
 from identikit.models.model import Model
+from identikit.models.reading import Reading
 from identikit.models.tap import visiting
 from identikit.text import TokenBatch
 from tests.models import tiny
@@ -34,7 +35,13 @@ def asked(model: Model, **options) -> Request:
 
 
 def swept(model: Model, batch: TokenBatch, chunk: int = 2, keep: bool = True, **options) -> torch.Tensor:
-    return sweep.sweep(model, batch, asked(model, **options), chunk=chunk, keep=keep, tick=lambda count: None)
+    request = asked(model, **options)
+    return sweep.sweep(read(model, batch), request, chunk=chunk, keep=keep, tick=lambda count: None)
+
+
+def read(model: Model, batch: TokenBatch) -> Reading:
+    """A batch of one text, before the model has run."""
+    return Reading(model, batch, "", {}, {}, None)
 
 
 def one_row(batch: TokenBatch, row: int) -> TokenBatch:
@@ -134,7 +141,7 @@ def test_generic_engine_agrees_with_autograd(name: str):
     expected = reference_norms(model, batch, outputs, jacobian.NORMS)
     for norm, one in zip(jacobian.NORMS, expected, strict=True):
         request = asked(model, norm=norm, targets=tuple(outputs))
-        found = sweep.generic(model, batch, request, chunk=4, tick=lambda count: None)
+        found = sweep.generic(read(model, batch), request, chunk=4, tick=lambda count: None)
         assert off(found, one) <= 1e-9
 
 
@@ -146,7 +153,7 @@ def test_reverse_engine_agrees_with_autograd(name: str):
     expected = reference_norms(model, batch, outputs, jacobian.NORMS)
     for norm, one in zip(jacobian.NORMS, expected, strict=True):
         request = asked(model, norm=norm, targets=tuple(outputs), layers=(2, 0))
-        found = sweep.reverse(model, batch, request, chunk=1, tick=lambda count: None)
+        found = sweep.reverse(read(model, batch), request, chunk=1, tick=lambda count: None)
         assert off(found, one[[2, 0]]) <= 1e-9
 
 
@@ -158,7 +165,7 @@ def test_inputs_after_the_embeddings_norm(name: str):
     assert off(swept(model, batch, after=True)[:, :, [1, 4]], expected) <= 1e-9
     request = asked(model, after=True, targets=(1, 4))
     for engine in (sweep.generic, sweep.reverse):
-        assert off(engine(model, batch, request, chunk=2, tick=lambda count: None), expected) <= 1e-9
+        assert off(engine(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
 
 
 def test_chunks_and_kept_derivatives_change_nothing():
@@ -192,14 +199,13 @@ def test_contributions_are_shares_of_one(name: str):
     for result in token_attribution(tiny.loaded(name), TEXTS):
         assert (result.contribution >= 0).all()
         assert torch.allclose(result.contribution.sum(1), torch.ones(3, len(result.tokens)), atol=1e-6)
-        assert torch.equal(result.by_output, result.contribution.transpose(1, 2))
         assert result.stderr is None
 
 
 def test_texts_do_not_touch_each_other():
     model = tiny.loaded("bert")
     together, turned = token_attribution(model, TEXTS), token_attribution(model, TEXTS[::-1])
-    alone = [token_attribution(model, text)[0] for text in TEXTS]
+    alone = [token_attribution(model, text) for text in TEXTS]
     for first, second, third in zip(together, turned[::-1], alone, strict=True):
         assert first.tokens == second.tokens == third.tokens
         assert torch.equal(first.contribution, second.contribution)
@@ -222,7 +228,7 @@ def test_padding_changes_nothing(name: str, side: str):
 def test_renaming_hidden_units_changes_nothing():
     """Permute the features of the hidden vectors and of the feed-forward layers, everywhere they occur."""
     model = tiny.loaded("bert", dtype=torch.float64)
-    before = token_attribution(model, TEXTS[0])[0].contribution
+    before = token_attribution(model, TEXTS[0]).contribution
     generator = torch.Generator().manual_seed(5)
     hidden, inner = torch.randperm(24, generator=generator), torch.randperm(40, generator=generator)
     with torch.no_grad():
@@ -235,7 +241,7 @@ def test_renaming_hidden_units_changes_nothing():
                 parameter.copy_(parameter[hidden])
             elif parameter.ndim == 2 and "pooler" not in name:  # embeddings, queries, keys and values
                 parameter.copy_(parameter[:, hidden])
-    after = token_attribution(model, TEXTS[0])[0].contribution
+    after = token_attribution(model, TEXTS[0]).contribution
     assert (after - before).abs().max() <= 1e-12
 
 
@@ -243,8 +249,8 @@ def test_what_a_result_holds():
     model = tiny.loaded("bert")
     result = token_attribution(model, TEXTS, layers=[2, 0], targets=[3, 1])[1]
     assert result.tokens == ("<s>", "w8", "w5", "w21", "</s>", "w40", "w9", "</s>")
-    assert result.special == (True, False, False, False, True, False, False, True)
-    assert result.words == ((1, 2), (2, 3), (3, 4), (5, 6), (6, 7))
+    assert tuple(result.about["special"]) == (True, False, False, False, True, False, False, True)
+    assert result.about["words"] == [[1, 2], [2, 3], [3, 4], [5, 6], [6, 7]]
     assert (result.layers, result.targets, result.norm, result.probes) == ((2, 0), (3, 1), "frobenius", None)
     whole = token_attribution(model, TEXTS)[1].contribution
     assert torch.allclose(result.contribution, whole[[2, 0]][:, :, [3, 1]], atol=1e-6)
@@ -259,19 +265,19 @@ def test_what_a_result_holds():
 
 def test_special_tokens_are_found_by_the_tokenizers_own_names():
     model = load()
-    result = token_attribution(model, ("one two", "three"), probes=2, layers=[0])[0]
+    result = token_attribution(model, ("one two", "three"), probes=2, layers=[0])
     assert (result.tokens[result.cls], result.tokens[result.separator], result.separator) == ("[CLS]", "[SEP]", 3)
 
 
 def test_engines_are_chosen_and_reported():
     bert, xlnet = tiny.loaded("bert"), tiny.loaded("xlnet")
     chosen = {
-        "sweep": token_attribution(bert, TEXTS[0])[0],
-        "generic": token_attribution(xlnet, TEXTS[0])[0],
-        "reverse": token_attribution(bert, TEXTS[0], norm="sum")[0],
+        "sweep": token_attribution(bert, TEXTS[0]),
+        "generic": token_attribution(xlnet, TEXTS[0]),
+        "reverse": token_attribution(bert, TEXTS[0], norm="sum"),
     }
     assert {name: result.engine for name, result in chosen.items()} == {name: name for name in chosen}
-    assert token_attribution(bert, TEXTS[0], targets=[2], layers=[0])[0].engine == "reverse"
+    assert token_attribution(bert, TEXTS[0], targets=[2], layers=[0]).engine == "reverse"
 
 
 def test_images_are_attributed_by_patches():
@@ -280,7 +286,7 @@ def test_images_are_attributed_by_patches():
 
     model = tiny.loaded("vit")
     model.tokenizer = hf.ViTImageProcessor(size={"height": 16, "width": 16})
-    (result,) = token_attribution(model, image.new("RGB", (20, 20), "red"), layers=[1])
+    result = token_attribution(model, image.new("RGB", (20, 20), "red"), layers=[1])
     assert result.tokens[:2] == ("[CLS]", "r0c0")
     assert result.cls == 0
     assert torch.allclose(result.contribution.sum(1), torch.ones(1, 17), atol=1e-6)
@@ -294,8 +300,8 @@ def test_images_are_attributed_by_patches():
 def test_whole_numbers_of_any_library_will_do():
     model = tiny.loaded("bert")
     options = {"layers": torch.tensor([2, 2]), "targets": np.array([3, 1, 3]), "probes": np.int64(4)}
-    (found,) = token_attribution(model, TEXTS[0], **options, seed=np.int64(3))
-    (expected,) = token_attribution(model, TEXTS[0], layers=[2], targets=[3, 1], probes=4, seed=3)
+    found = token_attribution(model, TEXTS[0], **options, seed=np.int64(3))
+    expected = token_attribution(model, TEXTS[0], layers=[2], targets=[3, 1], probes=4, seed=3)
     assert found.layers == (2,) and found.targets == (3, 1)
     assert torch.equal(found.contribution, expected.contribution)
     assert json.dumps(found.provenance.settings) == json.dumps(expected.provenance.settings)
@@ -307,13 +313,13 @@ def test_more_directions_than_hidden_vectors_have_go_forward():
 
     stock = hf.AlbertModel(hf.AlbertConfig(**tiny._ENCODER, embedding_size=40, num_hidden_groups=1)).eval()
     model = load(stock, tiny.tokenizer())
-    (found,) = token_attribution(model, TEXTS[0], targets=[1], probes=30)
+    found = token_attribution(model, TEXTS[0], targets=[1], probes=30)
     assert found.engine != "reverse" and torch.allclose(found.contribution.sum(1), torch.ones(3, 1))
 
 
 def test_progress_counts_tokens():
     seen: list[tuple[int, int]] = []
-    token_attribution(tiny.loaded("bert"), TEXTS, progress=lambda done, total: seen.append((done, total)))
+    token_attribution(tiny.loaded("bert"), TEXTS, progress=lambda what, done, total: seen.append((done, total)))
     lengths = 7 + 8 + 4
     assert {total for _, total in seen} == {lengths}
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -322,9 +328,9 @@ def test_progress_counts_tokens():
 
 def test_low_precision_is_close():
     model = tiny.loaded("bert")
-    exact = token_attribution(model, TEXTS[0])[0].contribution
+    exact = token_attribution(model, TEXTS[0]).contribution
     for precision, allowed in (("tf32", 1e-2), ("bfloat16", 3e-2)):
-        found = token_attribution(model, TEXTS[0], precision=precision)[0].contribution
+        found = token_attribution(model, TEXTS[0], precision=precision).contribution
         assert ((found - exact).abs() / exact).max() <= allowed
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -338,8 +344,8 @@ def test_low_precision_is_close():
 )
 def test_all_probes_are_exact(name: str, options: dict):
     model = tiny.loaded(name, dtype=torch.float64)
-    exact = token_attribution(model, TEXTS[0], **options)[0]
-    found = token_attribution(model, TEXTS[0], probes=model.d_input, **options)[0]
+    exact = token_attribution(model, TEXTS[0], **options)
+    found = token_attribution(model, TEXTS[0], probes=model.d_input, **options)
     assert (found.contribution - exact.contribution).abs().max() <= 1e-12
     assert found.stderr is not None
     assert found.stderr.count_nonzero() == 0
@@ -347,8 +353,8 @@ def test_all_probes_are_exact(name: str, options: dict):
 
 def test_probes_backward_estimate_the_same():
     model = tiny.loaded("bert", dtype=torch.float64)
-    exact = token_attribution(model, TEXTS[0], targets=[2])[0].contribution
-    results = [token_attribution(model, TEXTS[0], targets=[2], probes=6, seed=seed)[0] for seed in range(12)]
+    exact = token_attribution(model, TEXTS[0], targets=[2]).contribution
+    results = [token_attribution(model, TEXTS[0], targets=[2], probes=6, seed=seed) for seed in range(12)]
     assert {result.engine for result in results} == {"reverse"}
     off_by = torch.stack([(result.contribution - exact).abs() / result.stderr for result in results])
     assert 0.8 <= (off_by <= 2).double().mean() <= 1.0
@@ -358,11 +364,11 @@ def test_probes_backward_estimate_the_same():
 def test_probes_backward_are_drawn_from_the_hidden_vectors_directions():
     """ALBERT's inputs have 16 dimensions and its hidden vectors 24: the finite-population factor is that of 24."""
     model = tiny.loaded("albert", dtype=torch.float64)
-    result = token_attribution(model, TEXTS[0], targets=[2], probes=12)[0]
+    result = token_attribution(model, TEXTS[0], targets=[2], probes=12)
     seed = zlib.crc32(repr(result.tokens).encode())
     (batch,) = model.batches(model.encode(TEXTS[0]))
     squares = sweep.reverse(
-        model, batch, asked(model, targets=(2,), probes=12, seed=seed), chunk=1, tick=lambda n: None
+        read(model, batch), asked(model, targets=(2,), probes=12, seed=seed), chunk=1, tick=lambda n: None
     )
     expected = jacobian.estimated_contributions(squares, population=24)
     assert result.engine == "reverse"
@@ -373,7 +379,7 @@ def test_probes_backward_are_drawn_from_the_hidden_vectors_directions():
 
 def test_probes_follow_the_seed_and_not_the_place_in_a_list():
     model = tiny.loaded("bert")
-    first, again, other = (token_attribution(model, TEXTS[0], probes=4, seed=seed)[0] for seed in (1, 1, 2))
+    first, again, other = (token_attribution(model, TEXTS[0], probes=4, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.contribution, again.contribution)
     assert not torch.equal(first.contribution, other.contribution)
     listed = token_attribution(model, [TEXTS[1], TEXTS[0]], probes=4, seed=1)[1]
@@ -383,12 +389,12 @@ def test_probes_follow_the_seed_and_not_the_place_in_a_list():
 @pytest.fixture(scope="module")
 def minilm() -> tuple[Model, str, torch.Tensor]:
     model, text = load(), "The cat sat on the old mat ."
-    return model, text, token_attribution(model, text)[0].contribution
+    return model, text, token_attribution(model, text).contribution
 
 
 def test_sixteen_probes_on_minilm(minilm: tuple[Model, str, torch.Tensor]):
     model, text, exact = minilm
-    estimates = [token_attribution(model, text, probes=16, seed=seed)[0] for seed in range(2)]
+    estimates = [token_attribution(model, text, probes=16, seed=seed) for seed in range(2)]
     errors = torch.stack([(one.contribution - exact).abs() / exact for one in estimates])
     assert errors.median() <= 0.05
     covered = torch.stack([(one.contribution - exact).abs() <= 2 * one.stderr for one in estimates])
@@ -401,16 +407,16 @@ def test_sixteen_probes_on_minilm(minilm: tuple[Model, str, torch.Tensor]):
 def test_mixing_reads_results():
     model = tiny.loaded("bert")
     results = token_attribution(model, TEXTS)
-    tags = [["X" if special else "W" for special in result.special] for result in results]
+    tags = [["X" if special else "W" for special in result.about["special"]] for result in results]
     found = attribution.mixing(results, tags)
     assert found.tokens == 7 + 8 + 4
     assert sorted(found.by_tag) == ["W", "X"]
     assert found.own_quartiles().shape == (3, 3)
     parts = [attribution.mixing([one], [mine]) for one, mine in zip(results, tags, strict=True)]
     assert torch.equal(parts[2].merge(parts[0]).merge(parts[1]).offsets.sums, found.offsets.sums)
-    with pytest.raises(InputError, match="some of its text's targets only"):
-        attribution.mixing(token_attribution(model, TEXTS[0], targets=[1]))
-    with pytest.raises(InputError, match=r"different layers, \[0\] and \[2\]"):
-        attribution.mixing([token_attribution(model, TEXTS[0], layers=[layer])[0] for layer in (0, 2)])
+    with pytest.raises(InputError, match="needs every input and output"):
+        attribution.mixing([token_attribution(model, TEXTS[0], targets=[1])])
+    with pytest.raises(InputError, match=r"different layers, \(0,\) and \(2,\)"):
+        attribution.mixing([token_attribution(model, TEXTS[0], layers=[layer]) for layer in (0, 2)])
     with pytest.raises(InputError, match="no results"):
         attribution.mixing([])

@@ -8,7 +8,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from identikit.attribution.attribute import TokenAttribution, token_attribution
+from identikit.attribution.attribute import token_attribution
+from identikit.attribution.result import TokenAttribution
 from identikit.models.load import load
 from identikit.paper.texts import SENTENCE
 
@@ -16,7 +17,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "attribution_minilm_mrpc0.safete
 
 
 def write_golden() -> None:
-    (result,) = token_attribution(load(), SENTENCE)
+    result = token_attribution(load(), SENTENCE)
     header = {"tokens": json.dumps(result.tokens), "provenance": json.dumps(dataclasses.asdict(result.provenance))}
     GOLDEN.parent.mkdir(exist_ok=True)
     save_file({"contribution": result.contribution.contiguous()}, GOLDEN, metadata=header)
@@ -32,13 +33,13 @@ def assert_golden(result: TokenAttribution) -> None:
 
 
 def test_golden_contributions_of_some_targets():
-    assert_golden(token_attribution(load(), SENTENCE, layers=[1], targets=[13])[0])
+    assert_golden(token_attribution(load(), SENTENCE, layers=[1], targets=[13]))
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:token_attribution")  # that it takes over a minute
+@pytest.mark.filterwarnings("ignore:This would take")  # that it takes over a minute
 def test_golden_contributions():
-    assert_golden(token_attribution(load(), SENTENCE)[0])
+    assert_golden(token_attribution(load(), SENTENCE))
 
 
 if __name__ == "__main__":

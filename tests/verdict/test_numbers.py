@@ -1,46 +1,37 @@
 """The verdict on one text as numbers: where tokens come from, what is left out and why, what is refused."""
 
 import json
-import sys
-import warnings
+from collections import Counter
 
 import pytest
 import torch
 import transformers as hf
 
-from identikit.attribution import attribute as attribution
-from identikit.attribution.attribute import CostWarning, token_attribution
-from identikit.errors import InputError
+import identikit as ik
+from identikit.attribution import plan
+from identikit.attribution.attribute import token_attribution
+from identikit.errors import InputError, Unavailable
 from identikit.models.model import Model
+from identikit.tokens.maps import FittedMap
+from identikit.tokens.protocol import Task
 from identikit.verdict.numbers import explain
 from tests.models import tiny
 
 TEXT = "w5 w6 w5 w7 w8"
-
-
-@pytest.fixture(autouse=True)
-def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maps are not fitted here; the package's own name `explain` is the function, so the module is found by name."""
-    monkeypatch.setattr(sys.modules["identikit.verdict.numbers"], "_identity", lambda *asked: None)
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribution, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(attribution, "product_rate", lambda *place: 1.0)
+MAPS = [FittedMap("naive", "cosine", layer, 0, Task(), 0, {}) for layer in range(3)]
 
 
 def told(model: Model, **options):
     """Return the JSON of an explanation as a program reads it."""
-    return json.loads(json.dumps(explain(model, TEXT, **options).to_dict(), default=str))
+    return json.loads(json.dumps(explain(model, TEXT, maps=MAPS, **options).to_dict(), allow_nan=False))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_sources_say_where_they_stand(name: str):
     model = tiny.loaded(name)
     found = told(model, probes="exact")
-    contribution = token_attribution(model, TEXT)[0].contribution
-    rows = found["mixing"]["tokens"]
+    contribution = token_attribution(model, TEXT).contribution
+    rows = found["sources"]
     assert [row["position"] for row in rows] == list(range(7))
     for row in rows:
         assert found["tokens"][row["position"]] == row["token"]
@@ -55,68 +46,127 @@ def test_sources_say_where_they_stand(name: str):
 
 
 def test_an_outweighed_token_is_not_its_own_first_source():
-    rows = told(tiny.loaded("t5"), probes="exact")["mixing"]["tokens"]
+    rows = told(tiny.loaded("t5"), probes="exact")["sources"]
     assert {row["outweighed"] for row in rows} == {True, False}
     for row in rows:
         first = row["sources"][-1][0]
         assert row["outweighed"] == (first["position"] != row["position"]) == (first["contribution"] > row["own"])
 
 
+def test_layers_and_edges_are_those_of_the_results():
+    model = tiny.loaded("bert")
+    text = " ".join(f"w{i}" for i in range(5, 25))
+    found = explain(model, text, maps=MAPS, probes=4)
+    attention = ik.effective_attention(model, text)
+    assert torch.allclose(found.array("pearson"), attention.pearson("layer"))
+    assert found.array("greatest_null_dim").tolist() == attention.null_dim.amax((1, 2)).tolist()
+    special = torch.tensor(found.about["special"])
+    expected = attention.effective[..., special].sum(-1).mean((1, 2)).double()
+    assert torch.allclose(found.array("special_effective"), expected, atol=1e-6)
+    assert found.about["edges"]
+    for edge in found.about["edges"]:
+        place = {name: edge[name] for name in ("layer", "head", "query", "key")}
+        one = attention.sel(**place)
+        assert edge["raw"] == pytest.approx(float(one.raw), abs=1e-6)
+        assert edge["effective"] == pytest.approx(float(one.effective), abs=1e-6)
+        ends = ik.attention_intervals(model, text, **place)
+        assert edge["lower"] == pytest.approx(float(ends.lower), abs=1e-7)
+        assert edge["upper"] == pytest.approx(float(ends.upper), abs=1e-7)
+        assert edge["lower"] <= edge["raw"] <= edge["upper"]
+
+
+def test_the_text_is_read_once(monkeypatch: pytest.MonkeyPatch):
+    """One tokenisation; one run of the model, and one more with effective attention put in."""
+    model, count = tiny.loaded("bert"), Counter()
+    encode, trace = Model.encode, Model.trace
+
+    def counted(name, function):
+        def call(*given, **options):
+            count[name] += 1
+            return function(*given, **options)
+
+        return call
+
+    monkeypatch.setattr(Model, "encode", counted("encode", encode))
+    monkeypatch.setattr(Model, "trace", counted("trace", trace))
+    explain(model, TEXT, maps=MAPS, probes=4)
+    assert count == {"encode": 1, "trace": 2}
+
+
 def test_a_small_model_takes_as_many_probes_as_it_has_dimensions():
     small = hf.BertConfig(
-        vocab_size=60, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12
+        vocab_size=60, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=12
     )
     found = told(Model(hf.BertModel(small).eval(), tiny.tokenizer(), name="small"))
-    assert found["mixing"]["probes"] == 8 and found["mixing"]["error"] == 0.0
-    assert found["mixing_omitted"] is None
+    assert found["probes"] == 8 and found["largest_stderr"] == 0.0
 
 
 @pytest.mark.parametrize("probes", [None, 4, "exact"])
 def test_what_does_not_fit_in_memory_leaves_the_rest(probes: int | str | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 10)
+    monkeypatch.setattr(plan, "free_bytes", lambda device: 1 << 10)
     found = told(tiny.loaded("bert"), probes=probes)
-    assert found["mixing"] is None and len(found["layers"]) == 3
-    assert "needs at least" in found["mixing_omitted"] and "\n" not in found["mixing_omitted"]
+    assert "sources" not in found and len(found["pearson"]) == 3
+    assert "needs at least" in found["attribution_unavailable"] and "\n" not in found["attribution_unavailable"]
 
 
 @pytest.mark.parametrize("probes", [0, 1, 25, "all"])
 def test_a_wrong_number_of_probes_is_an_error(probes: int | str):
-    with pytest.raises(InputError, match=f"probes={probes!r}: expected 'exact' or a number from 2 to 24"):
+    with pytest.raises(InputError, match=f"probes={probes!r} cannot be used"):
         explain(tiny.loaded("bert"), TEXT, probes=probes)
 
 
-@pytest.mark.usefixtures("slow")
-def test_what_takes_long_is_left_out_unless_it_is_asked_for():
-    found = told(tiny.loaded("bert"))
-    assert found["mixing"] is None
-    assert "with probes=16, will take about" in found["mixing_omitted"]
-    assert found["mixing_omitted"].endswith("Ask for probes=16 to have it all the same.")
-    with pytest.warns(CostWarning, match="with probes=16, will take about"):
-        found = told(tiny.loaded("bert"), probes=16)
-    assert found["mixing"]["probes"] == 16 and found["mixing_omitted"] is None
-
-
-@pytest.mark.parametrize("probes", [None, 4])
-def test_other_warnings_pass_through(probes: int | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attribution, "_announce", lambda *asked: warnings.warn("something else", stacklevel=2))
-    with pytest.warns(UserWarning, match="something else"):
-        found = told(tiny.loaded("bert"), probes=probes)
-    assert found["mixing"] is not None and found["mixing_omitted"] is None
+def test_what_takes_long_is_left_out_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "product_rate", lambda *place: 1.0)
+    model = tiny.loaded("bert")
+    found = explain(model, TEXT, maps=MAPS)
+    assert isinstance(found.attribution, Unavailable)
+    assert found.attribution.reason.startswith("This would take about")
+    assert found.attribution.reason.endswith("Ask for it with probes=16.")
+    assert told(model, probes=16)["probes"] == 16
 
 
 def test_nothing_is_near_where_there_is_nothing_else():
     words = tiny.tokenizer()
     words.backend_tokenizer.post_processor = None  # pyright: ignore[reportAttributeAccessIssue]
-    found = explain(Model(tiny.build("gpt2"), words, name="tiny gpt2"), "w5").mixing
-    assert found is not None and found.near is None
-    assert [row.own for row in found.tokens] == pytest.approx([1.0])
-    found = explain(tiny.loaded("gpt2"), TEXT).mixing
-    assert found is not None and found.near is not None
-    assert torch.tensor(found.near).gt(0).all() and torch.tensor(found.near).le(1).all()
+    found = explain(Model(tiny.build("gpt2"), words, name="tiny gpt2"), "w5", maps=MAPS)
+    assert found.about["near"] is None and found.array("own")[-1].tolist() == pytest.approx([1.0])
+    assert isinstance(found.identity, Unavailable) and "nothing to tell it apart from" in found.identity.reason
+    near = torch.tensor(explain(tiny.loaded("gpt2"), TEXT, maps=MAPS).about["near"])
+    assert near.gt(0).all() and near.le(1).all()
+
+
+def test_maps_of_ones_own_are_used():
+    model = tiny.loaded("bert")
+    texts = [f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(4, 44)]
+    fit = ik.token_identifiability(model, texts, maps="ridge", distances="l2", layers=[1])
+    found = explain(model, TEXT, maps=fit, probes=4)
+    assert found.identity.map == "ridge" and found.identity.distance == "l2"
+    assert found.identity.about["fitted_to"] == "your texts"
+    recovered = found.array("recovered")
+    assert recovered[0].isnan().all() and torch.equal(recovered[1], fit.identity_map(TEXT).recovered[0].double())
+
+
+def test_a_tokenizer_that_does_not_know_the_sample_texts_is_warned_of(monkeypatch, tmp_path):
+    monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path))
+    found = explain(tiny.loaded("bert"), TEXT, probes=4)
+    assert found.identity.about["unknown"] > 0.5
+    assert "does not know" in str(found) and "Fit maps to texts of your own" in str(found)
+    assert "does not know" not in str(explain(tiny.loaded("bert"), TEXT, probes=4, maps=MAPS))
 
 
 def test_progress_is_told():
     seen: list[tuple[int, int]] = []
-    explain(tiny.loaded("llama"), TEXT, probes="exact", progress=lambda done, total: seen.append((done, total)))
+    explain(tiny.loaded("llama"), TEXT, probes="exact", maps=MAPS, progress=lambda *told: seen.append(told[1:]))
     assert [total for _, total in seen] == [7] * len(seen)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1] == (7, 7)
+
+
+def test_mistakes():
+    model = tiny.loaded("bert")
+    with pytest.raises(InputError, match="one text at a time"):
+        explain(model, [TEXT])
+    with pytest.raises(InputError, match="expected the result of token_identifiability"):
+        explain(model, TEXT, maps=[])
+    with pytest.raises(InputError, match=r"'weather'.* is not known: use 'attention', 'identity', 'attribution'"):
+        explain(model, TEXT, maps=MAPS).plot("weather")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from identikit.attention.effective import EffectiveAttention, effective_attention
+from identikit.attention.effective import effective_attention
+from identikit.attention.result import EffectiveAttention
 from identikit.attention.token_types import TypeAverages
 from identikit.errors import InputError
 from identikit.models.model import Model

@@ -1,28 +1,39 @@
-"""Which attention is real: effective attention of every layer and head of a text, with its certificate."""
+"""Effective attention of every layer and head of a text, in factors, with its certificate."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from numbers import Integral
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
+from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
+from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
-from identikit.maths.visible import Visible
-from identikit.models.model import Model
-from identikit.models.reading import Change, encoded_batches, output_change, text_alone, visible_keys
+from identikit.maths import intervals as polytope
+from identikit.models.model import Model, checked_model
+from identikit.models.reading import Change, Reading, readings
 from identikit.models.tap import AttentionCall
-from identikit.provenance import Provenance, provenance
+from identikit.provenance import provenance
 from identikit.shapes import Float, Int, Tensor
-from identikit.text import Text, TokenBatch
+from identikit.text import is_several
 
-Index = Any  # a number, a range, a list of numbers, or None for all
+_LAYER_HEAD = ("layer", "head")
+_ROW = (*_LAYER_HEAD, "query")
+_EDGE = (*_ROW, "key")
+DIMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("raw", "effective", "null"), _EDGE),
+    "visible": ("layer", "query", "key"),
+    **dict.fromkeys(("rank", "null_dim"), _ROW),
+    "joint_null_dim": ("layer", "query"),
+    **dict.fromkeys(("residual", "pearson"), _LAYER_HEAD),
+    **{f"_{name}": _ROW for name in maths.PearsonSums._fields},
+}
 
 
 class Edges(NamedTuple):
-    """Some edges of attention: raw = effective + null. Axes asked for as one number are dropped."""
+    """Some edges of attention: raw = effective + null."""
 
     raw: Tensor
     effective: Tensor
@@ -37,6 +48,16 @@ class Options:
     mass: bool = False
     tolerance: float = 0.0
     dtype: torch.dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.tolerance, int | float) and not isinstance(self.tolerance, bool)
+        if not number or not 0 <= self.tolerance < 1:
+            raise InputError(f"tolerance={self.tolerance!r} cannot be used: expected a number from 0 to below 1.")
+        for name in ("bias", "mass"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name}={getattr(self, name)!r} cannot be used: expected True or False.")
+        if self.dtype not in (torch.float64, torch.float32):
+            raise InputError(f"dtype={self.dtype!r} cannot be used: expected torch.float64 or torch.float32.")
 
 
 @dataclass(frozen=True)
@@ -79,6 +100,12 @@ class Layer:
         return maths.residual(self.factors, values, output, self.projection, bias=self.bias)
 
     @cached_property
+    def joint_null_dim(self) -> Int[Tensor, "query"]:
+        """Dimension of the null space of the heads together; above their sum where heads share directions."""
+        rank = maths.effective_factors(maths.through_projection(self.plain, self.projection)).rank
+        return maths.joint_null_dim(self.plain, rank, self.projection)
+
+    @cached_property
     def sums(self) -> maths.PearsonSums:
         """What the correlation of raw and effective attention is made from, per head and query."""
         blocks = []
@@ -87,197 +114,164 @@ class Layer:
             blocks.append(maths.pearson_sums(edges.raw, edges.effective, visible))
         return maths.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
 
-    def attend(self, call: AttentionCall) -> Float[Tensor, "1 head query d_v"]:
-        """Return the head output of this layer with effective attention in the place of raw attention."""
+    def attend(self, call: AttentionCall, heads: Tensor, queries: Tensor) -> Float[Tensor, "1 head query d_v"]:
+        """Return this layer's head output with effective attention in place of raw attention in the chosen rows."""
         output = call.output.clone()
         values = _chosen(call, self.heads)[0].double()
         repeats = len(self.heads) // len(values)
         shift = torch.zeros_like(values[:, :1]) if self.bias is None else self.bias.double()[:, None]
-        values, shift = (part.repeat_interleave(repeats, 0) for part in (values - shift, shift))
+        values, shift = (part.repeat_interleave(repeats, 0)[heads] for part in (values - shift, shift))
         for rows in self.row_chunks():
-            weights = maths.effective_rows(self.factors, queries=rows, raw=self.raw).double()
-            output[0, self.heads[:, None], rows] = (weights @ values + shift).to(output)
+            rows = rows[torch.isin(rows, queries)]
+            if len(rows):
+                weights = maths.effective_rows(self.factors, heads, rows, raw=self.raw).double()
+                output[0, self.heads[heads][:, None], rows] = (weights @ values + shift).to(output)
         return output
 
 
-@dataclass(frozen=True)
-class EffectiveAttention:
-    """Raw, effective and null attention of one text; maps are (layer, head, query, key) and made when asked for.
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """The attention of one text as it was captured: computes the arrays of an `EffectiveAttention` when asked."""
 
-    - `layers`, `heads`: which of the model's the first two axes hold
-    - `rank`, `null_dim`: of each row's visible values, (layer, head, query)
-    - `residual`: ‖(A⊥V − O)H‖/‖OH‖, (layer, head): how exactly effective attention gives the same output
-    """
+    reading: Reading
+    parts: tuple[Layer, ...]
+    dims: Mapping[str, tuple[str, ...]]
 
-    tokens: tuple[str, ...]
-    special: tuple[bool, ...]
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    provenance: Provenance
-    parts: tuple[Layer, ...] = field(repr=False)
-    model: Model = field(repr=False)
-    batch: TokenBatch = field(repr=False)
-
-    def at(self, *, layer: Index = None, head: Index = None, query: Index = None, key: Index = None) -> Edges:
-        """Return raw, effective and null attention of these layers, heads, queries and keys alone.
-
-        Each is a number, a range, a list or None for all; layers and heads by the model's own count, from 0.
-        """
-        n = len(self.tokens)
-        chosen = _positions("layer", layer, self.layers), _positions("head", head, self.heads)
-        places = _positions("query", query, range(n)), _positions("key", key, range(n))
-        rows = [self.parts[i].edges(*(self._on_device(p) for p in (chosen[1], *places))) for i in chosen[0]]
-        drop = tuple(0 if isinstance(index, Integral) else slice(None) for index in (layer, head, query, key))
-        return Edges(*(torch.stack([getattr(row, name) for row in rows])[drop] for name in Edges._fields))
-
-    def _on_device(self, positions: list[int]) -> Tensor:
-        return torch.tensor(positions, dtype=torch.long, device=self.parts[0].heads.device)
-
-    @property
-    def raw(self) -> Float[Tensor, "layer head query key"]:
-        """Attention as the model computes it."""
-        return self.at().raw
-
-    @property
-    def effective(self) -> Float[Tensor, "layer head query key"]:
-        """The part of attention that the output depends on (Eq. 9)."""
-        return self.at().effective
-
-    @property
-    def null(self) -> Float[Tensor, "layer head query key"]:
-        """The part of attention that changes nothing."""
-        return self.at().null
-
-    @property
-    def rank(self) -> Int[Tensor, "layer head query"]:
-        """Rank of the visible values of each row."""
-        return torch.stack([part.factors.rank for part in self.parts])
-
-    @property
-    def null_dim(self) -> Int[Tensor, "layer head query"]:
-        """Dimension of each row's null space (Eq. 6, over the keys that the row sees)."""
-        return torch.stack([part.factors.null_dim for part in self.parts])
-
-    @property
-    def joint_null_dim(self) -> Int[Tensor, "layer query"]:
-        """Dimension of the null space of a layer's heads together; above their sum where heads share directions."""
-        found = []
-        for part in self.parts:
-            rank = maths.effective_factors(maths.through_projection(part.plain, part.projection)).rank
-            found.append(maths.joint_null_dim(part.plain, rank, part.projection))
+    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
+        """Return an array at these places of its axes."""
+        at = {dim: self.positions(found) for dim, found in places.items()}
+        parts = [self.parts[place] for place in places["layer"]]
+        if name in Edges._fields:
+            found = [getattr(part.edges(at["head"], at["query"], at["key"]), name) for part in parts]
+        elif name == "visible":
+            found = [part.factors.visible.block(at["query"], at["key"]) for part in parts]
+        elif name in ("rank", "null_dim"):
+            found = [getattr(part.factors, name)[at["head"]][:, at["query"]] for part in parts]
+        elif name == "pearson":
+            found = [maths.pearson(part.sums.pooled(-1))[at["head"]] for part in parts]
+        elif name.startswith("_"):
+            found = [getattr(part.sums, name[1:])[at["head"]][:, at["query"]] for part in parts]
+        else:
+            axis = self.dims[name][1]
+            found = [getattr(part, name)[at[axis]] for part in parts]
         return torch.stack(found)
 
-    @property
-    def residual(self) -> Float[Tensor, "layer head"]:
-        """The certificate: ‖(A⊥V − O)H‖/‖OH‖."""
-        return torch.stack([part.residual for part in self.parts])
+    def positions(self, places: Sequence[int]) -> Int[Tensor, "chosen"]:
+        """Return places as a tensor where the model is."""
+        return torch.tensor(places, dtype=torch.long, device=self.parts[0].heads.device)
 
-    def pearson(self, by: str | None = None) -> Tensor:
-        """Return the correlation of raw and effective attention over visible entries.
-
-        Overall: one number over all layers and heads. `by="layer"`: (layer), `by="head"`: (layer, head),
-        `by="visible"`: entry c is over the rows that see c keys, nan where no row does (rows without a null space
-        correlate perfectly and inflate the pool).
-        """
-        sums = maths.PearsonSums(*map(torch.stack, zip(*(part.sums for part in self.parts), strict=True)))
-        if by is None:
-            return maths.pearson(sums.pooled())
-        if by == "visible":
-            seen = sums.entries.long()
-            groups = [maths.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
-            return torch.stack([maths.pearson(group.pooled()) for group in groups])
-        if by not in ("layer", "head"):
-            raise InputError(f"pearson(by={by!r}): use None, 'layer', 'head' or 'visible'.")
-        heads = sums.pooled(-1)
-        return maths.pearson(heads if by == "head" else heads.pooled(-1))
-
-    def verify(self) -> Change:
-        """Run the model with effective attention in the place of raw attention; return how much its output changed."""
-        parts = dict(zip(self.layers, self.parts, strict=True))
-        return output_change(
-            self.model, self.batch, lambda call: parts[call.layer].attend(call) if call.layer in parts else None
+    def change(self, layers: Sequence[int], heads: Sequence[int], queries: Sequence[int]) -> Change:
+        """Run the model with effective attention in the chosen rows; return how much its output changed."""
+        parts = {self.parts[place].call.layer: self.parts[place] for place in layers}
+        rows = self.positions(heads), self.positions(queries)
+        return self.reading.changed_by(
+            lambda call: parts[call.layer].attend(call, *rows) if call.layer in parts else None
         )
+
+    def row(self, layer: int, head: int, query: int) -> "Row":
+        """Return one row over the keys that its query sees, ready for the questions of `maths.intervals`."""
+        part = self.parts[layer]
+        positions = self.positions(range(len(self.reading.tokens)))
+        keys = positions[part.factors.visible.block(positions[[query]], positions)[0]]
+        weights = part.call.weights(positions[[query]], heads=part.heads[[head]], dtype=torch.float64)[0, 0, 0]
+        attention = weights[keys] / weights[keys].sum()
+        # Values as the output projection passes them on, in the precision they were computed in.
+        values = part.factors.values[head // part.factors.group, keys].to(part.call.value.dtype)
+        return Row(keys, attention, values, len(positions))
+
+
+class Row(NamedTuple):
+    """One row of one head: attention over its visible keys, and their values."""
+
+    keys: Int[Tensor, "seen"]
+    attention: Float[Tensor, "seen"]
+    values: Float[Tensor, "seen d_v"]
+    n: int
+
+    def over_all_keys(self, weights: Tensor) -> Float[Tensor, "key"]:
+        """Return weights of the visible keys as weights of all keys, invisible ones 0."""
+        full = torch.zeros(self.n, dtype=torch.float64, device=self.keys.device)
+        full[self.keys] = weights.to(full)
+        return full
 
 
 def effective_attention(
     model: Model,
-    text: Text | list[Text] | Any,
+    text: Any,
     *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
+    layers: Index = None,
+    heads: Index = None,
     bias: bool = True,
     mass: bool = False,
     tolerance: float = 0.0,
     dtype: torch.dtype = torch.float64,
     truncate: bool = False,
-) -> list[EffectiveAttention]:
-    """Compute the effective attention of texts (Eq. 9), one result per text, in order.
+    max_tokens: int | None = None,
+) -> Any:
+    """Compute the effective attention of a text (Eq. 9): one Result, or a list of them for a list of texts.
 
-    `text` is a text, a pair, or a list of either (images or their paths for a vision model). `layers` and `heads` count
-    from 0; None is all of them. With `bias` the values hold their bias, so that the real model's output is kept;
-    without, T = E·W^V·H is the paper's letter. `mass` keeps every row's sum (null space LN([T, 1])). `tolerance` ε also
-    takes singular values below ε·σ_max as null. Factors are solved for in float64 and kept in `dtype`. `truncate` cuts
-    texts at the model's positions instead of refusing.
+    `text` is a string, a pair of strings, token ids, or a list of these (images or their paths for a vision model).
+
+    - `layers`, `heads`: only these, counted from 0
+    - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H is the paper's letter
+    - `mass`: keep the sum of every row (null space LN([T, 1]))
+    - `tolerance`: also take singular values below this share of the largest as null
+    - `dtype`: of the factors that are kept; they are solved for in float64
+    - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
     """
     options = Options(bias=bias, mass=mass, tolerance=tolerance, dtype=dtype)
-    chosen = tuple(range(model.n_layers)) if layers is None else tuple(model.layer(layer) for layer in layers)
-    which = _positions("head", None if heads is None else list(heads), range(model.n_heads))
-    if tolerance < 0 or not chosen or not which:
-        raise InputError("effective_attention: tolerance must be at least 0, and layers and heads not empty.")
-    prepare = partial(_layer, model, which, options)
-    results: dict[int, EffectiveAttention] = {}
-    for batch, texts in encoded_batches(model, text, truncate=truncate):
-        parts: list[list[Layer]] = [[] for _ in batch.order]
-        model.trace(batch, _collector(batch, chosen, prepare, parts))
-        for row, index in enumerate(batch.order):
-            settings = {"bias": bias, "mass": mass, "tolerance": tolerance, "layers": chosen, "heads": which}
-            alone, source = text_alone(batch, row), provenance(model, texts[row], **settings)
-            special = tuple(alone.special[0].tolist())
-            results[index] = EffectiveAttention(
-                batch.tokens[row], special, chosen, tuple(which), source, _ordered(parts[row], chosen), model, alone
-            )
-    return [results[index] for index in sorted(results)]
+    model = checked_model(model)
+    which = chosen("layer", layers, model.n_layers), chosen("head", heads, model.n_heads)
+    found = [
+        attend(reading, options, layers=which[0], heads=which[1])
+        for reading in readings(model, text, layers=which[0], truncate=truncate, max_tokens=max_tokens)
+    ]
+    return found if is_several(text) else found[0]
 
 
-def _ordered(parts: list[Layer], layers: tuple[int, ...]) -> tuple[Layer, ...]:
-    found = {part.call.layer: part for part in parts}
-    return tuple(found[layer] for layer in layers)
+def attend(reading: Reading, options: Options, *, layers: Sequence[int], heads: Sequence[int]) -> EffectiveAttention:
+    """Compute the effective attention of a text that was read."""
+    parts = tuple(_layer(reading, layer, heads, options) for layer in layers)
+    settings = {"bias": options.bias, "mass": options.mass, "tolerance": options.tolerance}
+    source = provenance(reading.model, reading.text, **settings, layers=layers, heads=heads)
+    positions = tuple(range(len(reading.tokens)))
+    axes = (
+        Axis("layer", tuple(layers)),
+        Axis("head", tuple(heads)),
+        Axis("query", positions, reading.tokens),
+        Axis("key", positions, reading.tokens),
+    )
+    about = reading.about | {"d_value": reading.model.d_value, "causal": reading.model.causal}
+    return EffectiveAttention(axes, Captured(reading, parts, DIMS), source, about)
 
 
-def _collector(
-    batch: TokenBatch, layers: tuple[int, ...], prepare: Callable[[AttentionCall, Visible | None], Layer],
-    parts: list[list[Layer]],
-) -> Callable[[AttentionCall], None]:  # fmt: skip
-    """Return a visitor that takes each chosen layer apart by texts; layers that share a mask share its reading."""
-    seen: dict[tuple[int, int], tuple[Any, Visible | None]] = {}
+def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head query key"]:
+    """Return the attention of least norm on the simplex with the same output, for the selected rows; all axes kept."""
+    source: Any = attention.source
+    layers, heads, queries, keys = (attention._axis(name).places for name in _EDGE)
 
-    def visit(call: AttentionCall) -> None:
-        if call.layer not in layers:
-            return
-        for row in range(len(batch)):
-            alone = call.of_text(row, batch.rows(row).to(call.query.device))
-            key = id(call.mask), row
-            if key not in seen:
-                seen[key] = call.mask, visible_keys(alone)  # the mask is kept alive so that its id stays its own
-            parts[row].append(prepare(alone, seen[key][1]))
+    def least(layer: int, head: int, query: int) -> Tensor:
+        row = source.row(layer, head, query)
+        return row.over_all_keys(polytope.minimum_norm(row.attention, row.values))[list(keys)]
 
-    return visit
+    return torch.stack([torch.stack([torch.stack([least(i, h, q) for q in queries]) for h in heads]) for i in layers])
 
 
-def _layer(model: Model, heads: list[int], options: Options, call: AttentionCall, visible: Visible | None) -> Layer:
-    chosen = torch.tensor(heads, device=call.query.device)
-    values, output = _chosen(call, chosen)
-    projection = model.projection(call.layer)[chosen]
+def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options) -> Layer:
+    call, visible = reading.calls[layer], reading.visible[layer]
+    model, wanted = reading.model, torch.tensor(heads, device=call.query.device)
+    values, output = _chosen(call, wanted)
+    projection = model.projection(call.layer)[wanted]
     bias = None if options.bias else model.value_bias(call.layer)
     plain = maths.attention_heads(values, output, visible)
     if bias is not None:
-        bias = bias if _all_of(call, chosen) else bias[chosen // call.groups]
+        bias = bias if _all_of(call, wanted) else bias[wanted // call.groups]
         plain = maths.without_bias(plain, bias)
     read = maths.through_projection(plain, projection)
     read = maths.keeping_mass(read) if options.mass else read
     factors = maths.effective_factors(read, tolerance=options.tolerance, dtype=options.dtype)
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    return Layer(call, chosen, projection, bias, plain, factors, dtype)
+    return Layer(call, wanted, projection, bias, plain, factors, dtype)
 
 
 def _chosen(call: AttentionCall, heads: Tensor) -> tuple[Float[Tensor, "kv n d_v"], Float[Tensor, "head n d_v"]]:
@@ -289,17 +283,3 @@ def _chosen(call: AttentionCall, heads: Tensor) -> tuple[Float[Tensor, "kv n d_v
 
 def _all_of(call: AttentionCall, heads: Tensor) -> bool:
     return torch.equal(heads, torch.arange(call.query.shape[1], device=heads.device))
-
-
-def _positions(name: str, index: Index, available: Sequence[int]) -> list[int]:
-    """Return where the asked-for layers, heads, queries or keys stand among those that there are."""
-    if index is None or isinstance(index, slice):
-        return list(range(len(available)))[index or slice(None)]
-    wanted = [int(index)] if isinstance(index, Integral) else list(index)
-    if not wanted and name == "layer":
-        raise InputError("no layer was asked for: give one or more, or None for all of them.")
-    for one in wanted:
-        if one not in available:
-            there = f"0 to {len(available) - 1}" if isinstance(available, range) else ", ".join(map(str, available))
-            raise InputError(f"{name} {one} does not exist: there are {there} (counted from 0).")
-    return [list(available).index(one) for one in wanted]

@@ -27,6 +27,7 @@ from identikit.machine import products
 from identikit.maths import jacobian
 from identikit.maths.jacobian import BlockDerivative
 from identikit.models.model import Block, Model, Split
+from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor
 from identikit.text import TokenBatch
 
@@ -71,9 +72,9 @@ class Request:
         return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
-def sweep(model: Model, batch: TokenBatch, request: Request, *, chunk: int, keep: bool, tick: Tick) -> Tensor:
+def sweep(reading: Reading, request: Request, *, chunk: int, keep: bool, tick: Tick) -> Tensor:
     """Push the tangents of `chunk` inputs at a time through all layers; `keep`: hold every layer's derivative."""
-    with model.split(batch) as split, forward_mode(), products(request.precision):
+    with reading.split() as split, forward_mode(), products(request.precision):
         start = _first_tangents(split, request)
         n, _, directions = start.shape
         causal = not any(block.call.visible().triu(1).any() for block in split.blocks)
@@ -215,9 +216,10 @@ def working_bytes(device: torch.device) -> int:
     return 1 << (26 if device.type == "cpu" else 32)  # on a CPU more only leaves the cache
 
 
-def generic(model: Model, batch: TokenBatch, request: Request, *, chunk: int, tick: Tick) -> Tensor:
+def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Run the whole model in forward mode, with the tangents of `chunk` inputs at a time."""
-    with _running(model, batch, request) as (x, run), forward_mode(), products(request.precision):
+    model = reading.model
+    with _running(reading, request) as (x, run), forward_mode(), products(request.precision):
         _, n, d_x = x.shape
         directions = request.directions(d_x, x)
         answer = request.nothing(n, x)
@@ -238,12 +240,13 @@ def generic(model: Model, batch: TokenBatch, request: Request, *, chunk: int, ti
     return answer.cpu()
 
 
-def reverse(model: Model, batch: TokenBatch, request: Request, *, chunk: int, tick: Tick) -> Tensor:
+def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
 
     The sum of a vector's components is a single direction, so that norm takes one pass a target.
     """
-    with _running(model, batch, request) as (x, run), sdpa_kernel(SDPBackend.MATH), products(request.precision):
+    model = reading.model
+    with _running(reading, request) as (x, run), sdpa_kernel(SDPBackend.MATH), products(request.precision):
         n = x.shape[1]
         targets = list(range(n)) if request.targets is None else list(request.targets)
         answer = request.nothing(n, x)
@@ -265,12 +268,13 @@ def reverse(model: Model, batch: TokenBatch, request: Request, *, chunk: int, ti
 
 
 @contextmanager
-def _running(model: Model, batch: TokenBatch, request: Request) -> Iterator[tuple[Tensor, Run]]:
+def _running(reading: Reading, request: Request) -> Iterator[tuple[Tensor, Run]]:
     """Yield x, and the function from x to the outputs of the first so many blocks."""
-    if not model.family.splits:
-        yield model.trace(batch).inputs, partial(_outputs, model, batch)
+    if not reading.model.family.splits:
+        trace = reading.model.trace(reading.batch) if reading.trace is None else reading.trace
+        yield trace.inputs, partial(_outputs, reading.model, reading.batch)
         return
-    with model.split(batch) as split:
+    with reading.split() as split:
 
         def run(vectors: Tensor, depth: int) -> list[Tensor]:
             hidden = [vectors if request.after else split.tail(vectors)]

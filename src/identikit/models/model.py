@@ -17,16 +17,20 @@ from identikit.models import families
 from identikit.models.tap import AttentionCall, Visitor, evaluating, switched, visiting
 from identikit.models.xlnet import switched_core
 from identikit.shapes import Float, Tensor
-from identikit.text import Encoded, Text, TokenBatch, batches, encode, encode_images
+from identikit.text import Encoded, TokenBatch, batches, encode, encode_images
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One run of a model: the embedding sum x, every block's output e^l (before any final norm), and the logits."""
+    """One run of a model: the embedding sum x, every block's output e^l (before any final norm), and the logits.
+
+    `blocks` holds each block that ran and what it was called with, so that the run can be taken apart afterwards.
+    """
 
     inputs: Float[Tensor, "batch n d_x"]
     hidden: tuple[Float[Tensor, "batch n d"], ...]
     logits: Tensor | None
+    blocks: tuple[tuple[nn.Module, tuple[Any, ...], dict[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,12 @@ class Model:
             raise InputError(f"layer {index} does not exist: {self.name} has layers 0 to {self.n_layers - 1}.")
         return index
 
-    def encode(self, texts: Text | list[Text], *, truncate: bool = False) -> list[Encoded]:
+    def encode(self, texts: Any, *, truncate: bool = False, max_tokens: int | None = None) -> list[Encoded]:
         """Return texts as tokens; one longer than the model's positions is an error unless `truncate` is asked for."""
         if self.vision:
             raise InputError(f"{self.name} reads images, not texts: pass a PIL image or the path of one.")
-        return encode(self.tokenizer, texts, limit=self.limit, truncate=truncate)
+        limit = min((n for n in (self.limit, max_tokens) if n is not None), default=None)
+        return encode(self.tokenizer, texts, limit=limit, truncate=truncate)
 
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
         """Return batches of texts of like length, padded on the right."""
@@ -192,19 +197,23 @@ class Model:
         """
         with self._tapped(visit) as seen:
             output = self._forward(batch)
-        return Trace(_not_none(seen.inputs), tuple(seen.hidden), getattr(output, "logits", None))
+        return Trace(_not_none(seen.inputs), tuple(seen.hidden), getattr(output, "logits", None), tuple(seen.blocks))
 
     @contextmanager
-    def split(self, batch: TokenBatch) -> Iterator[Split]:
-        """Take the model apart for one batch; the parts work inside the `with` block alone."""
+    def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
+        """Take the model apart for one batch; the parts work only inside the `with` block.
+
+        `run` is a trace of this batch and its attention calls, if it was run already.
+        """
         if not self.family.splits:
             raise ModelError(f"{self.name} does not split: its attention has terms beyond softmax(QK)V.")
-        calls: list[AttentionCall] = []
-        with self._tapped(calls.append) as seen:
-            self._forward(batch)
-        parts = [self._block(*entry, call) for entry, call in zip(seen.blocks, calls, strict=True)]
+        if run is None:
+            calls: list[AttentionCall] = []
+            run = self.trace(batch, calls.append), calls
+        trace, calls = run
+        parts = [self._block(*entry, call) for entry, call in zip(trace.blocks, calls, strict=True)]
         with self._switched(), torch.no_grad():
-            yield Split(_not_none(seen.inputs), lambda x: self._tail(batch, x), tuple(parts))
+            yield Split(trace.inputs, lambda x: self._tail(batch, x), tuple(parts))
 
     def _block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: AttentionCall) -> Block:
         def run(x: Tensor, visitor: Visitor) -> Tensor:
@@ -312,6 +321,16 @@ class Model:
 
     def _batch_first(self, hidden: Tensor) -> Tensor:
         return hidden.transpose(0, 1) if self.family.sequence_first else hidden
+
+
+def checked_model(model: Any) -> Model:
+    """Return a model if it is one of ours, or say what to do."""
+    if isinstance(model, Model):
+        return model
+    raise InputError(
+        f"Expected a model from identikit.load, got {type(model).__name__}. Load it first: "
+        "model = identikit.load(hf_model, tokenizer), or identikit.load('a folder or hub id')."
+    )
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

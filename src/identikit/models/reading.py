@@ -1,16 +1,18 @@
 """Reading texts through a model: batches and the texts in them, what each query sees, and what a change does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from identikit.errors import InputError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
-from identikit.models.model import Model
+from identikit.models.model import Model, Split, Trace
 from identikit.models.tap import AttentionCall, RowMask
 from identikit.shapes import Tensor
-from identikit.text import Text, TokenBatch, image_digests
+from identikit.text import Text, TokenBatch, collate, image_digests
 
 
 class Change(NamedTuple):
@@ -19,14 +21,20 @@ class Change(NamedTuple):
     hidden: float
     logits: float | None
 
+    def words(self) -> str:
+        """Say it."""
+        return f"changed the final hidden states by {self.hidden:.1g}"
 
-def encoded_batches(model: Model, text: Any, *, truncate: bool) -> Iterator[tuple[TokenBatch, list[Text]]]:
+
+def encoded_batches(
+    model: Model, text: Any, *, truncate: bool, max_tokens: int | None = None
+) -> Iterator[tuple[TokenBatch, list[Text]]]:
     """Yield padded batches of texts (or of images), each with the texts of its rows."""
     if model.vision:
         batch = model.images(text)
         yield batch, image_digests(batch)
         return
-    encoded = model.encode(text, truncate=truncate)
+    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
     for batch in model.batches(encoded):
         yield batch, [encoded[index].text for index in batch.order]
 
@@ -49,9 +57,8 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
     )
 
 
-def output_change(model: Model, batch: TokenBatch, visit: Callable[[AttentionCall], Tensor | None]) -> Change:
-    """Return how much a model's final hidden states and logits change when `visit` replaces head outputs."""
-    before, after = model.trace(batch), model.trace(batch, visit)
+def output_change(before: Trace, after: Trace) -> Change:
+    """Return how much the final hidden states and logits of a run differ from those of another."""
     logits = None
     if before.logits is not None and after.logits is not None:
         logits = _largest_change(before.logits, after.logits)
@@ -81,3 +88,92 @@ def visible_keys(call: AttentionCall) -> Visible | None:
         starts.append(start)
         stops.append(start + count)
     return Visible(n, places, torch.cat(starts), torch.cat(stops))
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One text, read once: its tokens, the attention of every layer that was asked for, and the hidden vectors.
+
+    - `batch`: the text alone, without padding; `text`: as it was given
+    - `calls`: the captured attention by layer; `visible`: which keys each query sees there
+    - `trace`: the run's inputs, hidden vectors and logits, of this text; None where it was run beside others, padded
+    """
+
+    model: Model
+    batch: TokenBatch
+    text: Text
+    calls: Mapping[int, AttentionCall]
+    visible: Mapping[int, Visible | None]
+    trace: Trace | None
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens of the text."""
+        return self.batch.tokens[0]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What every Result of a text keeps of it."""
+        words = [list(span) for span in self.batch.words[0]]
+        return {"tokens": list(self.tokens), "special": self.batch.special[0].tolist(), "words": words}
+
+    @contextmanager
+    def split(self) -> Iterator[Split]:
+        """Take the model apart for this text, without running it again if all layers were captured."""
+        complete = self.trace is not None and len(self.calls) == self.model.n_layers
+        run = (self.trace, [self.calls[layer] for layer in sorted(self.calls)]) if complete else None
+        with self.model.split(self.batch, run) as split:  # pyright: ignore[reportArgumentType]
+            yield split
+
+    def changed_by(self, visit: Callable[[AttentionCall], Tensor | None]) -> "Change":
+        """Run the model again with `visit` replacing head outputs, and return how much its output changed."""
+        before = self.model.trace(self.batch) if self.trace is None else self.trace
+        return output_change(before, self.model.trace(self.batch, visit))
+
+
+def readings(
+    model: Model, text: Any, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
+) -> list[Reading]:
+    """Run texts (or images) through the model, each once, and keep the attention of these layers; in order."""
+    found: dict[int, Reading] = {}
+    for batch, texts in encoded_batches(model, text, truncate=truncate, max_tokens=max_tokens):
+        calls: list[dict[int, AttentionCall]] = [{} for _ in batch.order]
+        visible: list[dict[int, Visible | None]] = [{} for _ in batch.order]
+        trace = model.trace(batch, _collector(batch, layers, calls, visible))
+        for row, index in enumerate(batch.order):
+            alone = trace if len(batch) == 1 else None
+            found[index] = Reading(model, text_alone(batch, row), texts[row], calls[row], visible[row], alone)
+    return [found[index] for index in sorted(found)]
+
+
+def unread(model: Model, text: Any, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
+    """Return each text (or image) in a batch of its own, which needs no padding, before the model has run."""
+    if model.vision:
+        images = model.images(text)
+        batches = [(text_alone(images, row), digest) for row, digest in enumerate(image_digests(images))]
+    else:
+        encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+        batches = [(collate([one], pad_id=model.pad_id), one.text) for one in encoded]
+    return [Reading(model, batch, own, {}, {}, None) for batch, own in batches]
+
+
+def _collector(
+    batch: TokenBatch,
+    layers: Collection[int],
+    calls: list[dict[int, AttentionCall]],
+    visible: list[dict[int, Visible | None]],
+) -> Callable[[AttentionCall], None]:
+    """Return a visitor that takes each chosen layer apart by texts; layers that share a mask share its reading."""
+    seen: dict[tuple[int, int], tuple[Any, Visible | None]] = {}
+
+    def visit(call: AttentionCall) -> None:
+        if call.layer not in layers:
+            return
+        for row in range(len(batch)):
+            alone = call.of_text(row, batch.rows(row).to(call.query.device))
+            key = id(call.mask), row
+            if key not in seen:
+                seen[key] = call.mask, visible_keys(alone)  # the mask is kept alive so that its id stays its own
+            calls[row][call.layer], visible[row][call.layer] = alone, seen[key][1]
+
+    return visit

@@ -13,8 +13,6 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task, fold_split, sentence_blocks
 from identikit.tokens.states import HiddenStates
 
-__all__ = ["IdentityMap", "Rate", "identity_map", "measure"]
-
 
 class Rate(NamedTuple):
     """One row of the table of rates.
@@ -41,7 +39,7 @@ class Rate(NamedTuple):
     n_tokens: int
 
 
-class IdentityMap(NamedTuple):
+class Recovered(NamedTuple):
     """For each layer and token of one sentence: is it recovered, by which margin, and which token's input won."""
 
     layers: tuple[int, ...]
@@ -83,9 +81,7 @@ def measure(
     return rates
 
 
-def identity_map(
-    states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str, fold: int = 0
-) -> IdentityMap:
+def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str, fold: int = 0) -> Recovered:
     """Read one sentence with fitted maps: for each layer and token, recovered or not, the margin and the winner.
 
     ``states`` holds that sentence alone; ``map``, ``distance`` and ``fold`` say which of the fitted maps are used. A
@@ -118,7 +114,7 @@ def identity_map(
         )
         for layer in layers
     ]
-    return IdentityMap(
+    return Recovered(
         layers=layers,
         recovered=torch.stack([part.hit for part in found]),
         margin=torch.stack([part.margin for part in found]),

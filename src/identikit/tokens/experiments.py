@@ -4,12 +4,8 @@ All take the hidden states of a dataset. Tables of several models or datasets ar
 ``pandas.concat``.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import pandas as pd
-from scipy.stats import t as student
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from identikit.progress import Progress, silent
 from identikit.tokens.evaluate import Rate, measure
@@ -17,32 +13,21 @@ from identikit.tokens.fit import fit_maps
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import MapChoice, Settings, Task
 from identikit.tokens.states import HiddenStates
+from identikit.tokens.train import Trial
 
-__all__ = [
-    "Experiment",
-    "across_layers",
-    "generalisation",
-    "neighbouring_tokens",
-    "previous_layer",
-    "same_layer",
-    "summary",
-]
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _PER_FOLD = ("fold", "rate", "unique_rate", "duplicates", "n_tokens")
 _TEST_OVER_TRAIN = 3 / 14
 
 
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """What an experiment gives: ``rates`` (columns of :class:`Rate`), ``trials`` of learning rates, and the maps."""
+class Experiment(NamedTuple):
+    """What an experiment gives: rates, the trials of learning rates, and the fitted maps."""
 
-    rates: pd.DataFrame
-    trials: pd.DataFrame
+    rates: list[Rate]
+    trials: list[Trial]
     maps: tuple[FittedMap, ...]
-
-    def summary(self) -> pd.DataFrame:
-        """Average the rates over folds, with their confidence; see :func:`summary`."""
-        return summary(self.rates)
 
 
 def same_layer(
@@ -91,12 +76,14 @@ def neighbouring_tokens(
     return _run(states, choice, settings, _Plan([Task(offset=offset) for offset in offsets]), progress)
 
 
-def summary(rates: pd.DataFrame) -> pd.DataFrame:
+def summary(rates: "DataFrame") -> "DataFrame":
     """Average rates over folds, with their standard deviation and a 95 % confidence interval of the mean.
 
     Folds share training sentences, so their rates are not independent: the interval is Student's with the variance of
     Nadeau and Bengio (2003), s²·(1/folds + test tokens/training tokens). It is NaN for a single fold.
     """
+    from scipy.stats import t as student
+
     by = [name for name in rates.columns if name not in _PER_FOLD]
     grouped = rates.groupby(by, sort=False, dropna=False)
     table = grouped.agg(
@@ -125,8 +112,14 @@ def _run(states: HiddenStates, choice: MapChoice, settings: Settings, plan: _Pla
         states, grid.maps, test_layers=plan.test_layers, splits=plan.splits, device=settings.device, progress=progress
     )
     rates = sorted(found, key=lambda rate: plan.tasks.index(Task(rate.target, rate.offset, rate.data_share)))
-    return Experiment(
-        rates=pd.DataFrame(rates, columns=Rate._fields),
-        trials=pd.DataFrame([trial.row() for trial in grid.trials]),
-        maps=tuple(grid.maps),
-    )
+    return Experiment(rates, grid.trials, tuple(grid.maps))
+
+
+EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
+    "same layer": same_layer,
+    "across layers": across_layers,
+    "generalisation": generalisation,
+    "previous layer": previous_layer,
+    "neighbours": neighbouring_tokens,
+}
+"""Every experiment by the name that users call it."""

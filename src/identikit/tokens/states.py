@@ -1,22 +1,27 @@
-"""What the probes read: the hidden states and input vectors of a dataset."""
+"""What maps are fitted to and read from: the hidden states and input vectors of texts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 import torch
 
 from identikit.errors import InputError
 from identikit.maths.neighbours import distinct
+from identikit.models.model import Model, Trace
+from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 from identikit.tokens.protocol import Task
 
-__all__ = ["HiddenStates"]
+READING = "hidden states, tokens"
+LARGEST_IN_MEMORY = 2 << 30  # bytes of hidden states above which they are kept in a file
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
-    """Input vectors and hidden states of a dataset: all that the probes need to know of a model.
+    """Input vectors and hidden states of a dataset: all that maps need to know of a model.
 
     Sentences lie one after another along ``token``, padding left out. ``inputs`` holds x_i (the summed embedding before
     the embedding LayerNorm) and ``hidden[l]`` the output of block l before any final norm. ``hidden`` may be a
@@ -59,7 +64,7 @@ class HiddenStates:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the probes compute in: float32, or float64 where the vectors are."""
+        """What maps compute in: float32, or float64 where the vectors are."""
         return torch.promote_types(torch.float32, torch.promote_types(self.inputs.dtype, self.hidden.dtype))
 
     @cached_property
@@ -136,3 +141,47 @@ class HiddenStates:
                 f"Reading hidden states of {self.model}: all {int(lengths[sentence])} tokens of text {sentence} have "
                 "the same input vector, so any answer would count as right; leave that text out."
             )
+
+
+def hidden_states(
+    model: Model, texts: Any, *, truncate: bool = False, max_tokens: int | None = None, progress: Progress = silent
+) -> HiddenStates:
+    """Run texts through a model once and keep every token's input vector and hidden vectors, in order, unpadded.
+
+    Large ones are kept in a temporary file that is mapped into memory and vanishes with the result.
+    """
+    encoded = model.encode(texts, truncate=truncate, max_tokens=max_tokens)
+    lengths = torch.tensor([len(one) for one in encoded])
+    starts = (lengths.cumsum(0) - lengths).tolist()
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    inputs = torch.empty(int(lengths.sum()), model.d_input, dtype=dtype)
+    hidden = _room((model.n_layers, len(inputs), model.d_model), dtype)
+    done = 0
+    progress(READING, done, len(inputs))
+    for batch in model.batches(encoded):
+        trace = model.trace(batch)
+        for row, index in enumerate(batch.order):
+            kept, place = batch.rows(row).to(model.device), slice(starts[index], starts[index] + len(encoded[index]))
+            inputs[place] = trace.inputs[row, kept].to(inputs)
+            for layer, states in enumerate(trace.hidden):
+                hidden[layer, place] = states[row, kept].to(inputs)
+        done += sum(batch.lengths)
+        progress(READING, done, len(inputs))
+    return HiddenStates(inputs, hidden, lengths, model.name)
+
+
+def _room(shape: tuple[int, int, int], dtype: torch.dtype) -> Float[Tensor, "layer token d"]:
+    count = shape[0] * shape[1] * shape[2]
+    size = count * dtype.itemsize
+    if size <= LARGEST_IN_MEMORY:
+        return torch.empty(shape, dtype=dtype)
+    with NamedTemporaryFile(prefix="identikit-") as file:  # removed at once: the mapping keeps it while it is needed
+        file.truncate(size)
+        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
+
+
+def states_of_trace(trace: Trace, model: str) -> HiddenStates:
+    """Return the hidden states of one text that was run already."""
+    dtype = torch.promote_types(trace.inputs.dtype, torch.float32)
+    hidden = torch.stack([states[0] for states in trace.hidden]).to(dtype)
+    return HiddenStates(trace.inputs[0].to(dtype), hidden, torch.tensor([trace.inputs.shape[1]]), model)

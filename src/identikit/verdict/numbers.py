@@ -1,87 +1,58 @@
 """The main job: what can be said of a model on one text, as numbers that words are made from."""
 
-import warnings
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, SupportsIndex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from identikit.attention.effective import EffectiveAttention, effective_attention
-from identikit.attribution.attribute import CostWarning, Progress, TokenAttribution, foresee, token_attribution
+from identikit.attention.effective import Options as AttentionOptions
+from identikit.attention.effective import attend
+from identikit.attention.result import EffectiveAttention
+from identikit.attribution.attribute import attribute
+from identikit.attribution.plan import Options as AttributionOptions
+from identikit.attribution.plan import estimate
+from identikit.attribution.result import TokenAttribution
 from identikit.data import sample_text, sample_texts
-from identikit.errors import InputError
-from identikit.maths.mixing import by_offset, first_middle_last, outweighed, own_contribution
-from identikit.models.model import Model
-from identikit.models.reading import Change
-from identikit.provenance import Provenance
-from identikit.text import Text
-from identikit.tokens.identify import TextIdentity, cached_maps, read_identity
+from identikit.errors import InputError, Unavailable
+from identikit.indexing import Axis
+from identikit.maths.mixing import by_offset, first_middle_last
+from identikit.models.model import Model, checked_model
+from identikit.models.reading import Reading, readings
+from identikit.progress import Progress, silent
+from identikit.result import Held, Result, open_result
+from identikit.shapes import Float, Tensor
+from identikit.text import is_several, joined_by
+from identikit.tokens.identify import cached_maps, identity_of
+from identikit.tokens.maps import FittedMap
+from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
+NOT_COMPUTED = Unavailable("It was not computed.")
 HEADS_NAMED = 5  # how many heads whose raw and effective attention disagree are named
 SOURCES_NAMED = 3  # how many of a token's strongest sources are named
 NEAR = 3  # how many places away a neighbour is near
 PROBES = 16  # directions that attribution is estimated from
+UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
+_BY_LAYER = ("least_null_dim", "greatest_null_dim", "least_joint_null_dim", "greatest_joint_null_dim", "identifiable",
+             "kept", "pearson", "special_raw", "special_effective")  # fmt: skip
+_PARTS: Mapping[str, type[Result]] = {
+    "attention": EffectiveAttention,
+    "identity": IdentityMap,
+    "attribution": TokenAttribution,
+}
 
 
-@dataclass(frozen=True)
-class LayerVerdict:
-    """One layer (counted from 1).
-
-    - `null_dim`: least and greatest dimension of a row's null space; `identifiable`: share of rows that have none
-    - `kept`: share of the map (in squared weight) that is effective; `pearson`: raw against effective
-    - `special_raw`, `special_effective`: average weight of a row on special tokens
-    """
-
-    layer: int
-    null_dim: tuple[int, int]
-    joint_null_dim: tuple[int, int]
-    identifiable: float
-    kept: float
-    pearson: float
-    special_raw: float
-    special_effective: float
-
-
-@dataclass(frozen=True)
-class HeadVerdict:
-    """A head (layer and head counted from 1) and the edge on which its raw and effective attention differ most."""
-
-    layer: int
-    head: int
-    pearson: float
-    query: str
-    key: str
-    raw: float
-    effective: float
-
-
-@dataclass(frozen=True)
-class IdentityVerdict:
-    """How much of a text's tokens each layer (counted from 1) still gives away, and which are lost in the last.
-
-    `lost` holds each such token with the token whose input its hidden vector is nearer to. `map` and `distance` say how
-    it was read: maps fitted once to the embedded sample texts.
-    """
-
-    map: str
-    distance: str
-    recovered: tuple[float, ...]
-    lost: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Source:
-    """An input token, its position in the text (counted from 0), and what it contributes."""
+class Source(NamedTuple):
+    """An input token, its position in the text, and what it contributes."""
 
     token: str
     position: int
     contribution: float
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Where the hidden vectors of the token at a position (counted from 0) come from.
+class Sources(NamedTuple):
+    """Where the hidden vectors of the token at a position come from.
 
     - `sources`: the strongest at the first, middle and last layer, the largest first
     - `own`: what it contributes itself in the last layer; `outweighed`: whether another contributes more there
@@ -94,192 +65,270 @@ class Sources:
     outweighed: bool
 
 
-@dataclass(frozen=True)
-class MixingVerdict:
-    """How a text's tokens mix, by layer: median own contribution, share of tokens outweighed by another, and how much
-    of what comes from other tokens comes from near ones (None where nothing does). `probes` is None where contributions
-    are exact, and `error` is the largest standard error otherwise.
+@dataclass(frozen=True, repr=False, eq=False)
+class Explanation(Result):
+    """What can be said of a model on one text: all three questions.
+
+    Arrays by layer: least and greatest null dimension of a row (of one head, and of all heads jointly), the share of rows
+    that are `identifiable`, the share of squared weight that effective attention `kept`, the correlation `pearson` of raw
+    and effective attention, and a row's average weight on special tokens. Arrays by layer and token: whether it is
+    `recovered` (1 or 0, NaN in layers without a map), its `own` contribution, and whether it is `outweighed`.
+
+    `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason.
     """
 
-    layers: tuple[int, ...]
-    own: tuple[float, ...]
-    outweighed: tuple[float, ...]
-    near: tuple[float, ...] | None
-    tokens: tuple[Sources, ...]
-    probes: int | None
-    error: float | None
+    attention: EffectiveAttention | Unavailable = NOT_COMPUTED
+    identity: IdentityMap | Unavailable = NOT_COMPUTED
+    attribution: TokenAttribution | Unavailable = NOT_COMPUTED
 
-
-@dataclass(frozen=True)
-class Explanation:
-    """What can be said of a model on one text.
-
-    `identity` is None where there is nothing to tell apart, `mixing` where it would take long or cannot be computed:
-    `mixing_omitted` then says why, in one line.
-    """
-
-    model: str
-    causal: bool
-    n_layers: int
-    n_heads: int
-    d_value: int
-    tokens: tuple[str, ...]
-    layers: tuple[LayerVerdict, ...]
-    heads: tuple[HeadVerdict, ...]
-    pearson: float
-    residual: float
-    change: Change
-    identity: IdentityVerdict | None
-    mixing: MixingVerdict | None
-    mixing_omitted: str | None
-    provenance: Provenance
+    kind = "explanation"
+    main = _BY_LAYER
+    by_word: ClassVar = {"recovered": {"token": "min"}, "own": {"token": "mean"}}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists, numbers and strings, for JSON."""
-        return asdict(self) | {"change": self.change._asdict()}
+        """Return plain lists, numbers and strings, with the strongest sources of every token."""
+        plain = super().to_dict()
+        for name in _PARTS:
+            part = getattr(self, name)
+            if isinstance(part, Unavailable):
+                plain[f"{name}_unavailable"] = part.reason
+        if isinstance(self.attribution, TokenAttribution):
+            plain["sources"] = [_as_dict(one) for one in strongest_sources(self.attribution)]
+        return plain
+
+    def said(self) -> str:
+        """Say it as a verdict that can be read."""
+        from identikit.verdict.words import verdict
+
+        return verdict(self)
+
+    def plot(self, question: str = "attention", **options: Any) -> Any:
+        """Draw the answer to one question: "attention" (heads), "identity" or "attribution" (the last layer)."""
+        part = getattr(self, question) if question in _PARTS else None
+        if part is None:
+            raise InputError(f"plot({question!r:.60}) is not known: use {', '.join(map(repr, _PARTS))}.")
+        if isinstance(part, Unavailable):
+            raise InputError(f"There is nothing to draw: {part.reason}")
+        return (part.sel(layer=-1) if question == "attribution" else part).plot(**options)
+
+    def _write(self, folder: Path) -> None:
+        super()._write(folder)
+        for name in _PARTS:
+            part = getattr(self, name)
+            if isinstance(part, Unavailable):
+                (folder / f"{name}.txt").write_text(part.reason)
+            else:
+                part.save(folder / name)
+
+    @classmethod
+    def _read(cls, folder: Path, about: Mapping[str, Any]) -> "Explanation":
+        plain = super()._read(folder, about)
+        parts: dict[str, Any] = {}
+        for name, wanted in _PARTS.items():
+            if (folder / name).is_dir():
+                part = open_result(folder / name)
+                if not isinstance(part, wanted):
+                    raise InputError(f"Opening {folder}: {name} is not {wanted.kind} but {part.kind}.")
+                parts[name] = part
+            else:
+                parts[name] = Unavailable((folder / f"{name}.txt").read_text())
+        return cls(plain.axes, plain.source, plain.provenance, plain.about, **parts)
 
 
 def explain(
     model: Model,
-    text: Text | None = None,
+    text: Any = None,
     *,
-    probes: SupportsIndex | str | None = None,
+    probes: Any = None,
+    maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
     truncate: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Explanation:
-    """Say what can be said of a model on a text; without one, on the embedded sample.
+    """Say what can be said of a model on a text; without one, on the sample text that comes with the package.
 
-    `probes` is how many directions attribution is estimated from, or "exact". Left out, it is estimated from a few, and
-    left out itself where even that would take more than a minute. `progress(done, total)` is called as tokens are
-    attributed.
+    - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is estimated from 16,
+      and skipped where even that would take more than a minute
+    - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out, ridge
+      maps fitted once to the sample texts
     """
+    model = checked_model(model)
     text = sample_text() if text is None else text
+    if is_several(text):
+        raise InputError("explain reads one text at a time: pass a string, a pair of strings or token ids.")
     if probes is not None:
-        foresee(model, [], probes=probes)  # refuses what is no number of probes before anything is computed
-    result = effective_attention(model, text, truncate=truncate)[0]
-    attribution = _attribution(model, text, probes, truncate, progress)
-    return Explanation(
-        model=model.name,
-        causal=model.causal,
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        d_value=model.d_value,
-        tokens=result.tokens,
-        layers=_layers(result),
-        heads=_disagreeing(result),
-        pearson=float(result.pearson()),
-        residual=float(result.residual.max()),
-        change=result.verify(),
-        identity=None if model.vision else _identity(model, text, truncate),
-        mixing=_mixing(attribution) if isinstance(attribution, TokenAttribution) else None,
-        mixing_omitted=attribution if isinstance(attribution, str) else None,
-        provenance=result.provenance,
+        AttributionOptions(probes=probes).request(model)  # refuses a wrong number before anything is computed
+    fitted = _checked_maps(maps)
+    everything = tuple(range(model.n_layers))
+    (reading,) = readings(model, text, layers=everything, truncate=truncate)
+    attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
+    identity = Unavailable("The model reads images.") if model.vision else _identity(reading, fitted, progress)
+    attribution = _attribution(reading, probes, progress)
+    return _explanation(reading, attention, identity, attribution)
+
+
+def _explanation(
+    reading: Reading,
+    attention: EffectiveAttention,
+    identity: IdentityMap | Unavailable,
+    attribution: TokenAttribution | Unavailable,
+) -> Explanation:
+    model, change = reading.model, attention.verify()
+    arrays, dims = _by_layer(attention), dict.fromkeys(_BY_LAYER, ("layer",))
+    if isinstance(identity, IdentityMap):
+        found = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
+        found[list(identity._axis("layer").values)] = identity.recovered.double()
+        arrays["recovered"] = found
+    if isinstance(attribution, TokenAttribution):
+        arrays |= {"own": attribution.own, "outweighed": attribution.outweighed}
+    dims |= {name: ("layer", "token") for name in arrays if name not in dims}
+    about = reading.about | {
+        "n_heads": model.n_heads,
+        "d_value": model.d_value,
+        "causal": model.causal,
+        "pearson_overall": float(attention.pearson()),
+        "largest_residual": float(attention.residual.max()),
+        "output_change": {"hidden": change.hidden, "logits": change.logits},
+        "edges": _disagreeing(attention),
+        "joined_by": _joined_by(reading),
+    }
+    if isinstance(attribution, TokenAttribution):
+        about |= _attribution_facts(attribution)
+    axes = (
+        Axis("layer", tuple(range(model.n_layers))),
+        Axis("token", tuple(range(len(reading.tokens))), reading.tokens),
     )
+    return Explanation(axes, Held(arrays, dims), attention.provenance, about, attention, identity, attribution)
 
 
-def _identity(model: Model, text: Text, truncate: bool) -> IdentityVerdict | None:
-    try:
-        read: TextIdentity = read_identity(model, text, cached_maps(model, sample_texts()), truncate=truncate)
-    except InputError:  # a text of one token, or of one token repeated, has nothing to be told apart from
+def _joined_by(reading: Reading) -> list[str] | None:
+    """Return the special tokens between the halves of a pair; None for a single text."""
+    if not (isinstance(reading.text, tuple) and isinstance(reading.text[0], str)):
         return None
-    last = zip(read.tokens, read.winners[-1], read.recovered[-1].tolist(), strict=True)
-    return IdentityVerdict(
-        map=read.map,
-        distance=read.distance,
-        recovered=tuple(read.recovered.double().mean(1).tolist()),
-        lost=tuple((token, winner) for token, winner, found in last if not found),
-    )
+    return list(joined_by(reading.tokens, reading.batch.special[0].tolist()))
 
 
-def _attribution(
-    model: Model, text: Text, probes: SupportsIndex | str | None, truncate: bool, progress: Progress | None
-) -> TokenAttribution | str:
-    """Return a text's attribution, or why there is none. One that takes long is left out unless it was asked for."""
-    asked = min(PROBES, model.d_input) if probes is None else probes
-    with warnings.catch_warnings():
-        if probes is None:
-            warnings.simplefilter("error", CostWarning)
-        try:
-            return token_attribution(model, text, probes=asked, truncate=truncate, progress=progress)[0]
-        except CostWarning as warning:
-            return f"{warning} Ask for probes={asked} to have it all the same."
-        except InputError as refusal:
-            return str(refusal)
+def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
+    if maps is None:
+        return None
+    fitted = maps.maps if isinstance(maps, TokenIdentifiability) else maps
+    if not isinstance(fitted, list | tuple) or not fitted or not all(isinstance(one, FittedMap) for one in fitted):
+        raise InputError(
+            f"maps={maps!r:.60} cannot be used: expected the result of token_identifiability(model, texts)."
+        )
+    return fitted
 
 
-def _mixing(found: TokenAttribution) -> MixingVerdict:
-    contribution = found.contribution
-    others = by_offset(contribution, causal=found.causal)
+def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
+    unknown = 0.0
+    if maps is None:
+        samples = sample_texts()
+        unknown = _unknown_share(reading.model, samples)
+        maps = cached_maps(reading.model, samples, progress=progress)
+        fitted_to = "the sample texts"
+    else:
+        fitted_to = "your texts"
+    try:
+        found = identity_of(reading, maps)
+    except InputError as reason:  # a text of one token, or of one token repeated, has nothing to be told apart from
+        return Unavailable(str(reason))
+    return replace(found, about={**found.about, "fitted_to": fitted_to, "unknown": unknown})
+
+
+def _unknown_share(model: Model, texts: list[Any]) -> float:
+    """Return which share of the texts' tokens the tokenizer does not know."""
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    ids = [token for one in model.encode(texts, truncate=True) for token in one.ids]
+    return 0.0 if unknown is None else ids.count(unknown) / len(ids)
+
+
+def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttribution | Unavailable:
+    """Return a text's attribution, or why there is none. One that takes long is skipped unless it was asked for."""
+    model = reading.model
+    options = AttributionOptions(probes=min(PROBES, model.d_input) if probes is None else probes)
+    try:
+        ahead = estimate(model, [len(reading.tokens)], options.request(model))
+        if probes is None and ahead.long:
+            return Unavailable(f"{ahead.words()} Ask for it with probes={options.probes}.")
+        return attribute([reading], options, progress=progress)[0]
+    except InputError as refusal:
+        return Unavailable(str(refusal))
+
+
+def _attribution_facts(found: TokenAttribution) -> dict[str, Any]:
+    """Return how much of what comes from other tokens comes from near ones, by layer, and how exact it is."""
+    others = by_offset(found.contribution, causal=found.causal)
     near = others.share()[:, others.positions.abs() <= NEAR].sum(1)
-    return MixingVerdict(
-        layers=tuple(layer + 1 for layer in found.layers),
-        own=tuple(own_contribution(contribution).median(1).values.tolist()),
-        outweighed=tuple(outweighed(contribution).double().mean(1).tolist()),
-        near=tuple(near.tolist()) if others.sums.any() else None,
-        tokens=tuple(_sources(found)),
-        probes=found.probes,
-        error=None if found.stderr is None else float(found.stderr.max()),
-    )
+    return {
+        "near": near.tolist() if others.sums.any() else None,
+        "probes": found.probes,
+        "largest_stderr": None if found.stderr is None else float(found.stderr.max()),
+    }
 
 
-def _sources(found: TokenAttribution) -> Iterator[Sources]:
+def strongest_sources(found: TokenAttribution) -> list[Sources]:
+    """Return the strongest sources of every token at the first, middle and last layer."""
     shown = found.contribution[list(first_middle_last(len(found.layers)))]
     top = shown.topk(min(SOURCES_NAMED, len(found.tokens)), dim=1)
-    own = own_contribution(found.contribution)[-1].tolist()
-    outdone = outweighed(found.contribution)[-1].tolist()
+    own, outdone = found.own[-1].tolist(), found.outweighed[-1].tolist()
+    tokens = []
     for place, token in enumerate(found.tokens):
         layers = zip(top.indices[..., place].tolist(), top.values[..., place].tolist(), strict=True)
         strongest = tuple(
             tuple(Source(found.tokens[i], i, weight) for i, weight in zip(*layer, strict=True) if weight)
             for layer in layers
         )
-        yield Sources(token, place, strongest, own[place], outdone[place])
+        tokens.append(Sources(token, place, strongest, own[place], outdone[place]))
+    return tokens
 
 
-def _layers(result: EffectiveAttention) -> tuple[LayerVerdict, ...]:
-    verdicts = []
-    for part, joint, pearson in zip(result.parts, result.joint_null_dim, result.pearson("layer"), strict=True):
-        null = part.factors.null_dim
-        special = torch.tensor(result.special, device=part.heads.device)
+def _as_dict(one: Sources) -> dict[str, Any]:
+    return one._asdict() | {"sources": [[source._asdict() for source in layer] for layer in one.sources]}
+
+
+def _by_layer(attention: EffectiveAttention) -> dict[str, Float[Tensor, "layer"]]:
+    source: Any = attention.source
+    rows: dict[str, list[float]] = {name: [] for name in _BY_LAYER}
+    for part, pearson in zip(source.parts, attention.pearson("layer").tolist(), strict=True):
+        null, joint = part.factors.null_dim, part.joint_null_dim
+        special = torch.tensor(attention.about["special"], device=part.heads.device)
         squares, on_special = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         for _, edges in part.chunks():
             for index, weights in enumerate((edges.raw.double(), edges.effective.double())):
                 squares[index] += float(weights.square().sum())
                 on_special[index] += float(weights[..., special].sum()) / null.numel()
-        verdicts.append(
-            LayerVerdict(
-                layer=part.call.layer + 1,
-                null_dim=(int(null.min()), int(null.max())),
-                joint_null_dim=(int(joint.min()), int(joint.max())),
-                identifiable=float((null == 0).double().mean()),
-                kept=float(squares[1] / squares[0]),
-                pearson=float(pearson),
-                special_raw=float(on_special[0]),
-                special_effective=float(on_special[1]),
-            )
-        )
-    return tuple(verdicts)
+        ends = (null.min(), null.max(), joint.min(), joint.max())
+        values = (*map(float, ends), float((null == 0).double().mean()), float(squares[1] / squares[0]), pearson)
+        for name, value in zip(_BY_LAYER, (*values, *on_special.tolist()), strict=True):
+            rows[name].append(value)
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()}
 
 
-def _disagreeing(result: EffectiveAttention) -> tuple[HeadVerdict, ...]:
-    """Return the heads of lowest correlation, each with the edge on which raw and effective differ most."""
-    pearson = result.pearson("head")
+def _disagreeing(attention: EffectiveAttention) -> list[dict[str, Any]]:
+    """Return the heads of lowest correlation, each with the edge on which raw and effective differ most.
+
+    Effective attention is not what the attention could have been, so each edge comes with its interval.
+    """
+    pearson = attention.pearson("head")
     order = pearson.nan_to_num(1.0).flatten().argsort()[:HEADS_NAMED].tolist()
     found = []
     for layer, head in (divmod(place, pearson.shape[1]) for place in order):
-        if not result.null_dim[layer, head].any():
+        if not attention.null_dim[layer, head].any():
             continue
-        edges = result.at(layer=result.layers[layer], head=result.heads[head])
-        query, key = divmod(int(edges.null.abs().argmax()), edges.null.shape[1])
+        one = attention.sel(layer=layer, head=head)
+        null = one.null
+        query, key = divmod(int(null.abs().argmax()), null.shape[1])
+        ends = one.intervals(query=query, key=key)
         found.append(
-            HeadVerdict(
-                layer=result.layers[layer] + 1,
-                head=result.heads[head] + 1,
-                pearson=float(pearson[layer, head]),
-                query=result.tokens[query],
-                key=result.tokens[key],
-                raw=float(edges.raw[query, key]),
-                effective=float(edges.effective[query, key]),
-            )
+            {
+                "layer": layer,
+                "head": head,
+                "pearson": float(pearson[layer, head]),
+                "query": query,
+                "key": key,
+                "raw": float(ends.raw),
+                "effective": float(one.sel(query=query, key=key).effective),
+                "lower": float(ends.lower),
+                "upper": float(ends.upper),
+            }
         )
-    return tuple(found)
+    return found

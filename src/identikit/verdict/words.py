@@ -1,172 +1,255 @@
-"""An explanation in words, for a terminal."""
+"""An explanation in words, for a terminal and for `print`."""
 
 from collections import Counter
+from io import StringIO
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from identikit.verdict.numbers import NEAR, Explanation, IdentityVerdict, MixingVerdict, Source, Sources
+from identikit.attribution.result import TokenAttribution
+from identikit.errors import Unavailable
+from identikit.indexing import Axis
+from identikit.models.reading import Change
+from identikit.text import shown
+from identikit.tokens.result import IdentityMap
+from identikit.verdict.numbers import NEAR, UNKNOWN, Explanation, Source, Sources, strongest_sources
 
 NAMED = 6  # how many lost tokens are named
 LONGEST_LISTED = 24  # at most how many tokens' sources are listed
+WIDTH = 100
+
+LEGEND = (
+    "null dim: how many independent ways the row of a head can change with the same output (joint: all heads of the layer "
+    "together); identifiable: rows that cannot; kept: share of the squared weight that effective attention keeps; "
+    "correlation: of raw and effective attention; on special tokens: a row's weight on them, raw → effective."
+)
+
+
+def verdict(explanation: Explanation) -> str:
+    """Return an explanation as plain text."""
+    page = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
+    print_verdict(explanation, page)
+    return page.file.getvalue().rstrip("\n")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def print_verdict(explanation: Explanation, console: Console) -> None:
     """Print an explanation as a verdict that can be read."""
-    console.print(Group(*_parts(explanation)))
+    console.print(
+        Group(*_header(explanation), *_attention(explanation), *_identity(explanation), *_origin(explanation))
+    )
 
 
-def _parts(explanation: Explanation) -> list[RenderableType]:
+def _header(explanation: Explanation) -> list[RenderableType]:
+    about, layers = explanation.about, explanation._axis("layer")
+    tokens = "".join(_spaced(token) for token in explanation.tokens).strip()
     parts: list[RenderableType] = [
-        Text(f"\n{explanation.model}", style="bold"),
+        Text(f"\n{explanation.model_name}", style="bold"),
         Text(
-            f"{explanation.n_layers} layers, {explanation.n_heads} heads, values of {explanation.d_value} dimensions a "
-            f"head, {'causal' if explanation.causal else 'bidirectional'}"
+            f"{len(layers)} layers, {about['n_heads']} heads per layer, values of {about['d_value']} dimensions per head, "
+            f"{'causal' if about['causal'] else 'bidirectional'}. Layers and heads count from 0."
         ),
-        Text(f"\n{len(explanation.tokens)} tokens: {' '.join(explanation.tokens)}", style="dim"),
+        Text(f"\n{len(explanation.tokens)} tokens: {tokens}", style="dim"),
+    ]
+    if about["joined_by"] is not None and about["causal"]:
+        added = " ".join(shown(token) for token in about["joined_by"])
+        told = (
+            f"The tokenizer puts {added} between the two texts." if added else "The two texts are joined as they are."
+        )
+        parts.append(Text(told, style="dim"))
+    return parts
+
+
+def _spaced(token: str) -> str:
+    """Return a token as it is read in a row of tokens: with a space before it, except within a word."""
+    read = shown(token)
+    return read if read.startswith(" ") or not read.strip() else f" {read}"
+
+
+def _attention(explanation: Explanation) -> list[RenderableType]:
+    parts: list[RenderableType] = [
         Text("\nWhich attention is real?", style="bold"),
         Text(_headline(explanation)),
         _table(explanation),
         Text(LEGEND, style="dim"),
     ]
-    if explanation.heads:
-        parts.append(Text("\nWhere the picture misleads most (raw and effective attention disagree):", style="bold"))
-        parts += [
-            Text(
-                f"  layer {head.layer} head {head.head} (correlation {head.pearson:.2f}): {head.query!r} seems to look "
-                f"at {head.key!r} with {head.raw:.3f}; effective is {head.effective:.3f}"
-            )
-            for head in explanation.heads
-        ]
-    parts.append(Text(f"\n{_certificate(explanation)}", style="dim"))
-    if explanation.identity is not None:
-        parts += [Text("\nWhich token is this?", style="bold"), Text(_identity(explanation.identity))]
-    parts.append(Text("\nWhere did it come from?", style="bold"))
-    if explanation.mixing is None:
-        return [*parts, Text(f"Left out: {explanation.mixing_omitted}")]
-    return [*parts, Text(_mixing(explanation.mixing)), *_sources(explanation.mixing)]
+    if explanation.about["edges"]:
+        parts.append(Text("\nWhere effective attention is farthest from raw attention:", style="bold"))
+        parts += [Text(f"  {_edge(explanation, edge)}") for edge in explanation.about["edges"]]
+        parts.append(Text(EDGES, style="dim"))
+    return [*parts, Text(f"\n{_certificate(explanation)}", style="dim")]
+
+
+EDGES = (
+    "The interval is what the weight could be in any attention with the same output. Effective attention is the least-norm "
+    "set of weights with that output; it may be negative, and a small effective weight does not mean that the attention "
+    "could have been small."
+)
+
+
+def _edge(explanation: Explanation, edge: dict[str, Any]) -> str:
+    positions = Axis("token", tuple(range(len(explanation.tokens))), explanation.tokens)
+    query, key = (positions.name_of(edge[name]) for name in ("query", "key"))
+    return (
+        f"L{edge['layer']}H{edge['head']} (correlation {edge['pearson']:.2f}): {query} → {key} raw {edge['raw']:.3f}, "
+        f"effective {edge['effective']:.3f}, interval [{edge['lower']:.3f}, {edge['upper']:.3f}]"
+    )
 
 
 def _headline(explanation: Explanation) -> str:
-    n, d_v = len(explanation.tokens), explanation.d_value
-    largest = max(layer.null_dim[1] for layer in explanation.layers)
+    n, d_value = len(explanation.tokens), explanation.about["d_value"]
+    largest = int(explanation.array("greatest_null_dim").max())
     if largest == 0:
         return (
-            f"All of it. The text has {n} tokens, and each head's values span as many dimensions as a row sees keys "
-            f"(up to {d_v}): every weight can be worked back from the output. Raw attention is effective attention."
+            "All of it. In every row, the values of the visible keys are independent, so each weight can be worked back "
+            f"from the output: {n} tokens, values of {d_value} dimensions."
         )
-    rows = "A row of attention" if not explanation.causal else "The last rows of attention"
+    cause = (
+        f"The text has {n} tokens and a head's values only {d_value} dimensions"
+        if n > d_value
+        else f"The text has {n} tokens, no more than a head's {d_value} value dimensions, but some values depend on others "
+        "(repeated tokens can have equal values)"
+    )
     return (
-        f"Not all of it. The text has {n} tokens and a head's values only {d_v} dimensions. {rows} can change in up to "
-        f"{largest} independent directions without changing anything the model computes. Over all layers, raw and "
-        f"effective attention correlate at {explanation.pearson:.2f}; what is left out is in the null space, and no "
-        "conclusion can rest on it."
+        f"Not all of it. {cause}, so a row of attention weights can change in up to {largest} independent ways without "
+        "changing anything the model computes. How far each weight can go while the row stays an attention (at least 0, "
+        f"summing to 1) is its interval. Raw and effective attention correlate at "
+        f"{explanation.about['pearson_overall']:.2f} over all layers."
     )
 
 
 def _table(explanation: Explanation) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = _plain_table()
     for name in ("layer", "null dim", "joint", "identifiable", "kept", "correlation"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("on special tokens", no_wrap=True)
-    for layer in explanation.layers:
+    for row in explanation.to_frame().to_dict("records"):
         table.add_row(
-            str(layer.layer),
-            _range(layer.null_dim),
-            _range(layer.joint_null_dim),
-            f"{layer.identifiable:.0%}",
-            f"{layer.kept:.0%}",
-            f"{layer.pearson:.2f}",
-            f"{layer.special_raw:.2f} → {layer.special_effective:.2f}",
+            str(row["layer"]),
+            _range(row["least_null_dim"], row["greatest_null_dim"]),
+            _range(row["least_joint_null_dim"], row["greatest_joint_null_dim"]),
+            f"{row['identifiable']:.0%}",
+            f"{row['kept']:.0%}",
+            f"{row['pearson']:.2f}",
+            f"{row['special_raw']:.2f} → {row['special_effective']:.2f}",
         )
     return table
 
 
-LEGEND = (
-    "null dim: directions in which a row of one head is free; joint: of all heads of the layer together; identifiable: "
-    "rows that are not free; kept: share of the map (squared weight) that is effective; correlation: raw with "
-    "effective; on special tokens: a row's weight on them, raw → effective."
-)
+def _plain_table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
-def _range(bounds: tuple[int, int]) -> str:
-    return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]}–{bounds[1]}"
+def _range(least: float, greatest: float) -> str:
+    return f"{least:.0f}" if least == greatest else f"{least:.0f}–{greatest:.0f}"
 
 
-def _identity(identity: IdentityVerdict) -> str:
-    shares = ", ".join(f"{share:.0%}" for share in identity.recovered)
+def _certificate(explanation: Explanation) -> str:
+    change = Change(**explanation.about["output_change"])
+    return (
+        f"Certificate: effective attention reproduces every head's output to {explanation.about['largest_residual']:.1g} "
+        f"(relative). Put in place of raw attention, it {change.words()} ({explanation.provenance.dtype})."
+    )
+
+
+def _identity(explanation: Explanation) -> list[RenderableType]:
+    heading = Text("\nWhich token is this?", style="bold")
+    identity = explanation.identity
+    if isinstance(identity, Unavailable):
+        return [heading, Text(f"Not answered: {identity.reason}")]
+    parts: list[RenderableType] = [heading, Text(_recovered(identity))]
+    unknown = identity.about.get("unknown", 0.0)
+    if unknown > UNKNOWN:
+        parts.append(
+            Text(
+                f"Careful: the tokenizer does not know {unknown:.0%} of the tokens in the sample texts that the maps were "
+                "fitted to. Fit maps to texts of your own: explain(model, text, maps=token_identifiability(model, texts)).",
+                style="bold",
+            )
+        )
+    return parts
+
+
+def _recovered(identity: IdentityMap) -> str:
+    shares = identity.recovered.double().mean(-1).tolist()
+    layers = identity._axis("layer").values
     told = (
-        f"From the hidden vectors of layers 1 to {len(identity.recovered)}, {shares} of the tokens can be told "
-        f"({identity.map} maps fitted to the embedded sample texts, {identity.distance} distance)."
+        f"After layers {layers[0]} to {layers[-1]}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden vectors "
+        f"still point to their own token ({identity.map} maps fitted to {identity.about.get('fitted_to', 'texts')}, "
+        f"{identity.distance} distance)."
     )
-    if not identity.lost:
-        return f"{told} Every token is still itself in the last layer."
-    named = ", ".join(
-        f"{token!r} (nearer to {'another ' if winner == token else ''}{winner!r})"
-        for token, winner in identity.lost[:NAMED]
-    )
-    more = f" and {len(identity.lost) - NAMED} more" if len(identity.lost) > NAMED else ""
-    return f"{told} Lost in the last layer: {named}{more}."
+    positions = identity._axis("token")
+    last = zip(identity.recovered[-1].tolist(), identity.winner[-1].tolist(), strict=True)
+    lost = [(place, winner) for place, (found, winner) in enumerate(last) if not found]
+    if not lost:
+        return f"{told} After the last layer every token is still itself."
+    named = ", ".join(f"{positions.name_of(place)} (nearer to {positions.name_of(at)})" for place, at in lost[:NAMED])
+    more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    return f"{told} Lost after the last layer: {named}{more}."
 
 
-def _mixing(mixing: MixingVerdict) -> str:
-    first, last = mixing.own[0], mixing.own[-1]
-    how = "exact" if mixing.probes is None else f"{mixing.probes} probes, standard error up to {mixing.error:.1g}"
+def _origin(explanation: Explanation) -> list[RenderableType]:
+    heading = Text("\nWhere did it come from?", style="bold")
+    found = explanation.attribution
+    if isinstance(found, Unavailable):
+        return [heading, Text(f"Not answered: {found.reason}")]
+    return [heading, Text(_mixing(explanation, found)), *_sources(strongest_sources(found))]
+
+
+def _mixing(explanation: Explanation, found: TokenAttribution) -> str:
+    about, own = explanation.about, found.own.median(1).values
+    exact = (
+        "exact"
+        if found.probes is None
+        else f"{found.probes} probes, standard error up to {about['largest_stderr']:.1g}"
+    )
+    last = found.layers[-1]
     told = (
-        f"A token's own input is {first:.0%} of its hidden vector in layer 1 and {last:.0%} in the last (medians of "
-        f"Hidden Token Attribution, {how}). In the last layer {mixing.outweighed[-1]:.0%} of the tokens are no longer "
-        "their own largest contributor."
+        f"A token's own input makes up {float(own[0]):.0%} of its hidden vector after layer {found.layers[0]} and "
+        f"{float(own[-1]):.0%} after layer {last} (medians of Hidden Token Attribution, {exact}). After layer {last}, "
+        f"{float(found.outweighed[-1].double().mean()):.0%} of the tokens are no longer their own largest contributor."
     )
-    if mixing.near is None:
+    if about["near"] is None:
         return told
     return (
-        f"{told} Of what other tokens give, {mixing.near[0]:.0%} comes from within {NEAR} places in layer 1 and "
-        f"{mixing.near[-1]:.0%} in the last."
+        f"{told} Of what the other tokens contribute, {about['near'][0]:.0%} comes from within {NEAR} positions after "
+        f"layer {found.layers[0]}, and {about['near'][-1]:.0%} after layer {last}."
     )
 
 
-def _sources(mixing: MixingVerdict) -> list[RenderableType]:
+def _sources(tokens: list[Sources]) -> list[RenderableType]:
     """The strongest sources of the listed tokens, under words that say which tokens these are."""
-    which, listed = _listed(mixing.tokens)
-    counts = Counter(one.token for one in mixing.tokens)
-    marks = "; @ gives the position, counted from 0, of a token that occurs more than once"
+    which, listed = _listed(tokens)
+    counts = Counter(one.token for one in tokens)
+    marks = "; @ gives the position of a token that occurs more than once"
 
     def name(one: Source | Sources) -> str:
-        return one.token if counts[one.token] == 1 else f"{one.token}@{one.position}"
+        token = shown(one.token).strip() or one.token
+        return token if counts[one.token] == 1 else f"{token}@{one.position}"
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = _plain_table()
     for column in ("token", "first layer", "middle layer", "last layer"):
         table.add_column(column)
     for one in listed:
         cells = [", ".join(f"{name(source)} {source.contribution:.2f}" for source in layer) for layer in one.sources]
         first = f"{name(one)}{' *' if one.outweighed else ''}"
         table.add_row(*map(Text, (first, *cells)))  # plain: a token may look like markup
-    heading = Text(f"\nStrongest sources of {which}{marks if len(counts) < len(mixing.tokens) else ''}:")
+    heading = Text(f"\nStrongest sources of {which}{marks if len(counts) < len(tokens) else ''}:")
     if not any(one.outweighed for one in listed):
         return [heading, table]
-    return [heading, table, Text("* another token is its largest source in the last layer", style="dim")]
+    return [heading, table, Text("* Another token is its largest source after the last layer.", style="dim")]
 
 
-def _listed(tokens: tuple[Sources, ...]) -> tuple[str, list[Sources]]:
+def _listed(tokens: list[Sources]) -> tuple[str, list[Sources]]:
     """Which tokens' sources are listed, in words and in the order of the text: of a long text, the most mixed ones."""
     if len(tokens) <= LONGEST_LISTED:
-        return "each token", list(tokens)
+        return "each token", tokens
     lost = [one for one in tokens if one.outweighed]
     if 0 < len(lost) <= LONGEST_LISTED:
         share = f"{len(lost)} of {len(tokens)}; --json lists all"
         return f"each token that is no longer its own largest contributor ({share})", lost
     least = sorted(lost or tokens, key=lambda one: one.own)[:LONGEST_LISTED]
     those = f"of {len(lost)} that are no longer" if lost else f"all {len(tokens)} are still"
-    words = f"own contribution in the last layer ({those} their own largest contributor; --json lists all)"
+    words = f"own contribution after the last layer ({those} their own largest contributor; --json lists all)"
     return f"the {LONGEST_LISTED} tokens with the smallest {words}", sorted(least, key=lambda one: one.position)
-
-
-def _certificate(explanation: Explanation) -> str:
-    changed = f"hidden states by {explanation.change.hidden:.1g}"
-    if explanation.change.logits is not None:
-        changed += f" and logits by {explanation.change.logits:.1g}"
-    return (
-        f"Certificate: effective attention gives each head's output to {explanation.residual:.1g}; put in the place of "
-        f"raw attention it changed the final {changed}, of the largest entry ({explanation.provenance.dtype})."
-    )

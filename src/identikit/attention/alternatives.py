@@ -1,0 +1,116 @@
+"""Another attention with the same output, put into the model to see that nothing changes."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from identikit.attention.effective import Options, Row, attend
+from identikit.attention.result import AlternativeAttention
+from identikit.errors import InputError
+from identikit.indexing import Axis, Index, one_of
+from identikit.maths import intervals as polytope
+from identikit.models.model import Model, checked_model
+from identikit.models.reading import readings
+from identikit.models.tap import AttentionCall
+from identikit.result import Held
+from identikit.shapes import Float, Tensor
+from identikit.text import is_several
+
+SAME = 1e-9  # weights that differ by less are the same
+
+
+def alternative_attention(
+    model: Model,
+    text: Any,
+    *,
+    layer: Index,
+    head: Index,
+    query: Index,
+    toward: Index = None,
+    direction: Tensor | None = None,
+    truncate: bool = False,
+) -> AlternativeAttention:
+    """Find another attention row with the same output (section 3.3), put it into the model, and measure what changes.
+
+    The row goes as far as it can: it takes the weight of the key `toward` to the end of its interval that is farther
+    away; left out, that of the key that can move most. With a `direction` (a number for each key, projected onto the null
+    space of [T, 1]) it goes that way until a weight reaches zero.
+    """
+    if is_several(text):
+        raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")
+    model = checked_model(model)
+    which = one_of("layer", layer, model.n_layers), one_of("head", head, model.n_heads)
+    (reading,) = readings(model, text, layers=which[:1], truncate=truncate)
+    captured = attend(reading, Options(), layers=which[:1], heads=which[1:]).sel(layer=which[0], head=which[1])
+    captured = captured.sel(query=query)
+    if not captured._axis("query").single:
+        raise InputError(f"query={query!r:.60}: expected one position or token.")
+    place = captured._axis("query").places[0]
+    source: Any = captured.source
+    row = source.row(0, 0, place)
+    if direction is None:
+        other = _farthest(row, captured._axis("key"), toward)
+    elif toward is not None:
+        raise InputError("alternative_attention takes toward= or direction=, not both.")
+    else:
+        other = _along(row, direction)
+    moved = other - row.attention
+    step = float(moved.norm())
+    change = reading.changed_by(lambda call: _replaced(call, which, place, row, other))
+    arrays = {"raw": row.attention, "attention": other, "direction": moved / step if step else moved}
+    arrays = {name: row.over_all_keys(array)[None, None, None] for name, array in arrays.items()}
+    axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in captured.axes)
+    settings = captured.provenance.settings | {"query": place, "toward": toward if direction is None else "direction"}
+    return AlternativeAttention(
+        axes,
+        Held(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
+        replace(captured.provenance, settings=settings),
+        {**captured.about, "step": step, "output_change": list(change)},
+    )
+
+
+def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "seen"]:
+    """Return the attention that moves one key's weight, or that of the key that can move most, as far as it goes."""
+    if toward is None:
+        ends = polytope.intervals(row.attention, row.values)
+        place = int(torch.maximum(ends.upper - row.attention, row.attention - ends.lower).argmax())
+    else:
+        position = keys.sel(toward)
+        if not position.single:
+            raise InputError(f"toward={toward!r:.60}: expected one key, a position or a token.")
+        seen = (row.keys == position.values[0]).nonzero()[:, 0].tolist()
+        if not seen:
+            raise InputError(f"toward={toward!r:.60}: the query does not see this key (it is masked).")
+        place = seen[0]
+    ends = polytope.witnesses(row.attention, row.values, place)
+    other = max(ends, key=lambda end: float((end[place] - row.attention[place]).abs()))
+    if float((other - row.attention).abs().max()) < SAME:
+        raise InputError(
+            f"Looking for another attention: no other one over the {len(row.keys)} keys that the query sees gives this "
+            "output. Choose a query that sees more keys, or another head."
+        )
+    return other
+
+
+def _along(row: Row, direction: Tensor) -> Float[Tensor, "seen"]:
+    if not isinstance(direction, Tensor) or direction.shape != (row.n,):
+        shape = tuple(direction.shape) if isinstance(direction, Tensor) else type(direction).__name__
+        raise InputError(
+            f"direction ({shape}) cannot be used: expected a tensor with a number for each of {row.n} keys."
+        )
+    along = direction.to(row.keys.device)[row.keys]
+    return polytope.alternative(row.attention, row.values, direction=along).attention
+
+
+def _replaced(
+    call: AttentionCall, which: tuple[int, int], query: int, row: Row, attention: Float[Tensor, "seen"]
+) -> Tensor | None:
+    """Return a layer's head output with one row of attention replaced; None for the other layers."""
+    layer, head = which
+    if call.layer != layer:
+        return None
+    output = call.output.clone()
+    values = call.value[0, head // call.groups, row.keys].double()
+    output[0, head, query] = (attention.double() @ values).to(output)
+    return output

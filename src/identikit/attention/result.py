@@ -1,0 +1,306 @@
+"""What `effective_attention`, `attention_intervals` and `alternative_attention` give back."""
+
+from typing import Any, ClassVar
+
+import torch
+
+from identikit.errors import InputError
+from identikit.indexing import Index, known
+from identikit.maths import effective as maths
+from identikit.models.reading import Change
+from identikit.result import Result, strongest
+from identikit.shapes import Float, Int, Tensor
+
+_POOLS = ("layer", "head", "visible")
+
+
+class EffectiveAttention(Result):
+    """Raw, effective and null attention of one text; maps are (layer, head, query, key) and made when asked for.
+
+    Effective attention is the smallest set of weights, in the sense of least squares, that gives the same output. It can
+    be negative and need not sum to 1: it says what the output depends on, not what the attention could have been. For
+    that, see `intervals`.
+    """
+
+    kind = "effective attention"
+    main = ("raw", "effective", "null")
+    by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "effective", "null")}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers, counted from 0."""
+        return self._axis("layer").values
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The heads, counted from 0."""
+        return self._axis("head").values
+
+    @property
+    def raw(self) -> Float[Tensor, "*axis"]:
+        """Attention as the model computes it."""
+        return self.array("raw")
+
+    @property
+    def effective(self) -> Float[Tensor, "*axis"]:
+        """The part of attention that the output depends on (Eq. 9)."""
+        return self.array("effective")
+
+    @property
+    def null(self) -> Float[Tensor, "*axis"]:
+        """The part of attention that changes nothing: raw less effective."""
+        return self.array("null")
+
+    @property
+    def simplex(self) -> Float[Tensor, "*axis"]:
+        """The attention of least norm that gives the same output: weights of at least 0 that sum to 1.
+
+        One quadratic program per selected row, so select a head or a row first.
+        """
+        from identikit.attention.effective import simplex_rows
+
+        self._live("simplex")
+        single = [axis.single for axis in self.axes]
+        return simplex_rows(self)[tuple(0 if one else slice(None) for one in single)]
+
+    @property
+    def rank(self) -> Int[Tensor, "*axis"]:
+        """Rank of the values that each row sees: (layer, head, query)."""
+        return self.array("rank")
+
+    @property
+    def null_dim(self) -> Int[Tensor, "*axis"]:
+        """Dimension of each row's null space (Eq. 6, over the keys that the row sees): (layer, head, query)."""
+        return self.array("null_dim")
+
+    @property
+    def joint_null_dim(self) -> Int[Tensor, "*axis"]:
+        """Dimension of the null space of a layer's heads together: (layer, query)."""
+        return self.array("joint_null_dim")
+
+    @property
+    def residual(self) -> Float[Tensor, "*axis"]:
+        """The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head)."""
+        return self.array("residual")
+
+    def pearson(self, by: str | None = None) -> Tensor:
+        """Return the correlation of raw and effective attention over the visible entries of the selected rows.
+
+        Overall it is one number over all layers and heads. `by="layer"` and `by="head"` give one for each layer or head;
+        `by="visible"` gives entry c over the rows that see c keys, NaN where no row does (rows without a null space
+        correlate perfectly, and inflate the pool).
+        """
+        if by is not None:
+            known("pearson(by", by, _POOLS)
+        sums = maths.PearsonSums(*(self._rows(f"_{name}") for name in maths.PearsonSums._fields))
+        if by is None:
+            return maths.pearson(sums.pooled())
+        if by == "visible":
+            seen = sums.entries.long()
+            groups = [maths.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
+            return torch.stack([maths.pearson(group.pooled()) for group in groups])
+        heads = sums.pooled(-1)
+        found = maths.pearson(heads if by == "head" else heads.pooled(-1))
+        single = [self._axis(name).single for name in ("layer", "head")[: found.ndim]]
+        return found[tuple(0 if one else slice(None) for one in single)]
+
+    def _rows(self, name: str) -> Tensor:
+        """Return sums over keys of every selected row, all axes kept."""
+        if name not in self.source.dims:
+            raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")
+        return self.source.read(name, {dim: self._axis(dim).places for dim in self.source.dims[name]})
+
+    def verify(self) -> Change:
+        """Run the model with effective attention in place of raw attention in the selected rows.
+
+        Returns how much the final hidden states and logits changed.
+        """
+        source: Any = self._live("verify")
+        layers, heads, queries, keys = (self._axis(name) for name in ("layer", "head", "query", "key"))
+        if keys.tokens != self.tokens:
+            raise InputError("verify() puts whole rows in: select layers, heads and queries, but not keys.")
+        return source.change(layers.places, heads.places, queries.places)
+
+    def intervals(
+        self, *, key: Index = None, seconds: float | int | None = None, **wanted: Index
+    ) -> "AttentionIntervals":
+        """Return the sharp range of each selected weight over all attention with the same output.
+
+        As `attention_intervals`, on what was captured already: `layer`, `head` and `query` select further.
+        """
+        from identikit.attention.intervals import intervals_of
+
+        self._live("intervals")
+        return intervals_of(self.sel(**wanted), key=key, seconds=seconds)
+
+    def _live(self, wanted: str) -> Any:
+        """Return the captured run; a result that was opened, gathered or subtracted has none."""
+        if not hasattr(self.source, "reading"):
+            raise InputError(
+                f"{wanted}() needs the model, and this result holds only numbers: it was opened from a folder, gathered "
+                "into words or subtracted. Compute it again with effective_attention(model, text)."
+            )
+        return self.source
+
+    def said(self) -> str:
+        """Say how much of the attention is fixed by the output, and how closely effective attention follows it."""
+        if "rank" not in self.source.dims:
+            return self._edges()
+        null = self.null_dim
+        free = float((null > 0).double().mean())
+        if free == 0:
+            return "Every selected row is identifiable: only its own attention gives its output."
+        dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
+        told = (
+            f"{free:.0%} of the rows have a null space ({dims} dimensions). Raw and effective attention correlate at "
+            f"{float(self.pearson()):.2f}. Effective attention gives the head outputs to "
+            f"{float(self.residual.max()):.1g} (relative)."
+        )
+        return f"{told}\n{self._edges()}" if self._axis("head").single else told
+
+    def _edges(self) -> str:
+        edges = [
+            f"{labels.get('query', self._axis('query').label)} → {labels.get('key', self._axis('key').label)} {weight:.2f}"
+            for weight, labels in strongest(self, "raw", 5)
+        ]
+        return f"Largest raw weights: {', '.join(edges)}."
+
+    def plot(self, by: str = "pearson", **options: Any) -> Any:
+        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or "null_dim"."""
+        from identikit import plots
+
+        if self._axis("layer").single and self._axis("head").single:
+            return plots.head_maps(self, **options)
+        return plots.head_grid(self, by=by, **options)
+
+
+class AttentionIntervals(Result):
+    """The sharp range of every edge over all attention with the same output: arrays are (layer, head, query, key).
+
+    - `lower`, `upper`: the least and the greatest weight; `raw`: what the model computed
+    - `gap`: how far the proven ends can be from the true ones; 0 where they are exact, NaN where nothing is known
+    - `certain_mass`: the sum of a row's lower bounds, (layer, head, query): weight that every such attention agrees on
+    """
+
+    kind = "attention intervals"
+    main = ("raw", "lower", "upper")
+    by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "lower", "upper")}
+
+    @property
+    def raw(self) -> Float[Tensor, "*axis"]:
+        """Attention as the model computes it."""
+        return self.array("raw")
+
+    @property
+    def lower(self) -> Float[Tensor, "*axis"]:
+        """The least weight that an attention with the same output can give to each edge."""
+        return self.array("lower")
+
+    @property
+    def upper(self) -> Float[Tensor, "*axis"]:
+        """The greatest weight that an attention with the same output can give to each edge."""
+        return self.array("upper")
+
+    @property
+    def gap(self) -> Float[Tensor, "*axis"]:
+        """How far the ends can be from the sharp ones: 0 where they are exact, NaN where nothing is known."""
+        return self.array("gap")
+
+    @property
+    def certain_mass(self) -> Float[Tensor, "*axis"]:
+        """The sum of each row's lower bounds."""
+        return self.array("certain_mass")
+
+    @property
+    def method(self) -> str:
+        """How the ends were found."""
+        return self.about["method"]
+
+    def words(self) -> "AttentionIntervals":
+        """Return the result by words: the ends of a word's pieces are added up, which is valid but not sharp."""
+        return super().words()
+
+    def said(self) -> str:
+        """Say how much of the attention is certain, and which edges are least so."""
+        width = self.upper - self.lower
+        told = ""
+        if "certain_mass" in self.source.dims:
+            mass = self.certain_mass
+            told = f"Certain mass {float(mass.mean()):.2f}{' on average' if mass.numel() > 1 else ''}. "
+        if not float(width.max()) > 0:
+            return f"{told}Every weight is fixed by the output."
+        lower, upper, raw = (part.flatten() for part in (self.lower, self.upper, self.raw))
+        widest = int(width.flatten().argmax())
+        axes = [axis for name in ("query", "key") if not (axis := self._axis(name)).single]
+        where = torch.unravel_index(torch.tensor(widest), width.shape)[-len(axes) :] if axes else ()
+        labels = {axis.name: axis.name_of(int(at)) for axis, at in zip(axes, where, strict=True)}
+        query, key = (labels.get(name, self._axis(name).label) for name in ("query", "key"))
+        return (
+            f"{told}The widest interval is {query} → {key}: raw {float(raw[widest]):.3f}, could be anything from "
+            f"{float(lower[widest]):.3f} to {float(upper[widest]):.3f}."
+        )
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads by certain mass."""
+        from identikit import plots
+
+        single = [self._axis(name).single for name in ("layer", "head", "query")]
+        if all(single):
+            return plots.interval_bars(self, **options)
+        if all(single[:2]):
+            return plots.head_maps(self, **options)
+        return plots.head_grid(self, by="certain_mass", **options)
+
+
+class AlternativeAttention(Result):
+    """Another attention row with the same output, put into the model; arrays are over all keys, invisible ones 0.
+
+    - `attention` = `raw` + `step` · `direction`, the direction of length 1
+    - `output_change`: how much the model's output changed when the row was put in
+    """
+
+    kind = "alternative attention"
+    main = ("raw", "attention", "direction")
+    by_word: ClassVar = {name: {"key": "sum"} for name in ("raw", "attention", "direction")}
+
+    @property
+    def raw(self) -> Float[Tensor, "*axis"]:
+        """Attention as the model computes it."""
+        return self.array("raw")
+
+    @property
+    def attention(self) -> Float[Tensor, "*axis"]:
+        """The other attention."""
+        return self.array("attention")
+
+    @property
+    def direction(self) -> Float[Tensor, "*axis"]:
+        """The direction, of length 1, from the one to the other."""
+        return self.array("direction")
+
+    @property
+    def step(self) -> float:
+        """How far the other row is from the raw one."""
+        return self.about["step"]
+
+    @property
+    def output_change(self) -> Change:
+        """How much the final hidden states and logits changed."""
+        return Change(*self.about["output_change"])
+
+    def said(self) -> str:
+        """Say which weight moved most, and what it did to the output."""
+        moved = (self.attention - self.raw).abs()
+        key = self._axis("key")
+        place = int(moved.argmax()) if not key.single else 0
+        raw, other = (float(part.reshape(-1)[place]) for part in (self.raw, self.attention))
+        return (
+            f"{self._axis('query').label} → {key.name_of(place)} goes from {raw:.3f} to {other:.3f}, the largest change, "
+            f"and this {self.output_change.words()}."
+        )
+
+    def plot(self, **options: Any) -> Any:
+        """Draw raw and other attention side by side."""
+        from identikit import plots
+
+        return plots.alternative_bars(self, **options)

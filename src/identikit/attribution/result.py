@@ -1,0 +1,117 @@
+"""What `token_attribution` gives back."""
+
+from typing import Any, ClassVar
+
+from identikit.errors import InputError
+from identikit.maths.mixing import outweighed, own_contribution
+from identikit.result import Result, strongest
+from identikit.shapes import Float, Tensor
+
+
+class TokenAttribution(Result):
+    """How much of each input token is mixed into each hidden vector of one text: (layer, input, output).
+
+    - `contribution`: sums to 1 over inputs (all 0 for a hidden vector that no input moves)
+    - `stderr`: standard errors of the contributions; None where they are exact
+    - `norm`: of the Jacobian blocks; `probes`: how many random directions, None where exact; `engine`: what computed it
+    - `cls`, `separator`: where [CLS] and the first [SEP] stand, if there are any
+    """
+
+    kind = "token attribution"
+    main = ("contribution",)
+    by_word: ClassVar = {"contribution": {"input": "sum", "output": "mean"}}
+
+    @property
+    def contribution(self) -> Float[Tensor, "*axis"]:
+        """What each input contributes to each hidden vector."""
+        return self.array("contribution")
+
+    @property
+    def stderr(self) -> Float[Tensor, "*axis"] | None:
+        """Standard errors of the contributions, None where they are exact."""
+        return self.array("stderr") if "stderr" in self.source.dims else None
+
+    @property
+    def own(self) -> Float[Tensor, "*axis"]:
+        """What each token contributes to its own hidden vector: (layer, token)."""
+        return own_contribution(self.whole())
+
+    @property
+    def outweighed(self) -> Tensor:
+        """Whether another token contributes more than the own one: (layer, token)."""
+        return outweighed(self.whole())
+
+    def whole(self) -> Float[Tensor, "layer input output"]:
+        """Return the contributions of all inputs to all outputs, the axis of layers kept."""
+        if not all(self._axis(name).tokens == self.tokens for name in ("input", "output")):
+            raise InputError("This reading needs every input and output of the text: take it before selecting some.")
+        return self.source.read("contribution", {axis.name: axis.places for axis in self.axes})
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers, counted from 0."""
+        return self._axis("layer").values
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The output positions."""
+        return self._axis("output").values
+
+    @property
+    def norm(self) -> str:
+        """The norm of the Jacobian blocks."""
+        return self.about["norm"]
+
+    @property
+    def probes(self) -> int | None:
+        """How many random directions were used; None where contributions are exact."""
+        return self.about["probes"]
+
+    @property
+    def engine(self) -> str:
+        """What computed it: "sweep", "generic" or "reverse"."""
+        return self.about["engine"]
+
+    @property
+    def causal(self) -> bool:
+        """Whether tokens see only what comes before them."""
+        return self.about["causal"]
+
+    @property
+    def cls(self) -> int | None:
+        """Where [CLS] stands."""
+        return self.about["cls"]
+
+    @property
+    def separator(self) -> int | None:
+        """Where the first [SEP] stands."""
+        return self.about["separator"]
+
+    def said(self) -> str:
+        """Say how much of the tokens is left in their own hidden vectors, or where the selected vector came from."""
+        how = "exact" if self.probes is None else f"estimated from {self.probes} directions"
+        output = self._axis("output")
+        if output.single:
+            sources = ", ".join(
+                f"{' '.join(f'{name} {label}' if name == 'layer' else label for name, label in labels.items())} {weight:.2f}"
+                for weight, labels in strongest(self, "contribution", 5)
+            )
+            return f"Largest sources of {output.label} ({self.norm} norm, {how}): {sources}."
+        try:
+            own, lost = self.own.median(-1).values, self.outweighed.double().mean(-1)
+        except InputError:
+            return f"Contributions of some of the text's tokens ({self.norm} norm, {how})."
+        first, last = self.layers[0], self.layers[-1]
+        return (
+            f"A token's own input is {float(own[0]):.0%} of its hidden vector after layer {first} and "
+            f"{float(own[-1]):.0%} after layer {last} (medians; {self.norm} norm, {how}). After layer {last} another "
+            f"token contributes more than the own one to {float(lost[-1]):.0%} of the hidden vectors."
+        )
+
+    def plot(self, **options: Any) -> Any:
+        """Draw where one selected token came from, layer by layer; or one selected layer as a map."""
+        from identikit import plots
+
+        if self._axis("output").single:
+            return plots.sources(self, **options)
+        return plots.attribution_map(self, **options)

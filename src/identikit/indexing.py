@@ -1,0 +1,194 @@
+"""One way to name layers, heads, positions and tokens, and one error for what is not there.
+
+A whole number is what the model counts, from 0; a negative one counts from the end. A string is a token, with `@` and its
+position where it occurs more than once; the marks that tokenizers put in front of words (Ġ, ▁) need not be typed.
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from identikit.errors import InputError
+
+Index = Any
+"""A number, a token or a name, a slice, several of them, or None for all: users pass anything, and `Axis.find` checks."""
+
+_MARKS = "Ġ▁ "
+_CANDIDATES = 8
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a Result.
+
+    - `values`: what each place is called: numbers as the model counts them, or names
+    - `tokens`: the token at each place, on an axis of positions
+    - `places`: where they stand in what the Result reads from; by default from 0 on
+    - `single`: one place was chosen by number or name, so arrays have no such dimension
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    tokens: tuple[str, ...] | None = None
+    places: tuple[int, ...] = ()
+    single: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.places:
+            object.__setattr__(self, "places", tuple(range(len(self.values))))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def plural(self) -> str:
+        """What several places of the axis are called."""
+        return f"{self.name[:-1]}ies" if self.name.endswith("y") else f"{self.name}s"
+
+    @property
+    def label(self) -> str:
+        """How the one place of a single axis is written."""
+        return self.name_of(0)
+
+    def name_of(self, place: int) -> str:
+        """Return a token, with its position where it repeats; or the number or name."""
+        if self.tokens is None:
+            return str(self.values[place])
+        token = self.tokens[place].strip(_MARKS) or self.tokens[place]
+        repeats = sum(other.strip(_MARKS) == token for other in self.tokens) > 1
+        return f"{token}@{self.values[place]}" if repeats else token
+
+    def find(self, wanted: Index) -> list[int]:
+        """Return where the asked-for places stand on this axis; None is all of them."""
+        if wanted is None:
+            return list(range(len(self)))
+        if isinstance(wanted, slice):
+            try:
+                found = range(len(self))[wanted]
+            except (TypeError, ValueError):
+                raise InputError(f"Selecting {self.name} {wanted}: a slice takes whole numbers.") from None
+            return self._some(found, wanted)
+        if isinstance(wanted, str) or not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0:
+            return [self._one(wanted)]
+        return self._some(dict.fromkeys(self._one(one) for one in wanted), wanted)
+
+    def sel(self, wanted: Index) -> "Axis":
+        """Return the axis with only the asked-for places; one that was named by itself becomes single."""
+        found = self.find(wanted)
+        several = wanted is None or (
+            isinstance(wanted, Iterable) and not isinstance(wanted, str) and getattr(wanted, "ndim", 1) != 0
+        )
+        return replace(
+            self,
+            values=tuple(self.values[place] for place in found),
+            tokens=None if self.tokens is None else tuple(self.tokens[place] for place in found),
+            places=tuple(self.places[place] for place in found),
+            single=self.single or not (several or isinstance(wanted, slice)),
+        )
+
+    def _some(self, found: Iterable[int], wanted: object) -> list[int]:
+        places = list(found)
+        if not places:
+            raise InputError(f"Selecting {self.name} {wanted!r:.60}: nothing is selected. {self._there()}")
+        return places
+
+    def _one(self, wanted: Any) -> int:
+        if isinstance(wanted, str):
+            return self._named(wanted)
+        shares = isinstance(wanted, float) and isinstance(self.values[0], float)
+        number = float(wanted) if shares else _index(wanted)
+        if number is not None:
+            if number in self.values:
+                return self.values.index(number)
+            if number < 0 and -len(self) <= number and isinstance(self.values[0], int):
+                return len(self) + int(number)
+            raise InputError(f"There is no {self.name} {number}. {self._there()}")
+        expected = "a number" if self.tokens is None else "a number or a token"
+        raise InputError(
+            f"Selecting {self.name} {wanted!r:.60}: expected {expected}, not {type(wanted).__name__}. {self._there()}"
+        )
+
+    def _named(self, name: str) -> int:
+        if name in self.values:
+            return self.values.index(name)
+        if self.tokens is None:
+            raise InputError(f"There is no {self.name} {name!r:.60}. {self._there()}")
+        bare = [token.strip(_MARKS) or token for token in self.tokens]  # typed with its mark, a token is meant as it is
+        found = [place for place, token in enumerate(self.tokens if name[:1] in _MARKS else bare) if name == token]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise InputError(
+                f"The {self.name} {name!r:.60} occurs {len(found)} times. Say which: "
+                f"{self._listed(self.name_of(place) for place in found)}."
+            )
+        token, _, position = name.rpartition("@")
+        if token and position.isdecimal() and int(position) in self.values:
+            place = self.values.index(int(position))
+            if self.tokens[place].strip(_MARKS) == token.strip(_MARKS):
+                return place
+            raise InputError(f"There is no {self.name} {name!r:.60}: position {position} is {self.tokens[place]!r}.")
+        raise InputError(f"There is no {self.name} {name!r:.60}. {self._there()}")
+
+    def _there(self) -> str:
+        if self.tokens is not None:
+            return f"The positions are {self.values[0]} to {self.values[-1]}: {self._listed(self.tokens)}."
+        if self.values == tuple(range(len(self))):
+            return f"The {self.plural} are 0 to {len(self) - 1}, counted from 0."
+        return f"There {'are' if len(self) > 1 else 'is'} {self._listed(map(str, self.values))}."
+
+    @staticmethod
+    def _listed(names: Iterable[str]) -> str:
+        names = list(names)
+        more = f", … ({len(names)} in all)" if len(names) > _CANDIDATES else ""
+        return ", ".join(names[:_CANDIDATES]) + more
+
+
+def chosen(name: str, wanted: Index, count: int) -> tuple[int, ...]:
+    """Return the layers, heads or positions out of `count` that a caller asked for; None is all of them."""
+    return tuple(Axis(name, tuple(range(count))).find(wanted))
+
+
+def one_of(name: str, wanted: Index, count: int) -> int:
+    """Return the one layer, head or position that a caller asked for."""
+    if wanted is None or (isinstance(wanted, Iterable) and not isinstance(wanted, str)):
+        raise InputError(f"Selecting {name} {wanted!r:.60}: expected one, a number from 0 to {count - 1}.")
+    return chosen(name, wanted, count)[0]
+
+
+def whole_number(name: str, given: Any, *, least: int = 0, most: int | None = None) -> int:
+    """Return a whole number of any library as Python's own."""
+    found = _index(given)
+    if found is None or found < least or (most is not None and found > most):
+        limit = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        raise InputError(f"{name}={given!r:.60} cannot be used: expected a whole number {limit}.")
+    return found
+
+
+def known(name: str, given: Any, names: Sequence[str]) -> str:
+    """Return a name that is among those known."""
+    if not isinstance(given, str) or given not in names:
+        raise InputError(f"{name}={given!r:.60} is not known: use {', '.join(map(repr, names))}.")
+    return given
+
+
+def known_names(name: str, given: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Return one or several names that are among those known, each once."""
+    several = [given] if isinstance(given, str) else given
+    if not isinstance(several, Iterable) or getattr(several, "ndim", 1) == 0:
+        raise InputError(f"{name}={given!r:.60} cannot be used: expected some of {', '.join(map(repr, names))}.")
+    found = tuple(dict.fromkeys(known(name, one, names) for one in several))
+    if not found:
+        raise InputError(f"{name}={given!r:.60} names nothing: use some of {', '.join(map(repr, names))}.")
+    return found
+
+
+def _index(given: Any) -> int | None:
+    """Return a whole number, or None for what is not one; True and False are not."""
+    if isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool"):
+        return None
+    with suppress(TypeError, ValueError):
+        return operator.index(given)
+    return None

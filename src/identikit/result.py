@@ -1,0 +1,450 @@
+"""What every Result can do: be selected from, turned into tables, saved and opened, compared, printed, and drawn.
+
+A Result is a few named arrays over named axes, with where they came from. The arrays come from a `Source`: tensors that
+are held (`Held`), or a captured run of a model that computes them when they are asked for, so that selecting a row of
+attention never makes the whole map.
+"""
+
+import hashlib
+import html
+import json
+import math
+import os
+import shutil
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from identikit.errors import InputError
+from identikit.indexing import Axis, Index
+from identikit.provenance import Provenance
+from identikit.shapes import Tensor
+from identikit.text import shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from xarray import Dataset
+
+FORMAT = "identikit-result-1"
+LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
+_ABOUT, _ARRAYS = "result.json", "arrays.safetensors"
+R = TypeVar("R", bound="Result")
+_CLASSES: dict[str, type["Result"]] = {}
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where a Result's arrays come from: `dims` names the axes of each, `read` makes one at the places asked for."""
+
+    @property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """The axes of each array."""
+        ...
+
+    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
+        """Return an array at these places of its axes, all of its dimensions kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """Arrays that are simply there."""
+
+    arrays: Mapping[str, Tensor]
+    dims: Mapping[str, tuple[str, ...]]
+
+    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
+        """Return an array at these places of its axes."""
+        found = self.arrays[name]
+        for axis, dim in enumerate(self.dims[name]):
+            wanted = places[dim]
+            if len(wanted) != found.shape[axis] or list(wanted) != list(range(found.shape[axis])):
+                found = found.index_select(axis, torch.tensor(wanted, dtype=torch.long, device=found.device))
+        return found
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result:
+    """Named arrays over named axes, and where they came from.
+
+    - `axes`: what the arrays range over, in order; a single axis was selected by one number or token
+    - `about`: other facts, such as the norm that was used; plain values, as JSON holds them
+    - `provenance`: what it was computed from
+    """
+
+    axes: tuple[Axis, ...]
+    source: Source
+    provenance: Provenance
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    kind: ClassVar[str]
+    main: ClassVar[tuple[str, ...]]
+    """The arrays of a table, which have all axes."""
+
+    by_word: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """How each array is gathered into words, for each axis of tokens: "sum", "mean", "all" or "min"."""
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            _CLASSES[cls.kind] = cls
+
+    # Reading
+
+    def array(self, name: str) -> Tensor:
+        """Return one of the arrays; an axis selected by one number or token is left out."""
+        axes = [self._axis(dim) for dim in self.source.dims[name]]
+        found = self.source.read(name, {axis.name: axis.places for axis in axes})
+        return found[tuple(0 if axis.single else slice(None) for axis in axes)]
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of the arrays; those that start with an underscore are kept for other readings."""
+        return tuple(name for name in self.source.dims if not name.startswith("_"))
+
+    def _axis(self, name: str) -> Axis:
+        for axis in self.axes:
+            if axis.name == name:
+                return axis
+        raise InputError(f"Selecting from {self._a_kind()}: it has no axis {name!r}, only {self._axis_names()}.")
+
+    def _a_kind(self) -> str:
+        return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} result"
+
+    def _axis_names(self) -> str:
+        return ", ".join(axis.name for axis in self.axes)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens of the text."""
+        return tuple(self.about.get("tokens", ()))
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called."""
+        return self.provenance.model
+
+    def sel(self: R, **wanted: Index) -> R:
+        """Return the part with these layers, heads, positions or tokens: `sel(layer=4, head=5, query="since")`.
+
+        Each is a number (negative ones count from the end), a token (`"the@24"` where it repeats), a slice or a list. An
+        axis that is selected by one number or token is left out of the arrays.
+        """
+        for name in wanted:
+            self._axis(name)
+        return replace(self, axes=tuple(axis.sel(wanted.get(axis.name)) for axis in self.axes))
+
+    # Tables and files
+
+    def to_frame(self, *names: str) -> "DataFrame":
+        """Return a tidy table with a row for each place of the axes; positions come with their tokens.
+
+        `names` are arrays that share their axes; by default the main ones.
+        """
+        from pandas import DataFrame, MultiIndex
+
+        names = names or self.main
+        arrays = self._checked(names)
+        dims = self.source.dims[names[0]]
+        if any(self.source.dims[name] != dims for name in names):
+            raise InputError(f"Making a table of {', '.join(names)}: they do not have the same axes.")
+        axes = [self._axis(dim) for dim in dims]
+        index = MultiIndex.from_product([axis.values for axis in axes], names=list(dims))
+        frame = index.to_frame(index=False)
+        for axis in axes:
+            if axis.tokens is not None:
+                tokens = {value: shown(token) for value, token in zip(axis.values, axis.tokens, strict=True)}
+                frame[f"{axis.name}_token"] = [tokens[value] for value in frame[axis.name]]
+        return DataFrame(frame.assign(**{name: _numpy(array).reshape(-1) for name, array in arrays.items()}))
+
+    def to_xarray(self) -> "Dataset":
+        """Return the arrays as an xarray Dataset with named axes and token labels."""
+        from xarray import Dataset
+
+        coordinates: dict[str, Any] = {}
+        for axis in self.axes:
+            named: dict[str, Sequence[Any]] = {axis.name: axis.values}
+            if axis.tokens is not None:
+                named[f"{axis.name}_token"] = [shown(token) for token in axis.tokens]
+            for name, values in named.items():
+                coordinates[name] = values[0] if axis.single else (axis.name, list(values))
+        arrays = {
+            name: ([dim for dim in self.source.dims[name] if not self._axis(dim).single], _numpy(array))
+            for name, array in self._checked(self.arrays).items()
+        }
+        return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists, numbers and strings, as JSON holds them; what is not a number is None."""
+        axes = {axis.name: axis.values[0] if axis.single else list(axis.values) for axis in self.axes}
+        arrays = {name: _plain(array.tolist()) for name, array in self._checked(self.arrays).items()}
+        source = asdict(self.provenance)
+        return {"kind": self.kind, "axes": axes, **arrays, **_plain(dict(self.about)), "provenance": _plain(source)}
+
+    def _checked(self, names: Iterable[str]) -> dict[str, Tensor]:
+        for name in names:
+            if not isinstance(name, str) or name not in self.source.dims:
+                raise InputError(
+                    f"{self._a_kind().capitalize()} has no array {name!r:.60}: use {', '.join(self.arrays)}."
+                )
+            size = math.prod(len(self._axis(dim)) for dim in self.source.dims[name])
+            if size > LARGEST:
+                raise InputError(
+                    f"Writing out all {size:,} entries of {name!r} would take too much memory. Select a part first, "
+                    f"with sel({self.axes[0].name}=…)."
+                )
+        return {name: self.array(name) for name in names}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the result to a new folder, as safetensors and JSON; `open_result` reads it."""
+        target = Path(folder)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InputError(f"Saving a result to {target}: it is not an empty folder. Choose a new one.")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        except OSError as error:
+            raise InputError(f"Saving a result to {target}: {error.strerror}. Choose another folder.") from None
+        try:
+            self._write(partial)
+            partial.replace(target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def _write(self, folder: Path) -> None:
+        arrays = self._checked(self.source.dims)
+        # The format refuses tensors that share memory, so each is written from a copy of its own.
+        content = save(
+            {name: array.cpu().clone(memory_format=torch.contiguous_format) for name, array in arrays.items()}
+        )
+        about = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "axes": [asdict(replace(axis, places=tuple(range(len(axis))))) for axis in self.axes],
+            "dims": {name: list(dims) for name, dims in self.source.dims.items()},
+            "about": dict(self.about),
+            "provenance": asdict(self.provenance),
+        }
+        (folder / _ARRAYS).write_bytes(content)
+        (folder / _ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False))
+        folder.chmod(0o755)
+
+    @classmethod
+    def _read(cls: type[R], folder: Path, about: Mapping[str, Any]) -> R:
+        """Return the result of a folder whose description was read; parts that a class adds are read by the class."""
+        content = (folder / _ARRAYS).read_bytes()
+        if hashlib.sha256(content).hexdigest() != about["sha256"]:
+            raise InputError(f"Opening {folder}: {_ARRAYS} is damaged (its SHA-256 is not the recorded one).")
+        axes = tuple(Axis(**{name: _tupled(value) for name, value in axis.items()}) for axis in about["axes"])
+        dims = {name: tuple(names) for name, names in about["dims"].items()}
+        single = {axis.name for axis in axes if axis.single}
+        arrays = load(content)
+        for name, array in arrays.items():  # single axes were left out of the file
+            for place, dim in enumerate(dims[name]):
+                array = array.unsqueeze(place) if dim in single else array
+            arrays[name] = array
+        given = about["provenance"]
+        known = {one.name for one in fields(Provenance)}
+        if set(given) != known:
+            raise InputError(f"Opening {folder}: its provenance was written by another version of identikit.")
+        return cls(axes, Held(arrays, dims), Provenance(**given), about["about"])
+
+    # Words and differences
+
+    def words(self: R) -> R:
+        """Return the result by words instead of pieces: what pieces receive is added up, what they do is averaged.
+
+        Special tokens stay as they are. Readings that exist only for pieces (ranks, the certificate) are left out.
+        """
+        spans = [tuple(span) for span in self.about.get("words", ())]
+        if not self.by_word:
+            raise InputError(f"{self._a_kind().capitalize()} has no tokens to gather into words.")
+        if not spans:
+            raise InputError(
+                f"Gathering {self._a_kind()} into words: its tokens are not aligned with words. Pass a text instead of "
+                "token ids, and use a tokenizer that keeps offsets (a fast one)."
+            )
+        groups = word_groups(len(self.tokens), spans)
+        axes = {axis.name: axis for axis in self.axes}
+        for name in {name for ways in self.by_word.values() for name in ways}:
+            axis = axes[name]
+            if axis.single:
+                continue
+            if axis.tokens != self.tokens:
+                raise InputError(
+                    f"Gathering {self._a_kind()} into words: call words() before selecting some {axis.plural}."
+                )
+            axes[name] = Axis(name, tuple(range(len(groups))), tuple(joined(self.tokens, group) for group in groups))
+        arrays = {
+            name: self._gathered(name, ways, groups) for name, ways in self.by_word.items() if name in self.arrays
+        }
+        dims = {name: self.source.dims[name] for name in arrays}
+        about = {**self.about, "tokens": [joined(self.tokens, group) for group in groups], "words": []}
+        kept = tuple(replace(axes[axis.name], places=tuple(range(len(axes[axis.name])))) for axis in self.axes)
+        return replace(self, axes=kept, source=Held(arrays, dims), about=about)
+
+    def _gathered(self, name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
+        axes = [self._axis(dim) for dim in self.source.dims[name]]
+        found = self.source.read(name, {axis.name: axis.places for axis in axes})
+        for place, axis in enumerate(axes):
+            if axis.name in ways and not axis.single:
+                gather = _WAYS[ways[axis.name]]
+                found = torch.stack([gather(found[(slice(None),) * place + (list(g),)], place) for g in groups], place)
+        return found
+
+    def __sub__(self: R, other: object) -> R:
+        """Return this result less another of the same kind, where tokens, layers and heads agree."""
+        if type(other) is not type(self):
+            raise InputError(f"Subtracting {type(other).__name__} from {self._a_kind()}: both must be of one kind.")
+        for mine, theirs in zip(self.axes, other.axes, strict=True):
+            if (mine.values, mine.tokens, mine.single) != (theirs.values, theirs.tokens, theirs.single):
+                raise InputError(
+                    f"Subtracting {self.kind} results: they differ on the {mine.name} axis ({_summary(mine)} against "
+                    f"{_summary(theirs)}). Select the same parts, of the same tokens."
+                )
+        names = [name for name in self.arrays if name in other.arrays]
+        arrays = {}
+        for name in names:
+            places = {dim: self._axis(dim).places for dim in self.source.dims[name]}
+            others = {dim: other._axis(dim).places for dim in self.source.dims[name]}
+            first, second = self.source.read(name, places), other.source.read(name, others)
+            whole = first.dtype == torch.bool or not first.is_floating_point()
+            arrays[name] = first.long() - second.long() if whole else first.double() - second.to(first.device).double()
+        dims = {name: self.source.dims[name] for name in names}
+        axes = tuple(replace(axis, places=tuple(range(len(axis)))) for axis in self.axes)
+        about = {**self.about, "minus": other.model_name}
+        return replace(self, axes=axes, source=Held(arrays, dims), about=about)
+
+    # Being looked at
+
+    def __repr__(self) -> str:
+        names = {axis.name: axis.label for axis in self.axes if axis.single}
+        place = "".join(
+            f"{letter}{names.pop(name)}" for name, letter in (("layer", "L"), ("head", "H")) if name in names
+        )
+        singles = [place, *(f"{name} {label!r:.20}" for name, label in names.items())]
+        many = " × ".join(f"{len(axis)} {axis.plural}" for axis in self.axes if not axis.single)
+        minus = f" minus {self.about['minus']:.40}" if "minus" in self.about else ""
+        return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"
+
+    def __str__(self) -> str:
+        if "minus" in self.about:
+            return f"{self!r}\n{self._difference()}"
+        return f"{self!r}\n{self.said()}"
+
+    def said(self) -> str:
+        """Say in words what the result shows; `print` prints this."""
+        raise NotImplementedError
+
+    def _difference(self) -> str:
+        largest = {name: float(self.array(name).double().abs().max()) for name in self.main}
+        return "Largest difference: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the result in the way that suits what is selected; returns matplotlib axes."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """A small static picture with the words below it, without script."""
+        from identikit.plots.thumbnail import thumbnail
+
+        words = "".join(f"<div>{html.escape(line)}</div>" for line in str(self).splitlines())
+        try:
+            image = (
+                f'<img alt="{html.escape(repr(self))}" src="data:image/png;base64,{_encoded(thumbnail(self.plot))}">'
+            )
+        except InputError:  # nothing of this shape can be drawn, and a table of words will do
+            image = ""
+        return f'<div style="max-width:60em">{image}{words}</div>'
+
+
+def open_result(folder: str | os.PathLike[str]) -> Result:
+    """Open a result that `Result.save` wrote. It has no model, so it cannot be verified or continued."""
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise InputError(f"open_result({folder!r:.60}): expected the folder that a result's save() wrote.")
+    path = Path(folder)
+    try:
+        about = json.loads((path / _ABOUT).read_text())
+        if about["format"] != FORMAT:
+            raise InputError(f"Opening {path}: its format is {about['format']!r}, and this version reads {FORMAT!r}.")
+        if about["kind"] not in _CLASSES:
+            raise InputError(f"Opening {path}: results of the kind {about['kind']!r} are not known to this version.")
+        return _CLASSES[about["kind"]]._read(path, about)
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise InputError(
+            f"Opening {path}: there is no {missing}. Give a folder that a result's save() wrote."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"Opening {path}: it is damaged ({type(error).__name__}). Save the result again.") from None
+
+
+def word_groups(n: int, spans: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the pieces of each word in order; a token that belongs to no word stands alone."""
+    starts = {span[0]: span[1] for span in spans}
+    groups, place = [], 0
+    while place < n:
+        stop = starts.get(place, place + 1)
+        groups.append(list(range(place, stop)))
+        place = stop
+    return groups
+
+
+def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
+    """Return a word out of its pieces."""
+    pieces = [tokens[place] for place in group]
+    return "".join([pieces[0], *(piece.removeprefix("##") for piece in pieces[1:])])
+
+
+_WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "sum": lambda part, axis: part.sum(axis),
+    "mean": lambda part, axis: part.mean(axis),
+    "all": lambda part, axis: part.all(axis),
+    "min": lambda part, axis: part.amin(axis),
+}
+
+
+def _summary(axis: Axis) -> str:
+    return f"{len(axis)} of them" if axis.tokens is None else f"{len(axis)} tokens from {axis.tokens[0]!r}"
+
+
+def _numpy(array: Tensor) -> Any:
+    array = array.detach().cpu()
+    return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _encoded(image: bytes) -> str:
+    return b64encode(image).decode()
+
+
+def strongest(result: Result, name: str, count: int) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yield the largest entries of an array by size, each with the label of its place on every axis that is left."""
+    array = result.array(name)
+    axes = [axis for dim in result.source.dims[name] if not (axis := result._axis(dim)).single]
+    flat = array.flatten()
+    for place in flat.abs().nan_to_num(-1).topk(min(count, flat.numel())).indices.tolist():
+        where = torch.unravel_index(torch.tensor(place), array.shape)
+        labels = {axis.name: axis.name_of(int(at)) for axis, at in zip(axes, where, strict=True)}
+        yield float(flat[place]), labels
