@@ -56,14 +56,6 @@ class Intervals(NamedTuple):
         return float(self.lower.sum())
 
 
-def null_basis(values: Float[Tensor, "key d_v"]) -> Float[Tensor, "key null"]:
-    """Orthonormal basis of LN([V, 1]): the changes of a row that keep its output and its sum (Eq. 7a and 7b).
-
-    Column ã of the basis has ã·V = 0 and ã·1 = 0; there are n − rank([V, 1]) columns, none for an identifiable row.
-    """
-    return _complement(_range_basis(values)).to(values.device)
-
-
 def alternative(
     attention: Float[Tensor, " key"],
     values: Float[Tensor, "key d_v"],

@@ -49,11 +49,6 @@ def neighbour_groups(contribution: Contribution, *, causal: bool) -> Float[Tenso
     return torch.stack(means, dim=1)
 
 
-def token_history(contribution: Contribution, token: int) -> Float[Tensor, "layer n"]:
-    """What each input contributes to one token's hidden vector, layer by layer (Fig. 19 to 25)."""
-    return contribution[:, :, token]
-
-
 def first_middle_last(layers: int) -> tuple[int, int, int]:
     """The three layers that Fig. 4b and 18 show, counted from 0: of twelve, the paper's layers 1, 6 and 12."""
     return 0, (layers - 1) // 2, layers - 1
