@@ -10,6 +10,7 @@ import torch
 
 from identikit.errors import InputError
 from identikit.maths import effective as maths
+from identikit.maths import measures
 from identikit.maths.visible import Visible
 from identikit.models.model import Model
 from identikit.models.reading import Change, encoded_batches, output_change, text_alone, visible_keys
@@ -79,13 +80,13 @@ class Layer:
         return maths.residual(self.factors, values, output, self.projection, bias=self.bias)
 
     @cached_property
-    def sums(self) -> maths.PearsonSums:
+    def sums(self) -> measures.PearsonSums:
         """What the correlation of raw and effective attention is made from, per head and query."""
         blocks = []
         for rows, edges in self.chunks():
             visible = self.factors.visible.block(rows, torch.arange(edges.raw.shape[2], device=rows.device))
-            blocks.append(maths.pearson_sums(edges.raw, edges.effective, visible))
-        return maths.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
+            blocks.append(measures.pearson_sums(edges.raw, edges.effective, visible))
+        return measures.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
 
     def attend(self, call: AttentionCall) -> Float[Tensor, "1 head query d_v"]:
         """Return the head output of this layer with effective attention in the place of raw attention."""
@@ -179,17 +180,17 @@ class EffectiveAttention:
         `by="visible"`: entry c is over the rows that see c keys, nan where no row does (rows without a null space
         correlate perfectly and inflate the pool).
         """
-        sums = maths.PearsonSums(*map(torch.stack, zip(*(part.sums for part in self.parts), strict=True)))
+        sums = measures.PearsonSums(*map(torch.stack, zip(*(part.sums for part in self.parts), strict=True)))
         if by is None:
-            return maths.pearson(sums.pooled())
+            return measures.pearson(sums.pooled())
         if by == "visible":
             seen = sums.entries.long()
-            groups = [maths.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
-            return torch.stack([maths.pearson(group.pooled()) for group in groups])
+            groups = [measures.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
+            return torch.stack([measures.pearson(group.pooled()) for group in groups])
         if by not in ("layer", "head"):
             raise InputError(f"pearson(by={by!r}): use None, 'layer', 'head' or 'visible'.")
         heads = sums.pooled(-1)
-        return maths.pearson(heads if by == "head" else heads.pooled(-1))
+        return measures.pearson(heads if by == "head" else heads.pooled(-1))
 
     def verify(self) -> Change:
         """Run the model with effective attention in the place of raw attention; return how much its output changed."""

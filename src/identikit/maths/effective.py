@@ -19,7 +19,6 @@ import bisect
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -144,14 +143,14 @@ class Factors:
 def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtype = torch.float64) -> Factors:
     """Compute effective attention (Eq. 9) as factors Y and V, and the rank of every row.
 
-    y_i = G_i⁺ o_i with G_i = Σ_{m∈S_i} v_m v_mᵀ; V and O are ``heads.values`` and ``heads.output``, S_i is row i of
-    ``heads.visible``. Where every row sees the same keys this is A⊥ = O·V⁺. One factorisation serves all query heads
+    y_i = G_i⁺ o_i with G_i = Σ_{m∈S_i} v_m v_mᵀ; V and O are `heads.values` and `heads.output`, S_i is row i of
+    `heads.visible`. Where every row sees the same keys this is A⊥ = O·V⁺. One factorisation serves all query heads
     of a key-value head.
 
     The paper projects with the singular vectors of T, all rows alike. We restrict each row to the keys it sees, and
-    read the rank off the spectrum of V, whose rounding is known (``linalg.Resolution``), not off that of T.
-    ``tolerance`` ε also counts singular values below ε·σ_max as null: an ε-identifiable reading, whose output is the
-    same to about ε only. Factorisations are always in float64; ``dtype`` is that of the coefficients kept.
+    read the rank off the spectrum of V, whose rounding is known (`linalg.Resolution`), not off that of T.
+    `tolerance` ε also counts singular values below ε·σ_max as null: an ε-identifiable reading, whose output is the
+    same to about ε only. Factorisations are always in float64; `dtype` is that of the coefficients kept.
     """
     visible, resolution = heads.visible, Resolution(heads.eps, tolerance)
     V = heads.values[:, visible.keys].double()
@@ -180,7 +179,7 @@ def effective_rows(
 ) -> Float[Tensor, "head_ query_ key_"]:
     """Effective attention a⊥_im = y_i·v_m for the chosen heads, queries and keys; exactly 0 on invisible keys.
 
-    Rows that are identifiable are copied from ``raw`` where it is given (it is asked for those rows alone); without it
+    Rows that are identifiable are copied from `raw` where it is given (it is asked for those rows alone); without it
     they are the same numbers to rounding.
     """
     h, q = _positions(heads, factors.coefficients, 0), _positions(queries, factors.coefficients, 1)
@@ -216,10 +215,10 @@ def column_sums(
 ) -> Float[Tensor, "head group key"]:
     """How much effective attention each key receives from groups of queries: groupsᵀ·A⊥, in float64.
 
-    ``groups`` weighs each query for each group (a column of ones: all queries; 0/1 columns: token types). Multiplied by
+    `groups` weighs each query for each group (a column of ones: all queries; 0/1 columns: token types). Multiplied by
     a key × type membership matrix it gives the sums from type to type. Σ_i g_i y_i·v_m over the rows that see key m is
-    read from the factors by adding g_i·y_i where row i's run of keys starts and taking it off where it ends. ``raw``
-    serves the identifiable rows, as in ``effective_rows``.
+    read from the factors by adding g_i·y_i where row i's run of keys starts and taking it off where it ends. `raw`
+    serves the identifiable rows, as in `effective_rows`.
     """
     weights = groups.double()
     own = torch.zeros_like(factors.identifiable) if raw is None else factors.identifiable
@@ -262,8 +261,8 @@ def residual(
 ) -> Float[Tensor, "head"]:
     """How far effective attention is from giving the same output: ‖(A⊥V − O)H‖/‖O·H‖ per head, 0 when both are 0.
 
-    V, O, H are ``values``, ``output`` and ``projection`` as the model has them. With factors made ``without_bias`` pass
-    the same ``bias`` b: the certificate is then that of A⊥(V − 1bᵀ) + 1bᵀ.
+    V, O, H are `values`, `output` and `projection` as the model has them. With factors made `without_bias` pass
+    the same `bias` b: the certificate is then that of A⊥(V − 1bᵀ) + 1bᵀ.
     """
     heads = attention_heads(values, output, factors.visible)
     heads = heads if bias is None else without_bias(heads, bias)
@@ -289,7 +288,7 @@ def _prefix_multiply(
     other: Float[Tensor, "kv key k"],
     stop: Int[Tensor, "query"],
 ) -> Float[Tensor, "kv group query k"]:
-    """``linalg.masked_multiply`` where row i sees the first ``stop[i]`` keys, in time linear in their number."""
+    """`linalg.masked_multiply` where row i sees the first `stop[i]` keys, in time linear in their number."""
     width = values.shape[-1]
     product = coefficients.new_zeros(*coefficients.shape[:-1], other.shape[-1])
     carried = values.new_zeros(len(values), width, other.shape[-1])
@@ -309,8 +308,8 @@ def joint_null_dim(
     """Dimension of the null space of all heads together, per query: changes of all heads' rows that cancel out.
 
     (ã_1, …, ã_h) with Σ_h ã_h V_h H_h = 0 form a space of dimension Σ_h |S_i| − rank of the T_h[S_i] = V_h[S_i]·H_h
-    stacked on each other. ``heads`` holds V before ``through_projection``, ``rank`` the rank of T per head
-    (``Factors.rank``, without a tolerance), ``projection`` H. The paper has Eq. 6 only, which is the case of one head.
+    stacked on each other. `heads` holds V before `through_projection`, `rank` the rank of T per head
+    (`Factors.rank`, without a tolerance), `projection` H. The paper has Eq. 6 only, which is the case of one head.
 
     When the stacked projections have full row rank the heads write into independent subspaces, ranks add, and this is
     the sum of the per-head dimensions. Otherwise (always where n_heads·d_v > d) the stacked rank of row i is that of
@@ -347,47 +346,3 @@ def joint_null_dim(
     else:
         joint = [stacked(query) for query in range(len(added))]
     return len(rank) * visible.count - torch.tensor(joint, device=rank.device)
-
-
-class PearsonSums(NamedTuple):
-    """Sums that give the correlation of two maps, per row or pooled; sums of parts add up to those of the whole."""
-
-    entries: Tensor
-    first: Tensor
-    second: Tensor
-    first_square: Tensor
-    second_square: Tensor
-    product: Tensor
-    difference_square: Tensor
-
-    def merge(self, other: "PearsonSums") -> "PearsonSums":
-        """The sums over both parts."""
-        return PearsonSums(*map(torch.add, self, other))
-
-    def pooled(self, axis: int | None = None) -> "PearsonSums":
-        """The sums over one axis (-1: all queries of a head), or over everything held here."""
-        return PearsonSums(*(part.sum() if axis is None else part.sum(axis) for part in self))
-
-
-def pearson_sums(
-    first: Float[Tensor, "head query key"], second: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
-) -> PearsonSums:
-    """Sums over the visible entries of each row of two maps (or of the same rows of both), in float64."""
-    x, y = first.double().masked_fill(~visible, 0), second.double().masked_fill(~visible, 0)
-    sums = (part.sum(-1) for part in (x, y, x.square(), y.square(), x * y, (x - y).square()))
-    return PearsonSums(visible.sum(-1).double().expand(len(x), -1), *sums)
-
-
-def pearson(sums: PearsonSums) -> Float[Tensor, "*part"]:
-    """The correlation coefficient cov(x, y)/√(var x·var y) of the entries that were summed.
-
-    It is 1 when the two maps are identical, even if constant (as in a text of one token), and otherwise nan when one of
-    them is constant to rounding or when there is no entry at all.
-    """
-    mean_x, mean_y = sums.first / sums.entries, sums.second / sums.entries
-    variance_x = sums.first_square - sums.first * mean_x
-    variance_y = sums.second_square - sums.second * mean_y
-    varies = (variance_x > 1e-13 * sums.first_square) & (variance_y > 1e-13 * sums.second_square)
-    coefficient = (sums.product - sums.first * mean_y) / (variance_x * variance_y).sqrt()
-    coefficient = torch.where(varies, coefficient.clamp(-1, 1), torch.nan)
-    return torch.where((sums.difference_square == 0) & (sums.entries > 0), 1.0, coefficient)

@@ -1,7 +1,7 @@
 """Which attention rows on the simplex give the same head output as a given one (section 3.3 of the paper).
 
 One head and one query at a time. Throughout, *a* is the row of attention over the keys that the query sees (argument
-``attention``), *V* their values (argument ``values``), and the row's polytope is
+`attention`), *V* their values (argument `values`), and the row's polytope is
 
     P(a) = {a' : a'[V, 1] = a[V, 1], a' ≥ 0},
 
@@ -37,7 +37,7 @@ _CALIBRATION_PROGRAMS = 8
 
 
 class Alternative(NamedTuple):
-    """Another row with the same output: ``attention`` = a + ``step``·``direction``, the direction being of length 1."""
+    """Another row with the same output: `attention` = a + `step`·`direction`, the direction being of length 1."""
 
     attention: Float[Tensor, " key"]
     step: float
@@ -67,8 +67,8 @@ def alternative(
 
         a' = a + λ_max·ã,    λ_max = min over {i : ã_i < 0} of −a_i / ã_i    (section 3.3)
 
-    ã is ``direction`` projected onto LN([V, 1]) and scaled to length 1; without one it is drawn uniformly from the unit
-    sphere of LN([V, 1]) with ``seed``. The step is 0 where the row has a zero weight that ã would lower, as on almost
+    ã is `direction` projected onto LN([V, 1]) and scaled to length 1; without one it is drawn uniformly from the unit
+    sphere of LN([V, 1]) with `seed`. The step is 0 where the row has a zero weight that ã would lower, as on almost
     every direction from a one-hot row.
     """
     weights, basis = _row(attention, values)
@@ -103,8 +103,8 @@ def intervals(
 
         lower_j = min a'_j,   upper_j = max a'_j   subject to   Uᵀa' = Uᵀa,  a' ≥ 0
 
-    with U an orthonormal basis of [V, 1] (beyond the paper). ``keys`` are the j that are asked for, all by default;
-    ``progress(done, total)`` is called after each of the 2·len(keys) ends. One simplex model serves the row and goes on
+    with U an orthonormal basis of [V, 1] (beyond the paper). `keys` are the j that are asked for, all by default;
+    `progress(done, total)` is called after each of the 2·len(keys) ends. One simplex model serves the row and goes on
     from end to end. Every vertex it visits is an attention with the same output: where one has weight 0 on a key, that
     key's lower bound is 0 and needs no program. An identifiable row needs none at all, and reports no progress.
     """
@@ -317,7 +317,7 @@ def _program(weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -
 
 
 def _vertex(program: _Primal | _Dual, key: int, sense: int, *, floor: float) -> np.ndarray:
-    """The vertex of P(a) with the greatest sense·a'_key; ``floor`` is a value of it that is known to be attained."""
+    """The vertex of P(a) with the greatest sense·a'_key; `floor` is a value of it that is known to be attained."""
     status, vertex = program.solve(key, sense)
     vertex = np.maximum(vertex, 0.0)
     if status != "Optimal" or sense * vertex[key] < floor - _CONTRADICTION:

@@ -74,8 +74,8 @@ def attention_derivative(
         N_{jm} = s A_{jm} \gamma_{jm} (V_m - O_j), \quad C_j = \sum_m N_{jm} K_m^\top
 
     `of_values` is A (argument `weights`; masks and a position bias act through it alone), `of_scores` is N, keys last,
-    `of_query` is C. s is `scaling`; with a soft-cap c the scores are :math:`c \tanh(s\,Q_j\cdot K_m/c)` and
-    :math:`\gamma = 1 - \tanh^2(s\,Q_j\cdot K_m/c)`, else :math:`\gamma = 1`. Heads may share keys and values. A query
+    `of_query` is C. s is `scaling`; with a soft-cap c the scores are $c \tanh(s\,Q_j\cdot K_m/c)$ and
+    $\gamma = 1 - \tanh^2(s\,Q_j\cdot K_m/c)$, else $\gamma = 1$. Heads may share keys and values. A query
     that sees no key has a row of zeros in A, and a zero derivative.
     """
     groups = len(query) // len(key)
@@ -103,7 +103,7 @@ def fold(
         \frac{\partial Q_j}{\partial x_j}\Bigr) dx_j + \frac{\partial post_j}{\partial O_j} (dO_j - C_j\, dQ_j)
 
     `own` and `by_output` are the two matrices: the query's path costs the sweep nothing. `read` gives dK and dV; or,
-    where that takes fewer operations (up to about as many tokens as a head has features), :math:`Q_j \cdot dK_m` for
+    where that takes fewer operations (up to about as many tokens as a head has features), $Q_j \cdot dK_m$ for
     every query and head in place of dK_m, and `query` is then None.
     """
     d_query, d_key, d_value = pre
@@ -194,15 +194,15 @@ def _aligned(matrices: Float[Tensor, "*any column"]) -> Float[Tensor, "*any colu
 
 
 def block_norms(tangents: Float[Tensor, "output feature input direction"], norm: str) -> Float[Tensor, "output input"]:
-    r"""The norm of every Jacobian block :math:`\nabla_{ij} = \partial e_j/\partial x_i` (Eq. 11), given whole.
+    r"""The norm of every Jacobian block $\nabla_{ij} = \partial e_j/\partial x_i$ (Eq. 11), given whole.
 
     `tangents` holds the blocks' entries: the derivative of each feature of e_j (`output`) along each direction of x_i
     (`input`), the directions being an orthonormal basis. `norm` is
 
     - "frobenius": the root of the sum of squares;
-    - "sum": the length of the gradient of the *sum* of e_j's components, :math:`\|1^\top \nabla_{ij}\|_2`, which older
+    - "sum": the length of the gradient of the *sum* of e_j's components, $\|1^\top \nabla_{ij}\|_2$, which older
       frameworks return for the gradient of a vector;
-    - "spectral": the largest singular value, which is what :math:`\|\cdot\|_2` of a matrix says.
+    - "spectral": the largest singular value, which is what $\|\cdot\|_2$ of a matrix says.
 
     The paper does not say which it ran.
     """
@@ -228,7 +228,7 @@ def direction_squares(
 
 
 def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch"]:
-    r"""The largest singular value of each matrix, by Lanczos steps on :math:`J^\top J` instead of a full decomposition.
+    r"""The largest singular value of each matrix, by Lanczos steps on $J^\top J$ instead of a full decomposition.
 
     The basis is kept orthogonal. The steps end when the residual of every largest Ritz value is below eps^¾ of it (the
     error falls with the residual's square), or when the basis is complete.
@@ -275,7 +275,7 @@ def contributions(norms: Float[Tensor, "*layer input output"]) -> Float[Tensor, 
 
     .. math:: c_{ij} = \frac{\|\nabla_{ij}\|}{\sum_k \|\nabla_{kj}\|} \qquad \text{(Eq. 11)}
 
-    `norms` holds :math:`\|\nabla_{ij}\|`. A hidden vector that no input moves (all its norms are 0, as under the sum
+    `norms` holds $\|\nabla_{ij}\|$. A hidden vector that no input moves (all its norms are 0, as under the sum
     after a LayerNorm of constant gain) has no shares: its column is all 0 and does not sum to 1. Rounding can leave
     norms of its size there, whose shares mean nothing.
     """

@@ -5,12 +5,12 @@ G_i = Σ_{m∈S_i} v_m v_mᵀ, its **coefficients** are y_i = G_i⁺ o_i, so tha
 smallest ones that give the output o_i. What differs is how the sets relate, and so what can be shared:
 
 ===================  ======================================  ======================================
-``shared_solve``     every row sees the same keys            one factorisation
-``prefix_solve``     row i sees the first p_i keys (causal)  one factorisation per block of keys
-``rowwise_solve``    any sets (sliding windows, ...)         one factorisation per distinct row
+`shared_solve`     every row sees the same keys            one factorisation
+`prefix_solve`     row i sees the first p_i keys (causal)  one factorisation per block of keys
+`rowwise_solve`    any sets (sliding windows, ...)         one factorisation per distinct row
 ===================  ======================================  ======================================
 
-All of them work in float64. ``kv`` is the axis of key-value heads, ``group`` that of the query heads that share one.
+All of them work in float64. `kv` is the axis of key-value heads, `group` that of the query heads that share one.
 """
 
 import math
@@ -30,9 +30,9 @@ MILD_GROWTH = 1e3  # how much a block of keys may add to a Gram, relative to it,
 class Resolution:
     """How small a singular value still counts: above the rounding of its dtype, and above a tolerance if one is asked.
 
-    A matrix of n rows and d columns whose entries were rounded to unit ``eps`` carries noise of spectral norm about
+    A matrix of n rows and d columns whose entries were rounded to unit `eps` carries noise of spectral norm about
     0.3·eps·(1+√(d/n))·σ_max; singular values up to 4·eps·(1+√(d/n))·σ_max are taken for noise. Nothing here depends on
-    how many digits float64 would show. ``tolerance`` ε raises the cutoff to ε·σ_max.
+    how many digits float64 would show. `tolerance` ε raises the cutoff to ε·σ_max.
     """
 
     eps: float
@@ -44,7 +44,7 @@ class Resolution:
         return self.eps <= torch.finfo(torch.float64).eps
 
     def cutoff(self, largest: Tensor, count: Tensor | int, width: int) -> Tensor:
-        """The singular value up to which matrices of ``count`` rows and ``width`` columns hold nothing.
+        """The singular value up to which matrices of `count` rows and `width` columns hold nothing.
 
         In float64 our own factorisation rounds in the same unit as the values did, and √width times as much.
         """
@@ -53,7 +53,7 @@ class Resolution:
         return largest * (4 * unit * (1 + (width / rows).sqrt())).clamp(min=self.tolerance)
 
     def real(self, singular: Float[Tensor, "*rows d"], count: Tensor | int) -> Bool[Tensor, "*rows d"]:
-        """Which singular values of matrices of ``count`` rows and d columns are above the cutoff."""
+        """Which singular values of matrices of `count` rows and d columns are above the cutoff."""
         return singular > self.cutoff(singular.amax(-1), count, singular.shape[-1])[..., None]
 
 
@@ -160,7 +160,7 @@ def rowwise_solve(
     seen: Bool[Tensor, "query key"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
-    """Coefficients and ranks where row i sees any set of keys, given as row i of the mask ``seen``.
+    """Coefficients and ranks where row i sees any set of keys, given as row i of the mask `seen`.
 
     Rows go in chunks; equal neighbouring rows share a factorisation. In float64 a step of refinement against V itself
     makes up for the Gram's squared rounding.
@@ -218,10 +218,10 @@ def prefix_solve(
     stop: Int[Tensor, "query"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
-    """Coefficients and ranks where row i sees the first ``stop[i]`` keys, as under a causal mask.
+    """Coefficients and ranks where row i sees the first `stop[i]` keys, as under a causal mask.
 
     Keys go in blocks of d, and the Gram of all keys before the block is carried along (a sum of positive terms, so
-    nothing cancels). The rows that end in a block share the factorisations of ``_first_block`` or ``_later_block``;
+    nothing cancels). The rows that end in a block share the factorisations of `_first_block` or `_later_block`;
     only those for which these are not certain to be right are solved one by one.
     """
     keys, width = values.shape[-2:]
@@ -282,7 +282,7 @@ def _later_block(
 ) -> tuple[Float[Tensor, "kv group row d"], Bool[Tensor, "kv row"]]:
     """Rows that see all keys before a block and its first k, where the Gram G of those before is surely of full rank.
 
-    G_k = G + W_kᵀW_k with W the block's values, the last of ``known``. With G⁻¹ = FFᵀ and Z = WF, Woodbury's identity
+    G_k = G + W_kᵀW_k with W the block's values, the last of `known`. With G⁻¹ = FFᵀ and Z = WF, Woodbury's identity
     gives G_k⁻¹ = F(I − Z_kᵀ(I + Z_kZ_kᵀ)⁻¹Z_k)Fᵀ. The inner matrix is the leading k×k block of I + ZZᵀ = CCᵀ, and
     Cholesky factors nest: all k share C⁻¹, by leaving out coordinates from k on in the middle. What cancels is about
     eps·‖Z‖², at most 1e-6 with ‖Z‖² ≤ ‖F‖²·tr(G_k) < 1e10; one step of refinement takes it back.

@@ -10,7 +10,7 @@ from identikit.shapes import Bool, Int, Tensor
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys each query sees: a run ``keys[start:stop]`` of the keys that any query sees, or else a mask over them.
+    """Which keys each query sees: a run `keys[start:stop]` of the keys that any query sees, or else a mask over them.
 
     Runs hold bidirectional, causal, padded, windowed and packed attention in O(n).
     """
@@ -66,9 +66,9 @@ def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
 
 
 def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: int | None = None) -> Visible:
-    """Each position sees the kept positions from ``before`` back to ``after`` ahead (None = without limit).
+    """Each position sees the kept positions from `before` back to `after` ahead (None = without limit).
 
-    Causal attention is ``after=0``, a sliding window of w tokens ``before=w-1, after=0``. No n × n mask is made.
+    Causal attention is `after=0`, a sliding window of w tokens `before=w-1, after=0`. No n × n mask is made.
     """
     n = len(keep)
     position = torch.arange(n, device=keep.device)
