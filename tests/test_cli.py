@@ -222,11 +222,6 @@ def test_a_place_that_cannot_be_written_to_is_told_first(
     assert done.stderr.startswith("identikit: writing run.json to") and "choose another --out" in done.stderr
 
 
-def test_unknown_benchmark(run):
-    done = run("bench", "nothing")
-    assert done.status == 1 and "use one of attention, intervals, attribution, tokens" in done.stderr
-
-
 def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):
     out = str(tmp_path / "paper")
     command = ["reproduce", "fig1a", "fig38", "null-space-bound", "--sample", "3", "--out", out]

@@ -3,6 +3,8 @@
 import json
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -19,13 +21,23 @@ app = typer.Typer(
     help="What a transformer's attention and hidden vectors really say.",
 )
 
+bench = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Measure speed and memory, as ratios taken side by side in one run.",
+)
+app.add_typer(bench, name="bench")
+
 INTERRUPTED = 130  # the status that Ctrl-C ends with
-BENCHMARKS = ("attention", "intervals", "attribution", "tokens")
 
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="A hub id or a folder; the packaged MiniLM if left out.")
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
+BenchDeviceOption = Annotated[str, typer.Option("--device", help="Where to compute: cpu or cuda.")]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", min=1, help="How often everything is timed; the best time counts.")
+]
 DataOption = Annotated[
     str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")
 ]
@@ -313,30 +325,117 @@ def _report(words: str, numbers: dict[str, Any], where: tuple[str, dict[str, Any
     typer.echo(f"Tables (.parquet and .csv) in {out}: {', '.join(tables)}")
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
-def bench(
-    name: Annotated[str, typer.Argument(help="attention, intervals, attribution or tokens.")],
-    options: Annotated[list[str] | None, typer.Argument(help="The benchmark's own options.")] = None,
+@bench.command("attention")
+def bench_attention(
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", min=2, help="A text length; repeatable; 128 and 512 if left out.")
+    ] = None,
+    memory_tokens: Annotated[int, typer.Option("--memory-tokens", min=128, help="Text length for memory.")] = 8192,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
 ) -> None:
-    """Measure speed and memory, as ratios taken side by side in one run."""
-    from importlib import import_module
+    """Time effective attention, and measure its memory.
 
-    if name not in BENCHMARKS:
-        raise identikit.InputError(f"bench {name!r} is not known: use one of {', '.join(BENCHMARKS)}.")
-    sys.argv = [f"identikit bench {name}", *(options or ())]
-    import_module(f"identikit.bench.{name}").main()
+    BERT-base shapes, compared with a forward pass and with the SVD that defines effective attention.
+    """
+    from identikit.bench.attention import run
+
+    lengths = tuple(tokens or (128, 512))
+    _measure("attention", partial(run, lengths, memory_tokens=memory_tokens, repeats=repeats), as_json)
+
+
+@bench.command("intervals")
+def bench_intervals(
+    model: ModelOption = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Time the exact intervals of a row.
+
+    Two random rows and one of the model, compared with one linear program of scipy per end.
+    """
+    from identikit.bench.intervals import run
+
+    _measure("intervals", partial(run, model=model, repeats=repeats), as_json)
+
+
+@bench.command("attribution")
+def bench_attribution(
+    device: BenchDeviceOption = "cpu",
+    model: ModelOption = None,
+    data: Annotated[str | None, typer.Option("--data", help="Instead, time all texts of a file or dataset.")] = None,
+    data_dir: DataDirOption = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Time exact attribution.
+
+    On a CPU, a model on 24 tokens, compared with vmap(jvp) and with backward passes. On a GPU, BERT-base shapes,
+    compared with the GPU's matrix rate.
+    """
+    from identikit.bench.attribution import Options, run
+
+    options = Options(device, model, data, data_dir, repeats=repeats)
+    _measure("attribution", partial(run, options), as_json, device)
+
+
+@bench.command("tokens")
+def bench_tokens(
+    parts: Annotated[
+        list[str] | None,
+        typer.Option("--part", help="together, ridge or grid; repeatable; all of them if left out."),
+    ] = None,
+    states: Annotated[
+        str | None, typer.Option("--states", help="A safetensors file of hidden states; the sample texts' if left out.")
+    ] = None,
+    model: ModelOption = None,
+    device: BenchDeviceOption = "cpu",
+    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 products on a GPU.")] = False,
+    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds.")] = 10,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How long 'together' trains.")] = 3,
+    maps: Annotated[
+        list[str] | None, typer.Option("--map", help="A map of 'grid'; repeatable; linear if left out.")
+    ] = None,
+    distances: Annotated[
+        list[str] | None, typer.Option("--distance", help="A distance of 'grid'; repeatable; cosine if left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time the training of maps.
+
+    Linear maps trained together, compared with one after another; ridge for all folds; a full grid of maps.
+    """
+    from identikit.bench.tokens import Options, run
+
+    given = {"parts": parts, "maps": maps, "distances": distances}
+    chosen = {name: tuple(value) for name, value in given.items() if value}
+    options = Options(states, model, device, tf32, folds=folds, epochs=epochs, **chosen)
+    _measure("tokens", partial(run, options), as_json, device)
+
+
+def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: str = "cpu") -> None:
+    from identikit.bench.measure import about, table
+    from identikit.terminal import step_progress
+
+    with step_progress() as told:
+        rows = run(progress=told)
+    if as_json:
+        typer.echo(json.dumps({"benchmark": name, **about(device), "rows": [row._asdict() for row in rows]}))
+        return
+    Console().print(table(rows))
+    typer.echo("Measured on {device}, {threads} CPU threads, torch {torch}.".format(**about(device)))
 
 
 @app.command()
 def models(as_json: JsonOption = False) -> None:
-    """List the architectures that can be read."""
+    """List the model architectures that identikit can read."""
     from identikit.models.families import FAMILIES
 
     if as_json:
         typer.echo(json.dumps([{"family": name, "splits": family.splits} for name, family in FAMILIES.items()]))
         return
-    typer.echo("Any checkpoint of these architectures, by hub id or folder (--model):")
-    typer.echo(f"  {', '.join(FAMILIES)}")
+    typer.echo("Any checkpoint of these architectures can be read, by hub id or folder (--model):")
+    typer.echo(f"  {', '.join(FAMILIES)}.")
     typer.echo("To add another, see 'Add a family' in CONTRIBUTING.md.")
 
 

@@ -1,6 +1,5 @@
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,15 +9,12 @@ from torch import Tensor
 from identikit.errors import InputError
 from identikit.maths import linalg
 from identikit.maths.effective import (
-    PearsonSums,
     attention_heads,
     column_sums,
     effective_factors,
     effective_rows,
     joint_null_dim,
     keeping_mass,
-    pearson,
-    pearson_sums,
     residual,
     through_projection,
     without_bias,
@@ -380,36 +376,6 @@ def test_joint_null_dimension_of_drawn_cases(case):
     heads = attention_heads(case.values, case.output, case.mask)
     joint = joint_null_dim(heads, case.factors().rank, case.projection)
     assert torch.equal(joint, reference.joint_null_dim(case.values, case.projection, case.mask))
-
-
-def test_pearson_over_visible_entries_and_in_parts():
-    case = random_case(20, 6, "causal")
-    effective = effective_rows(case.factors(), raw=case.attention)
-    sums = pearson_sums(case.attention, effective, case.mask)
-    for head in range(4):
-        expected = np.corrcoef(case.attention[head][case.mask], effective[head][case.mask])[0, 1]
-        assert float(pearson(sums.pooled(-1))[head]) == pytest.approx(expected, abs=1e-12)
-    expected = np.corrcoef(case.attention[:, case.mask].flatten(), effective[:, case.mask].flatten())[0, 1]
-    blocks = [
-        pearson_sums(case.attention[:, rows], effective[:, rows], case.mask[rows]).pooled(-1)
-        for rows in (slice(0, 7), slice(7, 20))
-    ]
-    assert float(pearson(blocks[0].merge(blocks[1]).pooled())) == pytest.approx(expected, abs=1e-12)
-
-
-def pearson_of(first: list[float], second: list[float]) -> float:
-    x, y = (torch.tensor(each, dtype=torch.float64)[None, None] for each in (first, second))
-    sums = pearson_sums(x, y, torch.ones(1, len(first), dtype=torch.bool))
-    assert isinstance(sums, PearsonSums)
-    return float(pearson(sums))
-
-
-def test_pearson_of_constant_maps():
-    assert pearson_of([0.1] * 7, [0.1] * 7) == 1
-    assert np.isnan(pearson_of([0.1] * 7, [0.1, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1]))
-    assert np.isnan(pearson_of([0.1] * 7, [0.3] * 7))
-    assert np.isnan(pearson_of([], []))
-    assert pearson_of([0.1, 0.2], [0.2, 0.1]) == pytest.approx(-1)
 
 
 def test_bad_input_is_refused():

@@ -84,11 +84,6 @@ def test_contributions_to_one_token_around_any_centre(n, seed, data):
             assert offsets.mean()[1, index] == pytest.approx(float(found[1, source, token]), abs=1e-10)
 
 
-def test_history_of_a_token():
-    found = contributions(5)
-    assert torch.equal(mixing.token_history(found, 2), torch.stack([layer[:, 2] for layer in found]))
-
-
 def test_the_three_layers_shown():
     assert mixing.first_middle_last(12) == (0, 5, 11)
     assert mixing.first_middle_last(6) == (0, 2, 5)

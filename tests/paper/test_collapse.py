@@ -76,7 +76,6 @@ def test_attention_with_terms_of_its_own_is_refused_in_words():
     rows = measured("xlnet")
     assert len(rows) == 6 and not any(row["applies"] for row in rows)
     assert "terms beyond" in rows[0]["why"]
-    assert "terms beyond" in collapse.pays_when(tiny.loaded("xlnet"))
 
 
 def test_normed_queries_are_told_from_turned_ones():
@@ -110,7 +109,6 @@ def test_projections_that_are_not_plain_layers_are_refused_in_words():
             module.value = Wrapped(module.value)  # pyright: ignore[reportAttributeAccessIssue]
     rows = collapse.measure(model, lengths=(5,))
     assert {row["why"] for row in rows} == {collapse.OWN_LAYERS}
-    assert collapse.OWN_LAYERS in collapse.pays_when(model)
 
 
 def test_a_head_that_was_taken_out_is_no_error():
@@ -134,20 +132,6 @@ def test_nothing_is_left_on_the_model():
 def test_too_short_texts_are_refused(lengths):
     with pytest.raises(InputError, match="at least 2"):
         collapse.measure(tiny.loaded("bert"), lengths=lengths)
-
-
-def test_when_it_pays_in_words(minilm):
-    told = collapse.pays_when(minilm)
-    assert "one 384×384 matrix a head in the place of two of 384×32 takes 6.9 times the multiply-adds at 128" in told
-    assert "wider than 192 (short texts) to 384 (long ones), 219 at 128 tokens; here it is 32" in told
-    assert "(384 numbers a layer) in the place of its keys and values (768)" in told
-    assert "keeps 2.0 times less" in told and "beyond 7,680 tokens" in told
-
-
-def test_when_it_pays_with_shared_keys_and_rotary():
-    told = collapse.pays_when(tiny.loaded("llama"))
-    assert "(24 numbers a layer) in the place of its values (12)" in told
-    assert "saves no memory" in told and "Only W^V·H collapses here: a rotation" in told
 
 
 def test_minilm_is_exact(minilm):

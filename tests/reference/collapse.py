@@ -55,31 +55,21 @@ class Counter:
                     self.operations += 1
 
 
-def factored_operations(d, heads, kv_heads, width, new, tokens) -> int:
+def factored_operations(d, heads, kv_heads, width, tokens) -> int:
     """Q for every head, K for every key-value head, then Q·Kᵀ."""
     counter = Counter()
     for _ in range(heads):
-        counter.product(new, d, width)
-        counter.product(new, width, tokens)
+        counter.product(tokens, d, width)
+        counter.product(tokens, width, tokens)
     for _ in range(kv_heads):
-        counter.product(new, d, width)
+        counter.product(tokens, d, width)
     return counter.operations
 
 
-def collapsed_operations(d, heads, new, tokens) -> int:
+def collapsed_operations(d, heads, tokens) -> int:
     """E·M for every head, then times Eᵀ."""
     counter = Counter()
     for _ in range(heads):
-        counter.product(new, d, d)
-        counter.product(new, d, tokens)
-    return counter.operations
-
-
-def reordered_operations(d, heads, width, new, tokens) -> int:
-    """E·W^Q for every head, then times W^Kᵀ, then times Eᵀ."""
-    counter = Counter()
-    for _ in range(heads):
-        counter.product(new, d, width)
-        counter.product(new, width, d)
-        counter.product(new, d, tokens)
+        counter.product(tokens, d, d)
+        counter.product(tokens, d, tokens)
     return counter.operations

@@ -12,6 +12,7 @@ from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
 from identikit.maths import intervals as polytope
+from identikit.maths import measures
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
 from identikit.models.tap import AttentionCall
@@ -28,7 +29,7 @@ DIMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("rank", "null_dim"), _ROW),
     "joint_null_dim": ("layer", "query"),
     **dict.fromkeys(("residual", "pearson"), _LAYER_HEAD),
-    **{f"_{name}": _ROW for name in maths.PearsonSums._fields},
+    **{f"_{name}": _ROW for name in measures.PearsonSums._fields},
 }
 
 
@@ -106,13 +107,13 @@ class Layer:
         return maths.joint_null_dim(self.plain, rank, self.projection)
 
     @cached_property
-    def sums(self) -> maths.PearsonSums:
+    def sums(self) -> measures.PearsonSums:
         """What the correlation of raw and effective attention is made from, per head and query."""
         blocks = []
         for rows, edges in self.chunks():
             visible = self.factors.visible.block(rows, torch.arange(edges.raw.shape[2], device=rows.device))
-            blocks.append(maths.pearson_sums(edges.raw, edges.effective, visible))
-        return maths.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
+            blocks.append(measures.pearson_sums(edges.raw, edges.effective, visible))
+        return measures.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
 
     def attend(self, call: AttentionCall, heads: Tensor, queries: Tensor) -> Float[Tensor, "1 head query d_v"]:
         """Return this layer's head output with effective attention in place of raw attention in the chosen rows."""
@@ -148,7 +149,7 @@ class Captured:
         elif name in ("rank", "null_dim"):
             found = [getattr(part.factors, name)[at["head"]][:, at["query"]] for part in parts]
         elif name == "pearson":
-            found = [maths.pearson(part.sums.pooled(-1))[at["head"]] for part in parts]
+            found = [measures.pearson(part.sums.pooled(-1))[at["head"]] for part in parts]
         elif name.startswith("_"):
             found = [getattr(part.sums, name[1:])[at["head"]][:, at["query"]] for part in parts]
         else:

@@ -6,7 +6,7 @@ import torch
 
 from identikit.errors import InputError
 from identikit.indexing import Index, known
-from identikit.maths import effective as maths
+from identikit.maths import measures
 from identikit.models.reading import Change
 from identikit.result import Result, strongest
 from identikit.shapes import Float, Int, Tensor
@@ -92,15 +92,15 @@ class EffectiveAttention(Result):
         """
         if by is not None:
             known("pearson(by", by, _POOLS)
-        sums = maths.PearsonSums(*(self._rows(f"_{name}") for name in maths.PearsonSums._fields))
+        sums = measures.PearsonSums(*(self._rows(f"_{name}") for name in measures.PearsonSums._fields))
         if by is None:
-            return maths.pearson(sums.pooled())
+            return measures.pearson(sums.pooled())
         if by == "visible":
             seen = sums.entries.long()
-            groups = [maths.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
-            return torch.stack([maths.pearson(group.pooled()) for group in groups])
+            groups = [measures.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
+            return torch.stack([measures.pearson(group.pooled()) for group in groups])
         heads = sums.pooled(-1)
-        found = maths.pearson(heads if by == "head" else heads.pooled(-1))
+        found = measures.pearson(heads if by == "head" else heads.pooled(-1))
         single = [self._axis(name).single for name in ("layer", "head")[: found.ndim]]
         return found[tuple(0 if one else slice(None) for one in single)]
 

@@ -1,1 +1,4 @@
-"""Performance claims, as ratios measured side by side in one run: `identikit bench NAME`."""
+"""Speed and memory, as ratios measured side by side in one run: `identikit bench NAME`.
+
+Each module has one function `run` that returns rows, see `bench.measure`.
+"""

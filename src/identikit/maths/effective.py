@@ -1,16 +1,18 @@
-"""Effective attention: the part of an attention map that its output depends on (section 3 of the paper).
+r"""Effective attention: the part of an attention map that its output depends on (section 3 of the paper).
 
-For one head, A is the attention (query × key), V the values (key × d_v), O = A·V the head output, H the head's slice of
-the output projection (d_v × d) and T = V·H. The part of A in the left null space of T changes nothing; the rest is
+For one head, $A$ is the attention (query × key), $V$ the values (key × d_v), $O = AV$ the head output, $H$ the head's
+slice of the output projection (d_v × d) and $T = VH$. The part of $A$ in the left null space of $T$ changes nothing.
+The rest is
 
-    A⊥ = A − Proj_LN(T) A                                                                                        (Eq. 9)
+$$A^\perp = A - \mathrm{Proj}_{LN(T)} A \qquad \text{(Eq. 9)}$$
 
-Row i sees a set S_i of keys, and its null space is that of T restricted to S_i. With G_i = Σ_{m∈S_i} v_m v_mᵀ,
+Row i sees a set $S_i$ of keys, and its null space is that of $T$ restricted to $S_i$. With
+$G_i = \sum_{m \in S_i} v_m v_m^\top$,
 
-    a⊥_im = y_i·v_m for m in S_i, else 0,     y_i = G_i⁺ o_i
+$$a^\perp_{im} = y_i \cdot v_m \text{ for } m \in S_i, \text{ else } 0, \qquad y_i = G_i^+ o_i$$
 
-so A⊥ is kept as Y and V. It needs the head output and no attention matrix, and nothing query × key is ever stored.
-Rows whose visible values are independent have no null space: they are their raw attention itself.
+so $A^\perp$ is kept as $Y$ and $V$. It needs the head output but no attention matrix, and nothing of size query × key
+is ever stored. Rows whose visible values are independent have no null space: they are their raw attention itself.
 
 Functions take one layer and one text; where texts or layers share a mask, their heads can be laid end to end.
 """
@@ -19,7 +21,6 @@ import bisect
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -36,9 +37,10 @@ RawRows = Callable[[Tensor, Tensor], Tensor] | Tensor
 
 @dataclass(frozen=True)
 class Heads:
-    """What effective attention is computed from: V, O = A·V, who sees what, and the unit V was rounded to.
+    """What effective attention is computed from: $V$, $O = AV$, who sees what, and the unit that $V$ was rounded to.
 
-    Under grouped-query attention V has fewer heads than O: query head h uses key-value head h // (heads / kv_heads).
+    Under grouped-query attention $V$ has fewer heads than $O$: query head h uses key-value head h // (heads /
+    kv_heads).
     """
 
     values: Float[Tensor, "kv_head key d_v"]
@@ -57,11 +59,11 @@ def attention_heads(
     output: Float[Tensor, "head query d_v"],
     visible: Bool[Tensor, "..."] | Visible | None = None,
 ) -> Heads:
-    """Gather one layer's values V, head outputs O and mask."""
+    """Gather one layer's values $V$, head outputs $O$ and mask."""
     if len(output) % len(values):
         raise InputError(
-            f"effective attention: {len(output)} heads cannot share {len(values)} key-value heads evenly; "
-            "pass values before they are repeated"
+            f"Computing effective attention: {len(output)} heads cannot share {len(values)} key-value heads evenly. "
+            "Pass the values before they are repeated."
         )
     if visible is None:
         visible = torch.ones(1, values.shape[1], dtype=torch.bool, device=values.device)
@@ -71,9 +73,10 @@ def attention_heads(
 
 
 def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
-    """Take the value bias out: V − 1bᵀ and O − 1bᵀ, the paper's T = E·W^V·H to the letter (Eq. 3).
+    r"""Take the value bias out: $V - 1b^\top$ and $O - 1b^\top$, the paper's $T = E W^V H$ to the letter (Eq. 3).
 
-    Real models have a bias b. With it in V, the default, A⊥V = O; without it, A⊥(V − 1bᵀ) + 1bᵀ = O.
+    Real models have a bias $b$ (argument `bias`). With it in $V$, the default, $A^\perp V = O$; without it,
+    $A^\perp (V - 1b^\top) + 1b^\top = O$.
     """
     shift = bias.double()[:, None]
     attends = (heads.visible.count > 0)[:, None]
@@ -82,10 +85,11 @@ def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
 
 
 def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) -> Heads:
-    """Leave out of V and O what the output projection H does not pass on; nothing changes when H has full row rank.
+    """Leave out of $V$ and $O$ what the output projection $H$ does not pass on.
 
-    LN(V·H) = LN(V·U), the columns of U being an orthonormal basis of H's column space within the d_v value dimensions
-    (its left singular vectors), padded with zero columns. Under grouped-query attention V is then repeated per head.
+    Nothing changes when $H$ (argument `projection`) has full row rank. Otherwise $LN(VH) = LN(VU)$, where the columns
+    of $U$ are an orthonormal basis of $H$'s column space within the $d_v$ value dimensions (its left singular vectors),
+    padded with zero columns. Under grouped-query attention $V$ is then repeated per head.
     """
     H = projection.double()
     resolution = Resolution(torch.finfo(projection.dtype).eps)
@@ -101,10 +105,10 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
 
 
 def keeping_mass(heads: Heads) -> Heads:
-    """The form whose rows keep their sum: [V, c·1] and [O, c·1], with null space LN([T, 1]) (section 3.3).
+    r"""Return the form whose rows keep their sum: $[V, c1]$ and $[O, c1]$, with null space $LN([T, 1])$ (section 3.3).
 
-    It does not change when a constant is added to all values. The weight c is the size of a typical value, so that the
-    column of ones is neither lost nor drowns the values; A⊥ is the same for every c ≠ 0.
+    It does not change when a constant is added to all values. The weight $c$ is the size of a typical value, so that
+    the column of ones is neither lost nor drowns the values; $A^\perp$ is the same for every $c \ne 0$.
     """
     V = heads.values.double()
     seen = V[:, heads.visible.keys]
@@ -118,7 +122,7 @@ def keeping_mass(heads: Heads) -> Heads:
 
 @dataclass(frozen=True)
 class Factors:
-    """Effective attention in factors: A⊥ = Y·Vᵀ on visible entries, with the rank of each row's visible values."""
+    r"""Effective attention in factors, $A^\perp = Y V^\top$ on visible entries, and the rank of each row's values."""
 
     coefficients: Float[Tensor, "head query d_v"]
     values: Float[Tensor, "kv_head key d_v"]
@@ -127,7 +131,7 @@ class Factors:
 
     @property
     def null_dim(self) -> Int[Tensor, "head query"]:
-        """Dimension of each row's null space, dim LN(T) = visible keys − rank(T) (Eq. 6)."""
+        r"""Dimension of each row's null space, $\dim LN(T)$ = visible keys − rank($T$) (Eq. 6)."""
         return self.visible.count - self.rank
 
     @property
@@ -142,16 +146,18 @@ class Factors:
 
 
 def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtype = torch.float64) -> Factors:
-    """Compute effective attention (Eq. 9) as factors Y and V, and the rank of every row.
+    r"""Compute effective attention (Eq. 9) as factors $Y$ and $V$, and the rank of every row.
 
-    y_i = G_i⁺ o_i with G_i = Σ_{m∈S_i} v_m v_mᵀ; V and O are ``heads.values`` and ``heads.output``, S_i is row i of
-    ``heads.visible``. Where every row sees the same keys this is A⊥ = O·V⁺. One factorisation serves all query heads
-    of a key-value head.
+    $$y_i = G_i^+ o_i, \qquad G_i = \sum_{m \in S_i} v_m v_m^\top$$
 
-    The paper projects with the singular vectors of T, all rows alike. We restrict each row to the keys it sees, and
-    read the rank off the spectrum of V, whose rounding is known (``linalg.Resolution``), not off that of T.
-    ``tolerance`` ε also counts singular values below ε·σ_max as null: an ε-identifiable reading, whose output is the
-    same to about ε only. Factorisations are always in float64; ``dtype`` is that of the coefficients kept.
+    $V$ and $O$ are `heads.values` and `heads.output`; $S_i$ is row i of `heads.visible`. Where every row sees the same
+    keys this is $A^\perp = O V^+$. One factorisation serves all query heads of a key-value head.
+
+    The paper projects with the singular vectors of $T$, and treats all rows alike. We restrict each row to the keys
+    that it sees, and read the rank from the spectrum of $V$, whose rounding is known (`linalg.Resolution`), not from
+    that of $T$. `tolerance` $\varepsilon$ also counts singular values below $\varepsilon\,\sigma_{max}$ as null; the
+    output is then the same only to about $\varepsilon$. Factorisations are always in float64; `dtype` is that of the
+    coefficients that are kept.
     """
     visible, resolution = heads.visible, Resolution(heads.eps, tolerance)
     V = heads.values[:, visible.keys].double()
@@ -178,10 +184,10 @@ def effective_rows(
     *,
     raw: RawRows | None = None,
 ) -> Float[Tensor, "head_ query_ key_"]:
-    """Effective attention a⊥_im = y_i·v_m for the chosen heads, queries and keys; exactly 0 on invisible keys.
+    r"""Compute effective attention $a^\perp_{im} = y_i \cdot v_m$ for the chosen heads, queries and keys.
 
-    Rows that are identifiable are copied from ``raw`` where it is given (it is asked for those rows alone); without it
-    they are the same numbers to rounding.
+    It is exactly 0 on invisible keys. Identifiable rows are copied from `raw` where it is given (it is asked only for
+    those rows); without it they are the same numbers to rounding.
     """
     h, q = _positions(heads, factors.coefficients, 0), _positions(queries, factors.coefficients, 1)
     k = _positions(keys, factors.values, 1)
@@ -207,19 +213,19 @@ def _raw_rows(raw: RawRows, heads: Tensor, queries: Tensor) -> Float[Tensor, "he
 
 
 def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...]:
-    """Rows in parts whose weights over all heads and keys fit the byte budget."""
+    """Split rows into parts whose weights over all heads and keys fit the byte budget."""
     return rows.split(max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys))))
 
 
 def column_sums(
     factors: Factors, groups: Float[Tensor, "query group"], *, raw: RawRows | None = None
 ) -> Float[Tensor, "head group key"]:
-    """How much effective attention each key receives from groups of queries: groupsᵀ·A⊥, in float64.
+    r"""Add up how much effective attention each key receives from groups of queries: $G^\top A^\perp$, in float64.
 
-    ``groups`` weighs each query for each group (a column of ones: all queries; 0/1 columns: token types). Multiplied by
-    a key × type membership matrix it gives the sums from type to type. Σ_i g_i y_i·v_m over the rows that see key m is
-    read from the factors by adding g_i·y_i where row i's run of keys starts and taking it off where it ends. ``raw``
-    serves the identifiable rows, as in ``effective_rows``.
+    `groups`, $G$, weighs each query for each group (a column of ones: all queries; 0/1 columns: token types).
+    Multiplied by a key × type membership matrix the result gives the sums from type to type.
+    $\sum_i g_i\,y_i \cdot v_m$ over the rows that see key m is computed from the factors: $g_i y_i$ is added where row
+    i's run of keys starts and subtracted where it ends. `raw` serves the identifiable rows, as in `effective_rows`.
     """
     weights = groups.double()
     own = torch.zeros_like(factors.identifiable) if raw is None else factors.identifiable
@@ -237,7 +243,7 @@ def column_sums(
 def _run_sums(
     factors: Factors, coefficients: Float[Tensor, "head query d_v"], weights: Float[Tensor, "query group"]
 ) -> Float[Tensor, "head group key"]:
-    """What each key receives where every row sees a run of keys; one product where all rows see the same."""
+    """Add up what each key receives where every row sees a run of keys; one product where all see the same."""
     visible, n_groups, coefficients = factors.visible, weights.shape[1], coefficients.double()
     V = factors.values[:, visible.keys].to(coefficients).repeat_interleave(factors.group, 0)
     sums = coefficients.new_zeros(len(coefficients), n_groups, visible.n_keys)
@@ -260,10 +266,12 @@ def residual(
     *,
     bias: Float[Tensor, "kv_head d_v"] | None = None,
 ) -> Float[Tensor, "head"]:
-    """How far effective attention is from giving the same output: ‖(A⊥V − O)H‖/‖O·H‖ per head, 0 when both are 0.
+    r"""Measure how far effective attention is from giving the same output.
 
-    V, O, H are ``values``, ``output`` and ``projection`` as the model has them. With factors made ``without_bias`` pass
-    the same ``bias`` b: the certificate is then that of A⊥(V − 1bᵀ) + 1bᵀ.
+    $$\frac{\|(A^\perp V - O) H\|}{\|O H\|} \quad \text{per head, and 0 where both are 0}$$
+
+    $V$, $O$ and $H$ are `values`, `output` and `projection` as the model has them. For factors made by `without_bias`,
+    pass the same `bias` $b$: this is then the certificate of $A^\perp (V - 1b^\top) + 1b^\top$.
     """
     heads = attention_heads(values, output, factors.visible)
     heads = heads if bias is None else without_bias(heads, bias)
@@ -289,7 +297,7 @@ def _prefix_multiply(
     other: Float[Tensor, "kv key k"],
     stop: Int[Tensor, "query"],
 ) -> Float[Tensor, "kv group query k"]:
-    """``linalg.masked_multiply`` where row i sees the first ``stop[i]`` keys, in time linear in their number."""
+    """Compute `linalg.masked_multiply` where row i sees the first `stop[i]` keys, in time linear in them."""
     width = values.shape[-1]
     product = coefficients.new_zeros(*coefficients.shape[:-1], other.shape[-1])
     carried = values.new_zeros(len(values), width, other.shape[-1])
@@ -306,17 +314,19 @@ def _prefix_multiply(
 def joint_null_dim(
     heads: Heads, rank: Int[Tensor, "head query"], projection: Float[Tensor, "head d_v d"]
 ) -> Int[Tensor, "query"]:
-    """Dimension of the null space of all heads together, per query: changes of all heads' rows that cancel out.
+    r"""Count the dimensions of the null space of all heads together, per query.
 
-    (ã_1, …, ã_h) with Σ_h ã_h V_h H_h = 0 form a space of dimension Σ_h |S_i| − rank of the T_h[S_i] = V_h[S_i]·H_h
-    stacked on each other. ``heads`` holds V before ``through_projection``, ``rank`` the rank of T per head
-    (``Factors.rank``, without a tolerance), ``projection`` H. The paper has Eq. 6 only, which is the case of one head.
+    These are changes of all heads' rows that cancel out. Changes $(\tilde a_1, \dots, \tilde a_h)$ with
+    $\sum_h \tilde a_h V_h H_h = 0$ form a space of dimension $\sum_h |S_i|$ minus the rank of the
+    $T_h[S_i] = V_h[S_i] H_h$ stacked on each other. `heads` holds $V$ before `through_projection`, `rank` the rank of
+    $T$ per head (`Factors.rank`, without a tolerance), `projection` is $H$. The paper has only Eq. 6, the case of one
+    head.
 
-    When the stacked projections have full row rank the heads write into independent subspaces, ranks add, and this is
-    the sum of the per-head dimensions. Otherwise (always where n_heads·d_v > d) the stacked rank of row i is that of
-    the B_h·H_h stacked, B_h an orthonormal basis of the span of head h's visible values: at most n_heads·d_v rows
-    however long the text. Spans of nested rows grow, so 'ranks add' holds up to some row and 'nothing is left to gain'
-    from some row on. Both are found by bisection; only rows in between are evaluated each.
+    When the stacked projections have full row rank, the heads write into independent subspaces, ranks add up, and this
+    is the sum of the per-head dimensions. Otherwise (always where n_heads·d_v > d) the stacked rank of row i is that of
+    the $B_h H_h$ stacked, $B_h$ being an orthonormal basis of the span of head h's visible values: at most n_heads·d_v
+    rows, however long the text is. Spans of nested rows grow, so ranks add up until some row, and nothing is left to
+    gain from some row on. Both rows are found by bisection; only the rows in between are computed one by one.
     """
     H, resolution = projection.double(), Resolution(torch.finfo(projection.dtype).eps)
     every, visible, added = H.shape[0] * H.shape[1], heads.visible, rank.sum(0).tolist()
@@ -347,47 +357,3 @@ def joint_null_dim(
     else:
         joint = [stacked(query) for query in range(len(added))]
     return len(rank) * visible.count - torch.tensor(joint, device=rank.device)
-
-
-class PearsonSums(NamedTuple):
-    """Sums that give the correlation of two maps, per row or pooled; sums of parts add up to those of the whole."""
-
-    entries: Tensor
-    first: Tensor
-    second: Tensor
-    first_square: Tensor
-    second_square: Tensor
-    product: Tensor
-    difference_square: Tensor
-
-    def merge(self, other: "PearsonSums") -> "PearsonSums":
-        """The sums over both parts."""
-        return PearsonSums(*map(torch.add, self, other))
-
-    def pooled(self, axis: int | None = None) -> "PearsonSums":
-        """The sums over one axis (-1: all queries of a head), or over everything held here."""
-        return PearsonSums(*(part.sum() if axis is None else part.sum(axis) for part in self))
-
-
-def pearson_sums(
-    first: Float[Tensor, "head query key"], second: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
-) -> PearsonSums:
-    """Sums over the visible entries of each row of two maps (or of the same rows of both), in float64."""
-    x, y = first.double().masked_fill(~visible, 0), second.double().masked_fill(~visible, 0)
-    sums = (part.sum(-1) for part in (x, y, x.square(), y.square(), x * y, (x - y).square()))
-    return PearsonSums(visible.sum(-1).double().expand(len(x), -1), *sums)
-
-
-def pearson(sums: PearsonSums) -> Float[Tensor, "*part"]:
-    """The correlation coefficient cov(x, y)/√(var x·var y) of the entries that were summed.
-
-    It is 1 when the two maps are identical, even if constant (as in a text of one token), and otherwise nan when one of
-    them is constant to rounding or when there is no entry at all.
-    """
-    mean_x, mean_y = sums.first / sums.entries, sums.second / sums.entries
-    variance_x = sums.first_square - sums.first * mean_x
-    variance_y = sums.second_square - sums.second * mean_y
-    varies = (variance_x > 1e-13 * sums.first_square) & (variance_y > 1e-13 * sums.second_square)
-    coefficient = (sums.product - sums.first * mean_y) / (variance_x * variance_y).sqrt()
-    coefficient = torch.where(varies, coefficient.clamp(-1, 1), torch.nan)
-    return torch.where((sums.difference_square == 0) & (sums.entries > 0), 1.0, coefficient)

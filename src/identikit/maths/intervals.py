@@ -1,15 +1,15 @@
-"""Which attention rows on the simplex give the same head output as a given one (section 3.3 of the paper).
+r"""Which attention rows on the simplex give the same head output as a given one (section 3.3 of the paper).
 
-One head and one query at a time. Throughout, *a* is the row of attention over the keys that the query sees (argument
-``attention``), *V* their values (argument ``values``), and the row's polytope is
+One head and one query at a time. Throughout, $a$ is the row of attention over the keys that the query sees (argument
+`attention`), $V$ their values (argument `values`), and the row's polytope is
 
-    P(a) = {a' : a'[V, 1] = a[V, 1], a' ≥ 0},
+$$P(a) = \{a' : a'[V, 1] = a[V, 1], \; a' \ge 0\},$$
 
-all distributions over the visible keys with the output a·V. The caller leaves invisible keys out of both arguments, and
-gives the values in the precision that they were computed in: it decides their rank.
+all distributions over the visible keys with the output $aV$. The caller leaves invisible keys out of both arguments,
+and gives the values in the precision in which they were computed: it decides their rank.
 
-Departures from the paper: V takes the place of T = V·H (LN(V) = LN(T) where the head's slice H of the output projection
-has full row rank, and P(a) is then the same set; where it has not, give V·Rᵀ with Hᵀ = QR), and a is first
+Departures from the paper: $V$ replaces $T = VH$. Where the head's slice $H$ of the output projection has full row rank,
+$LN(V) = LN(T)$ and $P(a)$ is the same set; where it does not, give $V R^\top$ with $H^\top = QR$. And $a$ is first
 renormalised in float64, because a sum that is off by float32 rounding leaves the simplex. Results are float64.
 """
 
@@ -37,7 +37,7 @@ _CALIBRATION_PROGRAMS = 8
 
 
 class Alternative(NamedTuple):
-    """Another row with the same output: ``attention`` = a + ``step``·``direction``, the direction being of length 1."""
+    """Another row with the same output: `attention` = $a$ + `step`·`direction`; the direction has length 1."""
 
     attention: Float[Tensor, " key"]
     step: float
@@ -52,16 +52,8 @@ class Intervals(NamedTuple):
 
     @property
     def certain_mass(self) -> float:
-        """The sum of the lower bounds: weight that every such row puts on the same (asked) keys."""
+        """The sum of the lower bounds: the weight that no such row can take from the asked keys."""
         return float(self.lower.sum())
-
-
-def null_basis(values: Float[Tensor, "key d_v"]) -> Float[Tensor, "key null"]:
-    """Orthonormal basis of LN([V, 1]): the changes of a row that keep its output and its sum (Eq. 7a and 7b).
-
-    Column ã of the basis has ã·V = 0 and ã·1 = 0; there are n − rank([V, 1]) columns, none for an identifiable row.
-    """
-    return _complement(_range_basis(values)).to(values.device)
 
 
 def alternative(
@@ -71,21 +63,22 @@ def alternative(
     direction: Float[Tensor, " key"] | None = None,
     seed: int = 0,
 ) -> Alternative:
-    """Go from a row along a null direction until the first weight reaches zero: same output, still a distribution.
+    r"""Move a row along a null direction until the first weight reaches zero: same output, still a distribution.
 
-        a' = a + λ_max·ã,    λ_max = min over {i : ã_i < 0} of −a_i / ã_i    (section 3.3)
+    $$a' = a + \lambda_{max}\,\tilde a, \qquad \lambda_{max} = \min_{i : \tilde a_i < 0} -a_i / \tilde a_i
+    \qquad \text{(section 3.3)}$$
 
-    ã is ``direction`` projected onto LN([V, 1]) and scaled to length 1; without one it is drawn uniformly from the unit
-    sphere of LN([V, 1]) with ``seed``. The step is 0 where the row has a zero weight that ã would lower, as on almost
-    every direction from a one-hot row.
+    $\tilde a$ is `direction` projected onto $LN([V, 1])$ and scaled to length 1. Without one it is drawn uniformly from
+    the unit sphere of $LN([V, 1])$ with `seed`. The step is 0 where the row has a zero weight that $\tilde a$ would
+    lower, as in almost every direction from a one-hot row.
     """
     weights, basis = _row(attention, values)
     n, rank = basis.shape
     if rank == n:
         raise InputError(
-            f"looking for an alternative attention in a row that is identifiable: its {n} visible keys have values of "
-            f"rank {rank} (with the sum of the weights), so no other attention gives its output; expected more visible "
-            f"keys than that rank, choose a query that sees more keys"
+            f"Looking for an alternative attention in a row that is identifiable: its {n} visible keys have values of "
+            f"rank {rank} (with the sum of the weights), so no other attention gives its output. Choose a query that "
+            f"sees more keys than that."
         )
     if direction is None:
         wanted = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -107,14 +100,16 @@ def intervals(
     keys: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Intervals:
-    """The sharp range of each weight over all attention rows on the simplex with the same output.
+    r"""Compute the sharp range of each weight over all attention rows on the simplex with the same output.
 
-        lower_j = min a'_j,   upper_j = max a'_j   subject to   Uᵀa' = Uᵀa,  a' ≥ 0
+    $$\mathrm{lower}_j = \min a'_j, \quad \mathrm{upper}_j = \max a'_j \quad \text{subject to} \quad
+    U^\top a' = U^\top a, \; a' \ge 0$$
 
-    with U an orthonormal basis of [V, 1] (beyond the paper). ``keys`` are the j that are asked for, all by default;
-    ``progress(done, total)`` is called after each of the 2·len(keys) ends. One simplex model serves the row and goes on
-    from end to end. Every vertex it visits is an attention with the same output: where one has weight 0 on a key, that
-    key's lower bound is 0 and needs no program. An identifiable row needs none at all, and reports no progress.
+    $U$ is an orthonormal basis of $[V, 1]$ (this goes beyond the paper). `keys` are the j that are asked for, by
+    default all; `progress(done, total)` is called after each of the 2·len(keys) ends. One simplex model serves the row
+    and continues from end to end. Every vertex it visits is an attention row with the same output: if one has weight 0
+    on a key, that key's lower bound is 0 and needs no program. An identifiable row needs none at all, and reports no
+    progress.
     """
     weights, basis = _row(attention, values)
     given = attention.detach().to("cpu", torch.float64)
@@ -147,7 +142,7 @@ def intervals(
 def witnesses(
     attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"], key: int
 ) -> tuple[Float[Tensor, " key"], Float[Tensor, " key"]]:
-    """Two attention rows with the same output at the ends of one key's interval: the least and the greatest weight."""
+    """Find two rows with the same output at the ends of one key's interval: least and greatest weight."""
     weights, basis = _row(attention, values)
     n, rank = basis.shape
     (key,) = _checked_keys([key], n)
@@ -160,13 +155,14 @@ def witnesses(
 
 
 def minimum_norm(attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"]) -> Float[Tensor, " key"]:
-    """The attention row of least Euclidean norm among those on the simplex with the same output (end of section 3.4).
+    r"""Find the attention row of least Euclidean norm on the simplex with the same output (end of section 3.4).
 
-        min ‖a'‖²   subject to   Uᵀa' = Uᵀa,  a' ≥ 0
+    $$\min \|a'\|^2 \quad \text{subject to} \quad U^\top a' = U^\top a, \; a' \ge 0$$
 
-    By the method of multipliers: a' = argmin over a' ≥ 0 of ‖a'‖² + M²·‖Uᵀa' − t‖² is a non-negative least-squares
-    problem, which an active-set method solves exactly; then t ← t + (Uᵀa − Uᵀa'), from t = Uᵀa. A round shrinks the gap
-    by about 1/M²; one or two reach rounding. It needs no interior point of P(a), which a one-hot row can lack.
+    By the method of multipliers: $a' = \arg\min_{a' \ge 0} \|a'\|^2 + M^2 \|U^\top a' - t\|^2$ is a non-negative
+    least-squares problem, which an active-set method solves exactly; then $t \leftarrow t + (U^\top a - U^\top a')$,
+    from $t = U^\top a$. Each round shrinks the gap by about $1/M^2$; one or two reach rounding. It needs no interior
+    point of $P(a)$, which a one-hot row may not have.
     """
     from scipy.optimize import nnls
 
@@ -184,16 +180,16 @@ def minimum_norm(attention: Float[Tensor, " key"], values: Float[Tensor, "key d_
         if np.abs(gap).max() <= _SAME_OUTPUT:
             return torch.from_numpy(least / least.sum()).to(attention.device)
     raise IdentikitError(
-        f"finding the attention of least norm over {n} keys: after {_ROUNDS} rounds its output is off by "
-        f"{np.abs(gap).max():.3g}; expected at most {_SAME_OUTPUT:g}, please report this row"
+        f"Finding the attention of least norm over {n} keys: after {_ROUNDS} rounds its output is off by "
+        f"{np.abs(gap).max():.3g}; expected at most {_SAME_OUTPUT:g}. Please report this row."
     )
 
 
 def predicted_seconds(rows: int, n: int, d_v: int) -> float:
-    """About how long `intervals` takes for all keys of that many rows of n visible keys, measured on this machine.
+    """Predict how long `intervals` takes for all keys of `rows` rows of `n` visible keys, measured on this machine.
 
-    Times the first programs of one row of normal random values: right within a factor of two or so. An identifiable
-    shape, n ≤ d_v + 1, takes no time.
+    It times the first programs of one row of normal random values, and is right within a factor of about two. An
+    identifiable shape, n ≤ d_v + 1, takes no time.
     """
     if n <= d_v + 1:
         return 0.0
@@ -214,27 +210,28 @@ def predicted_seconds(rows: int, n: int, d_v: int) -> float:
 def _row(
     attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"]
 ) -> tuple[Float[Tensor, " key"], Float[Tensor, "key rank"]]:
-    """The row's weights, summing to 1 in float64, and an orthonormal basis of [V, 1]; both on the CPU."""
+    """Return the row's weights, summing to 1 in float64, and an orthonormal basis of $[V, 1]$, both on the CPU."""
     weights = attention.detach().to("cpu", torch.float64)
     total = float(weights.sum())
     if not (math.isfinite(total) and total > 0 and bool((weights >= 0).all())):
         raise InputError(
-            f"reading an attention row of {weights.numel()} visible keys whose weights sum to {total:.6g}: expected "
-            f"finite weights of at least 0 with a positive sum, check the model's output for this text"
+            f"Reading an attention row of {weights.numel()} visible keys whose weights sum to {total:.6g}: expected "
+            f"finite weights of at least 0 with a positive sum. Check the model's output for this text."
         )
     return weights / total, _range_basis(values)
 
 
 def _range_basis(values: Float[Tensor, "key d_v"]) -> Float[Tensor, "key rank"]:
-    """Orthonormal basis of the column space of [V, 1], its rank decided by the precision that V came in; on the CPU.
+    r"""Find an orthonormal basis of the column space of $[V, 1]$, on the CPU; the precision of $V$ decides its rank.
 
-    span[V, 1] = span(1) ⊕ span(V − 1·μᵀ) with μ the mean of V's rows. The ones vector is exact and comes first, so rows
-    keep their sum whatever V's scale is. Singular values of the centred V up to
+    $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$ with $\mu$ the mean of $V$'s rows. The
+    ones vector is exact and comes first, so rows keep their sum whatever the scale of $V$. Singular values of the
+    centred $V$ up to
 
-        4·eps(dtype of V)·(1 + √(d_v / n))·σ_max(V)
+    $$4\,\mathrm{eps}(V)\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
 
-    are rounding: the scale is that of V before centring, where its rounding happened. By interlacing, this rank is the
-    rank of V under the same tolerance, or one more.
+    are rounding, eps(V) being that of the dtype that $V$ came in: the scale is that of $V$ before centring, where it
+    was rounded. By interlacing, this rank is the rank of $V$ under the same tolerance, or one more.
     """
     V = values.detach().to("cpu", torch.float64)
     n, d_v = V.shape
@@ -246,15 +243,15 @@ def _range_basis(values: Float[Tensor, "key d_v"]) -> Float[Tensor, "key rank"]:
 
 
 def _null_direction(wanted: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -> Float[Tensor, " key"]:
-    """The part of a direction that is orthogonal to the basis, of length 1; round-off components are exactly 0."""
+    """Return the part of a direction orthogonal to the basis, of length 1; round-off components are exactly 0."""
     n, rank = basis.shape
     null = wanted - basis @ (basis.T @ wanted)
     null = null - basis @ (basis.T @ null)
     if not float(null.norm()) > _NO_COMPONENT * float(wanted.norm()):
         raise InputError(
-            f"looking for an alternative attention along a direction of length {float(wanted.norm()):.3g} that has no "
-            f"component in the row's null space ({n - rank} dimensions): expected one that can keep the output, give "
-            f"another or none"
+            f"Looking for an alternative attention along a direction of length {float(wanted.norm()):.3g}: it has no "
+            f"component in the row's null space ({n - rank} dimensions), so the output cannot stay the same. Give "
+            f"another direction, or none."
         )
     null = null / null.norm()
     return torch.where(null.abs() <= _ROUND_OFF, 0.0, null)
@@ -268,16 +265,17 @@ def _checked_keys(keys: Sequence[int], n: int) -> list[int]:
     wrong = [key for key in keys if not 0 <= key < n]
     if wrong:
         raise InputError(
-            f"asking for the interval of key {wrong[0]} in a row of {n} visible keys: expected 0 to {n - 1}, "
-            f"choose keys in that range"
+            f"Asking for the interval of key {wrong[0]} in a row of {n} visible keys: expected 0 to {n - 1}. "
+            f"Choose keys in that range."
         )
     return list(keys)
 
 
 class _Primal:
-    """min −sense·a'_key over P(a) as it stands: one row per dimension of [V, 1], and only the cost changes.
+    r"""The program as it stands: $\min -\mathrm{sense} \cdot a'_{key}$ over $P(a)$.
 
-    The last vertex stays feasible, so primal simplex goes on from it.
+    It has one row per dimension of $[V, 1]$, and only the cost changes. The last vertex stays feasible, so primal
+    simplex continues from it.
     """
 
     def __init__(self, weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]):
@@ -293,10 +291,11 @@ class _Primal:
 
 
 class _Dual:
-    """The dual of the same program: min a·s subject to Nᵀs = −sense·N_key, s ≥ 0, one row per dimension of LN([V, 1]).
+    r"""The dual of the same program: $\min a \cdot s$ subject to $N^\top s = -\mathrm{sense} \cdot N_{key}$, $s \ge 0$.
 
-    Its reduced costs are a'. Only the right-hand side changes, so dual simplex goes on from the last vertex. The
-    matrix to factor has n − rank rows: far fewer than in the primal program when n is little more than d_v.
+    It has one row per dimension of $LN([V, 1])$, and its reduced costs are $a'$. Only the right-hand side changes, so
+    dual simplex continues from the last vertex. The matrix to factor has n − rank rows: far fewer than in the primal
+    program when n is little more than d_v.
     """
 
     def __init__(self, weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]):
@@ -325,13 +324,16 @@ def _program(weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -
 
 
 def _vertex(program: _Primal | _Dual, key: int, sense: int, *, floor: float) -> np.ndarray:
-    """The vertex of P(a) with the greatest sense·a'_key; ``floor`` is a value of it that is known to be attained."""
+    """Find the vertex of $P(a)$ with the greatest sense·$a'_{key}$.
+
+    `floor` is a value of it that is known to be attained.
+    """
     status, vertex = program.solve(key, sense)
     vertex = np.maximum(vertex, 0.0)
     if status != "Optimal" or sense * vertex[key] < floor - _CONTRADICTION:
         raise IdentikitError(
-            f"bounding the weight of key {key}: HiGHS ended with status '{status}' at weight {vertex[key]:.9g} where "
-            f"{abs(floor):.9g} is attained; expected an optimum, please report this row"
+            f"Bounding the weight of key {key}: HiGHS ended with status '{status}' at weight {vertex[key]:.9g}, but "
+            f"{abs(floor):.9g} is attained. Please report this row."
         )
     return vertex
 
@@ -343,7 +345,10 @@ def _model(
     *,
     simplex_strategy: int,
 ) -> "Highs":
-    """min cost·x subject to columnsᵀ·x = right, x ≥ 0, as a HiGHS model that keeps its basis from solve to solve."""
+    r"""Build $\min c \cdot x$ subject to $C^\top x = r$, $x \ge 0$ as a HiGHS model.
+
+    It keeps its basis between solves. $c$ is `cost`, $C$ `columns` and $r$ `right`.
+    """
     import highspy
 
     n, rows = columns.shape

@@ -1,10 +1,11 @@
 """How hidden vectors move when inputs move: attention's derivative, the exact sweep, norms of Jacobian blocks.
 
-One text at a time. A block is post(x, mix(pre(x))), where pre and post act on each position alone and mix is softmax
-attention, so its derivative is a matrix for each token and the closed form of attention's derivative. Tangents are laid
-out (token, feature, tangent): splitting features into heads is then a free view, and every step is a matrix product.
+One text at a time. A block is $post(x, mix(pre(x)))$, where pre and post act on each position on its own and mix is
+softmax attention, so its derivative is a matrix for each token and the closed form of attention's derivative. Tangents
+are laid out (token, feature, tangent): splitting features into heads is then a free view, and every step is a matrix
+product.
 
-Letters: A attention, Q, K, V queries, keys and values, O = A·V; j counts queries, m keys, s is the scaling.
+$A$ is attention; $Q$, $K$, $V$ are queries, keys and values; $O = AV$; j counts queries and m keys; $s$ is the scaling.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ NORMS = ("frobenius", "sum", "spectral")
 
 
 class AttentionDerivative(NamedTuple):
-    """The derivative of O = A·V at one text, as three maps: see `attention_derivative`."""
+    """The derivative of $O = AV$ at one text, as three maps; see `attention_derivative`."""
 
     of_values: Float[Tensor, "head query key"]
     of_scores: Float[Tensor, "query head d_v key"]
@@ -25,7 +26,7 @@ class AttentionDerivative(NamedTuple):
 
 
 class BlockDerivative(NamedTuple):
-    """The derivative of one block at one text, folded for `push`: see `fold`."""
+    """The derivative of one block at one text, folded for `push`; see `fold`."""
 
     read: Float[Tensor, "#n read d"]
     own: Float[Tensor, "n d d"]
@@ -36,7 +37,10 @@ class BlockDerivative(NamedTuple):
     kv_heads: int
 
     def after(self, start: int) -> "BlockDerivative":
-        """The same among the tokens from `start` on: where no token sees a later one, all that their tangents need."""
+        """Restrict the derivative to the tokens from `start` on.
+
+        Where no token sees a later one, this is all that their tangents need.
+        """
         read = self.read[start:] if len(self.read) > 1 else self.read
         return self._replace(
             read=read[:, start * len(self.of_values) :] if self.query is None else read,
@@ -48,7 +52,7 @@ class BlockDerivative(NamedTuple):
         )
 
     def to(self, dtype: torch.dtype) -> "BlockDerivative":
-        """The same in another dtype, and laid out so that fast products can be used."""
+        """Convert to another dtype, laid out so that fast products can be used."""
         return self._replace(
             read=self.read.to(dtype),
             own=self.own.to(dtype),
@@ -68,15 +72,15 @@ def attention_derivative(
     scaling: float,
     softcap: float | None = None,
 ) -> AttentionDerivative:
-    r"""The derivative of a layer's attention in closed form, as maps that act on tangents.
+    r"""Differentiate a layer's attention in closed form, as maps that act on tangents.
 
-    .. math:: dO_j = \sum_m A_{jm}\, dV_m + \sum_m N_{jm} (Q_j \cdot dK_m) + C_j\, dQ_j, \qquad
-        N_{jm} = s A_{jm} \gamma_{jm} (V_m - O_j), \quad C_j = \sum_m N_{jm} K_m^\top
+    $$dO_j = \sum_m A_{jm}\, dV_m + \sum_m N_{jm} (Q_j \cdot dK_m) + C_j\, dQ_j, \qquad
+    N_{jm} = s A_{jm} \gamma_{jm} (V_m - O_j), \quad C_j = \sum_m N_{jm} K_m^\top$$
 
-    `of_values` is A (argument `weights`; masks and a position bias act through it alone), `of_scores` is N, keys last,
-    `of_query` is C. s is `scaling`; with a soft-cap c the scores are :math:`c \tanh(s\,Q_j\cdot K_m/c)` and
-    :math:`\gamma = 1 - \tanh^2(s\,Q_j\cdot K_m/c)`, else :math:`\gamma = 1`. Heads may share keys and values. A query
-    that sees no key has a row of zeros in A, and a zero derivative.
+    `of_values` is $A$ (argument `weights`; masks and a position bias act only through it), `of_scores` is $N$, keys
+    last, and `of_query` is $C$. $s$ is `scaling`. With a soft-cap $c$ the scores are $c \tanh(s\,Q_j\cdot K_m/c)$ and
+    $\gamma = 1 - \tanh^2(s\,Q_j\cdot K_m/c)$, else $\gamma = 1$. Heads may share keys and values. A query that sees no
+    key has a row of zeros in $A$, and a zero derivative.
     """
     groups = len(query) // len(key)
     key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
@@ -99,12 +103,12 @@ def fold(
     With the Jacobians of `pre` (of queries, keys and values by the token's vector; one for all tokens where they agree)
     and of `post` (by the token's vector and by its head output),
 
-    .. math:: de_j = \Bigl(\frac{\partial post_j}{\partial x_j} + \frac{\partial post_j}{\partial O_j} C_j
-        \frac{\partial Q_j}{\partial x_j}\Bigr) dx_j + \frac{\partial post_j}{\partial O_j} (dO_j - C_j\, dQ_j)
+    $$de_j = \Bigl(\frac{\partial post_j}{\partial x_j} + \frac{\partial post_j}{\partial O_j} C_j
+    \frac{\partial Q_j}{\partial x_j}\Bigr) dx_j + \frac{\partial post_j}{\partial O_j} (dO_j - C_j\, dQ_j)$$
 
-    `own` and `by_output` are the two matrices: the query's path costs the sweep nothing. `read` gives dK and dV; or,
-    where that takes fewer operations (up to about as many tokens as a head has features), :math:`Q_j \cdot dK_m` for
-    every query and head in place of dK_m, and `query` is then None.
+    `own` and `by_output` are the two matrices, so the query's path costs the sweep nothing. `read` gives $dK$ and $dV$.
+    Or, where that takes fewer operations (up to about as many tokens as a head has features), it gives $Q_j \cdot dK_m$
+    for every query and head instead of $dK_m$, and `query` is then None.
     """
     d_query, d_key, d_value = pre
     by_vector, by_output = post[0], post[1].flatten(2)
@@ -131,7 +135,7 @@ def push(
 ) -> None:
     """Push tangents through one block: fill `result` with its outputs' derivatives along them.
 
-    `read` and `mixed` are scratch: what the tokens give, and the head outputs' tangents but for the query's path.
+    `read` and `mixed` are scratch: what the tokens give, and the head outputs' tangents without the query's path.
     """
     n, _, count = tangents.shape
     heads = len(block.of_values)
@@ -159,7 +163,7 @@ def push_first(
     mixed: Float[Tensor, "n d_o tangent"],
     result: Float[Tensor, "n d tangent"],
 ) -> None:
-    """Push tangents through the first block, where each lives at its own token alone: as `push`, with far less to do.
+    """Push tangents through the first block, where each lives only at its own token: as `push`, with far less to do.
 
     `start` holds those of the tokens from `first` on. The tangents of `result` are (input, direction), flattened.
     """
@@ -180,7 +184,10 @@ def push_first(
 
 
 def _keys_and_values(read: Tensor, block: BlockDerivative) -> tuple[Tensor, Tensor]:
-    """What `read` gives, split: Q·dK as (token, query, head, tangent) or else dK by key-value head, and dV likewise."""
+    """Split what `read` gives into keys and values.
+
+    Keys are Q·dK as (token, query, head, tangent), or else dK by key-value head; values are dV by key-value head.
+    """
     n, heads, d_v, _ = block.of_scores.shape
     cut = read.shape[1] - block.kv_heads * d_v
     by_head = (n, heads) if block.query is None else (block.kv_heads, -1)
@@ -188,23 +195,23 @@ def _keys_and_values(read: Tensor, block: BlockDerivative) -> tuple[Tensor, Tens
 
 
 def _aligned(matrices: Float[Tensor, "*any column"]) -> Float[Tensor, "*any column"]:
-    """The same numbers with rows a multiple of 8 apart, as the matrix units of GPUs want them."""
+    """Return the same numbers with rows a multiple of 8 apart, as the matrix units of GPUs need them."""
     columns = matrices.shape[-1]
     return torch.nn.functional.pad(matrices, (0, -columns % 8))[..., :columns]
 
 
 def block_norms(tangents: Float[Tensor, "output feature input direction"], norm: str) -> Float[Tensor, "output input"]:
-    r"""The norm of every Jacobian block :math:`\nabla_{ij} = \partial e_j/\partial x_i` (Eq. 11), given whole.
+    r"""Compute the norm of every Jacobian block $\nabla_{ij} = \partial e_j/\partial x_i$ (Eq. 11), given whole.
 
-    `tangents` holds the blocks' entries: the derivative of each feature of e_j (`output`) along each direction of x_i
-    (`input`), the directions being an orthonormal basis. `norm` is
+    `tangents` holds the blocks' entries: the derivative of each feature of $e_j$ (`output`) along each direction of
+    $x_i$ (`input`). The directions are an orthonormal basis. `norm` is
 
     - "frobenius": the root of the sum of squares;
-    - "sum": the length of the gradient of the *sum* of e_j's components, :math:`\|1^\top \nabla_{ij}\|_2`, which older
+    - "sum": the length of the gradient of the *sum* of $e_j$'s components, $\|1^\top \nabla_{ij}\|_2$, which older
       frameworks return for the gradient of a vector;
-    - "spectral": the largest singular value, which is what :math:`\|\cdot\|_2` of a matrix says.
+    - "spectral": the largest singular value, which is what $\|\cdot\|_2$ of a matrix means.
 
-    The paper does not say which it ran.
+    The paper does not say which one it used.
     """
     wide = torch.promote_types(tangents.dtype, torch.float32)
     if norm == "frobenius":
@@ -217,9 +224,10 @@ def block_norms(tangents: Float[Tensor, "output feature input direction"], norm:
 def direction_squares(
     tangents: Float[Tensor, "output feature input direction"], norm: str
 ) -> Float[Tensor, "output input direction"]:
-    """The squared length of each Jacobian block's image of each direction; over a basis they sum to the squared norm.
+    """Compute the squared length of each Jacobian block's image of each direction.
 
-    `norm` is "frobenius" or "sum" (see `block_norms`); the spectral norm is no sum over directions.
+    Over a basis they sum to the squared norm. `norm` is "frobenius" or "sum" (see `block_norms`); the spectral norm is
+    not a sum over directions.
     """
     wide = torch.promote_types(tangents.dtype, torch.float32)
     if norm == "frobenius":
@@ -228,10 +236,10 @@ def direction_squares(
 
 
 def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch"]:
-    r"""The largest singular value of each matrix, by Lanczos steps on :math:`J^\top J` instead of a full decomposition.
+    r"""Compute the largest singular value of each matrix, by Lanczos steps on $J^\top J$.
 
-    The basis is kept orthogonal. The steps end when the residual of every largest Ritz value is below eps^¾ of it (the
-    error falls with the residual's square), or when the basis is complete.
+    It needs no full decomposition. The basis is kept orthogonal. The steps end when the residual of every largest Ritz
+    value is below eps^¾ of it (the error falls with the residual's square), or when the basis is complete.
     """
     complete, eps = min(matrices.shape[-2:]), torch.finfo(matrices.dtype).eps
     gram = matrices @ matrices.mT if matrices.shape[-2] < matrices.shape[-1] else matrices.mT @ matrices
@@ -254,7 +262,7 @@ def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor,
 
 
 def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalue of symmetric tridiagonal matrices, and the size of its eigenvector's last entry."""
+    """Return the largest eigenvalue of tridiagonal matrices, and the size of its eigenvector's last entry."""
     matrices = torch.diag_embed(diagonal)
     if beside:
         off = torch.stack(beside, -1)
@@ -264,20 +272,20 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) 
 
 
 def _unit(vector: Float[Tensor, "*batch d 1"], least: Tensor | float) -> tuple[Tensor, Float[Tensor, "*batch"]]:
-    """Vectors of length 1, and the lengths they had; one no longer than `least` becomes 0, of length 0."""
+    """Scale vectors to length 1, and return the lengths they had; one no longer than `least` becomes 0, of length 0."""
     length = torch.linalg.vector_norm(vector, dim=(-2, -1))
     length = torch.where(length > least, length, 0.0)
     return torch.where(length > 0, 1 / length, 0.0)[..., None, None] * vector, length
 
 
 def contributions(norms: Float[Tensor, "*layer input output"]) -> Float[Tensor, "*layer input output"]:
-    r"""What share of a hidden vector's sensitivity each input has.
+    r"""Compute what share of a hidden vector's sensitivity each input has.
 
-    .. math:: c_{ij} = \frac{\|\nabla_{ij}\|}{\sum_k \|\nabla_{kj}\|} \qquad \text{(Eq. 11)}
+    $$c_{ij} = \frac{\|\nabla_{ij}\|}{\sum_k \|\nabla_{kj}\|} \qquad \text{(Eq. 11)}$$
 
-    `norms` holds :math:`\|\nabla_{ij}\|`. A hidden vector that no input moves (all its norms are 0, as under the sum
-    after a LayerNorm of constant gain) has no shares: its column is all 0 and does not sum to 1. Rounding can leave
-    norms of its size there, whose shares mean nothing.
+    `norms` holds $\|\nabla_{ij}\|$. A hidden vector that no input moves (all its norms are 0, as under the sum after a
+    LayerNorm of constant gain) has no shares: its column is all 0 and does not sum to 1. Rounding can leave tiny norms
+    there, whose shares mean nothing.
     """
     total = norms.sum(-2, keepdim=True)
     return torch.where(total > 0, norms / total, 0.0)
@@ -286,15 +294,16 @@ def contributions(norms: Float[Tensor, "*layer input output"]) -> Float[Tensor, 
 def estimated_contributions(
     squares: Float[Tensor, "*layer input output direction"], *, population: int
 ) -> tuple[Float[Tensor, "*layer input output"], Float[Tensor, "*layer input output"]]:
-    r"""Contributions (Eq. 11) from k of the d directions of a random orthonormal basis, and their standard errors.
+    r"""Estimate contributions (Eq. 11) from k of the d directions of a random orthonormal basis, with standard errors.
 
-    .. math:: \widehat{\|\nabla_{ij}\|^2} = \frac{d}{k} \sum_b y_{ijb}, \qquad
-        \mathrm{se}(c_{ij})^2 = \Bigl(1 - \frac{k}{d}\Bigr) \frac{1}{k} \mathrm{Var}_b \Bigl[
-        \frac{d}{\sum_k N_{kj}} \Bigl(\frac{y_{ijb}}{2 N_{ij}} - c_{ij} \sum_k \frac{y_{kjb}}{2 N_{kj}}\Bigr)\Bigr]
+    $$\widehat{\|\nabla_{ij}\|^2} = \frac{d}{k} \sum_b y_{ijb}, \qquad
+    \mathrm{se}(c_{ij})^2 = \Bigl(1 - \frac{k}{d}\Bigr) \frac{1}{k} \mathrm{Var}_b \Bigl[
+    \frac{d}{\sum_k N_{kj}} \Bigl(\frac{y_{ijb}}{2 N_{ij}} - c_{ij} \sum_k \frac{y_{kjb}}{2 N_{kj}}\Bigr)\Bigr]$$
 
-    y is `squares` (see `direction_squares`; all inputs go along the same directions), d is `population`, N the norms.
-    The squared norms are unbiased, and exact when k = d. The error is the delta method's, from c as a linear function
-    of the y's, with the finite-population factor of drawing k of d directions. The paper has no estimate.
+    $y$ is `squares` (see `direction_squares`; all inputs share the same directions), $d$ is `population`, and $N$ are
+    the norms. The squared norms are unbiased, and exact when k = d. The error is the delta method's, from $c$ as a
+    linear function of the $y$'s, with the finite-population factor of drawing k of d directions. The paper has no
+    estimate.
     """
     count = squares.shape[-1]
     norms = (squares.mean(-1) * population).sqrt()
@@ -307,7 +316,10 @@ def estimated_contributions(
 
 
 def orthogonal_probes(d: int, count: int, *, seed: int) -> Float[Tensor, "count d"]:
-    """`count` orthonormal directions of R^d, uniformly at random (the first columns of a Haar matrix), in float64."""
+    """Draw `count` orthonormal directions of R^d, in float64.
+
+    They are uniformly random: the first columns of a Haar matrix.
+    """
     drawn = torch.randn(d, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     basis, upper = torch.linalg.qr(drawn)
     return (basis * upper.diagonal().sign()).T

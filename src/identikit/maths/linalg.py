@@ -1,16 +1,17 @@
-"""Which singular values are real, and minimum-norm solutions over each row's own set of keys.
+r"""Which singular values are real, and minimum-norm solutions over each row's own set of keys.
 
-Every solver here answers the same question. Row i of the output may use the values v_m of a set of keys S_i. With
-G_i = Σ_{m∈S_i} v_m v_mᵀ, its **coefficients** are y_i = G_i⁺ o_i, so that the weights y_i·v_m (m in S_i) are the
-smallest ones that give the output o_i. What differs is how the sets relate, and so what can be shared:
+Every solver here answers the same question. Row i of the output may use the values $v_m$ of a set of keys $S_i$. With
+$G_i = \sum_{m \in S_i} v_m v_m^\top$, its **coefficients** are $y_i = G_i^+ o_i$, so that the weights $y_i \cdot v_m$
+(m in $S_i$) are the smallest ones that give the output $o_i$. The solvers differ in how the sets relate, and so in what
+can be shared:
 
-===================  ======================================  ======================================
-``shared_solve``     every row sees the same keys            one factorisation
-``prefix_solve``     row i sees the first p_i keys (causal)  one factorisation per block of keys
-``rowwise_solve``    any sets (sliding windows, ...)         one factorisation per distinct row
-===================  ======================================  ======================================
+| solver | sets | shared |
+|---|---|---|
+| `shared_solve` | every row sees the same keys | one factorisation |
+| `prefix_solve` | row i sees the first p_i keys (causal) | one factorisation per block of keys |
+| `rowwise_solve` | any sets (sliding windows, …) | one factorisation per distinct row |
 
-All of them work in float64. ``kv`` is the axis of key-value heads, ``group`` that of the query heads that share one.
+All of them work in float64. `kv` is the axis of key-value heads, `group` that of the query heads that share one.
 """
 
 import math
@@ -21,18 +22,19 @@ from torch.linalg import cholesky_ex, eigvalsh, qr, solve_triangular, svd, svdva
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
-BYTES = 2**27  # what a chunk of rows may take, about
+BYTES = 2**27  # about what a chunk of rows may take
 WELL_CONDITIONED = 1e-10  # λ_min/λ_max of a Gram above which its Cholesky factor is used; far above d·eps of float64
 MILD_GROWTH = 1e3  # how much a block of keys may add to a Gram, relative to it, before its solution is refined
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How small a singular value still counts: above the rounding of its dtype, and above a tolerance if one is asked.
+    r"""How small a singular value still counts: above the rounding of its dtype, and above a tolerance if one is given.
 
-    A matrix of n rows and d columns whose entries were rounded to unit ``eps`` carries noise of spectral norm about
-    0.3·eps·(1+√(d/n))·σ_max; singular values up to 4·eps·(1+√(d/n))·σ_max are taken for noise. Nothing here depends on
-    how many digits float64 would show. ``tolerance`` ε raises the cutoff to ε·σ_max.
+    A matrix of n rows and d columns whose entries were rounded to unit `eps` carries noise of spectral norm about
+    $0.3\,\mathrm{eps}\,(1+\sqrt{d/n})\,\sigma_{max}$. Singular values up to
+    $4\,\mathrm{eps}\,(1+\sqrt{d/n})\,\sigma_{max}$ count as noise, however many digits float64 would show. `tolerance`
+    $\varepsilon$ raises the cutoff to $\varepsilon\,\sigma_{max}$.
     """
 
     eps: float
@@ -40,31 +42,33 @@ class Resolution:
 
     @property
     def exact(self) -> bool:
-        """Whether values carry all of float64's digits, so that their Gram cannot resolve them."""
+        """Whether values carry all of float64's digits, so that their Gram matrix cannot resolve them."""
         return self.eps <= torch.finfo(torch.float64).eps
 
     def cutoff(self, largest: Tensor, count: Tensor | int, width: int) -> Tensor:
-        """The singular value up to which matrices of ``count`` rows and ``width`` columns hold nothing.
+        r"""Return the singular value up to which matrices of `count` rows and `width` columns hold nothing.
 
-        In float64 our own factorisation rounds in the same unit as the values did, and √width times as much.
+        In float64 our own factorisation rounds in the same unit as the values did, and $\sqrt{width}$ times as much.
         """
         rows = torch.as_tensor(count, dtype=largest.dtype, device=largest.device).clamp(min=1)
         unit = self.eps * (math.sqrt(width) if self.exact else 1.0)
         return largest * (4 * unit * (1 + (width / rows).sqrt())).clamp(min=self.tolerance)
 
     def real(self, singular: Float[Tensor, "*rows d"], count: Tensor | int) -> Bool[Tensor, "*rows d"]:
-        """Which singular values of matrices of ``count`` rows and d columns are above the cutoff."""
+        """Tell which singular values of matrices of `count` rows and d columns are above the cutoff."""
         return singular > self.cutoff(singular.amax(-1), count, singular.shape[-1])[..., None]
 
 
 def certified(
     smallest: Tensor, largest: Tensor, count: Tensor | int, width: int, resolution: Resolution
 ) -> Bool[Tensor, "..."]:
-    """Whether a Gram G is surely of full rank and well conditioned, from bounds smallest ≤ λ_min and λ_max ≤ largest.
+    r"""Tell whether a Gram matrix $G$ is surely of full rank and well conditioned, from bounds on its eigenvalues.
 
-    Bounds that need no eigenvalues are λ_max(G) ≤ tr(G) and, with G = LLᵀ, λ_min(G) ≥ 1/tr(G⁻¹) = 1/‖L⁻¹‖². L is the
-    exact factor of a matrix within d·eps·tr(G) of G (eps of float64), some 1e-14·tr(G), and 1e-10·tr(G) is asked for:
-    rounding cannot turn a singular G into a certified one.
+    The bounds are `smallest` $\le \lambda_{min}$ and $\lambda_{max} \le$ `largest`. Some need no eigenvalues:
+    $\lambda_{max}(G) \le \mathrm{tr}(G)$ and, with $G = LL^\top$,
+    $\lambda_{min}(G) \ge 1/\mathrm{tr}(G^{-1}) = 1/\|L^{-1}\|^2$. $L$ is the exact factor of a matrix within
+    $d\,\mathrm{eps}\,\mathrm{tr}(G)$ of $G$ (eps of float64), some $10^{-14}\,\mathrm{tr}(G)$, and
+    $10^{-10}\,\mathrm{tr}(G)$ is required: rounding cannot turn a singular $G$ into a certified one.
     """
     needed = resolution.cutoff(largest.sqrt(), count, width).square()
     return smallest > needed.maximum(WELL_CONDITIONED * largest)
@@ -73,7 +77,7 @@ def certified(
 def triangular_roots(
     gram: Float[Tensor, "*rows d d"], count: Tensor | int, resolution: Resolution
 ) -> tuple[Float[Tensor, "*rows d d"], Bool[Tensor, "*rows"]]:
-    """F with G⁻¹ = F·Fᵀ from the Cholesky factor, and where it may be used (elsewhere F is meaningless)."""
+    r"""Find $F$ with $G^{-1} = FF^\top$ by Cholesky, and where it may be used (elsewhere $F$ is meaningless)."""
     factor, failed = cholesky_ex(gram)
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     inverse = solve_triangular(factor, identity, upper=False)
@@ -85,7 +89,7 @@ def triangular_roots(
 def spectral_roots(
     gram: Float[Tensor, "*rows d d"], count: Int[Tensor, "*rows"], resolution: Resolution
 ) -> tuple[Float[Tensor, "*rows d d"], Int[Tensor, "*rows"]]:
-    """F with G⁺ = F·Fᵀ and the rank, from the eigenvalues of G: for values of float32 and less."""
+    r"""Find $F$ with $G^+ = FF^\top$, and the rank, from the eigenvalues of $G$: for values of float32 and less."""
     eigenvalues, vectors = torch.linalg.eigh(gram)
     singular = eigenvalues.clamp(min=0).sqrt()
     keep = resolution.real(singular, count)
@@ -93,7 +97,10 @@ def spectral_roots(
 
 
 def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*rows d"], Float[Tensor, "*rows d d"]]:
-    """Singular values (with zeros up to d of them) and right singular vectors, as columns, of the matrix itself."""
+    """Find the singular values and the right singular vectors, as columns, of the matrix itself.
+
+    There are d singular values; those beyond the number of rows are 0.
+    """
     missing = max(0, values.shape[-1] - values.shape[-2])
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
     _, singular, vectors = svd(qr(padded, mode="r").R)
@@ -103,14 +110,17 @@ def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*
 def singular_roots(
     values: Float[Tensor, "*rows n d"], resolution: Resolution
 ) -> tuple[Float[Tensor, "*rows d d"], Int[Tensor, "*rows"]]:
-    """F with G⁺ = F·Fᵀ and the rank, from the singular values of V itself: for values of float64."""
+    r"""Find $F$ with $G^+ = FF^\top$, and the rank, from the singular values of $V$ itself: for float64 values."""
     singular, vectors = right_spectrum(values)
     keep = resolution.real(singular, values.shape[-2])
     return vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :], keep.sum(-1)
 
 
 def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> int:
-    """The rank of one matrix; its singular values are looked at only where full rank is not certain without them."""
+    """Return the rank of one matrix.
+
+    Its singular values are computed only where full rank is not certain without them.
+    """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
     full, count = wide.shape
     if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution)[1]):
@@ -124,19 +134,22 @@ def masked_multiply(
     other: Float[Tensor, "kv key k"],
     seen: Bool[Tensor, "query key"],
 ) -> Float[Tensor, "kv group query k"]:
-    """Apply the map given by its factors to X: (Y·Vᵀ where seen, else 0)·X."""
+    r"""Apply the map given by its factors to $X$: ($YV^\top$ where seen, else 0)·$X$."""
     return ((coefficients @ values[:, None].mT) * seen) @ other[:, None]
 
 
 def _apply_gram(rows: Float[Tensor, "kv group query d"], values: Float[Tensor, "kv key d"]) -> Tensor:
-    """Y·VᵀV without making VᵀV, which would square V's rounding; some keys at a time, to save memory."""
+    r"""Compute $Y V^\top V$ without making $V^\top V$, which would square $V$'s rounding.
+
+    It takes some keys at a time, to save memory.
+    """
     return sum(((rows @ V.mT) @ V for V in values[:, None].split(256, dim=2)), start=torch.zeros_like(rows))
 
 
 def shared_solve(
     values: Float[Tensor, "kv key d"], output: Float[Tensor, "kv group query d"], resolution: Resolution
 ) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv"]]:
-    """Coefficients Y = O·(VᵀV)⁺ where every row sees every key, and the rank of V."""
+    r"""Find the coefficients $Y = O(V^\top V)^+$ where every row sees every key, and the rank of $V$."""
     keys, width = values.shape[-2:]
     gram = values.mT @ values
     root, good = triangular_roots(gram, keys, resolution)
@@ -160,10 +173,10 @@ def rowwise_solve(
     seen: Bool[Tensor, "query key"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
-    """Coefficients and ranks where row i sees any set of keys, given as row i of the mask ``seen``.
+    """Find coefficients and ranks where row i sees any set of keys, given as row i of the mask `seen`.
 
-    Rows go in chunks; equal neighbouring rows share a factorisation. In float64 a step of refinement against V itself
-    makes up for the Gram's squared rounding.
+    Rows are taken in chunks; equal neighbouring rows share a factorisation. In float64, one step of refinement against
+    $V$ itself makes up for the squared rounding of the Gram matrix.
     """
     heads, _, width = values.shape
     chunk = max(1, BYTES // (32 * heads * width * width))
@@ -186,7 +199,7 @@ def rowwise_solve(
 def _row_roots(
     values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"], resolution: Resolution
 ) -> tuple[Float[Tensor, "kv row d d"], Int[Tensor, "kv row"]]:
-    """F with G_i⁺ = F·Fᵀ and the rank for each row: by Cholesky where certified, else from the spectrum."""
+    r"""Find $F$ with $G_i^+ = FF^\top$ and the rank of each row: by Cholesky if certified, else from the spectrum."""
     gram, count = _row_grams(values, seen), seen.sum(-1)
     root, good = triangular_roots(gram, count, resolution)
     rank = torch.full(good.shape, values.shape[-1], device=good.device)
@@ -200,7 +213,10 @@ def _row_roots(
 
 
 def _row_grams(values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"]) -> Float[Tensor, "kv row d d"]:
-    """G_i of each row: one product for the keys all rows see, a masked sum for the others. Nothing is subtracted."""
+    """Compute each row's $G_i$: one product for the keys that all rows see, a masked sum for the others.
+
+    Nothing is subtracted.
+    """
     everyone = seen.all(0)
     common, own, mask = values[:, everyone], values[:, ~everyone], seen[:, ~everyone].to(values)
     heads, _, width = values.shape
@@ -218,11 +234,11 @@ def prefix_solve(
     stop: Int[Tensor, "query"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
-    """Coefficients and ranks where row i sees the first ``stop[i]`` keys, as under a causal mask.
+    """Find coefficients and ranks where row i sees the first `stop[i]` keys, as under a causal mask.
 
-    Keys go in blocks of d, and the Gram of all keys before the block is carried along (a sum of positive terms, so
-    nothing cancels). The rows that end in a block share the factorisations of ``_first_block`` or ``_later_block``;
-    only those for which these are not certain to be right are solved one by one.
+    Keys are taken in blocks of d, and the Gram matrix of all keys before the block is carried along (a sum of positive
+    terms, so nothing cancels). The rows that end in a block share the factorisations of `_first_block` or
+    `_later_block`; only those for which these are not certain to be right are solved one by one.
     """
     keys, width = values.shape[-2:]
     coefficients = torch.zeros_like(output)
@@ -252,10 +268,11 @@ def _first_block(
     ends: Int[Tensor, "row"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group row d"], Bool[Tensor, "kv row"]]:
-    """Rows that see the first p ≤ d keys, while these keys' values are independent; and where they surely are.
+    r"""Solve rows that see the first p ≤ d keys, and tell where those keys' values are surely independent.
 
-    With Vᵀ = QR, the first p keys are V_pᵀ = Q_p R_p, R_p being the leading block of R, and the leading block of R⁻¹ is
-    its inverse. So y = Q_p R_p⁻ᵀ R_p⁻¹ Q_pᵀ o for all p from one factorisation, by leaving out coordinates from p on.
+    With $V^\top = QR$, the first p keys are $V_p^\top = Q_p R_p$. $R_p$ is the leading block of $R$, and its inverse is
+    the leading block of $R^{-1}$. So $y = Q_p R_p^{-\top} R_p^{-1} Q_p^\top o$ for all p from one factorisation, by
+    leaving out the coordinates from p on.
     """
     keys, width = block.shape[-2:]
     Q, R = qr(block.mT)
@@ -280,15 +297,18 @@ def _later_block(
     ends: Int[Tensor, "row"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group row d"], Bool[Tensor, "kv row"]]:
-    """Rows that see all keys before a block and its first k, where the Gram G of those before is surely of full rank.
+    r"""Solve rows that see all keys before a block and its first k, and tell which solutions are surely right.
 
-    G_k = G + W_kᵀW_k with W the block's values, the last of ``known``. With G⁻¹ = FFᵀ and Z = WF, Woodbury's identity
-    gives G_k⁻¹ = F(I − Z_kᵀ(I + Z_kZ_kᵀ)⁻¹Z_k)Fᵀ. The inner matrix is the leading k×k block of I + ZZᵀ = CCᵀ, and
-    Cholesky factors nest: all k share C⁻¹, by leaving out coordinates from k on in the middle. What cancels is about
-    eps·‖Z‖², at most 1e-6 with ‖Z‖² ≤ ‖F‖²·tr(G_k) < 1e10; one step of refinement takes it back.
+    The Gram matrix $G$ of the keys before the block must have full rank. $G_k = G + W_k^\top W_k$, with $W$ the block's
+    values, the last of `known`. With $G^{-1} = FF^\top$ and $Z = WF$, Woodbury's identity gives
+    $G_k^{-1} = F(I - Z_k^\top (I + Z_k Z_k^\top)^{-1} Z_k) F^\top$. The inner matrix is the leading k×k block of
+    $I + ZZ^\top = CC^\top$, and Cholesky factors nest: all k share $C^{-1}$, by leaving out the coordinates from k on
+    in the middle. What cancels is about $\mathrm{eps}\,\|Z\|^2$, at most 1e-6 with
+    $\|Z\|^2 \le \|F\|^2\,\mathrm{tr}(G_k) < 10^{10}$; one step of refinement makes up for it.
 
-    It is safe because G_k ⪰ G: λ_min(G_k) ≥ λ_min(G), so what is certified of λ_min(G) against tr(G_k) ≥ λ_max(G_k), or
-    against λ_max of the Gram with the whole block, holds for the rows of the block.
+    It is safe because $G_k \succeq G$: $\lambda_{min}(G_k) \ge \lambda_{min}(G)$. So what is certified of
+    $\lambda_{min}(G)$ against $\mathrm{tr}(G_k) \ge \lambda_{max}(G_k)$, or against $\lambda_{max}$ of the Gram matrix
+    with the whole block, holds for the rows of the block.
     """
     width = gram.shape[-1]
     start = (known.shape[1] - 1) // width * width
@@ -302,7 +322,7 @@ def _later_block(
     good = certified(1 / root.square().sum((-2, -1))[:, None], trace, counts, width, resolution)
     good &= invertible[:, None]
     unsure = invertible & ~good.all(1)
-    if unsure.any():  # in half precision the cutoff is so high that bounds do not do
+    if unsure.any():  # in half precision the cutoff is so high that bounds are not enough
         smallest, largest = eigvalsh(gram[unsure])[:, :1], eigvalsh((gram + block.mT @ block)[unsure])[:, -1:]
         good[unsure] = certified(smallest, largest, counts, width, resolution)
     identity = torch.eye(block.shape[1], dtype=Z.dtype, device=Z.device)

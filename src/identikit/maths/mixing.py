@@ -1,8 +1,8 @@
-"""How tokens mix: readings of contributions (sections 5.2 and 5.3, Appendix C), and statistics of them over texts.
+"""How tokens mix: readings of contributions (sections 5.2 and 5.3, Appendix C), and their statistics over texts.
 
-Every reading takes the contributions of one text, (layer, input, output), with all outputs there. `Mixing` gathers the
-readings of many texts. It counts, bins and adds in integers, so merging it is exact: the same texts give the same bits,
-whatever their order and however they were divided.
+Every reading takes the contributions of one text, (layer, input, output), with all outputs present. `Mixing` gathers
+the readings of many texts. It counts, bins and adds in integers, so merging is exact: the same texts give the same
+bits, whatever their order and however they were divided.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,32 +14,32 @@ from identikit.errors import InputError
 from identikit.shapes import Bool, Float, Int, Tensor
 
 GROUPS: tuple[tuple[int, int | None], ...] = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, None))
-"""Distances of the neighbour groups of Fig. 4a, both ends in: 1st, 2nd, 3rd, 4th and 5th, 6th to 10th, the rest."""
+"""Distances of the neighbour groups of Fig. 4a, inclusive: 1st, 2nd, 3rd, 4th and 5th, 6th to 10th, the rest."""
 
 BINS = 10_000
-_UNIT = 2**36  # sums are in units of 2^-36: exact to add, and room for 10^8 tokens
+_UNIT = 2**36  # sums are in units of 2^-36: they add exactly, with room for 10^8 tokens
 
 Contribution = Float[Tensor, "layer n n"]
 
 
 def own_contribution(contribution: Contribution) -> Float[Tensor, "layer n"]:
-    """How much of each hidden vector comes from the token at its own position: c_jj of Eq. 11 (Fig. 3a)."""
+    """Read how much of each hidden vector comes from its own token: $c_{jj}$ of Eq. 11 (Fig. 3a)."""
     return contribution.diagonal(dim1=1, dim2=2)
 
 
 def outweighed(contribution: Contribution) -> Bool[Tensor, "layer n"]:
-    """Which tokens are not the largest contributor to their own hidden vector; P̃ is their share (Fig. 3b).
+    r"""Tell which tokens are not the largest contributor to their own hidden vector (Fig. 3b).
 
-    A token that another equals, to the last bit, is still the largest.
+    Their share is $\tilde P$. A token that another one equals to the last bit is still the largest.
     """
     return contribution.amax(1) > own_contribution(contribution)
 
 
 def neighbour_groups(contribution: Contribution, *, causal: bool) -> Float[Tensor, "layer group n"]:
-    """Mean contribution to each hidden vector of its neighbours at the distances of each of `GROUPS` (Appendix C.2).
+    """Average what a hidden vector's neighbours contribute, at the distances of each of `GROUPS` (Appendix C.2).
 
-    The mean is over the neighbours that there are, left and right together; under a causal mask to the left alone. A
-    token that has none in a group gets NaN there and is left out of averages.
+    The mean is over the neighbours that exist, left and right together; under a causal mask only to the left. A token
+    that has none in a group gets NaN there and is left out of averages.
     """
     distance = _offsets(contribution, causal).abs()
     means = []
@@ -49,13 +49,8 @@ def neighbour_groups(contribution: Contribution, *, causal: bool) -> Float[Tenso
     return torch.stack(means, dim=1)
 
 
-def token_history(contribution: Contribution, token: int) -> Float[Tensor, "layer n"]:
-    """What each input contributes to one token's hidden vector, layer by layer (Fig. 19 to 25)."""
-    return contribution[:, :, token]
-
-
 def first_middle_last(layers: int) -> tuple[int, int, int]:
-    """The three layers that Fig. 4b and 18 show, counted from 0: of twelve, the paper's layers 1, 6 and 12."""
+    """Return the three layers that Fig. 4b and 18 show, from 0: of twelve, the paper's layers 1, 6 and 12."""
     return 0, (layers - 1) // 2, layers - 1
 
 
@@ -70,19 +65,22 @@ class Offsets(NamedTuple):
 
     @property
     def positions(self) -> Int[Tensor, "offset"]:
-        """The offsets, from the furthest to the left to the furthest to the right."""
+        """The offsets, from the furthest left to the furthest right."""
         return torch.arange(len(self.pairs)) - len(self.pairs) // 2
 
     def share(self) -> Float[Tensor, "layer offset"]:
-        """Each offset's part of the layer's total, as in Fig. 4b and 18; it falls with distance by count alone."""
+        """Compute each offset's part of the layer's total, as in Fig. 4b and 18.
+
+        It falls with distance even where contributions do not, because there are fewer pairs.
+        """
         return _ratio(self.sums, self.sums.sum(1, keepdim=True))
 
     def mean(self) -> Float[Tensor, "layer offset"]:
-        """The mean contribution over the pairs that exist at each offset, NaN where none does."""
+        """Compute the mean contribution over the pairs that exist at each offset; NaN where there are none."""
         return self.sums.double() / _UNIT / self.pairs
 
     def merge(self, other: "Offsets") -> "Offsets":
-        """The same over the texts of both."""
+        """Combine with the contributions of other texts."""
         reach = max(len(self.pairs), len(other.pairs)) // 2
         return Offsets(*(mine + theirs for mine, theirs in zip(self._wide(reach), other._wide(reach), strict=True)))
 
@@ -92,14 +90,14 @@ class Offsets(NamedTuple):
 
 
 def by_offset(contribution: Contribution, *, causal: bool) -> Offsets:
-    """Contributions by the position of the input relative to the output, a token's own left out (Fig. 4b)."""
+    """Add up contributions by the input's position relative to the output, without a token's own (Fig. 4b)."""
     n = contribution.shape[1]
     offsets = _offsets(contribution, causal)
     return _gather(contribution.flatten(1), offsets.flatten(), keep=(offsets != 0).flatten(), reach=n - 1)
 
 
 def to_token(contribution: Contribution, token: int, *, centre: int) -> Offsets:
-    """Contributions to one token's hidden vector by the inputs' position relative to `centre`, its own left out.
+    """Add up contributions to one token's hidden vector by the inputs' position relative to `centre`, without its own.
 
     With `token` that of [CLS], Fig. 18a has `centre` there too, and Fig. 18b at the first [SEP].
     """
@@ -112,8 +110,8 @@ class Mixing(NamedTuple):
     """The readings of any number of texts; `merge` adds the texts of another.
 
     - `own`: how many tokens have their own contribution in each of `BINS` bins of [0, 1]; `by_tag`: the same by tag
-    - `outweighed`: how many tokens are not their own largest contributor, of `tokens`
-    - `group_sums`, `group_tokens`: of `neighbour_groups`, in fixed point, and how many tokens have such neighbours
+    - `outweighed`: how many of the `tokens` are not their own largest contributor
+    - `group_sums`, `group_tokens`: sums of `neighbour_groups`, in fixed point, and how many tokens have such neighbours
     - `offsets`, `to_cls`, `around_separator`: contributions by relative position: overall, to [CLS], and to [CLS] from
       around the first [SEP]; empty where a text has no such tokens
     """
@@ -129,9 +127,12 @@ class Mixing(NamedTuple):
     by_tag: Mapping[str, Int[Tensor, "layer bin"]]
 
     def merge(self, other: "Mixing") -> "Mixing":
-        """The same over the texts of both."""
+        """Combine with the readings of other texts."""
         if len(self.own) != len(other.own):
-            raise InputError(f"merging statistics of {len(self.own)} and of {len(other.own)} layers: they must agree.")
+            raise InputError(
+                f"Merging statistics of {len(self.own)} and of {len(other.own)} layers: the layers must be the same. "
+                "Merge only texts that one model read, at the same layers."
+            )
         tags = sorted({*self.by_tag, *other.by_tag})
         nothing = torch.zeros_like(self.own)
         return Mixing(
@@ -147,20 +148,23 @@ class Mixing(NamedTuple):
         )
 
     def own_quartiles(self) -> Float[Tensor, "layer 3"]:
-        """Quartiles of the tokens' own contributions in each layer (Fig. 3a), to half a bin."""
+        """Compute the quartiles of the tokens' own contributions in each layer (Fig. 3a), to half a bin."""
         return quantiles(self.own, (0.25, 0.5, 0.75))
 
     def outweighed_share(self) -> Float[Tensor, "layer"]:
-        """P̃: the share of tokens that are not their own largest contributor (Fig. 3b)."""
+        r"""Compute $\tilde P$: the share of tokens that are not their own largest contributor (Fig. 3b)."""
         return self.outweighed.double() / self.tokens
 
     def group_shares(self) -> Float[Tensor, "layer group"]:
-        """In which layer each neighbour group contributes most: its means over tokens, summing to 1 (Fig. 4a)."""
+        """Compute in which layer each neighbour group contributes most (Fig. 4a).
+
+        These are its means over tokens, scaled to sum to 1 over layers.
+        """
         means = self.group_sums.double() / _UNIT / self.group_tokens
         return torch.where(self.group_tokens > 0, _ratio(means, means.sum(0)), torch.nan)
 
     def tag_boxes(self) -> dict[str, Float[Tensor, "layer 5"]]:
-        """Boxes of the own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
+        """Compute boxes of own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
         found = {tag: boxes(counts) for tag, counts in self.by_tag.items()}
         return dict(sorted(found.items(), key=lambda item: (-float(item[1][-1, 2]), item[0])))
 
@@ -173,10 +177,14 @@ def mixing(
     separator: int | None = None,
     tags: Sequence[str] = (),
 ) -> Mixing:
-    """All readings of one text, ready to be merged; `tags`, if any, is one for each token: its part of speech, say."""
+    """Take all readings of one text, ready to be merged.
+
+    `tags`, if any, has one entry per token, such as its part of speech. `cls` and `separator` are the positions of
+    [CLS] and of the first [SEP], if any.
+    """
     layers, n, _ = contribution.shape
     if tags and len(tags) != n:
-        raise InputError(f"reading a text of {n} tokens by tag: got {len(tags)} tags, expected one for each token.")
+        raise InputError(f"Reading a text of {n} tokens by tag: got {len(tags)} tags. Give one tag per token.")
     contribution = contribution.double().cpu()
     own = own_contribution(contribution)
     groups = neighbour_groups(contribution, causal=causal)
@@ -198,7 +206,7 @@ def mixing(
 
 
 def quantiles(counts: Int[Tensor, "*axis bin"], levels: Sequence[float]) -> Float[Tensor, "*axis level"]:
-    """Quantiles of binned numbers, each number taken to be the middle of its bin; NaN where there are none."""
+    """Compute quantiles of binned numbers, each taken as the middle of its bin; NaN where there are none."""
     running = counts.cumsum(-1)
     total = running[..., -1:]
     rank = torch.tensor(levels, dtype=torch.float64) * (total - 1).clamp(min=0)
@@ -208,9 +216,10 @@ def quantiles(counts: Int[Tensor, "*axis bin"], levels: Sequence[float]) -> Floa
 
 
 def boxes(counts: Int[Tensor, "*axis bin"]) -> Float[Tensor, "*axis 5"]:
-    """A box plot's five numbers, of binned numbers: lower whisker, quartiles, upper whisker; NaN where there are none.
+    """Compute a box plot's five numbers: lower whisker, quartiles, upper whisker; NaN where there are no numbers.
 
-    Whiskers are Tukey's: the furthest numbers within one and a half times the box's height from it, if any lie beyond.
+    `counts` are binned numbers. Whiskers are Tukey's: the furthest numbers within one and a half times the box's height
+    from it, if any lie beyond.
     """
     lower, _, upper = quartiles = quantiles(counts, (0.25, 0.5, 0.75)).unbind(-1)
     reach = 1.5 * (upper - lower)
@@ -222,7 +231,7 @@ def boxes(counts: Int[Tensor, "*axis bin"]) -> Float[Tensor, "*axis 5"]:
 
 
 def _offsets(contribution: Contribution, causal: bool) -> Int[Tensor, "n n"]:
-    """Position of the input less that of the output; 0, as for a token itself, where a causal mask allows nothing."""
+    """Return the input's position minus the output's; 0, as for the token itself, where a causal mask bars it."""
     places = torch.arange(contribution.shape[1], device=contribution.device)
     offsets = places[:, None] - places
     return offsets.clamp(max=0) if causal else offsets

@@ -35,7 +35,7 @@ class Nearest(NamedTuple):
 def distinct(vectors: Float[Tensor, "token d"]) -> Int[Tensor, " token"]:
     """Number the distinct vectors: two tokens get the same number exactly when their vectors are equal.
 
-    Models without positions in x give repeated tokens the same input vector; :func:`nearest` counts either as right.
+    Models without positions in x give repeated tokens the same input vector; `nearest` counts either one as right.
     """
     return torch.unique(vectors, dim=0, return_inverse=True)[1]
 
@@ -49,19 +49,20 @@ def nearest(
     keep: Bool[Tensor, "*batch key"],
     distance: str,
 ) -> Nearest:
-    r"""Look up the nearest candidate of every predicted vector and say whether it is the right one.
+    r"""Look up the nearest candidate of every predicted vector, and tell whether it is the right one.
 
-    .. math:: \hat c_l(e_i^l) = \mathrm{NN}(\hat g_l(e_i^l)) = x_i \qquad \text{(section 4, unnumbered)}
+    $$\hat c_l(e_i^l) = \mathrm{NN}(\hat g_l(e_i^l)) = x_i \qquad \text{(section 4, unnumbered)}$$
 
-    :math:`\hat g_l(e_i^l)` is ``predicted``, the input vectors of the sentence are ``candidates``, and ``own`` is the
-    position of :math:`x_i` among them (-1: this query has no target and is left out). ``keep`` is False for padding,
-    which is never a candidate. ``distance`` is "cosine" or "l2"; the cosine distance to or from a zero vector is 1.
+    $\hat g_l(e_i^l)$ is `predicted`, the input vectors of the sentence are `candidates`, and `own` is the position of
+    $x_i$ among them (-1: this query has no target and is left out). `keep` is False for padding, which is never a
+    candidate. `distance` is "cosine" or "l2"; the cosine distance to or from a zero vector is 1.
 
     The margin is the distance to the nearest wrong candidate minus the distance to the target, and a hit is a margin
-    above 0. Where the paper is silent: candidates whose vectors equal the target's (the same number in ``identity``)
-    are right too, any other tie is a miss, and with no wrong candidate at all the margin is infinite. ``winner`` is
-    ``own`` for a hit and the nearest wrong candidate (the first of equals) for a miss. ``duplicated`` marks targets
-    that occur more than once. Computed in float64, so that rounding does not decide between close candidates.
+    above 0. The paper does not cover these cases: candidates whose vectors equal the target's (the same number in
+    `identity`) are right too, any other tie is a miss, and with no wrong candidate at all the margin is infinite.
+    `winner` is `own` for a hit and the nearest wrong candidate (the first of equals) for a miss. `duplicated` marks
+    targets that occur more than once. All is computed in float64, so that rounding does not decide between close
+    candidates.
     """
     distances = _PAIRWISE[distance](predicted.double(), candidates.double())
     has_target = own >= 0
@@ -93,9 +94,9 @@ def nearest_in_sentences(
 ) -> Nearest:
     """Look up every token of many sentences among the candidates of its own sentence.
 
-    Sentences lie one after another along ``token`` and have ``lengths`` tokens. The target of token i is candidate i +
-    ``offset`` (Appendix B.5); tokens without such a neighbour in their sentence have no target. ``winner`` counts from
-    the start of the sentence. Sentences of similar length are padded and looked up together.
+    Sentences lie one after another along `token` and have `lengths` tokens. The target of token i is candidate i +
+    `offset` (Appendix B.5); tokens without such a neighbour in their sentence have no target. `winner` counts from the
+    start of the sentence. Sentences of similar length are padded and looked up together.
     """
     lengths = lengths.to(predicted.device)
     starts = lengths.cumsum(0) - lengths
@@ -132,8 +133,8 @@ def paired_distance(
 ) -> Float[Tensor, "*batch"]:
     r"""Measure the distance between each predicted vector and its target.
 
-    Cosine: :math:`1 - p\cdot t/(\|p\|\|t\|)`, which is 1 when either is zero. L2: :math:`\|p-t\|_2`, not squared: the
-    loss of Appendix B.1 is the distance that is tested.
+    Cosine: $1 - p\cdot t/(\|p\|\|t\|)$, which is 1 when either is zero. L2: $\|p-t\|_2$, not squared: the loss of
+    Appendix B.1 is the distance that is tested. $p$ is `predicted` and $t$ is `target`.
     """
     if distance == "l2":
         return torch.linalg.vector_norm(predicted - target, dim=-1)
@@ -149,8 +150,8 @@ def distance_gradient(
 ) -> Float[Tensor, "*batch d"]:
     r"""Differentiate the weighted sum of the paired distances with respect to the predicted vectors, in closed form.
 
-    Each distance times its ``weight``: for cosine :math:`(\cos\, p/\|p\| - t/\|t\|)/\|p\|`, for L2
-    :math:`(p-t)/\|p-t\|`; 0 where a norm in a denominator is 0.
+    Each distance is multiplied by its `weight`. Its gradient is $(\cos\, p/\|p\| - t/\|t\|)/\|p\|$ for cosine and
+    $(p-t)/\|p-t\|$ for L2, and 0 where a norm in a denominator is 0. $p$ is `predicted` and $t$ is `target`.
     """
     if distance == "l2":
         difference = predicted - target
@@ -163,7 +164,7 @@ def distance_gradient(
 
 
 def _batches(lengths: Int[Tensor, " sentence"]) -> Iterator[tuple[Int[Tensor, " some"], slice]]:
-    """Cut sentences, by length, and very long ones also by query, into pieces of bounded size."""
+    """Cut sentences into pieces of bounded size, by length, and very long ones also by query."""
     order = lengths.argsort(descending=True)
     sizes = lengths[order].tolist()
     first = 0

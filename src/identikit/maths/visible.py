@@ -1,4 +1,4 @@
-"""Which keys each query sees, without an n × n mask wherever runs of keys say it."""
+"""Which keys each query sees, without an n × n mask wherever runs of keys can say it."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from identikit.shapes import Bool, Int, Tensor
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys each query sees: a run ``keys[start:stop]`` of the keys that any query sees, or else a mask over them.
+    """Which keys each query sees: a run `keys[start:stop]` of the keys that any query sees, or else a mask over them.
 
-    Runs hold bidirectional, causal, padded, windowed and packed attention in O(n).
+    Runs hold bidirectional, causal, padded, windowed and packed attention in O(n) memory.
     """
 
     n_keys: int
@@ -28,7 +28,7 @@ class Visible:
 
     @property
     def nested(self) -> bool:
-        """Whether every query sees the first keys up to some point, as in causal and in bidirectional attention."""
+        """Whether every query sees the first keys up to some point, as in causal and bidirectional attention."""
         return self.mask is None and not bool(self.start.any())
 
     @property
@@ -37,7 +37,7 @@ class Visible:
         return self.nested and bool(((self.stop == 0) | (self.stop == len(self.keys))).all())
 
     def block(self, queries: Int[Tensor, "some"], keys: Int[Tensor, "few"]) -> Bool[Tensor, "some few"]:
-        """The mask for these queries and keys."""
+        """Return the mask for these queries and keys."""
         place = torch.full((self.n_keys,), -1, device=self.keys.device)
         place[self.keys] = torch.arange(len(self.keys), device=place.device)
         place = place[keys]
@@ -47,12 +47,12 @@ class Visible:
 
 
 def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
-    """Read a mask (True = visible, broadcastable to head, query, key) as runs of keys wherever it can be."""
+    """Read a mask (True = visible, broadcastable to head, query, key), as runs of keys where possible."""
     n_keys = mask.shape[-1]
     if mask.ndim > 2:
         mask, others = mask.flatten(0, -3)[0], mask.flatten(0, -3)[1:]
         if not bool((others == mask).all()):
-            raise InputError("effective attention: masks differ between heads; pass only heads of equal mask together")
+            raise InputError("Reading a mask: masks differ between heads. Pass only heads with equal masks together.")
     mask = mask.reshape(-1, n_keys)
     keys = mask.any(0).nonzero()[:, 0]
     if len(keys) < n_keys:
@@ -66,9 +66,9 @@ def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
 
 
 def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: int | None = None) -> Visible:
-    """Each position sees the kept positions from ``before`` back to ``after`` ahead (None = without limit).
+    """Let each position see the kept positions from `before` back to `after` ahead (None: no limit).
 
-    Causal attention is ``after=0``, a sliding window of w tokens ``before=w-1, after=0``. No n × n mask is made.
+    Causal attention is `after=0`; a sliding window of w tokens is `before=w-1, after=0`. No n × n mask is made.
     """
     n = len(keep)
     position = torch.arange(n, device=keep.device)

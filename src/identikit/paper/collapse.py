@@ -1,8 +1,8 @@
-"""Can attention be reduced to two matrices a head? Exactness, cost and time of collapsing W^Q·W^Kᵀ and W^V·H.
+"""Can attention be reduced to two matrices per head? Exactness, cost and time of collapsing W^Q·W^Kᵀ and W^V·H.
 
 The question is not the paper's: it comes from notes on it. What collapses is found by asking the model's own blocks,
-not by their names: whatever stands between the vectors that attention reads and its queries, keys and values is given
-zero and every unit vector, and is collapsible where that affine map explains what the block really made.
+not by their names. Whatever stands between the vectors that attention reads and its queries, keys and values is given
+zero and every unit vector. It collapses if the affine map found that way explains what the block really made.
 """
 
 import time
@@ -30,22 +30,24 @@ NUMBERS = (
     "error_float32", "error_float64", "error_model", "operations_factored", "operations_collapsed",
     "parameters_factored", "parameters_collapsed", "time_ratio",
 )  # fmt: skip
-AFFINE_TO = 1e-9  # relative; in float64 a map that is affine is found to 1e-15
+AFFINE_TO = 1e-9  # relative; in float64 an affine map is found to 1e-15
 ROUNDS = 21
 
 BEYOND = "its attention has terms beyond softmax(QK)V, so the matrices on either side do not meet"
 OWN_LAYERS = "its queries, keys and values are not made by plain linear layers that read the same vectors"
-ROTARY = "a rotation that depends on the position stands between W^Q and W^K (rotary embedding): no one matrix serves"
+ROTARY = (
+    "a rotation that depends on the position stands between W^Q and W^K (rotary embedding): one matrix is not enough"
+)
 NORMED = "queries and keys are not an affine map of the vectors (they are normed): W^Q and W^K do not meet"
 NOT_AFFINE = "values are not an affine map of the vectors: W^V and H do not meet"
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """One layer's attention at one text, with a way to put other vectors in the place of those it reads.
+    """One layer's attention on one text, and a way to make it read other vectors.
 
-    `vectors`: as the layer's projections got them, after any norm; `made_from`: queries, keys and values of others in
-    float64, by the block's own way of making heads.
+    `vectors` are those that the layer's projections read, after any norm. `made_from` returns the queries, keys and
+    values that the block makes from other vectors, in float64.
     """
 
     call: AttentionCall
@@ -55,7 +57,7 @@ class _Reading:
 
     @cached_property
     def made(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the text's own vectors, in float64."""
+        """Queries, keys and values made from the text's own vectors, in float64."""
         return self.made_from(self.vectors.double())
 
     @cached_property
@@ -70,7 +72,7 @@ class _Reading:
         return query, key, value
 
     def why_not(self, product: str) -> str:
-        """Say why a product does not collapse; nothing where it does."""
+        """Say why a product does not collapse; an empty string if it does."""
         chosen = (2,) if product == "value" else (0, 1)
         vectors = self.vectors.double()
         explained = [vectors @ self.maps[which].weight + self.maps[which].bias[:, None] for which in chosen]
@@ -92,18 +94,19 @@ class _Reading:
 def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int = 0) -> list[dict[str, Any]]:
     """Collapse both products of every layer and measure them on made-up texts of random tokens, one row each.
 
-    Columns: layer (from 1), product ("query-key": scores before softmax; "value": what each head writes), tokens;
-    error_float64: of the collapsed form against the factored one, both in float64; error_float32: of the collapsed form
-    run in float32 against what the model itself made; error_model: of the model itself against float64 (its own
-    rounding); all relative, of the worst head. operations_* are multiply-adds, parameters_* numbers in the matrices,
-    both for all heads of the layer. time_ratio is collapsed over factored, in float32 where the model is. Where a
-    product does not collapse, `applies` is False, `why` says why and the rest is None.
+    Layers count from 1, as in the paper. `product` is "query-key" (the scores before softmax) or "value" (what each
+    head writes). The errors are relative, and those of the worst head: `error_float64` is that of the collapsed form
+    against the factored one, both in float64; `error_float32` that of the collapsed form in float32 against what the
+    model itself computed; `error_model` that of the model itself against float64 (its own rounding). `operations_*`
+    are multiply-adds and `parameters_*` numbers in the matrices, both for all heads of the layer. `time_ratio` is
+    collapsed over factored, in float32. Where a product does not collapse, `applies` is False, `why` says why and the
+    other columns are None.
 
-    A layer's collapsed matrices are heads·d² numbers, held in float64 and float32. Lengths beyond the model's positions
-    are cut to them; a vision model has one length.
+    A layer's collapsed matrices hold heads·d² numbers, in float64 and in float32. Lengths beyond the model's positions
+    are cut to them; a vision model has only one length.
     """
     if not lengths or min(lengths) < 2:
-        raise InputError(f"collapse: lengths are {tuple(lengths)}; give one or more, each at least 2.")
+        raise InputError(f"Collapsing attention: lengths={tuple(lengths)}; expected one or more, each at least 2.")
     texts = [_made_up(model, n, seed) for n in sorted({min(n, model.limit or n) for n in lengths})]
     texts = texts[:1] if model.vision else texts
     if not model.family.splits:
@@ -119,60 +122,8 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
     return rows
 
 
-def pays_when(model: Model, *, tokens: int = 128) -> str:
-    """Say in words when collapsing pays for this model: in operations on a whole text, in memory as a text grows."""
-    if not model.family.splits:
-        return f"{model.name}: {BEYOND}."
-    with model.split(model.probe((2,))) as split:
-        reading = _read(model, 0, split.blocks[0])
-        if reading is None:
-            return f"{model.name}: {OWN_LAYERS}."
-        refused = reading.why_not("query-key")
-        scores, values = reading.sizes("query-key"), reading.sizes("value")
-    told = _whole_text(values, tokens)
-    if refused:
-        return f"{told} {_growing_text([values], 'values')} Only W^V·H collapses here: {refused}."
-    return f"{told} {_growing_text([scores, values], 'keys and values')}"
-
-
-def _whole_text(sizes: Sizes, tokens: int) -> str:
-    d, heads, kv_heads, width = sizes
-    factored = maths.factored_cost(sizes, new=tokens, tokens=tokens)
-    collapsed = maths.collapsed_cost(sizes, new=tokens, tokens=tokens)
-    shared_out = heads == kv_heads and heads * width == d
-    return (
-        f"A whole text: one {d}×{d} matrix a head in the place of two of {d}×{width} takes "
-        f"{collapsed.operations / factored.operations:.1f} times the multiply-adds at {tokens} tokens and "
-        f"{collapsed.weights / factored.weights:.1f} times the weights. It pays where a head is wider than "
-        f"{maths.least_head_width(sizes, 0):.0f} (short texts) to {d} (long ones), "
-        f"{maths.least_head_width(sizes, tokens):.0f} at {tokens} tokens; here it is {width}"
-        f"{', and heads that share the width out among them pay only where there is one' if shared_out else ''}."
-    )
-
-
-def _growing_text(products: list[Sizes], replaced: str) -> str:
-    """What it means to keep the tokens' vectors, from which all products are made, in the place of what was kept."""
-    d, width = products[0].width, products[0].head_width
-    factored = [maths.factored_cost(sizes, new=1, tokens=1) for sizes in products]
-    collapsed = [maths.collapsed_cost(sizes, new=1, tokens=1) for sizes in products]
-    kept = sum(cost.cache for cost in factored)
-    told = (
-        f"A text that grows by one token: keeping each token's vector ({d} numbers a layer) in the place of its "
-        f"{replaced} ({kept}) makes each weight cost {d / width:.0f} times the multiply-adds"
-    )
-    if d >= kept:
-        return f"{told} and saves no memory: it does not pay."
-    less, more = sum(cost.weights for cost in factored), sum(cost.weights for cost in collapsed)
-    return (
-        f"{told} and keeps {kept / d:.1f} times less, which is also what must be read where one kernel serves both "
-        f"products. With collapsed matrices ({more:,} numbers to read in the place of {less:,}) less is read in all "
-        f"only beyond {(more - less) / (kept - d):,.0f} tokens; with the factors kept and only the order of "
-        "the products changed, from the first."
-    )
-
-
 def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
-    """A text of random tokens; a vision model gets its random image."""
+    """Make a text of random tokens; a vision model gets its random image."""
     batch = model.probe((n,))
     if batch.ids is None:
         return batch
@@ -182,7 +133,7 @@ def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
 
 
 def _read(model: Model, layer: int, block: Block) -> _Reading | None:
-    """Find the linear layers that queries, keys and values are made by; None where they are something else."""
+    """Find the linear layers that make queries, keys and values; None if something else makes them."""
     module = model.blocks[layer]
     given: dict[nn.Linear | Conv1D, Tensor] = {}
 
@@ -202,7 +153,7 @@ def _read(model: Model, layer: int, block: Block) -> _Reading | None:
 
 
 def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values that the block makes when its linear layers answer for these vectors, in float64."""
+    """Make queries, keys and values from these vectors, by the block's own linear layers, in float64."""
 
     def answer(linear: nn.Linear | Conv1D, args: tuple[Any, ...], output: Tensor) -> Tensor:
         weight = linear.weight.double()
@@ -226,8 +177,8 @@ def _layer_rows(reading: _Reading | None, layer: int, tokens: int) -> list[dict[
             rows.append(_row(layer, product, tokens, why=why))
             continue
         sizes = reading.sizes(product)
-        factored = maths.factored_cost(sizes, new=tokens, tokens=tokens)
-        collapsed = maths.collapsed_cost(sizes, new=tokens, tokens=tokens)
+        factored = maths.factored_cost(sizes, tokens)
+        collapsed = maths.collapsed_cost(sizes, tokens)
         numbers = measured(reading) | {
             "operations_factored": factored.operations,
             "operations_collapsed": collapsed.operations,
@@ -291,7 +242,7 @@ def _values(reading: _Reading) -> dict[str, float]:
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """The relative error of the worst head; heads come first. A head that is zero in both has none."""
+    """Return the relative error of the worst head; heads come first. A head that is zero in both has none."""
     found, expected = found.double().expand_as(expected), expected.double()
     difference = torch.linalg.vector_norm(found - expected, dim=(1, 2))
     size = torch.linalg.vector_norm(expected, dim=(1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
