@@ -18,7 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertConfig, BertModel
 
 from identikit.attribution import sweep
-from identikit.attribution.attribute import plan, token_attribution
+from identikit.attribution.attribute import token_attribution
+from identikit.attribution.plan import plan
 from identikit.attribution.sweep import Request
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, seconds, time_rows
 from identikit.data import read_texts
@@ -26,6 +27,7 @@ from identikit.machine import PRECISIONS, product_rate
 from identikit.maths.jacobian import contributions
 from identikit.models.load import load
 from identikit.models.model import Model
+from identikit.models.reading import Reading
 from identikit.progress import Progress, silent
 from identikit.text import TokenBatch, collate
 
@@ -60,7 +62,7 @@ class Options:
 def run(options: Options, *, progress: Progress = silent) -> list[Row]:
     """Measure a dataset if there is one, else what fits the device."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="token_attribution")  # how long it will take is what is measured
+        warnings.filterwarnings("ignore", message="This would take")  # how long it will take is what is measured
         if options.data is not None:
             return whole_dataset(load(options.model, device=options.device), options, progress)
         if options.device == "cpu":
@@ -75,8 +77,8 @@ def exactly(model: Model, precision: str = "full") -> Request:
 
 def contributions_of(model: Model, batch: TokenBatch, precision: str = "full") -> torch.Tensor:
     """Return the exact contributions of one text, planned and swept."""
-    request = exactly(model, precision)
-    return contributions(plan(model, batch.keep.shape[1], request).run(model, batch, request, lambda count: None))
+    request, reading = exactly(model, precision), Reading(model, batch, "", {}, {}, None)
+    return contributions(plan(model, batch.keep.shape[1], request).run(reading, request, lambda count: None))
 
 
 def error_rows(case: str, found: torch.Tensor, exact: torch.Tensor) -> list[Row]:
