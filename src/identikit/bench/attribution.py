@@ -168,7 +168,7 @@ def one_backward_each(hidden: Callable[[torch.Tensor], torch.Tensor], x: torch.T
 
 def precisions(model: Model, n: int) -> dict[str, Any]:
     """Time each precision after a warm-up, and compare its contributions with float32's."""
-    batch = model.probe((n,))
+    batch = model.sample((n,))
     exact = contributions_of(model, batch)
     return {precision: in_precision(model, batch, precision, exact) for precision in PRECISIONS}
 
@@ -209,7 +209,7 @@ def operations(model: Model, n: int) -> float:
 
 def growth(model: Model, n: int) -> dict[str, float]:
     """Time one text length and depth, in TF32."""
-    batch = model.probe((n,))
+    batch = model.sample((n,))
     contributions_of(model, batch, "tf32")
     taken = min(seconds(lambda: contributions_of(model, batch, "tf32")) for _ in range(2))
     rate = product_rate(model.device, model.dtype, "tf32")

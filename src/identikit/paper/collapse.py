@@ -123,7 +123,7 @@ def pays_when(model: Model, *, tokens: int = 128) -> str:
     """Say in words when collapsing pays for this model: in operations on a whole text, in memory as a text grows."""
     if not model.family.splits:
         return f"{model.name}: {BEYOND}."
-    with model.split(model.probe((2,))) as split:
+    with model.split(model.sample((2,))) as split:
         reading = _read(model, 0, split.blocks[0])
         if reading is None:
             return f"{model.name}: {OWN_LAYERS}."
@@ -173,7 +173,7 @@ def _growing_text(products: list[Sizes], replaced: str) -> str:
 
 def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
     """A text of random tokens; a vision model gets its random image."""
-    batch = model.probe((n,))
+    batch = model.sample((n,))
     if batch.ids is None:
         return batch
     vocabulary = model.hf.config.get_text_config().vocab_size
