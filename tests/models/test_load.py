@@ -174,6 +174,10 @@ def test_a_path_that_does_not_exist(folder: Path, tmp_path: Path):
         ik.load(str(tmp_path / "nowhere"))
     with pytest.raises(ik.ModelError, match=r"config\.json: it is a file"):
         ik.load(str(folder / "config.json"))
+    with pytest.raises(ik.ModelError, match=r"Loading a text, not .*: File name too long\. Name a folder"):
+        ik.load("a text, not a model " * 20)
+    with pytest.raises(ik.ModelError, match="Loading no id!: there is no such folder, and no such model"):
+        ik.load("no id!")
 
 
 @pytest.mark.parametrize("name", ["Bert", "Roberta", "Albert", "XLNet"])

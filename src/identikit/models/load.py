@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as hf_logging
@@ -105,11 +104,14 @@ def _source(model: Any) -> tuple[str, str]:
             "tokenizer: load(model, tokenizer)."
         )
     folder = Path(model)
+    try:
+        exists = folder.exists()
+    except OSError as error:  # such as a name that is too long
+        raise ModelError(f"Loading {model!s:.60}: {error.strerror}. {_FOLDER}, or a hub id.") from None
     if folder.is_dir():
         return str(model), folder.name if folder.name.strip(".") else folder.resolve().name  # a link keeps its own name
-    if folder.exists() or isinstance(model, os.PathLike):
-        what = "it is a file" if folder.exists() else "there is no such folder"
-        raise ModelError(f"Loading {model}: {what}. {_FOLDER}.")
+    if exists or isinstance(model, os.PathLike):
+        raise ModelError(f"Loading {model}: {'it is a file' if exists else 'there is no such folder'}. {_FOLDER}.")
     return model, model
 
 
@@ -206,7 +208,7 @@ def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any
 
 
 def _why(source: str, error: Exception) -> str:
-    if not Path(source).is_dir() and isinstance(error, OSError | HFValidationError):
+    if not Path(source).is_dir() and isinstance(error, OSError):
         return (
             "there is no such folder, and no such model in the local hub cache or on a hub that can be reached. "
             f"{_FOLDER}, or check the id and the network."
