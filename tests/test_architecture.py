@@ -14,6 +14,7 @@ FLOORS = [
     {"errors", "shapes", "version", "progress", "machine"},
     {"indexing"},
     {"maths", "text"},
+    {"encoding"},
     {"data", "tags", "models"},
     {"provenance"},
     {"result"},

@@ -69,7 +69,7 @@ def test_explain_short_text_as_json(run):
         (["explain", ""], "blank"),
         (["explain", "a", "--pair", "  "], "blank"),
         (["explain", "--pair", "b"], "--pair goes with a first text"),
-        (["explain", "a", "--model", "nobody/nothing"], "loading nobody/nothing: there is no such folder"),
+        (["explain", "a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
         (["explain", "word " * 600], "602 tokens and the model reads at most 512"),
     ],
 )

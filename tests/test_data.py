@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from identikit.data import read_labelled, read_texts
+from identikit.encoding import encode
 from identikit.errors import InputError
-from identikit.text import encode
 from tests.test_text import minilm
 
 SHARED = Path(__file__).parents[1] / "../shared/data"
@@ -97,8 +97,8 @@ def test_texts_are_read_one_by_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("a.tsv", "one\ttwo\na\tb\n", None, "name the column.*it has 'one', 'two'"),
-        ("a.tsv", "one\ttwo\na\tb\n", "three", "no column 'three'; it has 'one', 'two'"),
+        ("a.tsv", "one\ttwo\na\tb\n", None, "name the column.*It has 'one', 'two'"),
+        ("a.tsv", "one\ttwo\na\tb\n", "three", "no column 'three'. It has 'one', 'two'"),
         ("a.tsv", "one\ttwo\na\tb\n", ("one", "two", "one"), "got 3 columns, expected one for texts or two for pairs"),
         ("a.tsv", "", "one", "is empty"),
         ("a.csv", "", None, "is empty"),
@@ -110,9 +110,9 @@ def test_texts_are_read_one_by_one(tmp_path):
             "a.json",
             "{}",
             None,
-            r"expected a file that ends in \.txt, \.tsv, \.csv, \.jsonl, \.parquet.*mrpc.*datasets:",
+            r"expected a file ending in \.txt, \.tsv, \.csv, \.jsonl, \.parquet.*mrpc.*datasets:",
         ),
-        ("a.txt", "one", "line", "no column 'line'; it has 'text'"),
+        ("a.txt", "one", "line", "no column 'line'. It has 'text'"),
     ],
 )
 def test_mistakes_surface_at_the_call(tmp_path, name, content, columns, message):
@@ -160,11 +160,11 @@ def test_text_in_another_encoding_is_refused_at_the_call(tmp_path):
 
 def test_options_without_effect_are_refused(tmp_path):
     path = write(tmp_path / "a.txt", "one")
-    with pytest.raises(InputError, match="split='dev' has no use here"):
+    with pytest.raises(InputError, match="split='dev' has no effect here"):
         read_texts(path, split="dev")
-    with pytest.raises(InputError, match="data_dir='x' has no use here"):
+    with pytest.raises(InputError, match="data_dir='x' has no effect here"):
         read_texts(path, data_dir="x")
-    with pytest.raises(InputError, match="columns='x' has no use here"):
+    with pytest.raises(InputError, match="columns='x' has no effect here"):
         read_texts("mrpc", columns="x", data_dir=tmp_path)
 
 
@@ -241,12 +241,12 @@ def test_labels_of_cola_and_of_a_converted_mrpc(tmp_path):
 
 def test_labels_that_are_not_there(tmp_path):
     for name in ("mnli", "sst"):
-        with pytest.raises(InputError, match=f"'{name}' is not known; expected one of mrpc, cola"):
+        with pytest.raises(InputError, match=f"'{name}' is not known. Use one of mrpc, cola"):
             read_labelled(name, data_dir=tmp_path)
     with pytest.raises(InputError, match=r"holds none of MRPC/msr_paraphrase_train\.txt"):
         read_labelled("mrpc", data_dir=tmp_path, split="train")
     write(tmp_path / "mrpc_dev.tsv", "sentence1\tsentence2\na\tb")
-    with pytest.raises(InputError, match="no labels: expected a column 'Quality' or 'label'; it has 'sentence1'"):
+    with pytest.raises(InputError, match=r"no labels\. Expected a column 'Quality' or 'label'; it has 'sentence1'"):
         read_labelled("mrpc", data_dir=tmp_path)
     write(tmp_path / "CoLA/dev.tsv", "x\t1\t\tGood.\nx\tyes\t\tBad.")
     with pytest.raises(InputError, match="line 2: column 'label' holds 'yes', expected the label 0 or 1"):
@@ -261,7 +261,7 @@ def test_a_known_name_that_cannot_be_found(tmp_path):
         read_texts("mrpc")
     with pytest.raises(InputError, match=r"holds none of CoLA/dev.tsv, dev.tsv, cola_in_domain_dev.tsv \+ cola_out"):
         read_texts("cola", data_dir=tmp_path)
-    with pytest.raises(InputError, match="no split 'validation'; it has dev, train"):
+    with pytest.raises(InputError, match=r"no split 'validation'\. It has dev, train"):
         read_texts("mnli", data_dir=tmp_path, split="validation")
     write(tmp_path / "dev.tsv", "x\t1\t\tfrom another dataset")
     with pytest.raises(InputError, match="no column '#1 String'"):
@@ -294,7 +294,7 @@ def test_hub_datasets_by_name_and_configuration(monkeypatch):
     assert list(read_texts("datasets:short/part", columns="a", split="train")) == ["one", "three"]
     with pytest.raises(InputError, match="datasets:short/part, row 2: column 'b' holds nothing"):
         list(read_texts("datasets:short/part", columns="b", split="train"))
-    with pytest.raises(InputError, match="no column 'c'; it has 'a', 'b'"):
+    with pytest.raises(InputError, match=r"no column 'c'\. It has 'a', 'b'"):
         read_texts("datasets:owner/name", columns="c", split="train")
     with pytest.raises(InputError, match=r"split 'x': datasets cannot load it \(Bad split: x. Available splits"):
         read_texts("datasets:owner/name", columns="a", split="x")
@@ -328,7 +328,7 @@ def test_a_local_folder_through_datasets(tmp_path, ending):
     source = f"datasets:{tmp_path}/set"
     assert list(read_texts(source, columns=("a", "b"), split="train")) == [("one", "x"), ("two", "y")]
     assert list(read_texts(f"{source}/default", columns="a", split="train")) == ["one", "two"]
-    with pytest.raises(InputError, match="no column 'c'; it has 'a', 'b'"):
+    with pytest.raises(InputError, match=r"no column 'c'\. It has 'a', 'b'"):
         read_texts(source, columns="c", split="train")
     with pytest.raises(InputError, match=r"datasets cannot load it.*train"):
         read_texts(source, columns="a", split="dev")

@@ -29,6 +29,14 @@ def test_words_share_their_tag_with_their_pieces():
     )
 
 
+def test_token_ids_are_tagged_as_the_text_they_spell():
+    model = load()
+    (text,) = model.encode("The goalkeeper saved two penalties.")
+    (ids,) = model.encode(list(text.ids))
+    assert tags.penn_tags(ids) == tags.penn_tags(text)
+    assert "NN" in tags.penn_tags(ids)
+
+
 @needs_stories
 def test_pieces_of_another_tokenizer():
     found = tagged(load(STORIES))

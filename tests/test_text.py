@@ -5,16 +5,29 @@ import sys
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, ViTImageProcessorPil
 
+from identikit.encoding import encode
 from identikit.errors import InputError
-from identikit.text import Encoded, batches, collate, encode, encode_images, in_order
+from identikit.text import (
+    Encoded,
+    batches,
+    collate,
+    encode_images,
+    in_order,
+    is_several,
+    joined_by,
+    shown,
+    text_alone,
+)
+from tests.models import tiny
 
 STORIES = Path(__file__).parents[1] / "../shared/models/stories15m"
 SENTENCE = "Don't distort  unbelievable long-term evidence, okay?"
@@ -36,9 +49,9 @@ def llama():
     return AutoTokenizer.from_pretrained(STORIES)
 
 
-def trained(pre_tokenizer, normalizer=None, alphabet=LETTERS):
+def trained(pre_tokenizer, decoder, normalizer=None, alphabet=LETTERS):
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     trainer = trainers.BpeTrainer(
@@ -54,16 +67,17 @@ def trained(pre_tokenizer, normalizer=None, alphabet=LETTERS):
 
 def byte_level():
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return trained(split, alphabet="".join(pre_tokenizers.ByteLevel.alphabet()))
+    return trained(split, decoders.ByteLevel(), alphabet="".join(pre_tokenizers.ByteLevel.alphabet()))
 
 
 def metaspace():
-    return trained(pre_tokenizers.Metaspace())
+    return trained(pre_tokenizers.Metaspace(), decoders.Metaspace())
 
 
 def unsplit():
     joined = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return trained(pre_tokenizers.Sequence([]), joined)
+    spaces = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return trained(pre_tokenizers.Sequence([]), spaces, joined)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +86,7 @@ def bert():
 
 
 def word_texts(encoded: Encoded) -> list[str]:
-    halves = (encoded.text,) if isinstance(encoded.text, str) else encoded.text
-    return [halves[half][start:stop] for half, start, stop in encoded.characters]
+    return [encoded.parts[part][start:stop] for part, start, stop in encoded.characters]
 
 
 def word_pieces(encoded: Encoded) -> list[tuple[str, ...]]:
@@ -168,7 +181,7 @@ def test_a_tokenizer_in_pure_python_gives_pieces_and_no_words():
         ("", "the text.*blank"),
         (["a", " \n"], r"texts\[1\].*blank"),
         (["a", ("b", "")], r"texts\[1\].*blank half"),
-        (3, "got int 3, expected a string or a pair"),
+        (3, "got int 3, expected a string, a pair .* or a flat sequence of token ids"),
         (["a", None], r"texts\[1\]: got NoneType"),
         (("a", "b", "c"), "got tuple"),
         ([("a", 2)], r"texts\[0\]: got tuple"),
@@ -181,6 +194,189 @@ def test_a_tokenizer_in_pure_python_gives_pieces_and_no_words():
 def test_texts_that_cannot_be_read_are_named(bert, texts, message):
     with pytest.raises(InputError, match=message):
         encode(bert, texts)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda ids: list(torch.tensor(ids))])
+def test_token_ids_are_one_text_as_they_are(bert, kind):
+    ids = [101, 1037, 4937, 102]
+    assert not is_several(kind(ids))
+    (encoded,) = encode(bert, kind(ids))
+    assert encoded.ids == encoded.text == tuple(ids)
+    assert repr(encoded.text) == "(101, 1037, 4937, 102)"  # plain ints: provenance hashes this
+    assert encoded.tokens == ("[CLS]", "a", "cat", "[SEP]")
+    assert encoded.special == (True, False, False, True)
+    assert encoded.segments == (0,) * 4
+    assert encoded.words == ((1, 2), (2, 3)) and word_texts(encoded) == ["a", "cat"]
+
+
+def test_one_text_or_several():
+    one = ["a", ("a", "b"), [5, 6], (5, 6), range(3), np.arange(3), torch.arange(3), 5, None]
+    several = [["a"], [("a", "b")], [[5, 6]], [range(3), "a"], [torch.arange(3)], []]
+    assert not any(is_several(text) for text in one)
+    assert all(is_several(texts) for texts in several)
+
+
+def test_ids_strings_and_pairs_mix_in_a_list(bert):
+    ids, pair, text = encode(bert, [range(1037, 1039), ("a", "b"), "a cat"])
+    assert ids.ids == ids.text == (1037, 1038) and not any(ids.special)
+    assert pair.segments == (0, 0, 0, 1, 1)
+    assert text.tokens == ("[CLS]", "a", "cat", "[SEP]")
+    segments = collate([ids, pair], pad_id=0).segments
+    assert segments is not None and segments[1].tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("tokenizer", [minilm, byte_level, metaspace, unsplit, llama])
+def test_the_ids_of_a_text_read_as_the_text_does(tokenizer):
+    tokenizer = tokenizer()
+
+    @given(st.lists(st.sampled_from(["cat", "unbelievable", "dog,", "(mat", "barked."]), min_size=1))
+    def check(parts):
+        (text,) = encode(tokenizer, " ".join([*parts, "end"]))
+        (ids,) = encode(tokenizer, list(text.ids))
+        assert (ids.tokens, ids.special, ids.words) == (text.tokens, text.special, text.words)
+        assert [word.lower() for word in word_texts(ids)] == word_texts(text)
+
+    check()
+
+
+def test_unknown_and_masked_words_are_part_of_the_ids_text(bert):
+    for text in ("a [MASK] b", "a [UNK] b"):
+        (encoded,) = encode(bert, text)
+        assert encode(bert, encoded.ids)[0].special == encoded.special == (True, False, False, False, True)
+
+
+def test_ids_that_no_string_is_split_into_have_no_words(bert):
+    (encoded,) = encode(bert, bert.convert_tokens_to_ids(["##stor", "cat"]))
+    assert encoded.tokens == ("##stor", "cat")
+    assert encoded.words == encoded.characters == encoded.parts == ()
+    assert encode(ByT5Tokenizer(), [107, 108, 1])[0].words == ()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([101, 30522], r"the text: the token id at position 1 is 30522, expected one of the tokenizer's 30522 ids"),
+        ([101, -1], "position 1 is -1"),
+        ([True, 5], "position 0 is True"),
+        ([5, False], "position 1 is False"),
+        ([5, 2.0], r"position 1 is 2\.0"),
+        ([5, "a"], "position 1 is 'a'"),
+        ([5, None], "position 1 is None"),
+        ((2**40,), f"position 0 is {2**40}"),
+        (np.array([5.0]), r"position 0 is 5\.0"),
+        (torch.tensor([True]), "position 0 is True"),
+        (["a", [5, 99999]], r"texts\[1\]: the token id at position 1 is 99999"),
+        ((), "the text: the sequence is empty"),
+        (range(0), "the sequence is empty"),
+        (torch.tensor([], dtype=torch.long), "the sequence is empty"),
+        ([[]], r"texts\[0\]: the sequence is empty"),
+        (torch.ones(2, 3, dtype=torch.long), "got Tensor .* flat sequence of token ids. Pass several texts as a list"),
+        (np.array(["a", "b"]), "got ndarray .*flat sequence"),
+        ({5, 6}, "got set"),
+        (iter(["a"]), "got list_iterator .*Pass several texts as a list"),
+    ],
+)
+def test_ids_that_cannot_be_read_are_named(bert, texts, message):
+    with pytest.raises(InputError, match=message):
+        encode(bert, texts)
+
+
+def test_ids_out_of_a_slow_vocabulary_are_named():
+    with pytest.raises(InputError, match="position 1 is 999"):
+        encode(ByT5Tokenizer(), [107, 999])
+
+
+def test_max_tokens_and_the_models_limit_say_which_one_it_was(bert):
+    text = "one two three four five"
+    with pytest.raises(InputError, match=r"it has 7 tokens and max_tokens allows at most 5\..*truncate=True"):
+        encode(bert, text, limit=6, max_tokens=5)
+    with pytest.raises(InputError, match="it has 7 tokens and the model reads at most 6"):
+        encode(bert, text, limit=6, max_tokens=9)
+    with pytest.raises(InputError, match="it has 7 tokens and max_tokens allows at most 6"):
+        encode(bert, [list(encode(bert, text)[0].ids)], max_tokens=6)
+    assert encode(bert, text, limit=6, max_tokens=5, truncate=True)[0].tokens == (
+        "[CLS]",
+        "one",
+        "two",
+        "three",
+        "[SEP]",
+    )
+    assert len(encode(bert, text, max_tokens=7)[0]) == 7
+    with pytest.raises(InputError, match="max_tokens allows at most 2 tokens, which leaves no room"):
+        encode(bert, text, max_tokens=2, truncate=True)
+
+
+def test_long_ids_are_cut_at_the_end(bert):
+    (encoded,) = encode(bert, [101, 1037, 4937, 102], max_tokens=3, truncate=True)
+    assert encoded.tokens == ("[CLS]", "a", "cat")
+    assert encoded.text == (101, 1037, 4937, 102)
+
+
+@pytest.mark.parametrize("max_tokens", [0, -3, True, 2.5, "ten"])
+def test_a_max_tokens_that_is_no_count_is_refused(bert, max_tokens):
+    with pytest.raises(InputError, match=re.escape(f"max_tokens is {max_tokens!r}, expected a whole number")):
+        encode(bert, "a", max_tokens=max_tokens)
+
+
+def test_what_joins_the_halves_of_a_pair(bert):
+    assert joined_by(encode(bert, ("a cat", "a mat"))[0]) == ("[SEP]",)
+    assert joined_by(encode(tiny.tokenizer(), ("w5 w6", "w7"))[0]) == ("</s>",)
+    assert joined_by(encode(ByT5Tokenizer(), ("hi", "b"))[0]) == ("</s>",)
+    assert joined_by(encode(byte_level(), ("the cat", "the mat"))[0]) == ()  # simply joined
+    assert joined_by(encode(bert, "a [SEP] b")[0]) == joined_by(encode(bert, [101, 1037, 102, 1037, 102])[0]) == ()
+
+
+def test_what_joins_the_halves_for_llama():
+    assert joined_by(encode(llama(), ("One day", "It rained"))[0]) == ("<s>",)
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [
+        ("Ġthe", " the"),
+        ("▁the", " the"),
+        ("▁▁", "  "),
+        ("Ġ", " "),
+        ("##ing", "##ing"),
+        ("[CLS]", "[CLS]"),
+        ("Ċ", "↵"),
+        ("ĠĊĊ", " ↵↵"),
+        ("čĊ", "↵"),
+        ("\n", "↵"),
+        ("<0x0A>", "↵"),
+        ("âĢĻ", "’"),
+        ("ĠcafÃ©", " café"),
+        ("ðŁĺĬ", "😊"),
+        ("ĠÑĢÐ°Ð·", " раз"),
+        ("Ġâ", " â"),  # half a character: only its space is sure
+        ("naïve", "naïve"),
+        ("Çınar", "Çınar"),  # the bytes of 'Ǐnar', and a Turkish word
+        ("SPÓŁ", "SPÓŁ"),
+        ("č", "č"),  # a carriage return, and a Czech letter
+        ("日本", "日本"),
+        ("", ""),
+    ],
+)
+def test_a_token_is_shown_as_it_is_read(token, text):
+    assert shown(token) == text
+
+
+def test_shown_byte_level_tokens_spell_the_text():
+    for text in ("the cat sat\n on the mat", "“Don’t” say café\n to 😊, naïve"):
+        tokens = encode(byte_level(), text)[0].tokens
+        assert shown("".join(tokens)) == text.replace("\n", "↵")
+    assert "".join(shown(token) for token in encode(byte_level(), "the cat")[0].tokens) == "the cat"
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_text_of_a_batch_alone(bert, side):
+    encoded = encode(bert, ["a cat sat", ("a", "cat")])
+    batch = collate(encoded, pad_id=0, side=side)
+    for row, text in enumerate(encoded):
+        alone, expected = text_alone(batch, row), collate([text], pad_id=0)
+        assert (alone.tokens, alone.words, alone.order) == (expected.tokens, expected.words, (0,))
+        for name in ("ids", "keep", "special", "segments"):
+            assert torch.equal(getattr(alone, name), getattr(expected, name))
 
 
 def test_a_long_text_is_refused_with_its_length_and_the_way_out(bert):
@@ -200,7 +396,7 @@ def test_truncation_keeps_special_tokens_and_cuts_the_longer_half(bert):
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_a_limit_without_room_for_both_halves_is_refused(bert, limit):
-    with pytest.raises(InputError, match=f"limit of {limit} tokens leaves no room"):
+    with pytest.raises(InputError, match=f"the model reads at most {limit} tokens, which leaves no room"):
         encode(bert, ("one two three", "four five"), limit=limit, truncate=True)
 
 

@@ -1,4 +1,4 @@
-"""Files and datasets as a stream of texts: `read_texts`, and `read_labelled` for the datasets that have two classes.
+"""Files and datasets as streams of texts: `read_texts`, and `read_labelled` for datasets with two classes.
 
 Every source becomes a `_Table` whose rows are read one by one; `KNOWN` lists the datasets known by name.
 """
@@ -34,15 +34,16 @@ def read_texts(
 ) -> Iterator[Text]:
     """Stream the texts of a file, of a known dataset in a folder, or of a Hugging Face dataset.
 
-    ``source`` is one of
+    `source` is one of
 
-    - a path (fsspec's, so object storage too) that ends in .txt (a text a line), .tsv (plain tabs, quotes are text),
-      .csv, .jsonl or .parquet; ``columns`` names one column, or two for pairs, unless there is just one text column;
-    - 'mrpc', 'cola', 'mnli' or 'wikitext' with ``data_dir``, the folder that holds it (a GLUE download, or its files),
-      and ``split`` 'dev' (the default; 'test' for wikitext) or 'train';
-    - 'datasets:NAME' or 'datasets:NAME/CONFIG', a hub id or local folder, with ``columns`` and ``split``.
+    - a path (any that fsspec reads, such as object storage) ending in .txt (one text per line), .tsv (plain tabs,
+      quotes are text), .csv, .jsonl or .parquet; `columns` names one column, or two for pairs, unless there is only one
+      text column;
+    - 'mrpc', 'cola', 'mnli' or 'wikitext' with `data_dir`, the folder that holds it (a GLUE download, or its files),
+      and `split` 'dev' (the default; 'test' for wikitext) or 'train';
+    - 'datasets:NAME' or 'datasets:NAME/CONFIG', a hub id or local folder, with `columns` and `split`.
 
-    Mistakes in the arguments surface at the call; texts are read while iterating.
+    Wrong arguments raise an error at the call; texts are read while iterating.
     """
     source = os.fspath(source)
     if source.lower() in KNOWN:
@@ -60,15 +61,15 @@ def read_texts(
 def read_labelled(
     name: str, *, data_dir: str | os.PathLike[str], split: str | None = None
 ) -> Iterator[tuple[Text, int]]:
-    """Stream the texts of 'mrpc' or 'cola', each with its label: 1 for a paraphrase or a good sentence, 0 for another.
+    """Stream the texts of 'mrpc' or 'cola', each with its label: 1 for a paraphrase or an acceptable sentence, else 0.
 
-    ``data_dir`` and ``split`` are those of `read_texts`. Pairs of MRPC's development set are left out of its training
-    set by their IDs.
+    `data_dir` and `split` are as in `read_texts`. Pairs of MRPC's development set are left out of its training set, by
+    their IDs.
     """
     known = KNOWN.get(name.lower())
     if known is None or not known.labels:
         labelled = ", ".join(other for other in KNOWN if KNOWN[other].labels)
-        raise InputError(f"Reading texts with labels: {name!r} is not known; expected one of {labelled}.")
+        raise InputError(f"Reading texts with labels: {name!r} is not known. Use one of {labelled}.")
     streams = [
         _labelled(table, _spelled_columns(table, known.columns), _label_column(table, known.labels))
         for table in _split_tables(name.lower(), data_dir, split)
@@ -77,19 +78,19 @@ def read_labelled(
 
 
 def sample_texts() -> list[Text]:
-    """Return the pairs of texts that come with the package, written for it."""
+    """Return the pairs of texts that come with the package."""
     return list(read_texts(str(files("identikit") / "samples.tsv"), columns=["first", "second"]))
 
 
 def sample_text() -> Text:
-    """Return the sample pair of median length, some sixty tokens."""
+    """Return the sample pair of median length, about sixty tokens."""
     pairs = sorted(sample_texts(), key=lambda pair: len(" ".join(map(str, pair))))
     return pairs[len(pairs) // 2]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Rows with named cells; ``rows(columns)`` reads them anew, as (place, cells), place being 'line 3' or the like."""
+    """Rows with named cells; `rows(columns)` reads them anew as (place, cells), where place is 'line 3' or the like."""
 
     name: str
     columns: tuple[str, ...]
@@ -106,8 +107,8 @@ def _labelled(table: _Table, columns: Sequence[str], label: str) -> Iterator[tup
         value = _cell(table, place, row, label)
         if value not in ("0", "1"):
             raise InputError(
-                f"Reading {table.name}, {place}: column {label!r} holds {value!r:.40}, expected the label 0 or 1; "
-                "repair the row."
+                f"Reading {table.name}, {place}: column {label!r} holds {value!r:.40}, expected the label 0 or 1. "
+                "Repair the row."
             )
         yield _text(table, place, row, columns), int(value)
 
@@ -118,7 +119,7 @@ def _some_rows(table: _Table, columns: Sequence[str]) -> _Rows:
         yield place, row
         empty = False
     if empty:
-        raise InputError(f"Reading {table.name}: it holds no text; pass a file with some.")
+        raise InputError(f"Reading {table.name}: it holds no text. Pass a file that does.")
 
 
 def _text(table: _Table, place: str, row: Mapping[str, object], columns: Sequence[str]) -> Text:
@@ -131,27 +132,27 @@ def _cell(table: _Table, place: str, row: Mapping[str, object], column: str) -> 
     if isinstance(value, str) and value.strip():
         return value
     got = "nothing" if value is None or isinstance(value, str) else f"{type(value).__name__} {value!r:.40}"
-    raise InputError(f"Reading {table.name}, {place}: column {column!r} holds {got}, expected a text; repair the row.")
+    raise InputError(f"Reading {table.name}, {place}: column {column!r} holds {got}, expected a text. Repair the row.")
 
 
 def _chosen_columns(table: _Table, wanted: str | Sequence[str] | None) -> tuple[str, ...]:
     known = ", ".join(repr(column) for column in table.columns)
     if wanted is None:
         if len(table.text_columns) != 1:
-            raise InputError(f"Reading {table.name}: name the column of the text, or two for pairs; it has {known}.")
+            raise InputError(f"Reading {table.name}: name the column of the text, or two for pairs. It has {known}.")
         return table.text_columns
     chosen = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     if len(chosen) not in (1, 2):
         raise InputError(f"Reading {table.name}: got {len(chosen)} columns, expected one for texts or two for pairs.")
     for column in chosen:
         if column not in table.columns:
-            raise InputError(f"Reading {table.name}: there is no column {column!r}; it has {known}.")
+            raise InputError(f"Reading {table.name}: there is no column {column!r}. It has {known}.")
     return chosen
 
 
 def _refuse(source: str, option: str, value: object, why: str) -> None:
     if value is not None:
-        raise InputError(f"Reading {source}: {option}={value!r} has no use here ({why}); leave it out.")
+        raise InputError(f"Reading {source}: {option}={value!r} has no effect here ({why}). Leave it out.")
 
 
 # Files
@@ -161,11 +162,11 @@ def _file_table(path: str) -> _Table:
     ending = PurePosixPath(path).suffix.lower()
     if ending not in _READERS:
         raise InputError(
-            f"Reading {path}: expected a file that ends in {', '.join(_READERS)}, one of {', '.join(KNOWN)} "
-            f"with data_dir, or '{_HUB}NAME'."
+            f"Reading {path}: expected a file ending in {', '.join(_READERS)}, one of {', '.join(KNOWN)} with "
+            f"data_dir, or '{_HUB}NAME'."
         )
     if not _is_file(path):
-        raise InputError(f"Reading {path}: there is no such file; check the path.")
+        raise InputError(f"Reading {path}: there is no such file. Check the path.")
     return _READERS[ending](path)
 
 
@@ -183,13 +184,13 @@ def _open(path: str, mode: str = "r", **options: str) -> Iterator[Any]:
         with fsspec.open(path, mode, **options) as file:
             yield file
     except UnicodeDecodeError as error:
-        raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+        raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}). Save it as UTF-8.") from error
     except OSError as error:
         raise InputError(f"Reading {path}: it cannot be read ({error}).") from error
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends. Only \\n and \\r\\n end a line: texts may hold other separators."""
+    """Yield numbered lines without their ends. Only \\n and \\r\\n end a line: texts may hold other separators."""
     with _open(path, encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(file, 1):
             yield number, line.removesuffix("\n").removesuffix("\r")
@@ -211,7 +212,7 @@ def _comma_cells(path: str) -> _Cells:
 def _delimited_table(
     path: str, *, cells: Callable[[str], _Cells] = _tab_cells, header: tuple[str, ...] | None = None
 ) -> _Table:
-    """A table of delimited cells whose first line names the columns, unless ``header`` does."""
+    """Return a table of delimited cells whose first line names the columns, unless `header` does."""
     columns = tuple(_first(path, cells(path))) if header is None else header
 
     def rows(_: Sequence[str]) -> _Rows:
@@ -221,7 +222,7 @@ def _delimited_table(
         for number, row in lines:
             if len(row) != len(columns):
                 count = f"{len(row)} cells where {len(columns)} were expected ({', '.join(columns)})"
-                raise InputError(f"Reading {path}, line {number}: it has {count}; repair the line.")
+                raise InputError(f"Reading {path}, line {number}: it has {count}. Repair the line.")
             yield f"line {number}", dict(zip(columns, row, strict=True))
 
     return _Table(path, columns, columns, rows)
@@ -271,7 +272,7 @@ def _parquet_table(path: str) -> _Table:
 
 
 def _line_table(path: str, *, text_of: Callable[[str], str] = str) -> _Table:
-    """A table of one column, 'text', with a row a line; ``text_of`` makes the text, blank where a line has none."""
+    """Return a table of one column, 'text', with one row per line; `text_of` makes the text, blank if it has none."""
 
     def rows(_: Sequence[str]) -> _Rows:
         for number, line in _lines(path):
@@ -283,7 +284,7 @@ def _line_table(path: str, *, text_of: Callable[[str], str] = str) -> _Table:
 
 
 def _first(path: str, numbered: Any) -> Any:
-    """What stands on the first line that is not blank."""
+    """Return the content of the first line that is not blank."""
     with closing(numbered):
         for _, content in numbered:
             return content
@@ -306,11 +307,11 @@ _HUB = "datasets:"
 
 def _hub_table(name: str, columns: str | Sequence[str] | None, split: str | None) -> _Table:
     if columns is None or split is None:
-        raise InputError(f"Reading {_HUB}{name}: pass columns and split, for example columns='text', split='train'.")
+        raise InputError(f"Reading {_HUB}{name}: pass columns and split, such as columns='text', split='train'.")
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        raise InputError(f"Reading {_HUB}{name} needs datasets: pip install 'identikit[data]'") from error
+        raise InputError(f"Reading {_HUB}{name} needs datasets. Run `pip install 'identikit[data]'`.") from error
     try:
         stream = _load_stream(datasets, name, split)
         first = next(iter(stream), None)
@@ -323,7 +324,7 @@ def _hub_table(name: str, columns: str | Sequence[str] | None, split: str | None
 
 
 def _load_stream(datasets: Any, name: str, split: str) -> Any:
-    """Load by the whole name; where there is no such dataset, what follows the last slash may be a configuration."""
+    """Load by the whole name; if there is no such dataset, what follows the last slash may be a configuration."""
     try:
         return datasets.load_dataset(name, split=split, streaming=True)
     except FileNotFoundError as missing:
@@ -343,9 +344,9 @@ def _load_stream(datasets: Any, name: str, split: str) -> Any:
 class _Known:
     """Where a dataset's files and columns are.
 
-    ``layouts`` gives, for each split (the default first), the sets of files to look for in turn; the files of a set are
-    read one after another. ``columns`` are the spellings of the text columns, ``labels`` those of the column of labels
-    0 and 1. Rows of 'dev' are left out of 'train' by their ``ids``.
+    `layouts` gives, for each split (the default first), the sets of files to look for in turn; the files of a set are
+    read one after another. `columns` are the spellings of the text columns, `labels` those of the column of labels 0
+    and 1. Rows of 'dev' are left out of 'train' by their `ids`.
     """
 
     layouts: Mapping[str, tuple[tuple[str, ...], ...]]
@@ -363,20 +364,20 @@ def _known_texts(name: str, data_dir: str | os.PathLike[str] | None, split: str 
 
 
 def _split_tables(name: str, data_dir: str | os.PathLike[str] | None, split: str | None) -> list[_Table]:
-    """The tables of a split, the default one if none is named; 'train' without the rows of 'dev'."""
+    """Return the tables of a split, the default one if none is named; 'train' without the rows of 'dev'."""
     known = KNOWN[name]
     split = next(iter(known.layouts)) if split is None else split
     if split not in known.layouts:
-        raise InputError(f"Reading {name}: there is no split {split!r}; it has {', '.join(known.layouts)}.")
+        raise InputError(f"Reading {name}: there is no split {split!r}. It has {', '.join(known.layouts)}.")
     if data_dir is None:
         raise InputError(
-            f"Reading {name}: say which folder holds it with data_dir (command line: --data-dir), "
-            f"or read '{_HUB}{known.hub}' with columns and split."
+            f"Reading {name}: say which folder holds it with data_dir (command line: --data-dir), or read "
+            f"'{_HUB}{known.hub}' with columns and split."
         )
     tables = _known_tables(known, data_dir, split)
     if not tables:
         files = ", ".join(" + ".join(layout) for layout in known.layouts[split])
-        raise InputError(f"Reading {name}: {os.fspath(data_dir)} holds none of {files}; pass the folder that does.")
+        raise InputError(f"Reading {name}: {os.fspath(data_dir)} holds none of {files}. Pass the folder that does.")
     if split == "train" and known.ids:
         held_out = _known_tables(known, data_dir, "dev")
         tables = [_without(table, held_out, known.ids) for table in tables]
@@ -384,7 +385,7 @@ def _split_tables(name: str, data_dir: str | os.PathLike[str] | None, split: str
 
 
 def _known_tables(known: _Known, data_dir: str | os.PathLike[str], split: str) -> list[_Table]:
-    """The tables of the first layout whose files are all there."""
+    """Return the tables of the first layout whose files all exist."""
     folder = os.fspath(data_dir).rstrip("/")
     for layout in known.layouts[split]:
         paths = [f"{folder}/{file}" for file in layout]
@@ -403,11 +404,11 @@ def _label_column(table: _Table, spellings: tuple[str, ...]) -> str:
         if column in table.columns:
             return column
     wanted, found = " or ".join(map(repr, spellings)), ", ".join(map(repr, table.columns))
-    raise InputError(f"Reading {table.name}: it has no labels: expected a column {wanted}; it has {found}.")
+    raise InputError(f"Reading {table.name}: it has no labels. Expected a column {wanted}; it has {found}.")
 
 
 def _without(table: _Table, others: list[_Table], ids: tuple[str, ...]) -> _Table:
-    """The table less the rows whose ids stand in other tables, where it has ids."""
+    """Return the table without the rows whose ids are in other tables, if it has ids."""
     if not set(ids) <= set(table.columns):
         return table
 
@@ -421,13 +422,13 @@ def _without(table: _Table, others: list[_Table], ids: tuple[str, ...]) -> _Tabl
 
 
 def _paragraph(line: str) -> str:
-    """The paragraph on a line of WikiText; nothing where it is a heading between = signs."""
+    """Return the paragraph on a line of WikiText, or nothing if it is a heading between = signs."""
     text = line.strip()
     return "" if text.startswith("= ") and text.endswith(" =") else text
 
 
 def _layouts(folder: str, file: str, *flat: str) -> tuple[tuple[str, ...], ...]:
-    """A download's folder, its file alone, and files that carry the dataset's name."""
+    """Return the layouts to look for: a download's folder, only its file, and files named after the dataset."""
     return ((f"{folder}/{file}",), (file,), *((flat,) if flat else ()))
 
 

@@ -1,7 +1,7 @@
 """The errors a user can meet.
 
-Every message says what was being done, with which value, what was expected and what to do. The command line prints the
-message alone, so a message must stand on its own.
+Every message says what was being done, with which value, what was expected and what to do. The command line prints
+only the message, so it must make sense by itself.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,16 @@
 """Names of axes, and shape annotations that cost nothing at run time.
 
-Axis order is always ``batch layer head query key``. The names used in annotations:
+Axis order is always `batch layer head query key`. The names used in annotations:
 
-===========  ================================================================
-``batch``    texts in a batch
-``layer``    blocks of the model, counted from 0
-``head``     attention heads; ``kv_head`` where keys and values are shared
-``query``    positions that attend; ``key`` positions attended to; ``n`` both
-``d``        width of the hidden vectors; ``d_k`` of queries and keys;
-             ``d_v`` of a head's values
-===========  ================================================================
+| name | axis |
+|---|---|
+| `batch` | texts in a batch |
+| `layer` | blocks of the model, counted from 0 |
+| `head`, `kv_head` | attention heads; key-value heads, which several heads may share |
+| `query`, `key`, `n` | positions that attend; positions attended to; both |
+| `d`, `d_k`, `d_v` | width of the hidden vectors; of queries and keys; of a head's values |
 
-Masks are bool and True means *keep*. Without jaxtyping installed (bare GPU images) the annotations degrade to nothing.
+Masks are bool and True means *keep*. Without jaxtyping (bare GPU images) the annotations mean nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ else:
     except ImportError:
 
         class _Unchecked:
-            """Stands in for a jaxtyping dtype: ``Float[Tensor, "n d"]`` is then simply ``Tensor``."""
+            """Stands in for a jaxtyping dtype: `Float[Tensor, "n d"]` is then simply `Tensor`."""
 
             def __class_getitem__(cls, item):
                 return item[0]

@@ -1,25 +1,23 @@
-"""Texts, pairs and images as the padded batches that models read.
+"""Texts, pairs, token ids and images as the padded batches that models read.
 
-A *text* is a string or a pair of strings. `encode` turns texts into pieces, `batches` sorts them by length and pads
-them, and `in_order` puts the results of the batches back in the caller's order.
+A *text* is a string, a pair of strings, or a sequence of token ids. `encoding.encode` turns texts into pieces,
+`batches` sorts them by length and pads them, and `in_order` puts the results of the batches back in the caller's order.
 """
 
 import hashlib
+import numbers
 import os
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import torch
-from tokenizers import Encoding
-from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from identikit.errors import InputError
 from identikit.shapes import Bool, Float, Int, Tensor
 
-Text = str | tuple[str, str]
+Text = str | tuple[str, str] | tuple[int, ...]
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
 
@@ -28,11 +26,13 @@ Result = TypeVar("Result")
 class Encoded:
     """One text as pieces, unpadded.
 
-    ``special`` marks what the tokenizer added; a special token that the text itself spells out is part of the text.
-    ``words`` is the half-open span of each word over its pieces, in order, and ``characters`` says where that word
-    stands in the text: (half, start, stop), half 1 for the second text of a pair and else 0. A tagger's tags, which sit
-    on characters, spread to pieces by these two. Punctuation marks are words of their own; special tokens and lone
-    white space belong to no word. Tokenizers in pure Python keep no alignment with the text: no words.
+    `special` marks the tokens that the tokenizer added; a special token that the text itself spells out is part of the
+    text. (Of token ids nobody knows who added them: there, all special tokens but the unknown and the mask are marked.)
+    `words` is the half-open span of each word over its pieces, in order, and `characters` says where that word is:
+    (part, start, stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to pieces
+    by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no word.
+    `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between special
+    tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no words.
     """
 
     ids: tuple[int, ...]
@@ -42,6 +42,7 @@ class Encoded:
     words: tuple[tuple[int, int], ...]
     text: Text
     characters: tuple[tuple[int, int, int], ...] = ()
+    parts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,8 +52,8 @@ class Encoded:
 class TokenBatch:
     """Several texts (or images) padded to one length; masks are True where something is kept.
 
-    ``tokens`` and ``words`` are unpadded: a word's span counts the text's own pieces, whatever the side of the padding.
-    ``order`` gives each row's index in the caller's list.
+    `tokens` and `words` are unpadded: a word's span counts the text's own pieces, whichever side is padded. `order`
+    gives each row's index in the caller's list.
     """
 
     ids: Int[Tensor, "batch n"] | None
@@ -69,68 +70,44 @@ class TokenBatch:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Number of real tokens of each row."""
+        """The number of real tokens of each row."""
         return tuple(len(row) for row in self.tokens)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
-        """The same batch with its tensors on another device."""
+        """Return the same batch with its tensors on another device."""
         fields = ("ids", "keep", "special", "segments", "pixels")
         tensors = {name: getattr(self, name) for name in fields}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})
 
     def rows(self, row: int) -> Int[Tensor, " kept"]:
-        """Positions of the real tokens of one row: ``result[row, batch.rows(row)]`` is unpadded."""
+        """Return the positions of one row's real tokens: `result[row, batch.rows(row)]` is unpadded."""
         return self.keep[row].nonzero().squeeze(-1)
 
 
 def is_several(texts: object) -> bool:
-    """Say whether an argument holds several texts: a list that is not one text's token ids."""
-    return isinstance(texts, list) and not all(isinstance(one, int) for one in texts)
+    """Whether an argument holds several texts: a list does, unless it is a list of token ids, which is one text."""
+    return isinstance(texts, list) and not (texts and _is_number(texts[0]))
 
 
 def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
-    """Return the special tokens between the halves of a pair; none where they are simply joined."""
+    """Return the special tokens between the halves of a pair, given all of its tokens; none where it is simply joined."""
     own = [position for position, added in enumerate(special) if not added]
     return tuple(tokens[position] for position in range(own[0], own[-1]) if special[position])
 
 
 def shown(token: str) -> str:
-    """Return a token as people read it: Ġ and ▁ are spaces."""
-    return token.replace("Ġ", " ").replace("▁", " ")
+    """Return a token as people read it: Ġ and ▁ are spaces, a line end is ↵, bytes that spell a character are joined.
 
-
-def encode(
-    tokenizer: PreTrainedTokenizerBase, texts: object, *, limit: int | None = None, truncate: bool = False
-) -> list[Encoded]:
-    """Turn a text, a pair or a list of either into pieces.
-
-    A text of more than ``limit`` tokens is refused, unless ``truncate`` asks to cut it: then pieces go from the end of
-    the longer half first, and the special tokens stay.
+    A token that could be either bytes or a word ('Çı' would spell 'Ǐ') is left as it is, unless it starts with Ġ.
     """
-    named = _checked_texts(texts)
-    own_words = _separates_words(tokenizer)
-    encoded = []
-    for name, text in named:
-        pieces = _tokenize(tokenizer, text)
-        if not _reads_all(pieces, text):
-            raise InputError(f"Reading {name}: the tokenizer finds no token in {_shown(text)}; pass another text.")
-        if limit is not None and len(pieces["input_ids"]) > limit:
-            if not truncate:
-                raise InputError(
-                    f"Reading {name}: it has {len(pieces['input_ids'])} tokens and the model reads at most {limit}; "
-                    "shorten it, or cut it with truncate=True (command line: --truncate)."
-                )
-            pieces = _tokenize(tokenizer, text, max_length=limit)
-            if len(pieces["input_ids"]) > limit or not _reads_all(pieces, text):
-                raise InputError(f"Cutting {name}: a limit of {limit} tokens leaves no room for the text; raise it.")
-        encoded.append(_encoded(tokenizer, text, pieces, own_words))
-    return encoded
+    text = "\n" if token == "<0x0A>" else _unbyted(token)
+    return text.replace("▁", " ").replace("\n", "↵")
 
 
 def collate(
     encoded: Sequence[Encoded], *, pad_id: int, side: Side = "right", order: Sequence[int] | None = None
 ) -> TokenBatch:
-    """Pad texts to the longest; ``order`` is each one's index in the caller's list (default 0, 1, ...)."""
+    """Pad texts to the longest; `order` is each one's index in the caller's list (0, 1, … unless given)."""
     width = max(len(text) for text in encoded)
     ids = torch.full((len(encoded), width), pad_id, dtype=torch.long)
     keep = torch.zeros(ids.shape, dtype=torch.bool)
@@ -154,10 +131,24 @@ def collate(
     )
 
 
+def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
+    """Return one text of a batch as a batch of its own, without its padding."""
+    kept = batch.rows(row)
+    tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments")}
+    return replace(
+        batch,
+        **{name: tensor[row, kept][None] for name, tensor in tensors.items() if tensor is not None},
+        tokens=(batch.tokens[row],),
+        words=(batch.words[row],),
+        order=(0,),
+        pixels=None if batch.pixels is None else batch.pixels[row : row + 1],
+    )
+
+
 def batches(
     encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096, side: Side = "right"
 ) -> Iterator[TokenBatch]:
-    """Padded batches, longest texts first, of at most ``batch_tokens`` positions; a longer text has its own batch."""
+    """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own."""
     order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
     start = 0
     while start < len(order):
@@ -168,7 +159,7 @@ def batches(
 
 
 def in_order(results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) -> list[Result]:
-    """Put the results of batches, given as (``batch.order``, one result a row), back in the order of the n texts."""
+    """Put the results of batches, given as (`batch.order`, one result per row), back in the order of the n texts."""
     by_index = {index: result for order, rows in results for index, result in zip(order, rows, strict=True)}
     return [by_index[index] for index in range(n)]
 
@@ -182,12 +173,12 @@ def encode_images(
 ) -> TokenBatch:
     """Turn one or several images (PIL images or paths) into a batch whose tokens are a grid of patches.
 
-    ``grid`` is the number of (rows, columns) of patches; the patch in row 0 and column 1 is the token 'r0c1', and
-    ``prefix`` names the model's own tokens before the patches.
+    `grid` is the number of (rows, columns) of patches; the patch in row 0 and column 1 is the token 'r0c1'. `prefix`
+    names the model's own tokens before the patches.
     """
     listed = images if isinstance(images, list) else [images]
     if not listed:
-        raise InputError("Reading images: the list is empty; pass at least one image.")
+        raise InputError("Reading images: the list is empty. Pass at least one image.")
     opened = [_open_image(image, f"images[{index}]") for index, image in enumerate(listed)]
     pixels = processor(images=opened, return_tensors="pt")["pixel_values"]
     tokens = (*prefix, *(f"r{row}c{column}" for row in range(grid[0]) for column in range(grid[1])))
@@ -205,113 +196,38 @@ def encode_images(
 
 
 def image_digests(batch: TokenBatch) -> list[Text]:
-    """Return what stands for each image of a batch where texts are named: a digest of its pixels."""
+    """Return what stands in for each image of a batch where texts are named: a digest of its pixels."""
     rows = () if batch.pixels is None else batch.pixels.float().cpu()
     return [f"image {hashlib.sha256(row.numpy().tobytes()).hexdigest()}" for row in rows]
 
 
-def _checked_texts(texts: object) -> list[tuple[str, Any]]:
-    """Each text with the name that messages give it."""
-    if isinstance(texts, list):
-        named = [(f"texts[{index}]", text) for index, text in enumerate(texts)]
-    else:
-        named = [("the text", texts)]
-    if not named:
-        raise InputError("Reading texts: the list is empty; pass at least one text.")
-    for name, text in named:
-        halves = text if isinstance(text, tuple) and len(text) == 2 else (text,)
-        for half in halves:
-            if not isinstance(half, str):
-                got = f"{type(text).__name__} {_shown(text)}"
-                raise InputError(f"Reading {name}: got {got}, expected a string or a pair (a tuple of two strings).")
-            if not half.strip():
-                raise InputError(f"Reading {name}: {_shown(text)} is blank or has a blank half; pass some words.")
-            if any("\ud800" <= character <= "\udfff" for character in half):
-                raise InputError(f"Reading {name}: {_shown(text)} is not valid Unicode; repair its lone surrogates.")
-    return named
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0  # 0: a scalar of NumPy or torch
 
 
-def _shown(text: object) -> str:
-    return f"{text!r:.60}"
+# Byte-level tokenizers write each byte as a character: those that print as themselves, the others from U+0100 on.
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_HIDDEN = tuple(byte for byte in range(0x100) if byte not in _PRINTED)
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + place): byte for place, byte in enumerate(_HIDDEN)}
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, text: Text, max_length: int | None = None) -> BatchEncoding:
-    first, second = (text, None) if isinstance(text, str) else text
-    # verbose=False: the length is checked by encode, so the tokenizer need not log that the text is long
-    return tokenizer(
-        first,
-        second,
-        truncation="longest_first" if max_length else False,
-        max_length=max_length,
-        return_special_tokens_mask=True,
-        verbose=False,
-    )
-
-
-def _reads_all(pieces: BatchEncoding, text: Text) -> bool:
-    """Whether the text, and each half of a pair, has at least one piece of its own."""
-    if not pieces.is_fast:
-        return not all(pieces["special_tokens_mask"])
-    halves = 1 if isinstance(text, str) else 2
-    return len(set(pieces.sequence_ids()) - {None}) == halves
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, text: Text, pieces: BatchEncoding, own_words: bool) -> Encoded:
-    ids = pieces["input_ids"]
-    words = _words(pieces.encodings[0], text, own_words) if pieces.encodings else []
-    return Encoded(
-        ids=tuple(ids),
-        segments=tuple(pieces["token_type_ids"]) if "token_type_ids" in pieces else None,
-        special=tuple(bool(mark) for mark in pieces["special_tokens_mask"]),
-        tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
-        words=tuple(span for span, _ in words),
-        text=text,
-        characters=tuple(place for _, place in words),
-    )
-
-
-def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's own words end at white space and at punctuation.
-
-    WordPiece and byte-level BPE split so; SentencePiece-style tokenizers keep punctuation with its neighbour (T5) or
-    see a whole text as one word (Llama).
-    """
-    return bool(tokenizer.is_fast) and len(set(tokenizer("a, b", add_special_tokens=False).word_ids())) >= 3
-
-
-def _words(encoding: Encoding, text: Text, own_words: bool) -> list[tuple[tuple[int, int], tuple[int, int, int]]]:
-    """Span over pieces and place in the text of each word; a piece belongs to the word in which it begins."""
-    halves = (text,) if isinstance(text, str) else text
-    by_character = [_character_words(half) for half in halves]
-    pieces = []
-    aligned = zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True)
-    for position, (half, own_word, (start, stop)) in enumerate(aligned):
-        if half is not None:
-            touched = (word for word in by_character[half][start:stop] if word is not None)
-            word = own_word if own_words else next(touched, None)
-            pieces.append(((half, word), position, start, stop))
-    words = []
-    for (half, _), group in groupby(pieces, key=lambda piece: piece[0]):
-        _, positions, starts, stops = zip(*group, strict=True)
-        covered = halves[half][starts[0] : stops[-1]]
-        if covered.strip():
-            place = (half, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
-            words.append(((positions[0], positions[-1] + 1), place))
-    return words
-
-
-def _character_words(text: str) -> list[int | None]:
-    """Number the word of each character: none for white space; punctuation marks and symbols stand alone."""
-    inside = [not character.isspace() and unicodedata.category(character)[0] not in "PS" for character in text]
-    numbers = accumulate(not (before and here) for before, here in pairwise([False, *inside]))
-    return [None if character.isspace() else number for character, number in zip(text, numbers, strict=True)]
+def _unbyted(token: str) -> str:
+    """Return a byte-level piece as the text of its bytes, if it surely is one; else only the spaces it starts with."""
+    rest = token.lstrip("ĠĊ")
+    start = token[: len(token) - len(rest)].replace("Ġ", " ").replace("Ċ", "\n")
+    try:
+        text = bytes(_BYTES[character] for character in rest).decode().replace("\r\n", "\n")
+    except (KeyError, UnicodeDecodeError):
+        return start + rest
+    unsure = not start and any("Â" <= a <= "ß" and "Ģ" <= b <= "Ń" for a, b in pairwise(rest))
+    return start + (rest if unsure or any(ord(character) < 32 for character in text.replace("\n", "")) else text)
 
 
 def _open_image(image: object, name: str) -> Any:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise InputError("Reading images needs Pillow; install it with: pip install 'identikit[vision]'") from error
+        raise InputError("Reading images needs Pillow. Run `pip install 'identikit[vision]'`.") from error
     try:
         if isinstance(image, Image.Image):
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -319,7 +235,7 @@ def _open_image(image: object, name: str) -> Any:
             with Image.open(image) as opened:
                 return ImageOps.exif_transpose(opened).convert("RGB")
     except FileNotFoundError as error:
-        raise InputError(f"Reading {name}: there is no file {str(image)!r}; check the path.") from error
+        raise InputError(f"Reading {name}: there is no file {str(image)!r}. Check the path.") from error
     except OSError as error:
-        raise InputError(f"Reading {name}: {str(image)!r} cannot be read as an image; pass a PNG or JPEG.") from error
+        raise InputError(f"Reading {name}: {str(image)!r} cannot be read as an image. Pass a PNG or JPEG.") from error
     raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")

@@ -157,7 +157,7 @@ def test_pearson_is_over_visible_entries():
 
 def test_images_are_texts_of_patches():
     model = Model(tiny.build("vit"), None, name="tiny vit")
-    batch = model.probe((1,))
+    batch = model.sample((1,))
     model.images = lambda images: batch  # pyright: ignore - pixels as an image processor gives them
     result = ik.effective_attention(model, "an image")
     assert result.null_dim.unique().tolist() == [11]  # 17 patches, values of 6 dimensions

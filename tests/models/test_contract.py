@@ -1,5 +1,8 @@
 """What every supported family must show, on tiny random models with every parameter drawn anew."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as hf
@@ -8,6 +11,8 @@ from torch.func import jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.errors import ModelError
+from identikit.models import check, load
+from identikit.models import model as model_module
 from identikit.models.check import prove, stock_hidden
 from identikit.models.families import FAMILIES
 from identikit.models.model import Model
@@ -34,7 +39,7 @@ WINDOWS = {
 
 def batch_of(model: Model, lengths: tuple[int, ...], side: str = "right") -> TokenBatch:
     if model.vision:
-        return model.probe(lengths)
+        return model.sample(lengths)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(3, tiny.VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
     encoded = [Encoded(tuple(ids), None, (False,) * len(ids), tuple(map(str, ids)), (), "made up") for ids in texts]
@@ -49,6 +54,13 @@ def captured(model: Model, batch: TokenBatch) -> list[AttentionCall]:
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def test_what_differs_between_architectures_is_in_the_table():
+    """The modules that load, run and prove models name no architecture: the table of families does."""
+    names = "|".join({kind.split("_")[0] for kind in FAMILIES})
+    for module in (check, load, model_module):
+        assert not re.findall(rf"\b(?i:{names})(?![a-z])", Path(module.__file__).read_text()), module.__name__
 
 
 def test_every_family_has_a_tiny_model():
@@ -176,10 +188,10 @@ def test_model_leaves_as_it_came(name: str):
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):
-        tapped.trace(tapped.probe((5,)), fail)
+        tapped.trace(tapped.sample((5,)), fail)
     assert snapshot(model) == before
     if tapped.family.splits:
-        with pytest.raises(RuntimeError, match="inside"), tapped.split(tapped.probe((5,))):
+        with pytest.raises(RuntimeError, match="inside"), tapped.split(tapped.sample((5,))):
             raise RuntimeError("inside")
         assert snapshot(model) == before
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))

@@ -98,7 +98,7 @@ def test_folder_without_safetensors(tmp_path: Path, folder: Path):
 
 def test_folder_without_configuration(tmp_path: Path, folder: Path):
     shutil.copy(folder / "model.safetensors", tmp_path)
-    with pytest.raises(ik.ModelError, match=r"loading .*config\.json"):
+    with pytest.raises(ik.ModelError, match=r"Loading .*config\.json"):
         ik.load(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_incomplete_checkpoint_is_refused(tmp_path: Path, folder: Path):
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 4}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ik.ModelError, match=r"lacks \d+ weights of LlamaForCausalLM .* which would be random"):
+    with pytest.raises(ik.ModelError, match=r"lacks \d+ weights of LlamaForCausalLM .* they would be random"):
         ik.load(tmp_path / "model")
 
 
@@ -115,7 +115,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float):
     model = tiny.build("bert")
     with torch.no_grad():
         model.encoder.layer[1].output.dense.weight[0, 0] = value
-    with pytest.raises(ik.ModelError, match=r"layer\.1\.output\.dense\.weight' holds values that are not finite"):
+    with pytest.raises(ik.ModelError, match=r"layer\.1\.output\.dense\.weight' holds NaN or infinity"):
         ik.load(model, tiny.tokenizer())
 
 
@@ -132,6 +132,77 @@ def test_model_in_memory_keeps_its_place():
         ik.load(model, tiny.tokenizer(), dtype="float32")
     with pytest.raises(ik.InputError, match=r"its tokenizer \(or image processor\) is missing"):
         ik.load(model)
+
+
+def test_a_tuple_of_a_model_and_its_tokenizer():
+    model, tokenizer = tiny.build("bert"), tiny.tokenizer()
+    loaded = ik.load((model, tokenizer))
+    assert loaded.hf is model and loaded.tokenizer is tokenizer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda model, tokenizer: ((model, None),), r"its tokenizer \(or image processor\) is missing"),
+        (lambda model, tokenizer: ((None, tokenizer),), r"got the tuple \(NoneType, .*expected a transformers model"),
+        (lambda model, tokenizer: ((None, None),), r"got the tuple \(NoneType, NoneType\)"),
+        (lambda model, tokenizer: ((tokenizer, model),), "got the tuple .*BertModel"),
+        (lambda model, tokenizer: ((model, tokenizer, 3),), r"got the tuple \(BertModel, .*, int\)"),
+        (lambda model, tokenizer: ((model,),), r"got the tuple \(BertModel\)"),
+        (lambda model, tokenizer: ((),), r"got the tuple \(\)"),
+        (lambda model, tokenizer: (("folder", tokenizer),), r"got the tuple \(str, "),
+        (lambda model, tokenizer: ((model, tokenizer), tokenizer), "and a second argument"),
+        (lambda model, tokenizer: ((model, 3),), "got 3 as its tokenizer"),
+        (lambda model, tokenizer: (model, "bert"), "got 'bert' as its tokenizer"),
+        (lambda model, tokenizer: (model, model), "class BertModel as its tokenizer"),
+        (lambda model, tokenizer: (tokenizer,), r"got an object of the class \w+, expected a hub id, a folder"),
+        (lambda model, tokenizer: (torch.nn.Linear(2, 2), tokenizer), "Loading an object of the class Linear"),
+        (lambda model, tokenizer: (3,), "got 3, expected a hub id, a folder, or a transformers model"),
+        (lambda model, tokenizer: ("",), "got '', expected"),
+        (lambda model, tokenizer: ([model, tokenizer],), "class list, expected"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_words(arguments, message: str):
+    with pytest.raises(ik.InputError, match=message):
+        ik.load(*arguments(tiny.build("bert"), tiny.tokenizer()))
+
+
+def test_a_path_that_does_not_exist(folder: Path, tmp_path: Path):
+    with pytest.raises(ik.ModelError, match=r"nowhere: there is no such folder\. Name a folder with config\.json"):
+        ik.load(tmp_path / "nowhere")
+    with pytest.raises(ik.ModelError, match="nowhere: there is no such folder, and no such model"):
+        ik.load(str(tmp_path / "nowhere"))
+    with pytest.raises(ik.ModelError, match=r"config\.json: it is a file"):
+        ik.load(str(folder / "config.json"))
+    with pytest.raises(ik.ModelError, match=r"Loading a text, not .*: File name too long\. Name a folder"):
+        ik.load("a text, not a model " * 20)
+    with pytest.raises(ik.ModelError, match="Loading no id!: there is no such folder, and no such model"):
+        ik.load("no id!")
+
+
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "Albert", "XLNet"])
+def test_multiple_choice_is_refused_before_anything_runs(name: str, monkeypatch: pytest.MonkeyPatch):
+    build = getattr(hf, f"{name}ForMultipleChoice")
+    sizes = tiny._ENCODER if name != "XLNet" else {"vocab_size": 60, "d_model": 24, "n_layer": 1, "n_head": 4}
+    model = build(build.config_class(**sizes))
+    encoder = ik.load(model.base_model, tiny.tokenizer())
+    assert encoder.trace(encoder.sample((4,))).hidden[-1].shape == (1, 4, 24)
+    monkeypatch.setattr(build, "forward", lambda *args, **kwargs: pytest.fail("it ran"))
+    with pytest.raises(ik.ModelError, match=r"several choices at once .*Pass its encoder: load\(model\.base_model"):
+        ik.load(model, tiny.tokenizer())
+
+
+def test_one_way_xlnet_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
+    model = hf.XLNetLMHeadModel(hf.XLNetConfig(vocab_size=60, d_model=24, n_layer=1, n_head=4, attn_type="uni"))
+    monkeypatch.setattr(hf.XLNetLMHeadModel, "forward", lambda *args, **kwargs: pytest.fail("it ran"))
+    with pytest.raises(ik.ModelError, match=r"attn_type='uni', .*only 'bi' is supported"):
+        ik.load(model, tiny.tokenizer())
+
+
+def test_a_tokenizer_of_another_model_is_refused_in_words():
+    model = ik.load(tiny.build("bert"), hf.ByT5Tokenizer())
+    with pytest.raises(ik.InputError, match=r"token 'h' has the id 107, and .* has embeddings for only 60 ids"):
+        model.encode("h")
 
 
 def test_wrong_device_and_dtype(folder: Path):
@@ -158,6 +229,10 @@ def test_text_longer_than_the_positions(folder: Path):
     with pytest.raises(ik.InputError, match=r"102 tokens.*64.*truncate"):
         model.encode(text)
     assert len(model.encode(text, truncate=True)[0].ids) == 64
+    assert len(model.encode(text, truncate=True, max_tokens=9)[0].ids) == 9
+    with pytest.raises(ik.InputError, match="102 tokens and max_tokens allows at most 9"):
+        model.encode(text, max_tokens=9)
+    assert model.limit == 64
 
 
 def test_images(tmp_path: Path):

@@ -80,7 +80,7 @@ def test_attention_with_terms_of_its_own_is_refused_in_words():
 
 def test_normed_queries_are_told_from_turned_ones():
     model = tiny.loaded("bert")
-    with model.split(model.probe((7,))) as split:
+    with model.split(model.sample((7,))) as split:
         reading = collapse._read(model, 0, split.blocks[0])
         assert reading is not None and reading.why_not("query-key") == ""
         made_from = reading.made_from
@@ -122,9 +122,9 @@ def test_a_head_that_was_taken_out_is_no_error():
 
 def test_nothing_is_left_on_the_model():
     model = tiny.loaded("gpt2")
-    before = model.trace(model.probe((6,))).hidden[-1]
+    before = model.trace(model.sample((6,))).hidden[-1]
     collapse.measure(model, lengths=(6,))
-    assert torch.equal(model.trace(model.probe((6,))).hidden[-1], before)
+    assert torch.equal(model.trace(model.sample((6,))).hidden[-1], before)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.hf.modules())
 
 

@@ -115,7 +115,7 @@ def test_every_encoder_trains_from_its_weights_and_loads(tmp_path, name):
     finetune(base, "mrpc", out=tmp_path / "still", epochs=1, learning_rate=1e-30, **options)
     finetune(base, "mrpc", out=tmp_path / "out", epochs=1, learning_rate=1e-3, **options)
     own, still, tuned = (identikit.load(folder) for folder in (base, tmp_path / "still", tmp_path / "out"))
-    batch = own.probe((7, 5))
+    batch = own.sample((7, 5))
     hidden = [model.trace(batch).hidden for model in (own, still, tuned)]
     for layer in range(own.n_layers):
         assert torch.equal(hidden[0][layer], hidden[1][layer])

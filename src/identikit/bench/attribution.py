@@ -170,7 +170,7 @@ def on_a_gpu(options: Options, progress: Progress) -> list[Row]:
     for done, (n, layers) in enumerate(others, start=1):
         progress("attribution", done, 1 + len(others))
         model = bert_base(options.device, layers)
-        rows += in_precision(model, model.probe((n,)), "tf32", options.repeats)
+        rows += in_precision(model, model.sample((n,)), "tf32", options.repeats)
     progress("attribution", 1 + len(others), 1 + len(others))
     return rows
 
@@ -184,7 +184,7 @@ def bert_base(device: str, layers: int = 12) -> Model:
 
 def precisions(model: Model, n: int, repeats: int) -> list[Row]:
     """Time each precision, and compare its contributions with those in full precision."""
-    batch = model.probe((n,))
+    batch = model.sample((n,))
     exact, rows = contributions_of(model, batch), []
     for precision in PRECISIONS:
         rows += in_precision(model, batch, precision, repeats)

@@ -1,14 +1,14 @@
-"""The proof of a tap: what a model must show before a single number is read from it.
+"""The proof of a tap: what must hold for a model before a single number is read from it.
 
-Run on a made-up padded batch of a few tokens, so it costs a few short forward passes. Tests run the same proof on every
-family. A model that fails is refused: a wrong number is worse than none.
+It runs on a small padded sample, so it costs a few short forward passes. Tests run the same proof on every family. A
+model that fails is refused: a wrong number is worse than none.
 """
 
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from identikit.errors import ModelError
 from identikit.models import families
@@ -17,17 +17,16 @@ from identikit.models.tap import AttentionCall, evaluating, switched
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
-# How far two ways of computing one thing may lie apart, of the largest entry.
+# How far apart two ways of computing one thing may be, relative to the largest entry.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def prove(model: Model) -> int:
-    """Prove a tap, and return of how many layers; or raise a ModelError that names what does not hold."""
+    """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
     finite_weights(model)
-    batch = model.probe((7, 5))
+    batch = model.sample((7, 5))
     calls: list[AttentionCall] = []
-    made = _Made(model)
-    with made:
+    with _watched(model) as made:
         trace = model.trace(batch, calls.append)
     for call in calls:
         _attention_rebuilds_output(model, call)
@@ -46,41 +45,35 @@ def finite_weights(model: Model) -> None:
     for name, parameter in model.hf.named_parameters():
         if not torch.isfinite(parameter).all():
             raise ModelError(
-                f"loading {model.name}: the weight {name!r} holds values that are not finite (NaN or infinity), so "
-                "nothing computed from it means anything. Load a sound checkpoint."
+                f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
+                "anything. Load an intact checkpoint."
             )
 
 
-class _Made:
-    """Records what the value layer and the output projection of each block return, in call order."""
+class _Made(NamedTuple):
+    """What the value layer and the output projection of each block returned, in call order."""
 
-    def __init__(self, model: Model):
-        self.model = model
-        self.values: list[Any] = []
-        self.outputs: list[Any] = []
-        self.hooks: list[Any] = []
+    values: list[Tensor]
+    outputs: list[Tensor]
 
-    def __enter__(self) -> None:
-        for block in {id(block): block for block in self.model.blocks}.values():
-            if self.model.family.value is not None:
-                value = families.find(block, self.model.family.value)
-                self.hooks.append(value.register_forward_hook(lambda m, a, out: self.values.append(out)))
-            output = families.find(block, self.model.family.output)
-            if isinstance(output, nn.Module):
-                self.hooks.append(output.register_forward_hook(lambda m, a, out: self.outputs.append(out)))
-            else:  # XLNet's bare parameter: what enters the norm behind it, less the residual
-                self.hooks.append(block.rel_attn.register_forward_pre_hook(self._residual))  # pyright: ignore
-                self.hooks.append(block.rel_attn.layer_norm.register_forward_pre_hook(self._projected))  # pyright: ignore
 
-    def _residual(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.residual = args[0]
+@contextmanager
+def _watched(model: Model) -> Iterator[_Made]:
+    made, family = _Made([], []), model.family
+    with ExitStack() as stack:
+        for block in {id(block): block for block in model.blocks}.values():
+            hooks = [] if family.value is None else _watch(families.find(block, family.value), made.values)
+            if family.watch_output is None:
+                hooks += _watch(families.find(block, family.output), made.outputs)
+            else:
+                hooks += family.watch_output(block, made.outputs.append)
+            for hook in hooks:
+                stack.callback(hook.remove)
+        yield made
 
-    def _projected(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.outputs.append((args[0] - self.residual).transpose(0, 1))
 
-    def __exit__(self, *error: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+def _watch(module: Any, record: list[Tensor]) -> list[Any]:
+    return [module.register_forward_hook(lambda module, args, output: record.append(output))]
 
 
 def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
@@ -106,7 +99,7 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     """Compare the tapped run of a padded batch with the stock model's runs of each text alone."""
     for row in range(len(batch)):
         length = int(batch.keep[row].sum())
-        alone = model.probe((length,)) if batch.pixels is None else batch
+        alone = model.sample((length,)) if batch.pixels is None else batch
         own = stock_hidden(model, alone)[0 if batch.pixels is None else row]
         what = "output with the tap, padded, is the model's own, alone"
         _near(model, tapped[row][batch.keep[row].to(tapped.device)], own, what)
@@ -154,6 +147,6 @@ def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
     scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     if not difference <= _TOLERANCE[model.dtype] * scale:
         raise ModelError(
-            f"proving {model.name}: it does not hold that {what} (off by {difference / scale:.1e} of the largest "
-            f"entry, {_TOLERANCE[model.dtype]:.0e} allowed). Numbers read from this model would be wrong."
+            f"Proving {model.name}: it does not hold that {what} (off by {difference / scale:.1e} relative to the "
+            f"largest entry; allowed: {_TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
         )

@@ -1,10 +1,11 @@
-"""What the tap cannot see, as one table: where an architecture keeps its blocks and its projections.
+"""One table of what differs between architectures: where each keeps its blocks and projections, and how it is tapped.
 
-A row says nothing that `check.py` does not prove against the module's own output. To support another architecture, add
-its row (CONTRIBUTING.md, 'Add a family').
+`check.py` proves every row against the module's own output. To support another architecture, add its row
+(CONTRIBUTING.md, 'Add a family').
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
+from identikit.models import xlnet
+from identikit.models.tap import switched
 from identikit.shapes import Float, Tensor
+
+Watch = Callable[[nn.Module, Callable[[Tensor], None]], list[Any]]
+"""Called with a block and what to tell its output to; returns the hooks, to be removed at the end."""
 
 
 def _table_size(config: Any) -> int:
@@ -21,10 +27,10 @@ def _table_size(config: Any) -> int:
 
 
 def _after_padding(config: Any) -> int:
-    return config.max_position_embeddings - config.pad_token_id - 1  # positions are counted from the padding index on
+    return config.max_position_embeddings - config.pad_token_id - 1  # positions count up from the padding index
 
 
-def _unlimited(config: Any) -> None:
+def _none(config: Any) -> None:
     return None
 
 
@@ -34,15 +40,20 @@ def _patches(config: Any) -> int:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture's names.
+    """One architecture: what it calls its parts, and what it does differently.
 
     - `blocks`: its blocks, from the base model; `*` stands for every entry of a list
     - `output`: the output projection, from the block: a linear layer, or a bare (d, head, d_v) parameter
     - `value`: the layer that makes the values, alone or last of query, key, value; None: bare parameters, no bias
-    - `interleaved`: that layer holds query, key and value by turns for each head
+    - `interleaved`: that layer holds query, key and value in turn for each head
     - `embedding`: the module whose input is the embedding sum x; None: the first block
     - `positions`: takes `position_ids`; `limit`: how many tokens it has positions for
-    - `splits`: a block is post(x, mix(pre(x))) with mix the softmax attention of the tap alone
+    - `splits`: a block is post(x, mix(pre(x))) where mix is only the tap's softmax attention
+    - `sequence_first`: its blocks put the sequence before the batch
+    - `tap`: switches the tap in, and the model's own attention back at the end
+    - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
+    - `model_class`: the transformers class to load; None: the one that the checkpoint names
+    - `refusal`: why a model with this configuration cannot be read; None: it can
     """
 
     blocks: str
@@ -54,6 +65,10 @@ class Family:
     limit: Callable[[Any], int | None] = _table_size
     splits: bool = True
     sequence_first: bool = False
+    tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
+    watch_output: Watch | None = None
+    model_class: str | None = None
+    refusal: Callable[[Any], str | None] = _none
 
 
 _BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.value", embedding="embeddings.LayerNorm")
@@ -85,10 +100,26 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "roberta": _ROBERTA,
-    "t5": Family("encoder.block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=_unlimited),
+    "t5": Family(
+        "encoder.block.*",
+        "layer.0.SelfAttention.o",
+        "layer.0.SelfAttention.v",
+        limit=_none,
+        model_class="T5EncoderModel",
+    ),
     "vit": Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_patches),
     "xlm-roberta": _ROBERTA,
-    "xlnet": Family("layer.*", "rel_attn.o", None, limit=_unlimited, splits=False, sequence_first=True),
+    "xlnet": Family(
+        "layer.*",
+        "rel_attn.o",
+        None,
+        limit=_none,
+        splits=False,
+        sequence_first=True,
+        tap=xlnet.switched,
+        watch_output=xlnet.watch_output,
+        refusal=xlnet.refusal,
+    ),
 }
 
 # Architectures people ask for that compute attention outside transformers' attention interface.
@@ -96,8 +127,8 @@ _OWN_ATTENTION = frozenset(["bloom", "deberta", "deberta-v2", "gptj", "mpnet"])
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """Return the row for a model, or say what is missing."""
-    kind = model.config.model_type
+    """Return a model's row, or say why the model cannot be read."""
+    kind, named = model.config.model_type, type(model).__name__
     family = FAMILIES.get(kind)
     if family is None:
         reason = (
@@ -106,21 +137,28 @@ def family_of(model: PreTrainedModel) -> Family:
             else "its blocks and projections are not in the table of families"
         )
         raise ModelError(
-            f"loading {type(model).__name__}: the architecture {kind!r} is not supported: {reason}. "
+            f"Loading {named}: the architecture {kind!r} is not supported: {reason}. "
             f"Supported: {', '.join(FAMILIES)}. To add it, see 'Add a family' in CONTRIBUTING.md."
         )
-    if not find_all(model.base_model, family.blocks):
-        hint = " Pass its encoder as a T5EncoderModel." if kind == "t5" else ""
-        raise ModelError(
-            f"loading {type(model).__name__}: no blocks at {family.blocks!r}, where {kind} keeps them; this class is "
-            f"laid out in another way.{hint}"
-        )
-    if getattr(model.config, "is_encoder_decoder", False) and hasattr(model.base_model, "decoder"):
-        raise ModelError(
-            f"loading {type(model).__name__}: it has an encoder and a decoder, and identikit reads one stack. "
-            "Pass its encoder alone (for T5: transformers.T5EncoderModel)."
-        )
+    reason = family.refusal(model.config) or _refusal(model, family)
+    if reason is not None:
+        raise ModelError(f"Loading {named}: {reason}")
     return family
+
+
+def _refusal(model: PreTrainedModel, family: Family) -> str | None:
+    """Say why a class of a supported architecture cannot be read; None if it can."""
+    instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
+    if any(base.__name__.endswith("ForMultipleChoice") for base in type(model).__mro__):
+        return (
+            "it reads several choices at once (inputs of three dimensions), and identikit reads one text at a time. "
+            "Pass its encoder: load(model.base_model, tokenizer)."
+        )
+    if not find_all(model.base_model, family.blocks):
+        return f"it has no blocks at {family.blocks!r}, where {model.config.model_type} keeps them.{instead}"
+    if getattr(model.config, "is_encoder_decoder", False) and hasattr(model.base_model, "decoder"):
+        return f"it has an encoder and a decoder, and identikit reads one stack.{instead}"
+    return None
 
 
 def find_all(root: nn.Module, path: str) -> list[nn.Module]:
@@ -135,7 +173,7 @@ def find_all(root: nn.Module, path: str) -> list[nn.Module]:
 
 
 def find(root: nn.Module, path: str) -> Any:
-    """Return what stands at a dotted path: a module or a parameter."""
+    """Return the module or parameter at a dotted path."""
     for name in path.split("."):
         root = getattr(root, name)
     return root
@@ -154,14 +192,14 @@ def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Ten
 def value_part(
     family: Family, made: Float[Tensor, "*rest made"], kv_heads: int, d_v: int
 ) -> Float[Tensor, "*rest kv d"]:
-    """Return the values of every key-value head out of what the value layer makes."""
+    """Return the values of every key-value head from what the value layer makes."""
     if family.interleaved:
         return made.unflatten(-1, (kv_heads, 3, d_v)).select(-2, 2)
     return made[..., -kv_heads * d_v :].unflatten(-1, (kv_heads, d_v))
 
 
 def value_bias(family: Family, block: nn.Module, kv_heads: int, d_v: int) -> Float[Tensor, "kv_head d_v"] | None:
-    """Return what is added to every value of a head, or None where nothing is."""
+    """Return the bias that is in every value of a head, or None if there is none."""
     if family.value is None:
         return None
     bias = find(block, family.value).bias

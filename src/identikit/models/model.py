@@ -1,4 +1,4 @@
-"""A model under the tap: run it, watch it, and take its blocks apart."""
+"""A model under the tap: run it, watch it, take its blocks apart."""
 
 import hashlib
 import inspect
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from identikit.encoding import encode
 from identikit.errors import InputError, ModelError
 from identikit.models import families
-from identikit.models.tap import AttentionCall, Visitor, evaluating, switched, visiting
-from identikit.models.xlnet import switched_core
+from identikit.models.tap import AttentionCall, Visitor, evaluating, visiting
 from identikit.shapes import Float, Tensor
-from identikit.text import Encoded, TokenBatch, batches, encode, encode_images
+from identikit.text import Encoded, TokenBatch, batches, encode_images
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Trace:
 
 @dataclass(frozen=True)
 class Block:
-    """One block as post(x, mix(pre(x))): `pre` and `post` act on each position alone, only `mix` looks across.
+    """One block as post(x, mix(pre(x))): `pre` and `post` act on each position alone, and only `mix` looks across.
 
     - `input`: the hidden vectors that enter it; `call`: its attention, as captured
     - `pre(x)`: queries, keys and values; `post(x, o)`: the block's output for the head output o
-    - `whole(x)`: the block as it is
+    - `whole(x)`: the whole block
     """
 
     input: Float[Tensor, "batch n d"]
@@ -51,14 +51,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Split:
-    """A model taken apart for one batch: x, the tail of its embedding (x to the first block's input), its blocks."""
+    """A model taken apart for one batch: x, the rest of its embedding (from x to the first block), and its blocks."""
 
     inputs: Float[Tensor, "batch n d_x"]
     tail: Callable[[Tensor], Tensor]
     blocks: tuple[Block, ...]
 
 
-class _Reached(Exception):  # noqa: N818 - not an error: it ends a run whose wanted part is done
+class _Reached(Exception):  # noqa: N818 - not an error: it ends a run once the wanted part is done
     def __init__(self, *parts: Tensor):
         self.parts = parts
 
@@ -75,8 +75,9 @@ class _Seen:
 class Model:
     """A transformer with its tokenizer (or image processor), ready to be read.
 
-    `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured by a first run
-    through the tap, not read from a configuration. Layers count from 0.
+    `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
+    through the tap, not read from a configuration. `limit` is how many tokens it has positions for (None: no limit).
+    Layers count from 0.
     """
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
@@ -99,7 +100,7 @@ class Model:
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
         with self._tapped(calls.append) as seen:
-            self._forward(self.probe((6,)))
+            self._forward(self.sample((6,)))
         first = calls[0]
         self.n_layers = len(calls)
         self.n_heads, self.n_key_value_heads = first.query.shape[1], first.key.shape[1]
@@ -111,12 +112,12 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device that the model is on."""
         return self.hf.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model computes in."""
+        """The number format that the model computes in."""
         return self.hf.dtype
 
     @property
@@ -128,7 +129,7 @@ class Model:
     def fingerprint(self) -> str:
         """A SHA-256 over the name, shape, dtype and about 1,024 evenly spaced entries of every parameter.
 
-        It tells checkpoints apart without reading gigabytes; it does not prove that two models agree in every entry.
+        It tells checkpoints apart without reading gigabytes. It does not prove that two models agree in every entry.
         """
         digest = hashlib.sha256()
         for name, parameter in sorted(self.hf.named_parameters()):
@@ -142,43 +143,56 @@ class Model:
         return families.output_projection(self.family, self.blocks[self.layer(layer)], self.n_heads)
 
     def value_bias(self, layer: int) -> Float[Tensor, "kv_head d_v"] | None:
-        """Return the bias in the layer's values, or None where it has none."""
+        """Return the bias in the layer's values, or None if there is none."""
         block = self.blocks[self.layer(layer)]
         return families.value_bias(self.family, block, self.n_key_value_heads, self.d_value)
 
     def layer(self, index: int) -> int:
-        """Return a layer's index if it exists; counted from 0."""
+        """Return a layer's index, counted from 0, if the layer exists."""
         if not 0 <= index < self.n_layers:
-            raise InputError(f"layer {index} does not exist: {self.name} has layers 0 to {self.n_layers - 1}.")
+            raise InputError(
+                f"Choosing layers: layer {index} does not exist: {self.name} has layers 0 to {self.n_layers - 1}."
+            )
         return index
 
     def encode(self, texts: Any, *, truncate: bool = False, max_tokens: int | None = None) -> list[Encoded]:
-        """Return texts as tokens; one longer than the model's positions is an error unless `truncate` is asked for."""
+        """Return a text (a string, a pair, or token ids), or a list of texts, as tokens.
+
+        A text of more tokens than the model has positions for, or than `max_tokens`, is an error; with `truncate` it is
+        cut there.
+        """
         if self.vision:
-            raise InputError(f"{self.name} reads images, not texts: pass a PIL image or the path of one.")
-        limit = min((n for n in (self.limit, max_tokens) if n is not None), default=None)
-        return encode(self.tokenizer, texts, limit=limit, truncate=truncate)
+            raise InputError(f"{self.name} reads images, not texts. Pass a PIL image or the path of one.")
+        encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
+        known = len(self.hf.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
+        for one in encoded:
+            if max(one.ids) >= known:
+                raise InputError(
+                    f"Reading a text: its token {one.tokens[one.ids.index(max(one.ids))]!r} has the id {max(one.ids)}, "
+                    f"and {self.name} has embeddings for only {known} ids. Use the model's own tokenizer."
+                )
+        return encoded
 
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
-        """Return batches of texts of like length, padded on the right."""
+        """Yield batches of texts of similar length, padded on the right."""
         return batches(encoded, batch_tokens=batch_tokens, pad_id=self.pad_id)
 
     def images(self, images: Any) -> TokenBatch:
-        """Return PIL images, or paths of them, as one batch: patches are the tokens."""
+        """Return PIL images, or their paths, as one batch whose tokens are patches."""
         if not self.vision:
-            raise InputError(f"{self.name} reads texts, not images: pass a text or a pair of texts.")
+            raise InputError(f"{self.name} reads texts, not images. Pass a text or a pair of texts.")
         side = self.hf.config.image_size // self.hf.config.patch_size
         return encode_images(self.tokenizer, images, grid=(side, side))
 
     @property
     def pad_id(self) -> int:
-        """The token that fills a padded batch; it is never looked at."""
+        """The id that fills up a padded batch; no real token ever looks at it."""
         pad = getattr(self.tokenizer, "pad_token_id", None)
         pad = self.hf.config.get_text_config().pad_token_id if pad is None else pad
         return 0 if pad is None else pad
 
-    def probe(self, lengths: tuple[int, ...]) -> TokenBatch:
-        """Return a small made-up batch of sequences of these lengths, for measuring and proving."""
+    def sample(self, lengths: tuple[int, ...]) -> TokenBatch:
+        """Return a made-up batch of sequences of these lengths, for measuring and proving."""
         if self.vision:
             config = self.hf.config
             size = (len(lengths), config.num_channels, config.image_size, config.image_size)
@@ -193,7 +207,7 @@ class Model:
     def trace(self, batch: TokenBatch, visit: Visitor = lambda call: None) -> Trace:
         """Run a batch through the tapped model.
 
-        `visit` sees every layer's attention in turn, and may return another head output for the model to go on with.
+        `visit` sees each layer's attention in turn. It may return another head output, which the model then uses.
         """
         with self._tapped(visit) as seen:
             output = self._forward(batch)
@@ -206,7 +220,7 @@ class Model:
         `run` is a trace of this batch and its attention calls, if it was run already.
         """
         if not self.family.splits:
-            raise ModelError(f"{self.name} does not split: its attention has terms beyond softmax(QK)V.")
+            raise ModelError(f"{self.name} cannot be taken apart: its attention has terms beyond softmax(QK)V.")
         if run is None:
             calls: list[AttentionCall] = []
             run = self.trace(batch, calls.append), calls
@@ -230,7 +244,7 @@ class Model:
             except _Reached as reached:
                 query, key, value = reached.parts
                 return query, key, value
-            raise ModelError(f"{type(module).__name__} ended without calling its attention.")
+            raise ModelError(f"Reading {self.name}: {type(module).__name__} did not call its attention.")
 
         def post(x: Tensor, output: Tensor) -> Tensor:
             return run(x, lambda call: output)
@@ -241,7 +255,7 @@ class Model:
         return Block(_hidden(args, kwargs), call, pre, post, whole)
 
     def _tail(self, batch: TokenBatch, x: Tensor) -> Tensor:
-        """Run the embedding from the sum x on, up to the first block."""
+        """Run the rest of the embedding, from the sum x up to the first block."""
 
         def replace(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (x, *args[1:])
@@ -259,32 +273,31 @@ class Model:
                 self._forward(batch)
             except _Reached as reached:
                 return reached.parts[0]
-        raise ModelError(f"{self.name} ended without reaching its first block.")
+        raise ModelError(f"Reading {self.name}: it ended before its first block.")
 
     def _forward(self, batch: TokenBatch) -> Any:
         return self.hf(**self.arguments(batch))
 
     def arguments(self, batch: TokenBatch) -> dict[str, Any]:
-        """Return what the model's forward is called with for a batch."""
+        """Return the arguments of the model's forward for a batch."""
         batch = batch.to(self.device)
         if batch.pixels is not None:
             return {"pixel_values": batch.pixels.to(self.dtype)}
         arguments: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.keep.long()}
         if batch.segments is not None and "token_type_ids" in self._accepted:
             arguments["token_type_ids"] = batch.segments
-        if self.family.positions:  # with the mask: alone they would be taken for packed sequences
+        if self.family.positions:  # without the mask they would mean packed sequences
             arguments["position_ids"] = (batch.keep.long().cumsum(-1) - 1).clamp(min=0)
         return arguments | {name: False for name in ("use_cache", "use_mems") if name in self._accepted}
 
     @contextmanager
     def _switched(self) -> Iterator[None]:
-        own = self.hf.config.model_type == "xlnet"
-        with evaluating(self.hf), switched_core(self._modules) if own else switched(self.hf):
+        with evaluating(self.hf), self.family.tap(self.hf):
             yield
 
     @contextmanager
     def _tapped(self, visit: Visitor) -> Iterator[_Seen]:
-        """Run with the tap on and every block watched; on leaving, prove that each block attended exactly once."""
+        """Run with the tap in place and every block watched; at the end, check that each block attended just once."""
         seen = _Seen()
         with self._switched(), torch.no_grad(), visiting(visit) as count, ExitStack() as stack:
             for hook in self._hooks(seen, count):
@@ -292,8 +305,8 @@ class Model:
             yield seen
         if not seen.blocks or count[0] != len(seen.blocks):
             raise ModelError(
-                f"reading {self.name}: its {len(seen.blocks)} blocks called the tapped attention {count[0]} times, not "
-                "once each; its attention does not go through transformers' attention interface as identikit needs."
+                f"Reading {self.name}: its {len(seen.blocks)} blocks called the tapped attention {count[0]} times, not "
+                "once each. Its attention does not go through transformers' attention interface as identikit needs."
             )
 
     def _hooks(self, seen: _Seen, count: list[int]) -> Iterator[Any]:
@@ -309,7 +322,7 @@ class Model:
             seen.hidden.append(self._batch_first(_first(output)))
             if count[0] != len(seen.blocks):
                 raise ModelError(
-                    f"reading {self.name}: block {len(seen.blocks) - 1} ({type(module).__name__}) called the tapped "
+                    f"Reading {self.name}: block {len(seen.blocks) - 1} ({type(module).__name__}) called the tapped "
                     f"attention {count[0] - len(seen.blocks) + 1} times, not once."
                 )
 
@@ -343,7 +356,7 @@ def _first(output: Any) -> Tensor:
 
 def _not_none(inputs: Tensor | None) -> Tensor:
     if inputs is None:
-        raise ModelError("the model ran without passing its embedding; its family's row names the wrong module.")
+        raise ModelError("Reading a model: it ran without its embedding. Its family's row names the wrong module.")
     return inputs
 
 

@@ -1,4 +1,4 @@
-"""Reading texts through a model: batches and the texts in them, what each query sees, and what a change does."""
+"""Read texts through a model: batches and their texts, what each query sees, and what a replaced output changes."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,18 +12,26 @@ from identikit.maths.visible import Visible, visible_from_mask, visible_window
 from identikit.models.model import Model, Split, Trace
 from identikit.models.tap import AttentionCall, RowMask
 from identikit.shapes import Tensor
-from identikit.text import Text, TokenBatch, collate, image_digests
+from identikit.text import Text, TokenBatch, collate, image_digests, text_alone
 
 
 class Change(NamedTuple):
-    """The largest change of a model's output, of its largest entry; `logits` is None where the model makes none."""
+    """The largest change of a model's output, relative to its largest entry; `logits` is None if it makes none."""
 
     hidden: float
     logits: float | None
 
     def words(self) -> str:
-        """Say it."""
-        return f"changed the final hidden states by {self.hidden:.1g}"
+        """Say the change as the end of a sentence: 'left … bit-identical' or 'changed … by …'."""
+        found = {"the final hidden states": self.hidden, "the logits": self.logits}
+        same = [what for what, size in found.items() if size == 0]
+        moved = [f"{what} by {_short(size)}" for what, size in found.items() if size]
+        said = [f"changed {' and '.join(moved)} (relative to the largest entry)"] if moved else []
+        return " and ".join([*said, f"left {' and '.join(same)} bit-identical"] if same else said)
+
+
+def _short(number: float) -> str:
+    return f"{number:.1g}".replace("e-0", "e-")
 
 
 def encoded_batches(
@@ -32,29 +40,16 @@ def encoded_batches(
     """Yield padded batches of texts (or of images), each with the texts of its rows."""
     if model.vision:
         batch = model.images(text)
+        if max_tokens is not None and batch.lengths[0] > max_tokens:
+            raise InputError(
+                f"Reading images: {model.name} makes {batch.lengths[0]} tokens of each, and max_tokens allows "
+                f"{max_tokens}. An image cannot be cut; leave max_tokens out."
+            )
         yield batch, image_digests(batch)
         return
     encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
     for batch in model.batches(encoded):
         yield batch, [encoded[index].text for index in batch.order]
-
-
-def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
-    """Return one text of a batch as a batch of its own, without its padding."""
-
-    def part(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[row, batch.rows(row)][None]
-
-    return TokenBatch(
-        ids=part(batch.ids),
-        keep=batch.keep[row, batch.rows(row)][None],
-        special=batch.special[row, batch.rows(row)][None],
-        segments=part(batch.segments),
-        tokens=(batch.tokens[row],),
-        words=(batch.words[row],),
-        order=(0,),
-        pixels=None if batch.pixels is None else batch.pixels[row : row + 1],
-    )
 
 
 def output_change(before: Trace, after: Trace) -> Change:
@@ -66,11 +61,12 @@ def output_change(before: Trace, after: Trace) -> Change:
 
 
 def _largest_change(before: Tensor, after: Tensor) -> float:
-    return float((after.double() - before.double()).abs().max() / before.double().abs().max())
+    difference = (after.double() - before.double()).abs().max()
+    return 0.0 if difference == 0 else float(difference / before.double().abs().max())
 
 
 def visible_keys(call: AttentionCall) -> Visible | None:
-    """Return who sees what; long masks are read in ranges of rows, never as a whole."""
+    """Return which keys each query sees (None: all); a long mask is read in ranges of rows, never as a whole."""
     n, device = call.query.shape[2], call.query.device
     if call.mask is None:
         return None
@@ -84,7 +80,10 @@ def visible_keys(call: AttentionCall) -> Visible | None:
         block = call.visible(rows)[0, 0]
         start, count = block.byte().argmax(-1), block.sum(-1)
         if not torch.equal(block, (places >= start[:, None]) & (places < (start + count)[:, None])):
-            raise InputError(f"a text of {n} tokens whose mask is not made of runs of keys is too long to be read.")
+            raise InputError(
+                f"Reading a text of {n} tokens: its mask is too long to hold and not made of runs of keys. Shorten the "
+                "text."
+            )
         starts.append(start)
         stops.append(start + count)
     return Visible(n, places, torch.cat(starts), torch.cat(stops))

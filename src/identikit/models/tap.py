@@ -2,7 +2,7 @@
 
 transformers lets a caller register an attention function and a mask function under one name. Ours receives, at every
 layer, the query, key and value (after rotary, keys and values not repeated), the mask and the scaling; it hands them to
-a *visitor* as an `AttentionCall` and returns the head output, or whatever the visitor returns in its place. Nothing of
+a *visitor* as an `AttentionCall` and returns the head output, or what the visitor returns instead. Nothing of
 transformers is forked, and no attention matrix is needed.
 """
 
@@ -26,14 +26,14 @@ NAME = "identikit_tap"  # must contain none of: sdpa, flash, flex, '/', 'paged|'
 LONGEST_MASK = 4096  # tokens up to which a mask is materialised
 ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunks
 
-# Arguments of the attention call that are already in the mask or have no effect on an evaluated model.
+# Arguments of the attention call that are already in the mask, or have no effect in evaluation mode.
 _WITHOUT_EFFECT = frozenset([
     "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position", "past_key_values", "deterministic",
     "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch",
 ])  # fmt: skip
 
 MaskRule = Callable[[Any, Any, Any, Any], Any]  # batch, head, query and key indices to bool, by broadcasting
-Selection = slice | Tensor  # of queries or heads: a range, or their positions
+Selection = slice | Tensor  # a range of queries or heads, or their positions
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
@@ -42,7 +42,7 @@ _layer: ContextVar[list[int]] = ContextVar("identikit_layer")
 
 @dataclass(frozen=True)
 class RowMask:
-    """A mask too long to hold: the rule that made it, evaluated for the rows that are asked for."""
+    """A mask too long to hold: the rule that made it, evaluated only for the rows asked for."""
 
     rule: MaskRule
     batch: int
@@ -61,13 +61,13 @@ class RowMask:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    r"""What one layer's attention was called with, and what follows from it.
+    r"""What one layer's attention was called with, and what can be computed from it.
 
     $$O = A V,\quad A = \mathrm{softmax}(s\,Q K^\top + B)$$ (Eq. 1, with the terms that later models added)
 
     - `query`, `key`, `value`: Q, K, V; rotary applied, keys and values one per key-value head
     - `scaling`: s; `softcap`: c of $c\tanh(\cdot/c)$ on the scaled scores; `bias`: B, added after it
-    - `mask`: which keys a query sees, True = sees; None: all of them
+    - `mask`: which keys a query sees, True = sees it; None: all keys
     """
 
     layer: int
@@ -114,7 +114,7 @@ class AttentionCall:
         return weights.masked_fill(~visible, 0.0)
 
     def of_text(self, row: int, positions: Int[Tensor, "n"]) -> "AttentionCall":
-        """Return the call of one text of the batch, its padding taken out: what the text alone would have given."""
+        """Return the call of one text of the batch without its padding, as if the text had been run alone."""
         if len(positions) == self.query.shape[2]:
             positions = slice(None)  # pyright: ignore[reportAssignmentType]
 
@@ -123,7 +123,7 @@ class AttentionCall:
 
         mask, bias = self.mask, self.bias
         if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(positions, Tensor)):
-            raise ModelError(f"reading a text of over {LONGEST_MASK} tokens: it must be run alone, not in a batch.")
+            raise ModelError(f"Reading a text of over {LONGEST_MASK} tokens: it must be run alone, not in a batch.")
         if isinstance(mask, Tensor):
             mask = part(mask)[..., positions]
         if bias is not None:
@@ -139,7 +139,7 @@ class AttentionCall:
 
     @cached_property
     def output(self) -> Float[Tensor, "batch head query d_v"]:
-        """The head output O = A·V, through the fused kernel where the layer's form allows it."""
+        """The head output $O = AV$, through the fused kernel where the layer allows it."""
         value = self.value.repeat_interleave(self.groups, dim=1)
         if isinstance(self.mask, RowMask) and self.mask.plain_causal and self.softcap is None and self.bias is None:
             key = self.key.repeat_interleave(self.groups, dim=1)
@@ -165,13 +165,13 @@ class AttentionCall:
 
 
 def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
-    """Give a layer's call to the visitor; return the head output that the model goes on with."""
+    """Give a layer's call to the visitor; return the head output that the model continues with."""
     replaced = _visitor.get()(call)
     return call.output if replaced is None else replaced
 
 
 def next_layer() -> int:
-    """Count the attention calls of this run: ALBERT calls one module many times, so call order is the only index."""
+    """Return the index of the next attention call: ALBERT calls one module many times, so only call order counts."""
     counter = _layer.get()
     counter[0] += 1
     return counter[0] - 1
@@ -189,11 +189,11 @@ def _attention(
     position_bias: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers asks, with the visitor looking on."""
+    """Attend as transformers asks, and show the visitor the call."""
     unknown = sorted(name for name, term in others.items() if term is not None and name not in _WITHOUT_EFFECT)
     if unknown or dropout:
         raise ModelError(
-            f"reading the attention of {type(module).__name__}: it passes {', '.join(unknown) or 'dropout'}, which "
+            f"Reading the attention of {type(module).__name__}: it passes {', '.join(unknown) or 'dropout'}, which "
             "identikit does not know and will not ignore. Use another model, or add the term (CONTRIBUTING.md)."
         )
     call = AttentionCall(
@@ -210,12 +210,12 @@ def _attention(
 
 
 def _understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
-    """Return the mask in our terms, or refuse one that did not come from our mask function."""
+    """Return the mask as bool or as its rule, and refuse one that did not come from our mask function."""
     if mask is None:
         if getattr(module, "is_causal", False) and query.shape[2] > 1:
             raise ModelError(
-                f"reading the attention of {type(module).__name__}: it is causal but came without a mask, so what it "
-                "sees is unknown. Its architecture does not build masks through transformers' mask functions."
+                f"Reading the attention of {type(module).__name__}: it is causal but came without a mask, so what it "
+                "sees is unknown. Its architecture needs a tap of its own (CONTRIBUTING.md)."
             )
         return None
     rule = getattr(mask, "identikit_rule", None)
@@ -223,8 +223,8 @@ def _understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor
         return rule
     if mask.dtype != torch.bool or mask.is_meta:
         raise ModelError(
-            f"reading the attention of {type(module).__name__}: its mask was rewritten by the model ({mask.dtype}), so "
-            "what it sees is unknown. Its architecture needs a tap of its own (CONTRIBUTING.md)."
+            f"Reading the attention of {type(module).__name__}: the model rewrote its mask ({mask.dtype}), so what it "
+            "sees is unknown. Its architecture needs a tap of its own (CONTRIBUTING.md)."
         )
     return mask
 
@@ -239,7 +239,7 @@ def _mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor | None:
-    """Return the mask as bool, or for long texts a weightless stand-in that carries its rule."""
+    """Return the mask as bool, or for a long text an empty stand-in that carries its rule."""
     if kv_length <= LONGEST_MASK:
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return sdpa_mask(
@@ -247,7 +247,7 @@ def _mask(
             use_vmap=use_vmap, device=device, **others,
         )  # fmt: skip
     if use_vmap:
-        raise ModelError(f"a text of {kv_length} tokens needs a mask by rule, and this model's is not index-based.")
+        raise ModelError(f"Reading a text of {kv_length} tokens: this model's mask has no rule by index. Shorten it.")
     rule = mask_function
     if attention_mask is not None and not bool(attention_mask.all()):
         rule = and_masks(mask_function, padding_mask_function(attention_mask))
@@ -259,7 +259,7 @@ def _mask(
 
 @contextmanager
 def visiting(visitor: Visitor) -> Iterator[list[int]]:
-    """Send the attention calls made inside to `visitor`; yields the running count of them."""
+    """Send the attention calls made inside to `visitor`; yield their running count."""
     counter = [0]
     tokens = _visitor.set(visitor), _layer.set(counter)
     try:
@@ -271,8 +271,8 @@ def visiting(visitor: Visitor) -> Iterator[list[int]]:
 
 @contextmanager
 def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
-    """Put the tap in the place of the model's attention, and the model's own back at the end, whatever happens."""
-    AttentionInterface.register(NAME, _attention)  # there is no way to unregister; again is harmless
+    """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
+    AttentionInterface.register(NAME, _attention)  # it cannot be unregistered; doing it again is harmless
     AttentionMaskInterface.register(NAME, _mask)
     configs = {
         id(config): config for config in (getattr(m, "config", None) for m in model.modules()) if config is not None
@@ -288,7 +288,7 @@ def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[Non
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run without dropout, and give every module its own training flag back at the end."""
+    """Run without dropout; at the end, give every module its own training flag back."""
     training = [(module, module.training) for module in model.modules()]
     try:
         model.eval()

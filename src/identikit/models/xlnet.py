@@ -1,17 +1,18 @@
-"""XLNet's own tap: its attention stands outside transformers' attention interface.
+"""What is special about XLNet: its attention is outside transformers' attention interface, so it has a tap of its own.
 
 XLNet scores a pair by content, relative position and segment, each with its own learned query bias:
 (q + r_w)·k + shift((q + r_r)·r) + (q + r_s)·segment. The first is a plain attention score of the query q + r_w; the
-other two are handed on as the additive bias of the call. That bias depends on the query, so a block does not split.
+other two become the additive bias of the call. That bias depends on the query, so a block does not split.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
 from identikit.models.tap import AttentionCall, hand_over, next_layer
@@ -28,9 +29,9 @@ def _core(
     attn_mask: Tensor | None = None,
     output_attentions: bool = False,
 ) -> Float[Tensor, "query batch head d_v"]:
-    """Stand in for `XLNetRelativeAttention.rel_attn_core`, with the visitor looking on."""
+    """Stand in for `XLNetRelativeAttention.rel_attn_core`, and show the visitor the call."""
     if output_attentions:
-        raise ModelError("reading XLNet: output_attentions=True cannot be combined with the tap; leave it off.")
+        raise ModelError("Reading XLNet: output_attentions=True does not work with the tap. Leave it out.")
     bias = torch.einsum("ibnd,jbnd->bnij", q_head + module.r_r_bias, k_head_r)
     bias = module.rel_shift_bnij(bias, klen=k_head_h.shape[0])
     if seg_mat is not None:
@@ -49,11 +50,38 @@ def _core(
 
 
 @contextmanager
-def switched_core(blocks: list[nn.Module]) -> Iterator[None]:
+def switched(model: PreTrainedModel) -> Iterator[None]:
     """Put the tap in the place of every block's attention core, and take it out again."""
     with ExitStack() as stack:
-        for block in blocks:
+        for block in model.base_model.layer:  # pyright: ignore[reportGeneralTypeIssues]
             attention: Any = block.rel_attn
             attention.rel_attn_core = partial(_core, attention)
             stack.callback(delattr, attention, "rel_attn_core")
         yield
+
+
+def watch_output(block: Any, record: Callable[[Tensor], None]) -> list[Any]:
+    """Record what the output projection makes: what enters the norm after it, less the residual."""
+    residual: list[Tensor] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        residual[:] = [args[0]]
+
+    def projected(module: nn.Module, args: tuple[Any, ...]) -> None:
+        record((args[0] - residual[0]).transpose(0, 1))
+
+    attention = block.rel_attn
+    return [
+        attention.register_forward_pre_hook(enter),
+        attention.layer_norm.register_forward_pre_hook(projected),
+    ]
+
+
+def refusal(config: Any) -> str | None:
+    """Refuse attn_type='uni': transformers cannot run it on a padded batch, so it cannot be proved."""
+    if config.attn_type == "bi":
+        return None
+    return (
+        f"its attention is attn_type={config.attn_type!r}, which transformers cannot run on a padded batch; only 'bi' "
+        "is supported. Load an XLNet whose config says attn_type='bi'."
+    )

@@ -124,7 +124,7 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
 
 def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
     """Make a text of random tokens; a vision model gets its random image."""
-    batch = model.probe((n,))
+    batch = model.sample((n,))
     if batch.ids is None:
         return batch
     vocabulary = model.hf.config.get_text_config().vocab_size

@@ -20,11 +20,12 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from identikit.data import read_labelled
+from identikit.encoding import encode
 from identikit.errors import InputError
 from identikit.models.load import load, quiet
 from identikit.models.model import Model
 from identikit.provenance import provenance, text_hash
-from identikit.text import Encoded, Text, collate, encode, in_order
+from identikit.text import Encoded, Text, collate, in_order
 
 Progress = Callable[[int, int, float], None]
 _Labelled = list[tuple[Text, int]]

@@ -18,7 +18,7 @@ SENTENCE: Text = (  # of Figures 19 to 25 (Appendix C.4), as MRPC writes it
     "He said the foodservice pie business doesn 't fit the company 's long-term growth strategy .",
     '" The foodservice pie business does not fit our long-term growth strategy .',
 )
-PASSAGE: Text = (  # of Figure 6 (Appendix A.3)
+PASSAGE = (  # of Figure 6 (Appendix A.3)
     "research into military brats has consistently shown them to be better behaved than their civilian counterparts.",
     "hypotheses as to why brats are better behaved: firstly, military parents have a lower threshold for misbehavior "
     "in their children; secondly, the mobility of teenagers might make them less likely to attract attention to "

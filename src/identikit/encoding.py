@@ -1,0 +1,249 @@
+"""Texts as pieces: strings and pairs through the tokenizer, token ids as they are, each aligned with its words."""
+
+import unicodedata
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from typing import Any
+
+from tokenizers import Encoding
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from identikit.errors import InputError
+from identikit.text import Encoded, is_several
+
+_Word = tuple[tuple[int, int], tuple[int, int, int]]  # a span over pieces, and (part, start, stop) over characters
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: object,
+    *,
+    limit: int | None = None,
+    max_tokens: Any = None,
+    truncate: bool = False,
+) -> list[Encoded]:
+    """Turn a text (a string, a pair, or token ids), or a list of texts, into pieces.
+
+    A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
+    cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
+    they are: nothing is added to them, and they are cut at the end.
+    """
+    listed: Any = texts if is_several(texts) else [texts]
+    if not listed:
+        raise InputError("Reading texts: the list is empty. Pass at least one text.")
+    room = _room(limit, max_tokens, truncate)
+    named = [(f"texts[{index}]" if is_several(texts) else "the text", text) for index, text in enumerate(listed)]
+    checked = [(name, _checked_text(name, text) if (ids := _listed_ids(text)) is None else ids) for name, text in named]
+    own_words = _separates_words(tokenizer)
+    return [
+        _encode_ids(tokenizer, name, text, room, own_words)
+        if isinstance(text, list)
+        else _encode_text(tokenizer, name, text, room, own_words)
+        for name, text in checked
+    ]
+
+
+@dataclass(frozen=True)
+class _Room:
+    """How many tokens a text may have (None: any number), what says so, and whether a longer text is cut."""
+
+    tokens: int | None
+    reason: str
+    truncate: bool
+
+    def exceeded(self, name: str, tokens: int) -> bool:
+        """Whether a text has to be cut; refuse a long one that may not be."""
+        if self.tokens is None or tokens <= self.tokens:
+            return False
+        if not self.truncate:
+            raise InputError(
+                f"Reading {name}: it has {tokens} tokens and {self.reason}. Shorten it, or cut it with truncate=True "
+                "(command line: --truncate)."
+            )
+        return True
+
+
+def _room(limit: int | None, max_tokens: Any, truncate: bool) -> _Room:
+    if max_tokens is None:
+        return _Room(limit, f"the model reads at most {limit}", truncate)
+    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
+        raise InputError(f"Reading texts: max_tokens is {max_tokens!r}, expected a whole number of at least 1.")
+    if limit is not None and limit <= max_tokens:
+        return _room(limit, None, truncate)
+    return _Room(max_tokens, f"max_tokens allows at most {max_tokens}", truncate)
+
+
+def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's own words end at white space and at punctuation.
+
+    WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
+    (T5) or take a whole text as one word (Llama).
+    """
+    return bool(tokenizer.is_fast) and len(set(tokenizer("a, b", add_special_tokens=False).word_ids())) >= 3
+
+
+# Strings and pairs
+
+
+def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
+    for half in text if isinstance(text, tuple) and len(text) == 2 else (text,):
+        if not isinstance(half, str):
+            raise InputError(
+                f"Reading {name}: got {type(text).__name__} {_shortened(text)}, expected a string, a pair (a tuple of "
+                "two strings), or a flat sequence of token ids. Pass several texts as a list."
+            )
+        if not half.strip():
+            raise InputError(f"Reading {name}: {_shortened(text)} is blank or has a blank half. Pass some words.")
+        if any("\ud800" <= character <= "\udfff" for character in half):
+            raise InputError(f"Reading {name}: {_shortened(text)} is not valid Unicode. Repair its lone surrogates.")
+    return text
+
+
+def _shortened(text: object) -> str:
+    return f"{' '.join(repr(text).split()):.60}"
+
+
+def _encode_text(
+    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: _Room, own_words: bool
+) -> Encoded:
+    pieces, parts = _tokenize(tokenizer, text), (text,) if isinstance(text, str) else text
+    if not _reads_all(pieces, parts):
+        raise InputError(f"Reading {name}: the tokenizer finds no token in {_shortened(text)}. Pass another text.")
+    if room.exceeded(name, len(pieces["input_ids"])):
+        pieces = _tokenize(tokenizer, text, max_length=room.tokens)
+        if room.exceeded(name, len(pieces["input_ids"])) or not _reads_all(pieces, parts):
+            raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
+    words = _words(pieces.encodings[0], parts, own_words) if pieces.encodings else []
+    return Encoded(
+        ids=tuple(pieces["input_ids"]),
+        segments=tuple(pieces["token_type_ids"]) if "token_type_ids" in pieces else None,
+        special=tuple(bool(mark) for mark in pieces["special_tokens_mask"]),
+        tokens=tuple(tokenizer.convert_ids_to_tokens(pieces["input_ids"])),
+        words=tuple(span for span, _ in words),
+        text=text,
+        characters=tuple(place for _, place in words),
+        parts=parts,
+    )
+
+
+def _tokenize(
+    tokenizer: PreTrainedTokenizerBase, text: str | tuple[str, str], max_length: int | None = None
+) -> BatchEncoding:
+    first, second = (text, None) if isinstance(text, str) else text
+    # verbose=False: encode checks the length itself, so the tokenizer need not log that the text is long
+    return tokenizer(
+        first,
+        second,
+        truncation="longest_first" if max_length else False,
+        max_length=max_length,
+        return_special_tokens_mask=True,
+        verbose=False,
+    )
+
+
+def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...]) -> bool:
+    """Whether the text, and each half of a pair, has at least one piece of its own."""
+    if not pieces.is_fast:
+        return not all(pieces["special_tokens_mask"])
+    return len(set(pieces.sequence_ids()) - {None}) == len(parts)
+
+
+# Token ids
+
+
+def _listed_ids(text: Any) -> list[Any] | None:
+    """Return a sequence of numbers as a list; None if the text is something else."""
+    if getattr(text, "ndim", None) == 1:
+        text = text.tolist()
+    if not isinstance(text, list | tuple | range) or (text and is_several(list(text))):
+        return None
+    numbers: list[Any] = list(text)
+    return [value.item() if getattr(value, "ndim", None) == 0 else value for value in numbers]
+
+
+def _token(tokenizer: PreTrainedTokenizerBase, index: object) -> str | None:
+    """Return the token of an id, or None if the tokenizer has no such id."""
+    highest = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < highest:
+        return None
+    return tokenizer.convert_ids_to_tokens([index])[0]
+
+
+def _encode_ids(
+    tokenizer: PreTrainedTokenizerBase, name: str, given: list[Any], room: _Room, own_words: bool
+) -> Encoded:
+    if not given:
+        raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")
+    tokens = [_token(tokenizer, index) for index in given]
+    if None in tokens:
+        place = tokens.index(None)
+        raise InputError(
+            f"Reading {name}: the token id at position {place} is {_shortened(given[place])}, expected one of the "
+            f"tokenizer's {len(tokenizer)} ids. Pass ids that this tokenizer made."
+        )
+    ids = given[: room.tokens] if room.exceeded(name, len(given)) else given
+    of_the_text = (tokenizer.unk_token_id, tokenizer.mask_token_id)
+    added = [index for index in tokenizer.all_special_ids if index not in of_the_text]
+    special = tuple(index in added for index in ids)
+    words, parts = _words_of_ids(tokenizer, ids, special, own_words)
+    return Encoded(
+        ids=tuple(ids),
+        segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
+        special=special,
+        tokens=tuple(str(token) for token in tokens[: len(ids)]),
+        words=tuple(span for span, _ in words),
+        text=tuple(given),
+        characters=tuple(place for _, place in words),
+        parts=parts,
+    )
+
+
+def _words_of_ids(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: tuple[bool, ...], own_words: bool
+) -> tuple[list[_Word], tuple[str, ...]]:
+    """Return the words between special tokens, if the tokenizer splits what the ids spell into the same ids."""
+    words: list[_Word] = []
+    parts: list[str] = []
+    for marked, group in groupby(range(len(ids)), key=special.__getitem__):
+        positions = list(group)
+        if marked:
+            continue
+        run = ids[positions[0] : positions[-1] + 1]
+        part = str(tokenizer.decode(run, clean_up_tokenization_spaces=False))
+        pieces = tokenizer(part, add_special_tokens=False, verbose=False)
+        if not pieces.encodings or pieces["input_ids"] != run:
+            return [], ()
+        for (first, last), (_, start, stop) in _words(pieces.encodings[0], (part,), own_words):
+            words.append(((positions[0] + first, positions[0] + last), (len(parts), start, stop)))
+        parts.append(part)
+    return words, tuple(parts)
+
+
+# Words
+
+
+def _words(encoding: Encoding, parts: tuple[str, ...], own_words: bool) -> list[_Word]:
+    """Return each word's span over pieces and its place in the parts; a piece belongs to the word where it begins."""
+    by_character = [_character_words(part) for part in parts]
+    pieces = []
+    aligned = zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True)
+    for position, (part, own_word, (start, stop)) in enumerate(aligned):
+        if part is not None:
+            touched = (word for word in by_character[part][start:stop] if word is not None)
+            word = own_word if own_words else next(touched, None)
+            pieces.append(((part, word), position, start, stop))
+    words = []
+    for (part, _), group in groupby(pieces, key=lambda piece: piece[0]):
+        _, positions, starts, stops = zip(*group, strict=True)
+        covered = parts[part][starts[0] : stops[-1]]
+        if covered.strip():
+            place = (part, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
+            words.append(((positions[0], positions[-1] + 1), place))
+    return words
+
+
+def _character_words(text: str) -> list[int | None]:
+    """Return the number of each character's word: None for white space; punctuation marks and symbols stand alone."""
+    inside = [not character.isspace() and unicodedata.category(character)[0] not in "PS" for character in text]
+    numbers = accumulate(not (before and here) for before, here in pairwise([False, *inside]))
+    return [None if character.isspace() else number for character, number in zip(text, numbers, strict=True)]
