@@ -81,7 +81,7 @@ def head_maps(
 
 
 def map_panels(
-    panels: Sequence[Axes],
+    panels: Panels,
     maps: dict[str, NDArray[Any]],
     queries: Sequence[str],
     keys: Sequence[str],
@@ -90,8 +90,9 @@ def map_panels(
 ) -> None:
     """Draw titled maps, (query, key), on one diverging scale with one colour bar; `keep` are keys always labelled."""
     scale = around_zero(*maps.values())
+    images = []
     for axes, (title, cells) in zip(panels, maps.items(), strict=True):
-        image = heat_map(axes, cells, scale)
+        images.append(heat_map(axes, cells, scale))
         axes.set_title(title, loc="left")
         axes.set_xlabel("key")
         token_axis(axes.xaxis, keys, keep=keep)
@@ -101,7 +102,7 @@ def map_panels(
             token_axis(axes.yaxis, queries)
         else:
             axes.set_yticks([])
-    colour_bar(image, panels, scale, _WEIGHT)
+    colour_bar(images[-1], panels, scale, _WEIGHT)
 
 
 def _map_axes(count: int) -> Panels:
@@ -111,27 +112,21 @@ def _map_axes(count: int) -> Panels:
     grid = new_axes(width, rows * (0.8 + 0.82 * width / columns), rows=rows, columns=[1] * columns)
     for spare in grid[count:]:
         spare.remove()
-    return grid[:count]
+    return grid[:count].view(Panels)
 
 
 def _bounds(intervals: Drawable, data: "Dataset") -> dict[str, NDArray[Any]]:
     """Return lower, upper and width on the queries and keys of a map, NaN where no interval was computed."""
     found = read("head_maps", intervals, ("lower", "upper"), axes=("query", "key"))
     if head_of(found) != head_of(data):
-        raise InputError(f"head_maps: attention is of {head_of(data)} and intervals of {head_of(found)}. Select one head.")
-    full = {}
-    for name in ("lower", "upper"):
-        values = np.full((len(places_of(data, "query")), len(places_of(data, "key"))), np.nan)
-        rows, columns = (
-            {place: index for index, place in enumerate(places_of(data, dim))} for dim in ("query", "key")
+        raise InputError(
+            f"head_maps: attention= is of {head_of(data)} and intervals= of {head_of(found)}. Give the same head."
         )
-        part = table(found, name, "query", "key")
-        for i, query in enumerate(places_of(found, "query")):
-            for j, key in enumerate(places_of(found, "key")):
-                if query in rows and key in columns:
-                    values[rows[query], columns[key]] = part[i, j]
-        full[name] = values
-    return full | {"width": full["upper"] - full["lower"]}
+    gone = [dim for dim in ("query", "key") if dim not in found["lower"].dims]
+    whole = found[["lower", "upper"]].expand_dims(gone)
+    whole = whole.reindex(query=places_of(data, "query"), key=places_of(data, "key"))
+    lower, upper = (table(whole, name, "query", "key") for name in ("lower", "upper"))
+    return {"lower": lower, "upper": upper, "width": upper - lower}
 
 
 def head_grid(result: Drawable, by: str = "pearson", ax: Axes | None = None, *, footer: str = "") -> Axes:
@@ -142,8 +137,8 @@ def head_grid(result: Drawable, by: str = "pearson", ax: Axes | None = None, *, 
     """
     words = {
         "pearson": "Pearson, raw with effective",
-        "null_dim": "null dimension, mean over queries",
-        "certain_mass": "certain mass, mean over queries (%)",
+        "null_dim": "mean null dimension",
+        "certain_mass": "mean certain mass (%)",
     }
     if by not in words:
         raise InputError(f"head_grid: by={by!r} is not known: use {', '.join(words)}.")
@@ -215,7 +210,9 @@ def interval_bars(
         axes = axes_for(ax, SINGLE, 1.1 + 0.14 * len(chosen))
         rows = np.arange(len(chosen))
         span = upper[chosen] - lower[chosen]
-        axes.barh(rows, span, left=lower[chosen], height=0.6, color=SKY, edgecolor=BLUE, linewidth=0.5, label="possible")
+        axes.barh(
+            rows, span, left=lower[chosen], height=0.6, color=SKY, edgecolor=BLUE, linewidth=0.5, label="possible"
+        )
         look: dict[str, Any] = {"linestyle": "", "markersize": 7, "markeredgewidth": 1.4}
         axes.plot(raw[chosen], rows, marker="|", color=BLACK, label="raw", **look)
         if effective is not None:

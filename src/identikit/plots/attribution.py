@@ -24,7 +24,7 @@ def attribution_map(attribution: Drawable, ax: Axes | None = None, *, footer: st
         image = heat_map(axes, cells, scale)
         token_axis(axes.xaxis, tokens_of(data, "input"))
         token_axis(axes.yaxis, tokens_of(data, "output"))
-        axes.set(xlabel="input token", ylabel="hidden vector of")
+        axes.set(xlabel="input token", ylabel="output token")
         axes.set_title(f"L{int(data['layer'])}", loc="left")
         colour_bar(image, [axes], scale, "contribution (%)")
         add_footer(sheet_of(axes), footer)

@@ -1,7 +1,7 @@
 """Drawing forms: each puts numbers, unchanged, on axes. The plots of Results and the paper's figures share them."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,25 +86,29 @@ def add_footer(figure: Figure, words: str) -> None:
         figure.supxlabel(footer(words, figure.get_figwidth()), fontsize=SMALL, color=GREY)
 
 
-def sheet(
-    *panels: Panel, width: float = SINGLE, height: float = 2.6, columns: Sequence[float] | None = None
-) -> Figure:
+def sheet(*panels: Panel, width: float = SINGLE, height: float = 2.6, columns: Sequence[float] | None = None) -> Figure:
     """Return a finished figure with panels side by side; sizes in inches.
 
     `columns` are the relative widths of the columns, by default one per panel; panels fill row after row.
     """
     columns = columns or [1] * len(panels)
     grid = new_axes(width, height, rows=len(panels) // len(columns), columns=columns)
-    figure = sheet_of(grid[0])
     with house_style():
         for axes, panel in zip(grid, panels, strict=True):
             panel(axes)
             if not axes.has_data():
                 axes.text(0.5, 0.5, "nothing to show", ha="center", va="center", color=GREY, transform=axes.transAxes)
-        layout = figure.get_layout_engine()
+    return finish(grid)
+
+
+def finish(panels: Panels) -> Figure:
+    """Lay out a figure once and for all, so that saving moves nothing; return it."""
+    figure = sheet_of(panels[0])
+    layout = figure.get_layout_engine()
+    with house_style():
         for _ in range(2):  # the first round may change which ticks there are, and with them the room they need
             layout.execute(figure)  # pyright: ignore[reportOptionalMemberAccess]
-        figure.set_layout_engine("none")  # saving must not move anything
+    figure.set_layout_engine("none")
     return figure
 
 
@@ -233,10 +237,16 @@ def heat_map(axes: Axes, cells: NDArray[Any], scale: Scale) -> AxesImage:
     return image
 
 
-def colour_bar(image: AxesImage, axes: Sequence[Axes], scale: Scale, label: str, *, shares: bool = True) -> None:
+def colour_bar(image: AxesImage, axes: Iterable[Axes], scale: Scale, label: str, *, shares: bool = True) -> None:
     """Put the scale of heat maps beside their axes; `shares` are written in per cent."""
-    look: dict[str, Any] = {"pad": 0.01, "fraction": 0.03, "aspect": 30, "extend": "max" if scale.beyond else "neither"}
-    bar = sheet_of(axes[0]).colorbar(image, ax=list(axes), **look)
+    look: dict[str, Any] = {
+        "pad": 0.01,
+        "fraction": 0.03,
+        "aspect": None,
+        "extend": "max" if scale.beyond else "neither",
+    }
+    beside = list(axes)
+    bar = sheet_of(beside[0]).colorbar(image, ax=beside, **look)
     bar.ax.set_ylim(scale.low, scale.high)
     bar.ax.grid(visible=False)
     bar.ax.tick_params(labelsize=SMALL, width=0.4, length=2)

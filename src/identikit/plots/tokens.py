@@ -47,9 +47,9 @@ def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = ""
     """
     data = identifiability.to_xarray()
     frame = data.to_dataframe().reset_index().dropna(subset=["rate"]).rename(columns={"tokens": "n_tokens"})
-    frame = frame[(frame["layer"] == frame["test_layer"]) & (frame["split"] == "test")]
+    frame = frame.query("layer == test_layer and split == 'test'")
     for name in ("target", "offset", "data_share"):
-        if len(several := frame[name].unique().tolist()) > 1:
+        if len(several := list(dict.fromkeys(frame[name]))) > 1:
             raise InputError(
                 f"rates: the result has several values of {name} ({', '.join(map(str, several))}). Select one first: "
                 f"result.sel({name}={several[0]!r})."
@@ -68,20 +68,18 @@ def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = ""
 def mean_rates(frame: DataFrame, by: list[str]) -> DataFrame:
     """Average rates over folds: rate, low and high (95 % confidence, NaN for one fold), folds, tokens of a fold."""
     told = summary(frame.filter([*by, "data_share", "fold", "rate", "unique_rate", "duplicates"]))
-    tokens = frame.groupby(by, sort=False)["n_tokens"].mean()
-    ends = told[["low", "high"]].clip(0, 1)
-    return told.filter([*by, "rate"]).join(ends).assign(folds=told["folds"]).merge(
-        tokens.rename("tokens").reset_index(), on=by
-    )
+    tokens = frame.groupby(by, as_index=False).agg(tokens=("n_tokens", "mean"))
+    ends = {name: told[name].clip(0, 1) for name in ("low", "high")}
+    return told.assign(**ends).filter([*by, "rate", "low", "high", "folds"]).merge(tokens, on=by)
 
 
 def rate_lines(
-    axes: Axes, frame: DataFrame, series: Styles, *, by: list[str], x: str = "layer", title: str = "", ylabel: str = RATE
+    axes: Axes, frame: DataFrame, series: Styles, *, by: list[str], x: str = "layer", title: str = ""
 ) -> None:
-    """Draw rates with their confidence; the legend has a column for each three series."""
+    """Draw rates with their confidence; the legend has about three series in a column, or one row under a title."""
     lines(axes, frame, series, by=by, x=x, y="rate")
     percent(axes.yaxis)
-    axes.set_ylabel(ylabel)
+    axes.set_ylabel(RATE)
     count = len(axes.get_legend_handles_labels()[0])
     legend(axes, columns=4 if title else max(1, -(-count // 3)), title=title)
 
@@ -106,7 +104,7 @@ def identity_map(identity: Drawable, ax: Axes | None = None, *, footer: str = ""
         token_axis(axes.xaxis, tokens)
         token_axis(axes.yaxis, [str(layer) for layer in layers])
         axes.set(xlabel="token", ylabel="layer")
-        axes.set_title(f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost, with what won", loc="left")
+        axes.set_title(f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost", loc="left")
         colour_bar(image, [axes], scale, "margin", shares=False)
         winner = table(data, "winner", "layer", "token")
         _losses(axes, ~recovered, np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))(winner))
@@ -123,7 +121,9 @@ def _sided(margin: NDArray[np.float64], recovered: NDArray[np.bool_], reach: flo
 def _losses(axes: Axes, lost: NDArray[np.bool_], winners: NDArray[np.str_]) -> None:
     """Write what won into lost cells, level or upright as it fits, or a cross where it does not."""
     box, dpi = axes.bbox, sheet_of(axes).dpi
-    wide, high = (size / dpi * 72 / count for size, count in zip((box.width, box.height), lost.shape[::-1], strict=True))
+    wide, high = (
+        size / dpi * 72 / count for size, count in zip((box.width, box.height), lost.shape[::-1], strict=True)
+    )
     for row, column in np.argwhere(lost):
         word = str(winners[row, column])
         length = (len(word) + 0.5) * SMALL * 0.62
