@@ -1,6 +1,6 @@
 """Plots of attention: maps of a head, all heads at once, the intervals of a row, an alternative, correlation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +51,7 @@ def head_maps(
     intervals: Drawable | None = None,
     *,
     maps: Sequence[str] | None = None,
-    axes: Sequence[Axes] | None = None,
+    axes: Iterable[Axes] | None = None,
     footer: str = "",
 ) -> Panels:
     """Draw maps of one head side by side, on one diverging scale with one colour bar; return their axes.
@@ -71,10 +71,12 @@ def head_maps(
     for name in chosen:
         weights = bounds[name] if name in bounds else table(data, name, "query", "key")
         cells[f"{head_of(data)} {name}"] = np.where(seen, weights, np.nan)
-    if axes is not None and len(axes) != len(chosen):
-        raise InputError(f"head_maps: got {len(axes)} axes for {len(chosen)} maps ({', '.join(chosen)}). Give as many.")
+    given = None if axes is None else np.array(axes if isinstance(axes, np.ndarray) else [*axes], dtype=object).ravel()
+    if given is not None and len(given) != len(chosen):
+        maps_told = f"{len(chosen)} maps ({', '.join(chosen)})"
+        raise InputError(f"head_maps: axes= has {len(given)} axes for {maps_told}. Give one for each map.")
     with house_style():
-        panels = _map_axes(len(chosen)) if axes is None else np.asarray(axes, dtype=object).view(Panels)
+        panels = _map_axes(len(chosen)) if given is None else given.view(Panels)
         map_panels(panels, cells, tokens_of(data, "query"), tokens_of(data, "key"))
         add_footer(sheet_of(panels[0]), footer)
     return panels
@@ -109,7 +111,7 @@ def _map_axes(count: int) -> Panels:
     columns = min(count, 3)
     rows = -(-count // columns)
     width = SINGLE if count == 1 else DOUBLE
-    grid = new_axes(width, rows * (0.8 + 0.82 * width / columns), rows=rows, columns=[1] * columns)
+    grid = new_axes(width, rows * (0.8 + 0.82 * width / columns), rows=rows, columns=columns)
     for spare in grid[count:]:
         spare.remove()
     return grid[:count].view(Panels)
@@ -151,14 +153,15 @@ def head_grid(result: Drawable, by: str = "pearson", ax: Axes | None = None, *, 
     if by == "pearson" and np.nanmin(cells, initial=0.0) < 0:
         scale = around_zero(np.array([-1.0, 1.0]))
     with house_style():
-        axes = axes_for(ax, SINGLE if len(heads) <= 16 else DOUBLE, 0.9 + min(0.22 * len(layers), 6.0))
+        axes = axes_for(ax, SINGLE if len(heads) <= 16 else DOUBLE, 1.0 + min(0.22 * len(layers), 6.0))
         image = heat_map(axes, cells, scale)
         axes.set_ylim(-0.5, len(layers) - 0.5)
         axes.set(xlabel="head", ylabel="layer")
         token_axis(axes.xaxis, [str(head) for head in heads])
         token_axis(axes.yaxis, [str(layer) for layer in layers])
         axes.tick_params(axis="x", labelrotation=0)
-        colour_bar(image, [axes], scale, words[by], shares=by == "certain_mass")
+        axes.set_title(words[by], loc="left")
+        colour_bar(image, [axes], scale, "", shares=by == "certain_mass")
         _write(axes, cells, scale, share=by == "certain_mass")
         add_footer(sheet_of(axes), footer)
     return axes

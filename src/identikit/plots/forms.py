@@ -71,12 +71,11 @@ class Sheet(Figure):
             super().savefig(*args, **options)
 
 
-def new_axes(width: float = SINGLE, height: float = 2.6, *, rows: int = 1, columns: Sequence[float] = (1,)) -> Panels:
-    """Return the axes, row after row, of a new figure; sizes in inches, `columns` the relative widths of columns."""
+def new_axes(width: float = SINGLE, height: float = 2.6, *, rows: int = 1, columns: int = 1) -> Panels:
+    """Return the axes of a new figure, row after row; sizes in inches."""
     with house_style():
         figure = Sheet(figsize=(width, height), layout=ConstrainedLayoutEngine())
-        look = {"axes_class": SheetAxes}
-        grid = figure.subplots(rows, len(columns), squeeze=False, width_ratios=columns, subplot_kw=look)
+        grid = figure.subplots(rows, columns, squeeze=False, subplot_kw={"axes_class": SheetAxes})
     return grid.reshape(-1).view(Panels)
 
 
@@ -86,13 +85,9 @@ def add_footer(figure: Figure, words: str) -> None:
         figure.supxlabel(footer(words, figure.get_figwidth()), fontsize=SMALL, color=GREY)
 
 
-def sheet(*panels: Panel, width: float = SINGLE, height: float = 2.6, columns: Sequence[float] | None = None) -> Figure:
-    """Return a finished figure with panels side by side; sizes in inches.
-
-    `columns` are the relative widths of the columns, by default one per panel; panels fill row after row.
-    """
-    columns = columns or [1] * len(panels)
-    grid = new_axes(width, height, rows=len(panels) // len(columns), columns=columns)
+def sheet(*panels: Panel, width: float = SINGLE, height: float = 2.6) -> Figure:
+    """Return a finished figure with panels side by side; sizes in inches."""
+    grid = new_axes(width, height, columns=len(panels))
     with house_style():
         for axes, panel in zip(grid, panels, strict=True):
             panel(axes)

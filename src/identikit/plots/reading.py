@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 
+@runtime_checkable
 class Drawable(Protocol):
     """Any Result."""
 

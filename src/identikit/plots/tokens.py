@@ -1,5 +1,7 @@
 """Plots of token identity: which tokens of a text are recovered, and how often over a dataset."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
@@ -118,7 +120,7 @@ def _sided(margin: NDArray[np.float64], recovered: NDArray[np.bool_], reach: flo
     return np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
 
 
-def _losses(axes: Axes, lost: NDArray[np.bool_], winners: NDArray[np.str_]) -> None:
+def _losses(axes: Axes, lost: NDArray[np.bool_], winners: NDArray[Any]) -> None:
     """Write what won into lost cells, level or upright as it fits, or a cross where it does not."""
     box, dpi = axes.bbox, sheet_of(axes).dpi
     wide, high = (

@@ -162,7 +162,7 @@ def draw_passage(frame: DataFrame, evidence: Evidence) -> Figure:
     column, row = columns.index(marked["key"]), sentence.index(marked["query"])
     keys = [tokens.get(key, "") for key in columns]
     others = [place for place, key in enumerate(columns) if key in tokens and key not in sentence]
-    panels = form.new_axes(DOUBLE, 1.1 + 0.105 * len(queries), columns=[1, 1, 1])
+    panels = form.new_axes(DOUBLE, 1.1 + 0.105 * len(queries), columns=3)
     with house_style():
         map_panels(panels, maps, queries["query_token"].tolist(), keys, keep=[column, *others])
         for axes in panels:
@@ -172,9 +172,9 @@ def draw_passage(frame: DataFrame, evidence: Evidence) -> Figure:
     return form.finish(panels)
 
 
-def _with_gaps(keys: list[int]) -> list[float]:
+def _with_gaps(keys: list[int]) -> list[int]:
     """Return keys with a place between those that do not follow each other: there the map is blank."""
-    gaps = [(left + right) / 2 for left, right in pairwise(keys) if right - left > 1]
+    gaps = [(left + right) // 2 for left, right in pairwise(keys) if right - left > 1]
     return sorted([*keys, *gaps])
 
 

@@ -52,9 +52,9 @@ def passage(evidence: Evidence) -> DataFrame:
 
 
 def passage_sentence(evidence: Evidence) -> DataFrame:
-    """The part of the passage that Fig. 6 shows: the keys of the same sentence, special tokens, the highlighted key."""
+    """The part of the passage that Fig. 6 shows: one sentence, the first token, special tokens, the highlighted key."""
     whole = passage(evidence)
-    shown = {*whole["query"], *whole.query("special or highlighted")["key"]}
+    shown = {*whole["query"], min(whole["key"]), *whole.query("special or highlighted")["key"]}
     return _rows(whole, key=sorted(shown)).drop(columns="special")
 
 
