@@ -86,13 +86,8 @@ def _correlation(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
     rows = []
     for text, tokens in enumerate(LENGTHS):
         excess = max(tokens - subject.d_value, 0) / 96
-        pearson = 1 - excess * random.uniform(0.55, 0.75)
-        rows.append((text, tokens, 0, 0, pearson))
-        for layer in layers_of(subject):
-            rows.append((text, tokens, layer, 0, 1 - excess * random.uniform(0.4, 0.9)))
-            heads = random.uniform(0.2, 1.0, subject.n_heads)
-            rows += [(text, tokens, layer, head, 1 - excess * drop) for head, drop in enumerate(heads, start=1)]
-    return pd.DataFrame(rows, columns=["text", "tokens", "layer", "head", "pearson"])
+        rows.append((text, tokens, 1 - excess * random.uniform(0.55, 0.75)))
+    return pd.DataFrame(rows, columns=["text", "tokens", "pearson"])
 
 
 def _null(subject: Subject) -> pd.DataFrame:

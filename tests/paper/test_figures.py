@@ -10,6 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from identikit.paper.figures.catalogue import FIGURES
+from identikit.tokens.experiments import summary
 from tests.paper.drawn import DEEP, NAMES, SHOWN, data, figure, made
 from tests.paper.made import PASSAGE, SENTENCE, evidence
 
@@ -50,7 +51,8 @@ def plotted(axes: Axes) -> dict[tuple[str, float], float]:
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == [line.get_label() for line in lines]
-    return {(line.get_label(), x): y for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+    points = [(line, zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
+    return {(line.get_label(), round(x)): y for line, found in points for x, y in found}
 
 
 def assert_same(found: dict[Any, float], expected: dict[Any, float]) -> None:
@@ -128,7 +130,7 @@ def test_a_model_too_shallow_or_causal_is_told_why():
 
 
 def test_correlation():
-    expected = [(row["tokens"], row["pearson"]) for row in rows("correlation") if row["layer"] == row["head"] == 0]
+    expected = [(row["tokens"], row["pearson"]) for row in rows("correlation")]
     assert list(zip(data("fig1a")["tokens"], data("fig1a")["pearson"], strict=True)) == expected
     axes = figure("fig1a").axes[0]
     np.testing.assert_array_equal(axes.collections[0].get_offsets(), expected)
@@ -154,9 +156,16 @@ def test_attention_to_types(name: str, kind: str):
         for row in rows("types")
         if row["map"] == kind and row["source"] == "all" and row["target"] in labels
     }
-    mean = means(((target, layer, 0), value) for (target, layer, _), value in expected.items())
-    assert_same(numbers(name, ["target", "layer", "head"], "attention"), expected | mean)
+    assert_same(numbers(name, ["target", "layer", "head"], "attention"), expected)
     check_heads(figure(name).axes[0], expected, labels)
+
+
+def test_raw_and_effective_attention_have_one_scale():
+    limits = [figure(name).axes[0].get_ylim() for name in ("fig1b", "fig1c")]
+    limits += [axes.get_ylim() for axes in figure("fig5").axes]
+    assert limits[0] == limits[1] and limits[2] == limits[3]
+    for name, (least, most) in zip(("fig1b", "fig1c"), limits, strict=False):
+        assert least < data(name)["attention"].min() and data(name)["attention"].max() < most
 
 
 def test_types_that_no_text_has_are_not_shown():
@@ -174,10 +183,9 @@ def test_attention_to_separators():
     expected = {
         (row["map"], row["source"], row["layer"], row["head"]): row["attention"]
         for row in rows("types")
-        if row["map"] != "null" and row["source"] in ("sep", "rest") and row["target"] == "sep"
+        if row["map"] in ("raw", "effective") and row["source"] in ("sep", "rest") and row["target"] == "sep"
     }
-    mean = means(((*key[:3], 0), value) for key, value in expected.items())
-    assert_same(numbers("fig5", ["map", "source", "layer", "head"], "attention"), expected | mean)
+    assert_same(numbers("fig5", ["map", "source", "layer", "head"], "attention"), expected)
     for axes, kind in zip(figure("fig5").axes, ("effective", "raw"), strict=True):
         part = {key[1:]: value for key, value in expected.items() if key[0] == kind}
         check_heads(axes, part, {"sep": "[SEP] → [SEP]", "rest": "other → [SEP]"})
@@ -198,19 +206,46 @@ def test_passage():
     assert (best["query_token"], best["key_token"]) == ("make", "them")
 
     queries = sorted({query for query, _ in chosen})
+    keys = sorted({*queries, *special, best["key"]})
+    parts = {place: row for place, row in chosen.items() if place[1] in keys}
+    columns: list[int | None] = []
+    for key in keys:  # with a gap where keys do not follow each other
+        columns += [key] if not columns or columns[-1] == key - 1 else [None, key]
     panels = figure("fig6").axes[:3]
+    scales = set()
     for axes, kind in zip(panels, ("raw", "effective", "null"), strict=True):
-        assert_same(numbers("fig6", ["query", "key"], kind), {place: row[kind] for place, row in chosen.items()})
-        expected = [[chosen[query, key][kind] for key in range(len(tokens))] for query in queries]
-        np.testing.assert_array_equal(axes.get_images()[0].get_array(), expected)
-        assert [label.get_text() for label in axes.get_yticklabels()] == [tokens[query] for query in queries]
-        ends = {(line.get_xdata()[-1], line.get_ydata()[0]) for line in axes.get_lines()}
-        row = queries.index(best["query"])
-        assert ends == {(best["key"] - 0.5, row), (best["key"], row + 0.5)}
-        assert f"layer 2, head {head}" in axes.get_title(loc="left")
-    labels = [panels[2].get_xticklabels(minor=minor) for minor in (False, True)]
-    assert [label.get_text() for label in labels[0]] == tokens[::2]
-    assert [label.get_text() for label in labels[1]] == tokens[1::2]
+        assert_same(numbers("fig6", ["query", "key"], kind), {place: row[kind] for place, row in parts.items()})
+        expected = [[np.nan if key is None else chosen[query, key][kind] for key in columns] for query in queries]
+        image = axes.get_images()[0]
+        np.testing.assert_array_equal(np.ma.filled(image.get_array(), np.nan), expected)
+        scales.add((image.norm.vmin, image.norm.vmax))
+        (frame,) = axes.patches
+        assert frame.get_xy() == (columns.index(best["key"]) - 0.5, queries.index(best["query"]) - 0.5)
+        assert not axes.get_lines()
+        assert kind in axes.get_title(loc="left")
+        labels = [label.get_text() for label in axes.get_xticklabels()]
+        shown = {columns[round(place)]: word for place, word in zip(axes.get_xticks(), labels, strict=True)}
+        assert all(word == ("" if key is None else tokens[key]) for key, word in shown.items())
+        assert {"[CLS]", "[SEP]", "them"} <= set(shown.values())
+    assert len(scales) == 1
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == [tokens[query] for query in queries]
+    assert f"layer 2, head {head} (counted from 1)" in figure("fig6").get_suptitle()
+
+
+def test_the_passage_says_what_it_does_not_show():
+    label = FIGURES["fig6"].label(data("fig6"), made())
+    shown = data("fig6")
+    table = made().tables["passage"]
+    table = table[table["head"] == shown["head"].iloc[0]]
+    rest = (table["raw"].sum() - shown["raw"].sum()) / shown["query"].nunique()
+    assert f"{shown['key'].nunique()} keys shown; the others hold {100 * rest:.0f} % of raw" in label
+
+
+def test_a_causal_passage_leaves_later_keys_blank():
+    causal = evidence(6, causal=True)
+    frame = FIGURES["fig6"].frame(causal)
+    image = FIGURES["fig6"].draw(frame, causal).axes[0].get_images()[0].get_array()
+    assert np.ma.count_masked(image) >= (frame["key"] > frame["query"]).sum() > 0
 
 
 @pytest.mark.parametrize(
@@ -267,16 +302,38 @@ def test_generalisation():
 def test_rates_say_what_they_rest_on(name: str, folds: int, tokens: int, words: str):
     frame = data(name)
     assert set(frame["folds"]) == {folds} and set(frame["tokens"]) == {tokens}
-    assert figure(name).get_supxlabel().replace("\n", " ").endswith(f"seed 0 · rates over {words}")
-    assert ("Mean over folds." in FIGURES[name].caption) == (folds > 1)
+    assert FIGURES[name].label(frame, made()).endswith(f"seed 0 · rates over {words}")
+    assert ("Means over folds" in FIGURES[name].caption) == (folds > 1)
     assert ("first fold" in FIGURES[name].caption) == (folds == 1)
 
 
 def test_unlike_numbers_of_tokens_are_averaged_over_folds_and_told_from_least_to_most():
     table = made().tables["rates"].assign(n_tokens=lambda table: 1000 + 10 * table["fold"] + 2 * table["layer"])
     other = evidence(6, tables={"rates": table})
-    foot = FIGURES["fig2a"].draw(FIGURES["fig2a"].frame(other), other).get_supxlabel().replace("\n", " ")
-    assert foot.endswith("rates over 3 folds of about 1,012 to 1,022 tokens")
+    label = FIGURES["fig2a"].label(FIGURES["fig2a"].frame(other), other)
+    assert label.endswith("rates over 3 folds of about 1,012 to 1,022 tokens")
+
+
+@pytest.mark.parametrize("name", ["fig2a", "fig2b", "fig7", "fig12"])
+def test_rates_over_folds_have_error_bars(name: str):
+    frame = data(name)
+    assert (frame["low"] <= frame["rate"]).all() and (frame["rate"] <= frame["high"]).all()
+    assert frame["low"].min() >= 0 and frame["high"].max() <= 1
+    axes = figure(name).axes[0]
+    ends = sorted(tuple(np.asarray(bar)[:, 1]) for bars in axes.collections for bar in bars.get_segments())
+    np.testing.assert_allclose(ends, sorted(zip(frame["low"], frame["high"], strict=True)))
+
+
+def test_confidence_is_that_of_the_summary():
+    rates = made().tables["rates"].query("layer == test_layer and split == 'test'")
+    expected = summary(rates).set_index(["map", "distance", "layer"])["low"].clip(0, 1).to_dict()
+    assert_same(numbers("fig2a", ["map", "distance", "layer"], "low"), expected)
+
+
+@pytest.mark.parametrize("name", ["fig11", "fig14"])
+def test_one_fold_has_no_error_bars(name: str):
+    assert data(name)[["low", "high"]].isna().all(axis=None)
+    assert not figure(name).axes[0].collections
 
 
 @pytest.mark.parametrize("name", ["fig12", "fig13"])
@@ -348,6 +405,7 @@ def test_neighbour_groups(name: str):
     frame = data(name) if name == "fig4a" else data(name)[data(name)["panel"] == "a"]
     assert frame.set_index(["distance", "layer"])["share"].to_dict() == expected
     assert_drawn(figure(name).axes[0], expected, GROUPS.__getitem__)
+    assert "neighbours by distance" in figure(name).axes[0].get_legend().get_title().get_text()
 
 
 @pytest.mark.parametrize(
@@ -369,7 +427,10 @@ def test_offsets(name: str, view: str, left: int, right: int):
     assert len(expected) == 3 * (right - left + 1)
     frame = data(name)[data(name)["panel"] == "b"] if "panel" in data(name) else data(name)
     assert_same(frame.set_index(["layer", "offset"])["share"].to_dict(), expected)
-    assert_drawn(figure(name).axes[-1], expected, lambda layer: f"layer {layer}")
+    axes = figure(name).axes[-1]
+    assert_drawn(axes, expected, lambda layer: f"layer {layer}")
+    for line in axes.get_lines():
+        assert np.nanargmax(line.get_ydata()) in line.get_markevery()
 
 
 @pytest.mark.parametrize(
@@ -389,13 +450,13 @@ def test_token_histories(name: str, token: str, place: int):
     assert tokens.index(token) == place
     expected = {(row["layer"], row["input"]): row["contribution"] for row in rows("sentence") if row["output"] == place}
     assert numbers(name, ["layer", "input"], "contribution") == expected
-    cells, side = figure(name).axes[:2]
+    cells, _, side = figure(name).axes
     table = [[expected[layer, source] for source in range(len(tokens))] for layer in range(1, 7)]
     np.testing.assert_array_equal(cells.get_images()[0].get_array(), table)
     assert [label.get_text() for label in cells.get_xticklabels()] == tokens
     assert token in cells.get_title(loc="left")
     bars = [(round(bar.get_y() + bar.get_height() / 2, 9), bar.get_width()) for bar in side.patches]
-    assert bars == [(layer, expected[layer, place]) for layer in range(1, 7)]
+    assert bars == [(layer - 1, expected[layer, place]) for layer in range(1, 7)]
     context = [value for (_, source), value in expected.items() if source != place]
     assert cells.get_images()[0].norm.vmax == max(context)
 
@@ -428,7 +489,19 @@ def test_parts_of_speech(layer: int):
     assert [label.get_text().split(" · ")[0] for label in axes.get_xticklabels()] == [row["tag"] for row in expected]
 
 
-def test_a_causal_model_has_neighbours_to_the_left_alone():
+def test_rare_tags_are_left_out_and_counted():
+    table = made().tables["tags frobenius"]
+    rare = table.assign(tokens=table["tokens"].where(~table["tag"].isin(["JJ", "VB"]), 19))
+    other = evidence(6, tables={"tags frobenius": rare})
+    frame = FIGURES["fig27"].frame(other)
+    assert set(data("fig27")["tag"]) - set(frame["tag"]) == {"JJ", "VB"}
+    label = FIGURES["fig27"].label(frame, other)
+    assert label.endswith("· 2 tags with fewer than 20 tokens not shown (38 tokens)")
+    assert FIGURES["fig27"].label(data("fig27"), made()) == made().label
+    assert "fewer than 20 tokens" in FIGURES["fig27"].caption
+
+
+def test_a_causal_model_has_only_neighbours_to_the_left():
     causal = evidence(6, causal=True)
     frame = FIGURES["fig4b"].frame(causal)
     assert (frame["offset"].min(), frame["offset"].max()) == (-30, -1)

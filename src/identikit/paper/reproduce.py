@@ -247,7 +247,7 @@ class _Run:
         write_tables(files, {figure.name: frame})
         files.write(f"{figure.name}.png", png)
         files.write(f"{figure.name}.svg", svg)
-        return Picture(figure.name, figure.caption, png, svg, evidence.label)
+        return Picture(figure.name, figure.caption, png, svg, figure.label(frame, evidence))
 
     def judged(self, claim: Claim) -> "list[dict[str, str]] | str":
         """Judge a claim, under each norm where it has several; or say why it cannot be judged."""

@@ -1,1 +1,21 @@
-"""Figures of Results: one figure per function, matplotlib axes in and out."""
+"""Plots of Results, one per function: matplotlib axes in and out.
+
+Without `ax` a plot makes a figure of one or two columns' width; `ax.figure.savefig("plot.pdf")` keeps its text as text.
+No plot calls `show`, opens a window or changes matplotlib's settings; a notebook shows the axes that a plot returns.
+"""
+
+from identikit.plots.attention import alternative_bars, correlation_by_length, head_grid, head_maps, interval_bars
+from identikit.plots.attribution import attribution_map, sources
+from identikit.plots.tokens import identity_map, rates
+
+__all__ = [
+    "alternative_bars",
+    "attribution_map",
+    "correlation_by_length",
+    "head_grid",
+    "head_maps",
+    "identity_map",
+    "interval_bars",
+    "rates",
+    "sources",
+]

@@ -1,28 +1,37 @@
-"""Drawing forms: each puts the numbers of a tidy table, unchanged, on the axes of a sheet."""
+"""Drawing forms: each puts numbers, unchanged, on axes. The plots of Results and the paper's figures share them."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import make_axes
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from pandas import DataFrame
 
 from identikit.plots.style import (
+    BLACK,
     GREY,
     ORANGE,
     SINGLE,
+    SKY,
     SMALL,
-    YELLOW,
     Style,
+    diverging,
     footer,
-    heat_colours,
     house_style,
+    layer_ticks,
     percent,
+    sequential,
     sheet_of,
+    token_axis,
 )
 
 Panel = Callable[[Axes], None]
@@ -32,31 +41,74 @@ Styles = Mapping[Any, Style]
 """How each series looks, by its values in the columns that tell series apart."""
 
 
-def sheet(
-    label: str, *panels: Panel, width: float = SINGLE, height: float = 2.6, columns: Sequence[int] | None = None
-) -> Figure:
-    """Return a figure with panels side by side, `label` small at its foot; sizes in inches.
+class Shown:
+    """Something a notebook shows as the picture of its figure, although no window of pyplot knows it."""
 
-    `columns` are the relative widths of the columns, by default one for each panel; panels fill row after row.
-    """
-    columns = columns or [1] * len(panels)
+    def _repr_png_(self) -> bytes:
+        axes = self.flat[0] if isinstance(self, np.ndarray) else self
+        return save(sheet_of(axes))[0]  # pyright: ignore[reportArgumentType]
+
+
+class SheetAxes(Shown, Axes):
+    """Axes of a sheet."""
+
+
+class Panels(Shown, np.ndarray):
+    """An array of the axes of one figure."""
+
+
+class Sheet(Figure):
+    """A figure that is drawn and saved in the house style, with real text, whatever the user's settings are."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw in the house style."""
+        with house_style():
+            super().draw(renderer)
+
+    def savefig(self, *args: Any, **options: Any) -> None:
+        """Save in the house style; PDF and SVG keep text as text."""
+        with house_style():
+            super().savefig(*args, **options)
+
+
+def new_axes(width: float = SINGLE, height: float = 2.6, *, rows: int = 1, columns: int = 1) -> Panels:
+    """Return the axes of a new figure, row after row; sizes in inches."""
     with house_style():
-        layout = ConstrainedLayoutEngine()
-        figure = Figure(figsize=(width, height), layout=layout)
-        grid = figure.subplots(len(panels) // len(columns), len(columns), squeeze=False, width_ratios=columns)
-        for axes, panel in zip(grid.flat, panels, strict=True):
+        figure = Sheet(figsize=(width, height), layout=ConstrainedLayoutEngine())
+        grid = figure.subplots(rows, columns, squeeze=False, subplot_kw={"axes_class": SheetAxes})
+    return grid.reshape(-1).view(Panels)
+
+
+def add_footer(figure: Figure, words: str) -> None:
+    """Write words small at the foot of a figure, if there are any."""
+    if words:
+        figure.supxlabel(footer(words, figure.get_figwidth()), fontsize=SMALL, color=GREY)
+
+
+def sheet(*panels: Panel, width: float = SINGLE, height: float = 2.6) -> Figure:
+    """Return a finished figure with panels side by side; sizes in inches."""
+    grid = new_axes(width, height, columns=len(panels))
+    with house_style():
+        for axes, panel in zip(grid, panels, strict=True):
             panel(axes)
             if not axes.has_data():
                 axes.text(0.5, 0.5, "nothing to show", ha="center", va="center", color=GREY, transform=axes.transAxes)
-        figure.supxlabel(footer(label, width), fontsize=SMALL, color=GREY)
+    return finish(grid)
+
+
+def finish(panels: Panels) -> Figure:
+    """Lay out a figure once and for all, so that saving moves nothing; return it."""
+    figure = sheet_of(panels[0])
+    layout = figure.get_layout_engine()
+    with house_style():
         for _ in range(2):  # the first round may change which ticks there are, and with them the room they need
-            layout.execute(figure)
-        figure.set_layout_engine("none")  # saving must not move anything
+            layout.execute(figure)  # pyright: ignore[reportOptionalMemberAccess]
+    figure.set_layout_engine("none")
     return figure
 
 
 def save(figure: Figure) -> tuple[bytes, bytes]:
-    """Return a figure as PNG, at 200 dots an inch, and as SVG; the same figure gives the same bytes."""
+    """Return a figure as PNG, at 200 dots per inch, and as SVG; the same figure gives the same bytes."""
     png, svg = io.BytesIO(), io.BytesIO()
     with house_style():
         figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
@@ -65,22 +117,42 @@ def save(figure: Figure) -> tuple[bytes, bytes]:
 
 
 def lines(axes: Axes, frame: DataFrame, series: Styles, *, by: Sequence[str], x: str, y: str) -> None:
-    """Draw a line for each series that the table has; `by` are the columns that tell series apart."""
-    parts = dict(iter(frame.groupby(list(by), sort=False)))
-    for key, style in series.items():
-        if key in parts:
-            part = parts[key].sort_values(x)
-            axes.plot(
-                part[x],
-                part[y],
-                color=style.colour,
-                linestyle=style.line,
-                marker=style.marker,
-                markerfacecolor=style.colour if style.filled else "white",
-                markeredgewidth=0.8,
-                markevery=max(1, len(part) // 15),
-                label=style.label,
-            )
+    """Draw a line for each series that the table has; `by` are the columns that tell series apart.
+
+    Where the table has columns `low` and `high` that are known, they are error bars, and the series stand a little
+    apart along x so that no bar hides another. Peaks and the ends of gaps always have a marker.
+    """
+    parts = {key: part for key, part in frame.groupby(list(by), sort=False) if key in series}
+    spread = "low" in frame and bool(frame["low"].notna().any())
+    there = [key for key in series if key in parts]
+    shifts = np.linspace(-0.15, 0.15, len(there)) if spread and len(there) > 1 else np.zeros(len(there))
+    for key, shift in zip(there, shifts, strict=True):
+        style, part = series[key], parts[key].sort_values(x)
+        places, values = part[x].to_numpy(float) + shift, part[y].to_numpy(float)
+        axes.plot(
+            places,
+            values,
+            color=style.colour,
+            linestyle=style.line,
+            marker=style.marker,
+            markerfacecolor=style.colour if style.filled else "white",
+            markeredgewidth=0.8,
+            markevery=_marks(values),
+            label=style.label,
+        )
+        if spread:
+            ends = np.abs(part[["low", "high"]].to_numpy(float).T - values)
+            axes.errorbar(places, values, ends, fmt="none", ecolor=style.colour, elinewidth=0.7, capsize=1.2)
+
+
+def _marks(values: NDArray[np.float64]) -> list[int]:
+    """Return which points of a line have a marker: about fifteen, its peak, and those beside a gap."""
+    there = ~np.isnan(values)
+    if not there.any():
+        return []
+    beside = there & ~(np.r_[True, there[:-1]] & np.r_[there[1:], True])
+    every = range(0, len(values), max(1, len(values) // 15))
+    return sorted({*every, int(np.nanargmax(values)), *np.flatnonzero(beside).tolist()})
 
 
 def clouds(axes: Axes, frame: DataFrame, series: Styles, *, by: str, x: str, y: str) -> None:
@@ -89,11 +161,6 @@ def clouds(axes: Axes, frame: DataFrame, series: Styles, *, by: str, x: str, y: 
     for (key, style), shift in zip(series.items(), shifts, strict=True):
         part = frame[frame[by] == key[0]]
         axes.scatter(part[x] + shift, part[y], s=7, color=style.colour, marker=style.marker, alpha=0.45, linewidths=0)
-
-
-def scatter(axes: Axes, frame: DataFrame, style: Style, *, x: str, y: str) -> None:
-    """Draw one point for each row."""
-    axes.scatter(frame[x], frame[y], s=9, color=style.colour, marker=style.marker, alpha=0.6, linewidths=0)
 
 
 def boxes(axes: Axes, frame: DataFrame, places: Sequence[int]) -> None:
@@ -125,42 +192,109 @@ def bars(axes: Axes, frame: DataFrame, *, x: str, y: str, colour: str) -> None:
     axes.bar(frame[x], frame[y], width=0.7, color=colour)
 
 
-def level_bars(axes: Axes, frame: DataFrame, *, x: str, y: str, colour: str) -> None:
-    """Draw a level bar for each row, at y and as long as x."""
-    axes.barh(frame[y], frame[x], height=0.7, color=colour)
+@dataclass(frozen=True)
+class Scale:
+    """The colours of heat maps and the numbers at their ends; one scale may serve several maps.
 
-
-def heat_map(axes: Axes, table: DataFrame, *, label: str, greatest: float | None = None) -> None:
-    """Draw a table of shares as cells, with a scale in per cent on which zero has the same colour in every map.
-
-    Above `greatest`, if given, the colour stays the same.
+    The colour bar shows the part between `low` and `high`. `beyond`: larger numbers occur and have the last colour.
     """
-    cells = table.to_numpy(float)
-    least, most = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
-    top = most if greatest is None else greatest
-    reach = max(-least, top) or 1.0
-    look = {"cmap": heat_colours(), "vmin": -reach, "vmax": reach, "aspect": "auto", "interpolation": "nearest"}
-    image = axes.imshow(cells, **look)
+
+    colours: Colormap
+    least: float
+    most: float
+    low: float
+    high: float
+    beyond: bool = False
+
+
+def around_zero(*maps: NDArray[Any]) -> Scale:
+    """Return one diverging scale for maps: zero is white, and the same number has the same colour in all of them."""
+    known = np.concatenate([np.ravel(one) for one in maps])
+    low, high = float(np.nanmin(known, initial=0.0)), float(np.nanmax(known, initial=0.0))
+    reach = max(-low, high) or 1.0
+    return Scale(diverging(), -reach, reach, low, high or (1.0 if not low else 0.0))
+
+
+def from_zero(cells: NDArray[Any], *, most: float | None = None) -> Scale:
+    """Return a sequential scale from zero to the largest number, or to `most`, where larger ones have its colour."""
+    largest = float(np.nanmax(cells, initial=0.0))
+    top = (largest if most is None else most) or 1.0
+    return Scale(sequential(), 0.0, top, 0.0, top, beyond=largest > top)
+
+
+def heat_map(axes: Axes, cells: NDArray[Any], scale: Scale) -> AxesImage:
+    """Draw cells; those that are NaN stay blank and hatched, so that none of them looks like a zero."""
+    look: dict[str, Any] = {"cmap": scale.colours, "vmin": scale.least, "vmax": scale.most}
+    image = axes.imshow(cells, aspect="auto", interpolation="nearest", **look)
     axes.grid(visible=False)
-    scale = {"pad": 0.01, "fraction": 0.03, "aspect": 30, "extend": "max" if most > top else "neither"}
-    bar = sheet_of(axes).colorbar(image, ax=axes, **scale)
-    bar.ax.set_ylim(least, top or 1.0)
+    if np.isnan(cells).any():
+        axes.patch.set(facecolor="#F4F4F4", hatch="//////", edgecolor="#D0D0D0", linewidth=0)
+    return image
+
+
+def colour_bar(image: AxesImage, axes: Iterable[Axes], scale: Scale, label: str, *, shares: bool = True) -> None:
+    """Put the scale of heat maps beside their axes; `shares` are written in per cent."""
+    look: dict[str, Any] = {
+        "pad": 0.01,
+        "fraction": 0.03,
+        "aspect": None,
+        "extend": "max" if scale.beyond else "neither",
+    }
+    beside = list(axes)
+    bar = sheet_of(beside[0]).colorbar(image, ax=beside, **look)
+    bar.ax.set_ylim(scale.low, scale.high)
+    bar.ax.grid(visible=False)
     bar.ax.tick_params(labelsize=SMALL, width=0.4, length=2)
-    percent(bar.ax.yaxis)
+    if shares:
+        percent(bar.ax.yaxis)
     bar.set_label(label)
 
 
-def crosshair(axes: Axes, *, x: int, y: int) -> None:
-    """Lead yellow lines from a cell of a heat map to the labels of its row and its column."""
-    left, bottom = axes.get_xlim()[0], axes.get_ylim()[0]
-    for across, down in (([left, x - 0.5], [y, y]), ([x, x], [y + 0.5, bottom])):
-        axes.plot(across, down, color=YELLOW, linewidth=0.8, marker="", label="_crosshair")
+def outline(axes: Axes, *, x: tuple[int, int], y: tuple[int, int], colour: str = BLACK) -> None:
+    """Frame the cells of a heat map from the first to the last in each direction; the frame covers none of them."""
+    corner, size = (x[0] - 0.5, y[0] - 0.5), (x[1] - x[0] + 1, y[1] - y[0] + 1)
+    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, linewidth=0.9, clip_on=False))
 
 
-def outline(axes: Axes, column: int, *, colour: str) -> None:
-    """Frame a column of a heat map."""
-    bottom, top = sorted(axes.get_ylim())
-    frame = Rectangle(
-        (column - 0.5, bottom), 1, top - bottom, fill=False, edgecolor=colour, linewidth=1.2, clip_on=False
-    )
-    axes.add_patch(frame)
+@dataclass(frozen=True)
+class History:
+    """What inputs contribute to one token: (layer, input), the input tokens, the layers' numbers.
+
+    `own` is the input that is the token itself, None where it is not among the inputs.
+    """
+
+    contribution: NDArray[np.float64]
+    own: int | None
+    tokens: Sequence[str]
+    layers: Sequence[int]
+    stderr: NDArray[np.float64] | None = None
+
+
+def history(axes: Axes, told: History, *, layer_label: str = "layer") -> Axes:
+    """Draw a token's sources through the layers, and beside them its own contribution; return the axes beside.
+
+    Colours are scaled to the context, and the token's own column, framed, has the last colour above. With standard
+    errors the bars carry two of them, and a dot marks each cell that lies within two of zero.
+    """
+    cells, count = told.contribution, len(told.layers)
+    own = [] if told.own is None else [told.own]
+    scale = from_zero(cells, most=float(np.nanmax(np.delete(cells, own, axis=1), initial=0.0)))
+    image = heat_map(axes, cells, scale)
+    axes.set_ylim(-0.5, count - 0.5)
+    shown = [told.layers.index(layer) for layer in layer_ticks(told.layers)]
+    axes.set_yticks(shown, [str(told.layers[place]) for place in shown])
+    axes.set(xlabel="input token", ylabel=layer_label)
+    token_axis(axes.xaxis, told.tokens, keep=own)
+    colour_bar(image, [axes], scale, "contribution (%)")
+    side = make_axes(axes, location="right", fraction=0.16, pad=0.02, aspect=None)[0]  # pyright: ignore
+    side.set(ylim=(-0.5, count - 0.5), yticks=[], xlabel="its own (%)")
+    for place in own:
+        outline(axes, x=(place, place), y=(0, count - 1), colour=SKY)
+        error = None if told.stderr is None else 2 * told.stderr[:, place]
+        look = {"elinewidth": 0.7, "capsize": 1.5}
+        side.barh(range(count), cells[:, place], height=0.7, color=SKY, xerr=error, error_kw=look)
+    percent(side.xaxis)
+    if told.stderr is not None:
+        unsure = np.argwhere(cells < 2 * told.stderr)
+        axes.plot(unsure[:, 1], unsure[:, 0], linestyle="", marker=".", markersize=1.5, color=GREY, label="_unsure")
+    return side

@@ -1,33 +1,36 @@
 """House style of figures: sizes, colours, ticks and legends, so that every figure reads at column width and in grey."""
 
 import textwrap
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, XAxis
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, Locator
 
 SINGLE, DOUBLE = 3.3, 6.9
 """Widths in inches of one and of two columns of a page."""
 
-BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#666666"
-"""The colours of Okabe and Ito, which colour-blind readers tell apart."""
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
 
 SMALL = 6.0
-"""The least size of text, in points."""
+"""The smallest size of text, in points."""
 
 _SETTINGS = {
-    "font.family": "DejaVu Sans",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
+    "axes.titlelocation": "left",
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
@@ -44,17 +47,21 @@ _SETTINGS = {
     "axes.grid.axis": "y",
     "grid.color": "#E3E3E3",
     "grid.linewidth": 0.5,
+    "hatch.color": "#D0D0D0",
+    "hatch.linewidth": 0.4,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "lines.linewidth": 1.1,
     "lines.markersize": 3.6,
+    "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,
     "svg.hashsalt": "identikit",
-    "text.parse_math": False,  # tokens and tags hold dollar signs
+    "text.parse_math": False,  # tokens and tags contain dollar signs
 }
 
 
 def house_style() -> AbstractContextManager[None]:
-    """Within this context matplotlib draws in the house style, whatever the reader's own settings are."""
+    """Within this context matplotlib draws in the house style, whatever the user's own settings are."""
     return matplotlib.style.context(["default", _SETTINGS])
 
 
@@ -80,55 +87,98 @@ _CYCLE = [
 
 
 def styles(labels: Iterable[tuple[Hashable, str]]) -> dict[tuple[Hashable, ...], Style]:
-    """Give each series, in order, a colour, a marker and a line of its own; there are six."""
+    """Give each series, in order, its own colour, marker and line; there are six."""
     return {(key,): Style(label, *look) for (key, label), look in zip(dict(labels).items(), _CYCLE, strict=False)}
 
 
-def heat_colours() -> ListedColormap:
-    """Colours of a scale around zero: from black towards light blue below, and by purple and orange to light above."""
-    below = LinearSegmentedColormap.from_list("below", [SKY, BLACK])
+_ABOVE = ["#FFFFFF", "#FDD49E", "#F0803C", "#B3320F", "#4A0D0D"]
+_BELOW = ["#FFFFFF", "#B9D9F0", "#5BA3D9", "#1F6FB2", "#0B3F78"]
+
+
+_EARLY = (0.0, 0.1, 0.35, 0.7, 1.0)  # beside a sink of 95 %, weights of a few per cent must show
+
+
+def _colours(name: str, stops: Sequence[str], places: Sequence[float] | None = None) -> Any:
+    return LinearSegmentedColormap.from_list(name, stops if places is None else list(zip(places, stops, strict=True)))
+
+
+def sequential() -> ListedColormap:
+    """Colours of numbers from zero upwards: white, orange, dark red."""
+    return ListedColormap(_colours("above", _ABOVE)(np.linspace(0, 1, 256)), name="sequential")
+
+
+def diverging() -> ListedColormap:
+    """Colours around zero: white at zero, blue below, orange to dark red above; each side darkens steadily."""
     steps = np.linspace(0, 1, 256)
-    return ListedColormap(np.vstack([below(steps), matplotlib.colormaps["magma"](steps)]), name="heat")
+    below = _colours("below", _BELOW, _EARLY)(steps[:0:-1])
+    return ListedColormap(np.vstack([below, _colours("above", _ABOVE, _EARLY)(steps)]), name="diverging")
+
+
+def two_sided() -> ListedColormap:
+    """Colours of two cases: orange below zero, blue above, never white, so that even a cell near zero has a side."""
+    lost = _colours("lost", _ABOVE[1:4])(np.linspace(1, 0, 128))
+    kept = _colours("kept", _BELOW[1:4])(np.linspace(0, 1, 128))
+    return ListedColormap(np.vstack([lost, kept]), name="two_sided")
 
 
 def sheet_of(axes: Axes) -> Figure:
-    """The figure that axes are drawn on."""
+    """Return the figure that axes are drawn on."""
     figure = axes.get_figure(root=True)
     assert figure is not None, "axes without a figure"
     return figure
 
 
 def percent(axis: Axis) -> None:
-    """Write an axis of shares in per cent; the unit belongs into the axis label."""
+    """Write an axis of shares in per cent; the unit belongs in the axis label."""
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 9):g}"))
 
 
-def layer_axis(axes: Axes, layers: int, label: str = "layer") -> None:
-    """Count layers along x, from 1, leaving labels out where there are too many."""
-    axes.set_xticks(layer_ticks(layers))
-    axes.set_xlim(0.4, layers + 0.6)
-    axes.set_xlabel(label)
+def layer_axis(axis: XAxis, layers: Sequence[int], label: str = "layer") -> None:
+    """Write layers along x, at their own numbers, leaving labels out where there are too many."""
+    axis.set_ticks(layer_ticks(layers))
+    axis.set_label_text(label)
+    axis.axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
 
 
-def layer_ticks(layers: int) -> list[int]:
-    """The layers that get a label: the first, and about twelve at equal steps."""
-    step = -(-layers // 12)
-    return sorted({1, *range(step, layers + 1, step)})
+def layer_ticks(layers: Sequence[int]) -> list[int]:
+    """Return the layers that get a label: the first, and about twelve at equal steps."""
+    step = -(-len(layers) // 12)
+    return [layer for layer in layers if layer % step == 0 or layer == layers[0]]
 
 
-def token_axis(axes: Axes, tokens: list[str]) -> None:
-    """Write a token below each column, upright, in two tiers where one would be too dense.
+class TokenLocator(Locator):
+    """Ticks at tokens, as many as fit when the figure is drawn: `keep` first, then others that stand clear of them."""
 
-    The labels of the lower tier hang on long ticks between those of the upper.
-    """
-    width = sheet_of(axes).get_figwidth() * 72
-    tiers = 2 if len(tokens) * SMALL > 0.85 * width else 1
-    for tier in range(tiers):
-        places = range(tier, len(tokens), tiers)
-        axes.set_xticks(places, [tokens[place] for place in places], minor=tier > 0, rotation=90, fontsize=SMALL)
-    reach = max(len(token) for token in tokens[::tiers]) * SMALL * 0.62
-    axes.tick_params(axis="x", which="major", length=1.5, pad=1)
-    axes.tick_params(axis="x", which="minor", length=reach + 4, width=0.25, pad=1, color=GREY)
+    def __init__(self, count: int, keep: Sequence[int] = ()):
+        self.count, self.keep = count, tuple(keep)
+
+    def __call__(self) -> list[int]:
+        """Return the places that are labelled."""
+        axis: Any = self.axis
+        figure = axis.get_figure(root=True)
+        box = axis.axes.bbox
+        length = (box.width if axis.axis_name == "x" else box.height) / figure.dpi * 72
+        first, last = sorted(axis.get_view_interval())
+        spacing = SMALL * 1.2 * (last - first) / max(length, 1.0)
+        step = max(1, int(np.ceil(spacing)))
+        chosen: list[int] = []
+        for place in (*self.keep, *range(0, self.count, step)):
+            if all(abs(place - other) >= step for other in chosen):
+                chosen.append(place)
+        return sorted(place for place in chosen if first <= place <= last)
+
+    def tick_values(self, vmin: float, vmax: float) -> list[int]:
+        """Return the places; they do not depend on limits that are asked for."""
+        return self()
+
+
+def token_axis(axis: Axis, tokens: Sequence[str], *, keep: Sequence[int] = ()) -> None:
+    """Write tokens along an axis, upright below a map; where they are too dense some are left out, `keep` last."""
+    axis.set_major_locator(TokenLocator(len(tokens), keep))
+    words = dict(enumerate(tokens))
+    axis.set_major_formatter(FuncFormatter(lambda place, _: words.get(round(place), "")))
+    axis.get_major_ticks(min(len(tokens), 100))  # made here, so that no dollar sign starts a formula later
+    axis.set_tick_params(length=1.5, pad=1, labelsize=SMALL, labelrotation=90 if isinstance(axis, XAxis) else 0)
 
 
 def legend(axes: Axes, *, columns: int, title: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The figures of the paper: what each shows and needs, where its data come from, and how it is drawn."""
+"""The paper's figures: what each shows and needs, where its data come from, and how it is drawn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ import matplotlib.figure
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence, Subject
-from identikit.paper.figures import drawings, frames
+from identikit.paper.figures import drawings, frames, labels
+from identikit.plots.tokens import RATES
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Figure:
     """One figure of the paper.
 
     - `needs`: the tables of the evidence it is drawn from; `frame` gives its data, exactly what `draw` draws
+    - `label` says what stands under it beside the caption: model, data, numbers, seed
     - `data`: the dataset the paper used, "" where the texts are the paper's own; `only`: no other will do
     - `layer`: the one layer it shows, 0 for several; `not_causal`: why a causal model has none, if so
     """
@@ -26,6 +28,7 @@ class Figure:
     data: str
     frame: Callable[[Evidence], DataFrame]
     draw: Callable[[DataFrame, Evidence], matplotlib.figure.Figure]
+    label: Callable[[DataFrame, Evidence], str] = labels.of_texts
     only: bool = False
     layer: int = 0
     not_causal: str = ""
@@ -39,13 +42,13 @@ class Figure:
         return None
 
 
-_ALONE = "so that its first token sees nothing but itself"
+_ALONE = "so its first token sees only itself"
 _UNPARTED = "and its texts have no [SEP]"
 _MAPS = {"linear": "A linear map", "mlp": "An MLP"}
 _DISTANCES = {"cosine": "cosine", "l2": "L2"}
-_FOLDED = "Mean over folds."
-_ONE_FOLD = "Measured on the test sentences of the first fold alone."
-_NORM = "Contributions are by the Frobenius norm."
+_FOLDED = "Means over folds, with 95 % confidence intervals."
+_ONE_FOLD = "Measured only on the test sentences of the first fold."
+_NORM = "Contributions are measured by the Frobenius norm."
 
 
 def _attention() -> list[Figure]:
@@ -53,7 +56,7 @@ def _attention() -> list[Figure]:
         Figure(
             "fig1a",
             "Correlation of raw with effective attention by the length of the text; each point is a text. Up to the "
-            "line a text has no more tokens than a value vector has numbers, and both can be the same.",
+            "dashed line a text has no more tokens than a value vector has numbers, so the two can be equal.",
             ("correlation",),
             "wikitext",
             frames.correlation,
@@ -62,8 +65,8 @@ def _attention() -> list[Figure]:
         *(
             Figure(
                 name,
-                f"Average {map} attention to [CLS], to [SEP], and to periods and commas. Points are heads, lines their "
-                "means.",
+                f"Average {map} attention to [CLS], to [SEP], and to periods and commas. Points are heads, "
+                "lines are means over heads. Figures 1b and 1c have the same scale.",
                 ("types",),
                 "wikitext",
                 partial(frames.attention_to_types, map=map),
@@ -74,7 +77,7 @@ def _attention() -> list[Figure]:
         Figure(
             "fig5",
             "Attention to [SEP] from [SEP] and from all other tokens: (a) effective, (b) raw. Points are heads, lines "
-            "their means.",
+            "are means over heads.",
             ("types",),
             "wikitext",
             frames.attention_to_separators,
@@ -84,11 +87,12 @@ def _attention() -> list[Figure]:
         Figure(
             "fig6",
             "Raw, effective and null attention of one sentence of the passage in Appendix A.3, in the head that looks "
-            "most at special tokens. Yellow lines lead to the largest effective weight away from the diagonal.",
+            "most at special tokens. The black frame marks the largest effective weight away from the diagonal.",
             ("passage",),
             "",
-            frames.passage,
+            frames.passage_sentence,
             drawings.draw_passage,
+            labels.of_passage,
         ),
     ]
 
@@ -96,12 +100,13 @@ def _attention() -> list[Figure]:
 def _same_layer(name: str, data: str, only: bool) -> Figure:
     return Figure(
         name,
-        "How many tokens are recovered from their hidden vectors, by layer; maps are trained and tested on the same "
+        "Share of tokens recovered from their hidden vectors, by layer; maps are trained and tested on the same "
         f"layer. {_FOLDED}",
         ("rates",),
         data,
         partial(frames.rates, by=["map", "distance", "layer"]),
-        partial(drawings.draw_rates, series=drawings.PROBES, by=["map", "distance"]),
+        partial(drawings.draw_rates, series=RATES, by=["map", "distance"]),
+        labels.of_rates,
         only=only,
     )
 
@@ -114,30 +119,33 @@ def _across_layers(name: str, map: str, distance: str) -> Figure:
         "mrpc",
         partial(frames.rates_across_layers, map=map, distance=distance),
         drawings.draw_across,
+        labels.of_rates,
     )
 
 
 def _generalisation() -> Figure:
     return Figure(
         "fig7",
-        f"Rates on training and on test data under L2 distance: how far the linear map and the MLP overfit. {_FOLDED}",
+        f"Rates on training and test data under L2 distance: how much the linear map and the MLP overfit. {_FOLDED}",
         ("rates",),
         "mrpc",
         partial(
             frames.rates, by=["map", "split", "layer"], map=("linear", "mlp"), distance="l2", split=("train", "test")
         ),
         partial(drawings.draw_rates, series=drawings.SPLITS, by=["map", "split"]),
+        labels.of_rates,
     )
 
 
 def _previous_layer() -> Figure:
     return Figure(
         "fig11",
-        f"How many tokens are recovered across a single layer: from a layer's output to its own input. {_ONE_FOLD}",
+        f"Share of tokens recovered across a single layer: from a layer's output to its own input. {_ONE_FOLD}",
         ("previous",),
         "mrpc",
         partial(frames.rates, by=["map", "distance", "layer"], table="previous"),
-        partial(drawings.draw_rates, series=drawings.PROBES, by=["map", "distance"]),
+        partial(drawings.draw_rates, series=RATES, by=["map", "distance"]),
+        labels.of_rates,
     )
 
 
@@ -150,6 +158,7 @@ def _finetuned(name: str, data: str, only: bool) -> Figure:
         data,
         frames.rates_before_and_after,
         partial(drawings.draw_rates, series=drawings.TUNED, by=["distance", "finetuned"]),
+        labels.of_rates,
         only=only,
     )
 
@@ -170,6 +179,7 @@ def _neighbours(name: str, map: str, distance: str) -> Figure:
             offset=(-3, -2, -1, 1, 2, 3),
         ),
         partial(drawings.draw_rates, series=drawings.NEIGHBOURS, by=["offset"], ylabel="neighbours recovered (%)"),
+        labels.of_rates,
     )
 
 
@@ -205,7 +215,7 @@ def _identity() -> list[Figure]:
 
 _OWN = "how much of a hidden vector comes from the token at its own position, by layer; outliers are not shown"
 _OUTWEIGHED = "share of tokens to whose hidden vector another token contributes most, by layer"
-_GROUPS = "in which layers neighbours at a distance contribute most; the points of a line sum to 100 %"
+_GROUPS = "in which layers neighbours at each distance contribute most; the points of a line sum to 100 %"
 _OFFSETS = "contribution by the input's position relative to the output, in the first, middle and last layer"
 
 
@@ -251,8 +261,8 @@ def _mixing() -> list[Figure]:
 
 def _to_cls() -> list[Figure]:
     places = (
-        ("fig18a", "to_cls", "[CLS]", "where inputs stand in the text"),
-        ("fig18b", "around_separator", "[SEP]", "how far inputs stand from the first [SEP]"),
+        ("fig18a", "to_cls", "[CLS]", "the input's position in the text"),
+        ("fig18b", "around_separator", "[SEP]", "the input's position relative to the first [SEP]"),
     )
     return [
         Figure(
@@ -280,6 +290,7 @@ def _histories() -> list[Figure]:
             "",
             partial(frames.token_history, token=token),
             partial(drawings.draw_history, token=token),
+            labels.of_sentence,
             not_causal=reasons.get(token, ""),
         )
         for number, token in enumerate(tokens, start=19)
@@ -290,12 +301,13 @@ def _tags() -> list[Figure]:
     return [
         Figure(
             f"fig{25 + layer}",
-            f"Own contribution by part of speech in layer {layer}; tags stand in the order of their medians in the "
-            f"last layer. {_NORM}",
+            f"Own contribution by part of speech in layer {layer}, sorted by the medians in the last layer. Tags with "
+            f"fewer than {frames.FEWEST} tokens are left out. {_NORM}",
             ("tags frobenius",),
             "mrpc",
             partial(frames.tags, layer=layer),
             partial(drawings.draw_tags, layer=layer),
+            partial(labels.of_tags, layer=layer),
             layer=layer,
         )
         for layer in range(1, 13)
@@ -305,12 +317,13 @@ def _tags() -> list[Figure]:
 def _collapse() -> Figure:
     return Figure(
         "collapse",
-        "Not of the paper: the products of a head's matrices, one matrix each instead of two factors. (a) The error "
-        "this makes, beside the model's own rounding. (b) What it costs: below the line it would pay.",
+        "Not in the paper: each product of two of a head's matrices collapsed into one matrix. (a) The error this "
+        "causes, next to the model's own rounding. (b) The cost: below the line it would pay off.",
         ("collapse",),
         "",
         frames.collapse,
         drawings.draw_collapse,
+        labels.of_model,
     )
 
 
@@ -326,4 +339,4 @@ FIGURES: dict[str, Figure] = {
         _collapse(),
     )
 }
-"""Every figure of the paper by its name, in the paper's order; and what collapsing products would do."""
+"""Every figure of the paper by name, in the paper's order, and then the one of collapsed products."""

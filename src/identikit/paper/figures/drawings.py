@@ -1,48 +1,46 @@
-"""How the figures of the paper look: from the data of a figure and the evidence to a finished sheet."""
+"""How the paper's figures look: from the data of a figure and the evidence to a finished sheet.
 
-from collections.abc import Sequence
+The forms are those of `identikit.plots`. Layers and heads count from 1 here, as in the paper, and the axes say so.
+"""
+
 from functools import partial
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from identikit.maths.mixing import first_middle_last
 from identikit.paper.evidence import Evidence
+from identikit.paper.figures.frames import attention_to_types
 from identikit.plots import forms as form
+from identikit.plots.attention import correlation_by_length, map_panels
 from identikit.plots.style import (
     BLACK,
     BLUE,
     DOUBLE,
     RED,
-    SKY,
-    SMALL,
     Style,
+    house_style,
     layer_axis,
-    layer_ticks,
     legend,
     percent,
+    sheet_of,
     styles,
-    token_axis,
 )
+from identikit.plots.tokens import RATE, rate_lines
 
-_RATE = "token identifiability rate (%)"
 _OWN = "own contribution (%)"
 _RELATIVE = "input's position relative to the output"
-_MAPS = {"naive": (BLACK, "o"), "linear": (BLUE, "s"), "mlp": (RED, "^")}
-_WORDS = {"naive": "naive", "linear": "linear", "mlp": "MLP", "cosine": "cosine", "l2": "L2"}
+_LAYER = "layer (counted from 1)"
+_WORDS = {"linear": "linear", "mlp": "MLP", "cosine": "cosine", "l2": "L2"}
+_LEARNED = {"linear": (BLUE, "s"), "mlp": (RED, "^")}
 
 # How the series of the figures with rates look, by the columns of their data.
-PROBES = {
-    (name, distance): Style(f"{_WORDS[name]}, {_WORDS[distance]}", *_MAPS[name], line, filled)
-    for distance, line, filled in (("cosine", "-", True), ("l2", "--", False))
-    for name in _MAPS
-}
 SPLITS = {
-    (name, split): Style(f"{_WORDS[name]}, {split}", *_MAPS[name], line, filled)
+    (name, split): Style(f"{_WORDS[name]}, {split}", *_LEARNED[name], line, filled)
     for split, line, filled in (("train", "--", False), ("test", "-", True))
-    for name in ("linear", "mlp")
+    for name in _LEARNED
 }
 TUNED = {
     (distance, tuned): Style(f"{_WORDS[distance]}, {words}", colour, marker, line, filled)
@@ -94,98 +92,103 @@ def draw_collapse(frame: DataFrame, evidence: Evidence) -> Figure:
 
     sides = (("a", "largest relative error", "log"), ("b", "collapsed over factored", "linear"))
     panels = [partial(side, letter=letter, label=label, scale=scale) for letter, label, scale in sides]
-    words = f"{evidence.subject.model} · made-up tokens · seed {evidence.seed}"
-    return form.sheet(words, *panels, width=DOUBLE)
+    return form.sheet(*panels, width=DOUBLE)
 
 
 def draw_correlation(frame: DataFrame, evidence: Evidence) -> Figure:
     """Correlation of raw with effective attention by length (Fig. 1a)."""
-    size = evidence.subject.d_value
 
     def panel(axes: Axes) -> None:
-        form.scatter(axes, frame, Style("", BLUE), x="tokens", y="pearson")
-        axes.axvline(size, color=RED, linestyle="--", linewidth=0.9, label=f"size of a value vector: {size}")
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-        axes.set(xlabel="tokens in the text", ylabel="Pearson, raw with effective")
-        legend(axes, columns=1)
+        correlation_by_length(frame, evidence.subject.d_value, axes)
 
-    return form.sheet(evidence.label, panel)
+    return form.sheet(panel)
 
 
 def draw_types(frame: DataFrame, evidence: Evidence, *, map: str) -> Figure:
-    """Attention to token types (Fig. 1b, 1c)."""
+    """Attention to token types (Fig. 1b, 1c); raw and effective attention have the same scale."""
+    both = [attention_to_types(evidence, map=name) for name in ("raw", "effective")]
+    weights = [weight for part in both for weight in part["attention"]]
 
     def panel(axes: Axes) -> None:
-        _heads(axes, frame, evidence, _TYPES, by="target", ylabel=f"average {map} attention (%)")
+        _heads(axes, frame, evidence, _TYPES, by="target", ends=(min(weights), max(weights)))
+        axes.set_ylabel(f"average {map} attention (%)")
         legend(axes, columns=3)
 
-    return form.sheet(evidence.label, panel)
+    return form.sheet(panel)
 
 
 def draw_separators(frame: DataFrame, evidence: Evidence) -> Figure:
-    """Attention to [SEP], effective and raw (Fig. 5)."""
+    """Attention to [SEP], effective and raw, on the same scale (Fig. 5)."""
+    ends = min(frame["attention"]), max(frame["attention"])
 
     def side(axes: Axes, letter: str, name: str) -> None:
-        part = frame.query("map == @name")
-        _heads(axes, part, evidence, _SOURCES, by="source", ylabel=f"average {name} attention (%)")
+        _heads(axes, frame.query("map == @name"), evidence, _SOURCES, by="source", ends=ends)
+        axes.set_ylabel(f"average {name} attention (%)")
         legend(axes, columns=2, title=f"({letter}) {name}")
 
     panels = [partial(side, letter=letter, name=name) for letter, name in (("a", "effective"), ("b", "raw"))]
-    return form.sheet(evidence.label, *panels, width=DOUBLE)
+    return form.sheet(*panels, width=DOUBLE)
 
 
-def _heads(axes: Axes, frame: DataFrame, evidence: Evidence, series: form.Styles, *, by: str, ylabel: str) -> None:
-    """Each head a point, the mean over heads a line."""
-    form.clouds(axes, frame.query("head > 0"), series, by=by, x="layer", y="attention")
-    form.lines(axes, frame.query("head == 0"), series, by=[by], x="layer", y="attention")
-    layer_axis(axes, evidence.subject.n_layers)
+def _heads(
+    axes: Axes, frame: DataFrame, evidence: Evidence, series: form.Styles, *, by: str, ends: tuple[float, float]
+) -> None:
+    """Each head a point, the mean over heads a line, on a scale that holds `ends`."""
+    form.clouds(axes, frame, series, by=by, x="layer", y="attention")
+    form.lines(axes, frame.drop_duplicates([by, "layer"]), series, by=[by], x="layer", y="mean")
+    _by_layer(axes, evidence)
+    room = 0.05 * (ends[1] - ends[0])
+    axes.set_ylim(ends[0] - room, ends[1] + room)
+
+
+def _by_layer(axes: Axes, evidence: Evidence, label: str = _LAYER) -> None:
+    """Shares in per cent by layer."""
+    layer_axis(axes.xaxis, range(1, evidence.subject.n_layers + 1), label)
     percent(axes.yaxis)
-    axes.set_ylabel(ylabel)
 
 
 def draw_passage(frame: DataFrame, evidence: Evidence) -> Figure:
-    """Raw, effective and null attention of one head (Fig. 6)."""
-    first = frame.iloc[0]
-    marked = frame[frame["highlighted"]].iloc[0]
-    keys = frame.drop_duplicates("key")["key_token"].tolist()
-    queries = frame.drop_duplicates("query")["query_token"].tolist()
+    """Raw, effective and null attention of one head, on one scale (Fig. 6)."""
+    first, marked = frame.iloc[0], frame[frame["highlighted"]].iloc[0]
+    tokens = dict(zip(frame["key"], frame["key_token"], strict=True))
+    queries = frame.drop_duplicates("query")
+    columns, sentence = _with_gaps(sorted(tokens)), queries["query"].tolist()
+    seen = frame[frame["key"] <= frame["query"]] if evidence.subject.causal else frame
+    names = {f"({letter}) {name}": name for letter, name in zip("abc", ("raw", "effective", "null"), strict=True)}
+    maps = {
+        title: seen.pivot(index="query", columns="key", values=name).reindex(columns=columns).to_numpy(float)
+        for title, name in names.items()
+    }
+    column, row = columns.index(marked["key"]), sentence.index(marked["query"])
+    keys = [tokens.get(key, "") for key in columns]
+    others = [place for place, key in enumerate(columns) if key in tokens and key not in sentence]
+    panels = form.new_axes(DOUBLE, 1.1 + 0.105 * len(queries), columns=3)
+    with house_style():
+        map_panels(panels, maps, queries["query_token"].tolist(), keys, keep=[column, *others])
+        for axes in panels:
+            form.outline(axes, x=(column, column), y=(row, row))
+        words = f"layer {first['layer']}, head {first['head']} (counted from 1)"
+        sheet_of(panels[0]).suptitle(words, x=0.01, ha="left", fontsize=8)
+    return form.finish(panels)
 
-    def panel(axes: Axes, letter: str, name: str) -> None:
-        form.heat_map(axes, frame.pivot(index="query", columns="key", values=name), label="weight (%)")
-        form.crosshair(axes, x=int(marked["key"]), y=int(marked["query"] - first["query"]))
-        axes.set_yticks(range(len(queries)), queries, fontsize=SMALL)
-        axes.tick_params(axis="y", length=1.5, pad=1)
-        axes.set_title(f"({letter}) {name} attention weights, layer {first['layer']}, head {first['head']}", loc="left")
-        axes.set(xticks=[], ylabel="query")
-        if name == "null":
-            axes.set_xlabel("key")
-            token_axis(axes, keys)
 
-    panels = [
-        partial(panel, letter=letter, name=name)
-        for letter, name in zip("abc", ("raw", "effective", "null"), strict=True)
-    ]
-    label = _own_text(evidence, "passage of Appendix A.3", len(keys))
-    return form.sheet(label, *panels, width=DOUBLE, height=3 * 0.088 * len(queries) + 2.0, columns=[1])
-
-
-def _own_text(evidence: Evidence, words: str, tokens: int) -> str:
-    return f"{evidence.subject.model} · {words} · n = 1 text, {tokens} tokens · seed {evidence.seed}"
+def _with_gaps(keys: list[int]) -> list[int]:
+    """Return keys with a place between those that do not follow each other: there the map is blank."""
+    gaps = [(left + right) // 2 for left, right in pairwise(keys) if right - left > 1]
+    return sorted([*keys, *gaps])
 
 
 def draw_rates(
-    frame: DataFrame, evidence: Evidence, *, series: form.Styles, by: Sequence[str], ylabel: str = _RATE
+    frame: DataFrame, evidence: Evidence, *, series: form.Styles, by: list[str], ylabel: str = RATE
 ) -> Figure:
     """Rates by layer (Fig. 2a, 7, 11 to 17, 38, 39)."""
 
     def panel(axes: Axes) -> None:
-        form.lines(axes, frame, series, by=by, x="layer", y="rate")
-        layer_axis(axes, evidence.subject.n_layers)
-        percent(axes.yaxis)
+        rate_lines(axes, frame, series, by=by)
         axes.set_ylabel(ylabel)
-        legend(axes, columns=2)
+        _by_layer(axes, evidence)
 
-    return form.sheet(_tested(frame, evidence), panel, height=2.9)
+    return form.sheet(panel, height=2.9)
 
 
 def draw_across(frame: DataFrame, evidence: Evidence) -> Figure:
@@ -193,45 +196,31 @@ def draw_across(frame: DataFrame, evidence: Evidence) -> Figure:
     series = styles((layer, str(layer)) for layer in evidence.subject.named_layers)
 
     def panel(axes: Axes) -> None:
-        form.lines(axes, frame, series, by=["layer"], x="test_layer", y="rate")
-        layer_axis(axes, evidence.subject.n_layers, "tested on layer")
-        percent(axes.yaxis)
-        axes.set_ylabel(_RATE)
-        legend(axes, columns=4, title="trained on layer")
+        rate_lines(axes, frame, series, by=["layer"], x="test_layer", title="trained on layer")
+        _by_layer(axes, evidence, "tested on layer (counted from 1)")
 
-    return form.sheet(_tested(frame, evidence), panel, height=2.8)
-
-
-def _tested(frame: DataFrame, evidence: Evidence) -> str:
-    """The label of a figure of rates, and what the rates are over: maps are tested on a part of the texts."""
-    numbers, folds = sorted({round(tokens) for tokens in frame["tokens"]}), max(frame["folds"])
-    tokens = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
-    over = f"one fold of {tokens} tokens" if folds == 1 else f"{folds} folds of about {tokens} tokens"
-    return f"{evidence.label} · rates over {over}"
+    return form.sheet(panel, height=2.8)
 
 
 def _own_boxes(axes: Axes, frame: DataFrame, evidence: Evidence, *, title: str = "") -> None:
     form.boxes(axes, frame, frame["layer"].tolist())
-    layer_axis(axes, evidence.subject.n_layers)
-    percent(axes.yaxis)
+    _by_layer(axes, evidence)
     axes.set_ylabel(_OWN)
     axes.set_title(title, loc="left")
 
 
 def _outweighed_bars(axes: Axes, frame: DataFrame, evidence: Evidence, *, title: str = "") -> None:
     form.bars(axes, frame, x="layer", y="outweighed", colour=BLUE)
-    layer_axis(axes, evidence.subject.n_layers)
-    percent(axes.yaxis)
+    _by_layer(axes, evidence)
     axes.set_ylabel("tokens outweighed, P̃ (%)")
     axes.set_title(title, loc="left")
 
 
 def _group_lines(axes: Axes, frame: DataFrame, evidence: Evidence, *, title: str = "") -> None:
     form.lines(axes, frame, _DISTANCES, by=["distance"], x="layer", y="share")
-    layer_axis(axes, evidence.subject.n_layers)
-    percent(axes.yaxis)
+    _by_layer(axes, evidence)
     axes.set_ylabel("share of the group's total (%)")
-    legend(axes, columns=3, title=title)
+    legend(axes, columns=3, title=f"{title} neighbours by distance".strip())
 
 
 def _offset_lines(axes: Axes, frame: DataFrame, evidence: Evidence, *, xlabel: str, title: str = "") -> None:
@@ -240,34 +229,33 @@ def _offset_lines(axes: Axes, frame: DataFrame, evidence: Evidence, *, xlabel: s
     percent(axes.yaxis)
     axes.set_ylim(bottom=0)
     axes.set(xlabel=xlabel, ylabel="share of the layer's total (%)")
-    legend(axes, columns=3, title=title)
+    legend(axes, columns=3, title=f"{title} layers counted from 1".strip())
 
 
 def draw_own(frame: DataFrame, evidence: Evidence) -> Figure:
     """Own contribution by layer (Fig. 3a)."""
-    return form.sheet(evidence.label, partial(_own_boxes, frame=frame, evidence=evidence))
+    return form.sheet(partial(_own_boxes, frame=frame, evidence=evidence))
 
 
 def draw_outweighed(frame: DataFrame, evidence: Evidence) -> Figure:
     """Share of outweighed tokens by layer (Fig. 3b)."""
-    return form.sheet(evidence.label, partial(_outweighed_bars, frame=frame, evidence=evidence))
+    return form.sheet(partial(_outweighed_bars, frame=frame, evidence=evidence))
 
 
 def draw_groups(frame: DataFrame, evidence: Evidence) -> Figure:
     """Contribution of neighbours by layer (Fig. 4a)."""
-    return form.sheet(evidence.label, partial(_group_lines, frame=frame, evidence=evidence), height=2.8)
+    return form.sheet(partial(_group_lines, frame=frame, evidence=evidence), height=2.8)
 
 
 def draw_offsets(frame: DataFrame, evidence: Evidence, *, xlabel: str = _RELATIVE) -> Figure:
     """Contribution by relative position (Fig. 4b, 18)."""
     panel = partial(_offset_lines, frame=frame, evidence=evidence, xlabel=xlabel)
-    return form.sheet(evidence.label, panel, height=2.8)
+    return form.sheet(panel, height=2.8)
 
 
 def draw_mixing(frame: DataFrame, evidence: Evidence) -> Figure:
     """Own contribution and the share of outweighed tokens (Fig. 40, 42)."""
     return form.sheet(
-        evidence.label,
         partial(_own_boxes, frame=frame, evidence=evidence, title="(a)"),
         partial(_outweighed_bars, frame=frame, evidence=evidence, title="(b)"),
         width=DOUBLE,
@@ -278,7 +266,6 @@ def draw_context(frame: DataFrame, evidence: Evidence) -> Figure:
     """Contribution of neighbours by layer and by relative position (Fig. 41, 43)."""
     near, far = (frame.query("panel == @panel") for panel in "ab")
     return form.sheet(
-        evidence.label,
         partial(_group_lines, frame=near, evidence=evidence, title="(a)"),
         partial(_offset_lines, frame=far, evidence=evidence, xlabel=_RELATIVE, title="(b)"),
         width=DOUBLE,
@@ -288,31 +275,18 @@ def draw_context(frame: DataFrame, evidence: Evidence) -> Figure:
 
 def draw_history(frame: DataFrame, evidence: Evidence, *, token: str) -> Figure:
     """What the inputs contribute to one token, layer by layer (Fig. 19 to 25)."""
-    layers = evidence.subject.n_layers
-    tokens = frame.drop_duplicates("input")["input_token"].tolist()
-    own, context = frame.query("own"), frame.query("not own")
+    layers = range(1, evidence.subject.n_layers + 1)
+    inputs = frame.drop_duplicates("input")
 
-    def cells(axes: Axes) -> None:
+    def panel(axes: Axes) -> None:
         if frame.empty:
             return
-        table = frame.pivot(index="layer", columns="input", values="contribution")
-        form.heat_map(axes, table, label="contribution (%)", greatest=context["contribution"].to_numpy(float).max())
-        axes.set_ylim(-0.5, layers - 0.5)
-        axes.set_yticks([layer - 1 for layer in layer_ticks(layers)], [str(layer) for layer in layer_ticks(layers)])
-        axes.set(xlabel="input token", ylabel="layer")
-        axes.set_title(f"contribution to “{token}”, the token framed", loc="left")
-        form.outline(axes, own["input"].tolist()[0], colour=SKY)
-        token_axis(axes, tokens)
+        cells = frame.pivot(index="layer", columns="input", values="contribution").to_numpy(float)
+        own = inputs["own"].tolist().index(True)
+        form.history(axes, form.History(cells, own, inputs["input_token"].tolist(), layers), layer_label=_LAYER)
+        axes.set_title(f"contribution to “{token}”, its own column framed", loc="left")
 
-    def side(axes: Axes) -> None:
-        form.level_bars(axes, own, x="contribution", y="layer", colour=SKY)
-        axes.set_ylim(0.5, layers + 0.5)
-        axes.set_yticks([])
-        percent(axes.xaxis)
-        axes.set_xlabel("its own (%)")
-
-    label = _own_text(evidence, "sentence of Appendix C.4", len(tokens))
-    return form.sheet(label, cells, side, width=DOUBLE, height=2.0 + min(0.12 * layers, 3.0), columns=[6, 1])
+    return form.sheet(panel, width=DOUBLE, height=1.6 + min(0.12 * len(layers), 3.0))
 
 
 def draw_tags(frame: DataFrame, evidence: Evidence, *, layer: int) -> Figure:
@@ -325,6 +299,6 @@ def draw_tags(frame: DataFrame, evidence: Evidence, *, layer: int) -> Figure:
         axes.set_xlim(-0.7, len(frame) - 0.3)
         percent(axes.yaxis)
         axes.set(xlabel="part of speech · number of tokens", ylabel=_OWN)
-        axes.set_title(f"layer {layer}", loc="left")
+        axes.set_title(f"layer {layer} (counted from 1)", loc="left")
 
-    return form.sheet(evidence.label, panel, width=DOUBLE, height=3.0)
+    return form.sheet(panel, width=DOUBLE, height=3.0)

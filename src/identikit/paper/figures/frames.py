@@ -10,41 +10,52 @@ from pandas import DataFrame
 
 from identikit.maths.mixing import first_middle_last
 from identikit.paper.evidence import Evidence
+from identikit.plots.tokens import mean_rates
 
 MAPS = ("naive", "linear", "mlp")
 TYPES = ("cls", "sep", "punctuation")
 REACH = {"offsets": 30, "to_cls": 100, "around_separator": 40}
 """How far, in tokens, each view of contribution by relative position is shown."""
 
+FEWEST = 20
+"""A part of speech with fewer tokens is not shown."""
+
 _SPECIAL = re.compile(r"(?!\[UNK\]|<unk>)(\[[A-Z]+\]|<[^<>\s]+>)")  # an unknown piece is a word
 _ALSO = {"[CLS]": ("[cls]", "<s>", "<cls>"), "[SEP]": ("[sep]", "</s>", "<sep>")}
 
 
 def correlation(evidence: Evidence) -> DataFrame:
-    """Correlation of raw with effective attention, one row for each text (Fig. 1a)."""
-    return _rows(evidence.tables["correlation"], layer=0, head=0).filter(["text", "tokens", "pearson"])
+    """Correlation of raw with effective attention, a row per text (Fig. 1a)."""
+    return evidence.tables["correlation"].filter(["text", "tokens", "pearson"])
 
 
 def attention_to_types(evidence: Evidence, *, map: str) -> DataFrame:
-    """Attention of each head to [CLS], [SEP] and punctuation; head 0 is the mean over heads (Fig. 1b, 1c)."""
+    """Attention of each head to [CLS], [SEP] and punctuation, and the mean over heads (Fig. 1b, 1c)."""
     table = _to_present(evidence.tables["types"], TYPES, map=map, source="all")
     return _with_mean(table, ["target", "layer"])
 
 
 def attention_to_separators(evidence: Evidence) -> DataFrame:
-    """Attention of each head to [SEP], from [SEP] and from all others; head 0 is the mean over heads (Fig. 5)."""
+    """Attention of each head to [SEP], from [SEP] and from all others, and the mean over heads (Fig. 5)."""
     table = _to_present(evidence.tables["types"], ("sep",), map=("effective", "raw"), source=("sep", "rest"))
     return _with_mean(table, ["map", "source", "layer"])
 
 
 def passage(evidence: Evidence) -> DataFrame:
-    """Attention of the head that looks most at [CLS] and [SEP], over the passage of Appendix A.3 (Fig. 6).
+    """Attention of the head that looks most at [CLS] and [SEP], over the passage of Appendix A.3.
 
     `highlighted` is the largest effective weight that is neither near the diagonal nor on a special token.
     """
     chosen = passage_head(evidence)
     best = chosen.query("abs(query - key) > 1 and not special")["effective"].idxmax()
-    return chosen.drop(columns="special").assign(highlighted=chosen.index == best)
+    return chosen.assign(highlighted=chosen.index == best)
+
+
+def passage_sentence(evidence: Evidence) -> DataFrame:
+    """The part of the passage that Fig. 6 shows: one sentence, the first token, special tokens, the highlighted key."""
+    whole = passage(evidence)
+    shown = {*whole["query"], min(whole["key"]), *whole.query("special or highlighted")["key"]}
+    return _rows(whole, key=sorted(shown)).drop(columns="special")
 
 
 def passage_head(evidence: Evidence) -> DataFrame:
@@ -62,8 +73,9 @@ def passage_head(evidence: Evidence) -> DataFrame:
 def rates(evidence: Evidence, *, by: Sequence[str], table: str = "rates", **wanted: Any) -> DataFrame:
     """Mean rate over folds by the columns `by`, of maps tested on their own layer (Fig. 2a, 7, 11 to 17, 38, 39).
 
-    `table` is that of the rates; if no more is `wanted`, those on test data, of the token itself. Beside a rate stand
-    how many `folds` it is the mean of, and over how many `tokens` of a fold, on average.
+    `table` names the table of rates; unless more is `wanted`, rates are those on test data, of the token itself. Beside
+    a rate stand the ends of its 95 % confidence interval, `low` and `high` (NaN for one fold), how many `folds` it is
+    the mean of, and over how many `tokens` of a fold, on average.
     """
     return _mean_rates(evidence.tables[table].query("layer == test_layer"), list(by), **wanted)
 
@@ -136,8 +148,16 @@ def token_history(evidence: Evidence, *, token: str) -> DataFrame:
 
 
 def tags(evidence: Evidence, *, layer: int) -> DataFrame:
-    """Quartiles and whiskers of the own contribution by part of speech, in one layer (Fig. 26 to 37)."""
-    return _rows(evidence.tables["tags frobenius"], layer=layer).drop(columns="layer")
+    """Quartiles and whiskers of the own contribution by part of speech, in one layer (Fig. 26 to 37).
+
+    Tags with fewer than `FEWEST` tokens are left out: their boxes would say nothing.
+    """
+    return _rows(evidence.tables["tags frobenius"], layer=layer).query("tokens >= @FEWEST").drop(columns="layer")
+
+
+def tags_left_out(evidence: Evidence, *, layer: int) -> DataFrame:
+    """The tags with too few tokens, and how many each has."""
+    return _rows(evidence.tables["tags frobenius"], layer=layer).query("tokens < @FEWEST").filter(["tag", "tokens"])
 
 
 def collapse(evidence: Evidence) -> DataFrame:
@@ -171,8 +191,7 @@ def _rows(table: DataFrame, **wanted: Any) -> DataFrame:
 
 def _mean_rates(table: DataFrame, by: list[str], **wanted: Any) -> DataFrame:
     usual = {"map": MAPS, "offset": 0, "data_share": 1.0, "split": "test"}
-    grouped = _rows(table, **usual | wanted).groupby(by, as_index=False)
-    return grouped.agg(rate=("rate", "mean"), folds=("fold", "nunique"), tokens=("n_tokens", "mean"))
+    return mean_rates(_rows(table, **usual | wanted), by)
 
 
 def _to_present(table: DataFrame, targets: Sequence[str], **wanted: Any) -> DataFrame:
@@ -182,5 +201,5 @@ def _to_present(table: DataFrame, targets: Sequence[str], **wanted: Any) -> Data
 
 
 def _with_mean(table: DataFrame, by: list[str]) -> DataFrame:
-    means = table.groupby(by, as_index=False).agg(attention=("attention", "mean")).assign(head=0)
-    return pd.concat([table.filter([*by, "head", "attention"]), means], ignore_index=True)
+    means = table.groupby(by)["attention"].transform("mean")
+    return table.filter([*by, "head", "attention"]).assign(mean=means)

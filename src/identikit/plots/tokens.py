@@ -1,0 +1,134 @@
+"""Plots of token identity: which tokens of a text are recovered, and how often over a dataset."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from identikit.errors import InputError
+from identikit.plots.forms import Scale, Styles, add_footer, colour_bar, heat_map, lines
+from identikit.plots.reading import Drawable, axes_for, places_of, read, table, tokens_of
+from identikit.plots.style import (
+    BLACK,
+    BLUE,
+    DOUBLE,
+    GREEN,
+    RED,
+    SINGLE,
+    SMALL,
+    Style,
+    house_style,
+    layer_axis,
+    legend,
+    percent,
+    sheet_of,
+    token_axis,
+    two_sided,
+)
+from identikit.tokens.experiments import summary
+
+_MAPS = {"naive": (BLACK, "o"), "linear": (BLUE, "s"), "mlp": (RED, "^"), "ridge": (GREEN, "D")}
+_WORDS = {"mlp": "MLP", "l2": "L2"}
+RATE = "token identifiability rate (%)"
+
+RATES: Styles = {
+    (name, distance): Style(f"{_WORDS.get(name, name)}, {_WORDS.get(distance, distance)}", *look, line, filled)
+    for distance, line, filled in (("cosine", "-", True), ("l2", "--", False))
+    for name, look in _MAPS.items()
+}
+"""How the rates of each map and distance look."""
+
+
+def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = "") -> Axes:
+    """Draw the rate of recovered tokens by layer, a line per map and distance, with 95 % confidence over folds.
+
+    Rates are those on test data, of maps tested on the layer they were fitted to. Where targets, offsets or shares of
+    the data differ, select one first.
+    """
+    data = identifiability.to_xarray()
+    frame = data.to_dataframe().reset_index().dropna(subset=["rate"]).rename(columns={"tokens": "n_tokens"})
+    frame = frame.query("layer == test_layer and split == 'test'")
+    for name in ("target", "offset", "data_share"):
+        if len(several := list(dict.fromkeys(frame[name]))) > 1:
+            raise InputError(
+                f"rates: the result has several values of {name} ({', '.join(map(str, several))}). Select one first: "
+                f"result.sel({name}={several[0]!r})."
+            )
+    per_layer = mean_rates(frame, ["map", "distance", "layer"])
+    layers = sorted(int(layer) for layer in per_layer["layer"].unique())
+    with house_style():
+        axes = axes_for(ax, SINGLE, 2.8)
+        rate_lines(axes, per_layer, RATES, by=["map", "distance"])
+        if layers:
+            layer_axis(axes.xaxis, range(layers[0], layers[-1] + 1))
+        add_footer(sheet_of(axes), footer)
+    return axes
+
+
+def mean_rates(frame: DataFrame, by: list[str]) -> DataFrame:
+    """Average rates over folds: rate, low and high (95 % confidence, NaN for one fold), folds, tokens of a fold."""
+    told = summary(frame.filter([*by, "data_share", "fold", "rate", "unique_rate", "duplicates"]))
+    tokens = frame.groupby(by, as_index=False).agg(tokens=("n_tokens", "mean"))
+    ends = {name: told[name].clip(0, 1) for name in ("low", "high")}
+    return told.assign(**ends).filter([*by, "rate", "low", "high", "folds"]).merge(tokens, on=by)
+
+
+def rate_lines(
+    axes: Axes, frame: DataFrame, series: Styles, *, by: list[str], x: str = "layer", title: str = ""
+) -> None:
+    """Draw rates with their confidence; the legend has about three series in a column, or one row under a title."""
+    lines(axes, frame, series, by=by, x=x, y="rate")
+    percent(axes.yaxis)
+    axes.set_ylabel(RATE)
+    count = len(axes.get_legend_handles_labels()[0])
+    legend(axes, columns=4 if title else max(1, -(-count // 3)), title=title)
+
+
+def identity_map(identity: Drawable, ax: Axes | None = None, *, footer: str = "") -> Axes:
+    """Draw which tokens are recovered from their hidden vectors: layers from below, blue if so, orange if not.
+
+    The shade is the margin to the best other token. Where it fits, a lost cell says which token won instead; elsewhere
+    it has a cross.
+    """
+    data = read("identity_map", identity, ("recovered", "margin", "winner"), axes=("layer", "token"))
+    margin, recovered = table(data, "margin", "layer", "token"), table(data, "recovered", "layer", "token")
+    layers, tokens = places_of(data, "layer"), tokens_of(data, "token")
+    words = dict(zip(places_of(data, "token"), tokens, strict=True))
+    reach = float(np.nanmax(np.abs(margin), initial=0.0)) or 1.0
+    least, most = float(np.nanmin(margin, initial=0.0)), float(np.nanmax(margin, initial=0.0))
+    scale = Scale(two_sided(), -reach, reach, least, most if most > least else reach)
+    with house_style():
+        axes = axes_for(ax, SINGLE if len(tokens) <= 10 else DOUBLE, 1.1 + min(0.28 * len(layers), 5.0))
+        image = heat_map(axes, _sided(margin, recovered, reach), scale)
+        axes.set_ylim(-0.5, len(layers) - 0.5)
+        token_axis(axes.xaxis, tokens)
+        token_axis(axes.yaxis, [str(layer) for layer in layers])
+        axes.set(xlabel="token", ylabel="layer")
+        axes.set_title(f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost", loc="left")
+        colour_bar(image, [axes], scale, "margin", shares=False)
+        winner = table(data, "winner", "layer", "token")
+        _losses(axes, ~recovered, np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))(winner))
+        add_footer(sheet_of(axes), footer)
+    return axes
+
+
+def _sided(margin: NDArray[np.float64], recovered: NDArray[np.bool_], reach: float) -> NDArray[np.float64]:
+    """Return margins that lie on their side of zero by a hair at least, so that a tie has its case's colour."""
+    hair = 1e-6 * reach
+    return np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
+
+
+def _losses(axes: Axes, lost: NDArray[np.bool_], winners: NDArray[Any]) -> None:
+    """Write what won into lost cells, level or upright as it fits, or a cross where it does not."""
+    box, dpi = axes.bbox, sheet_of(axes).dpi
+    wide, high = (
+        size / dpi * 72 / count for size, count in zip((box.width, box.height), lost.shape[::-1], strict=True)
+    )
+    for row, column in np.argwhere(lost):
+        word = str(winners[row, column])
+        length = (len(word) + 0.5) * SMALL * 0.62
+        fits = length <= wide and high >= SMALL, length <= high and wide >= SMALL
+        shown, turn = (word, 0 if fits[0] else 90) if any(fits) else ("×", 0)
+        axes.text(column, row, shown, rotation=turn, ha="center", va="center", fontsize=SMALL, clip_on=True)
