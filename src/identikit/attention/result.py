@@ -248,7 +248,7 @@ class AttentionIntervals(Result):
         if all(single):
             return plots.interval_bars(self, **options)
         if all(single[:2]):
-            return plots.head_maps(self, **options)
+            return plots.interval_maps(self, **options)
         return plots.head_grid(self, by="certain_mass", **options)
 
 

@@ -109,9 +109,9 @@ class TokenAttribution(Result):
         )
 
     def plot(self, **options: Any) -> Any:
-        """Draw where one selected token came from, layer by layer; or one selected layer as a map."""
+        """Draw where one selected token came from, layer by layer; or one layer as a map, by default the last."""
         from identikit import plots
 
         if self._axis("output").single:
             return plots.sources(self, **options)
-        return plots.attribution_map(self, **options)
+        return plots.attribution_map(self if self._axis("layer").single else self.sel(layer=-1), **options)

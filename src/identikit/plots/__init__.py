@@ -4,7 +4,14 @@ Without `ax` a plot makes a figure of one or two columns' width; `ax.figure.save
 No plot calls `show`, opens a window or changes matplotlib's settings; a notebook shows the axes that a plot returns.
 """
 
-from identikit.plots.attention import alternative_bars, correlation_by_length, head_grid, head_maps, interval_bars
+from identikit.plots.attention import (
+    alternative_bars,
+    correlation_by_length,
+    head_grid,
+    head_maps,
+    interval_bars,
+    interval_maps,
+)
 from identikit.plots.attribution import attribution_map, sources
 from identikit.plots.tokens import identity_map, rates
 
@@ -16,6 +23,7 @@ __all__ = [
     "head_maps",
     "identity_map",
     "interval_bars",
+    "interval_maps",
     "rates",
     "sources",
 ]

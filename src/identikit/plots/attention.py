@@ -71,12 +71,32 @@ def head_maps(
     for name in chosen:
         weights = bounds[name] if name in bounds else table(data, name, "query", "key")
         cells[f"{head_of(data)} {name}"] = np.where(seen, weights, np.nan)
+    return _panels("head_maps", data, cells, axes, footer)
+
+
+def interval_maps(intervals: Drawable, *, axes: Iterable[Axes] | None = None, footer: str = "") -> Panels:
+    """Draw raw weight, lower and upper end of one head side by side, on one scale; return their axes.
+
+    Edges that no attention with the same output can use, such as invisible keys, are hatched.
+    """
+    data = read("interval_maps", intervals, ("raw", "lower", "upper"), axes=("query", "key"))
+    possible = table(data, "upper", "query", "key") > 0
+    cells = {
+        f"{head_of(data)} {name}": np.where(possible, table(data, name, "query", "key"), np.nan)
+        for name in ("raw", "lower", "upper")
+    }
+    return _panels("interval_maps", data, cells, axes, footer)
+
+
+def _panels(
+    plot: str, data: "Dataset", cells: dict[str, NDArray[Any]], axes: Iterable[Axes] | None, footer: str
+) -> Panels:
+    """Draw titled maps on the axes that were given, or on new ones."""
     given = None if axes is None else np.array(axes if isinstance(axes, np.ndarray) else [*axes], dtype=object).ravel()
-    if given is not None and len(given) != len(chosen):
-        maps_told = f"{len(chosen)} maps ({', '.join(chosen)})"
-        raise InputError(f"head_maps: axes= has {len(given)} axes for {maps_told}. Give one for each map.")
+    if given is not None and len(given) != len(cells):
+        raise InputError(f"{plot}: axes= has {len(given)} axes for {len(cells)} maps. Give one for each map.")
     with house_style():
-        panels = _map_axes(len(chosen)) if given is None else given.view(Panels)
+        panels = _map_axes(len(cells)) if given is None else given.view(Panels)
         map_panels(panels, cells, tokens_of(data, "query"), tokens_of(data, "key"))
         add_footer(sheet_of(panels[0]), footer)
     return panels
