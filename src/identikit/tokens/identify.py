@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +16,6 @@ from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.provenance import Provenance, provenance, text_hash
-from identikit.runs.store import Store, write_tables
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, Text
 from identikit.tokens.evaluate import IdentityMap
@@ -142,34 +141,6 @@ def token_identifiability(
     about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed, "texts": len(texts)}
     source = provenance(model, json.dumps(texts), **about)
     return TokenIdentifiability(done.rates, done.trials, done.maps, source, model)
-
-
-def identifiability_tables(
-    model: Model,
-    texts: Iterable[Text],
-    store: Store,
-    *,
-    folds: int = 10,
-    seed: int = 0,
-    truncate: bool = False,
-    progress: Progress = silent,
-    **options: Any,
-) -> dict[str, "DataFrame"]:
-    """Run an experiment of `token_identifiability` over a dataset into a store: its rates, their summary, its maps."""
-    settings = Settings(folds=folds, seed=seed, device=str(model.device))
-
-    def told(what: str, done: int, total: int) -> None:
-        if what != READING:  # the data and the options have been checked: a place that cannot be written to is told now
-            store.start()
-        progress(what, done, total)
-
-    fit = token_identifiability(model, list(texts), settings=settings, truncate=truncate, progress=told, **options)
-    tables = {
-        name: frame.assign(layer=frame["layer"] + 1, test_layer=frame["test_layer"] + 1)
-        for name, frame in (("rates", fit.rates), ("summary", fit.summary))
-    }
-    write_tables(store, tables)
-    return tables
 
 
 def hidden_states(
