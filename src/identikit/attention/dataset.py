@@ -64,7 +64,7 @@ def attention_statistics(
             dtype=options.dtype,
             truncate=options.truncate,
         )
-        return _shard(found, told)
+        return _shard(found, options.mass, told)
 
     averages = TypeAverages(tuple(range(model.n_layers)), tuple(range(model.n_heads)))
     parts: list[dict[str, Tensor]] = []
@@ -104,20 +104,20 @@ def _lengths(model: Model, texts: list[Text], options: AttentionOptions) -> list
     return [len(one) for one in model.encode(texts, truncate=options.truncate)]
 
 
-def _shard(results: list[EffectiveAttention], told: Progress) -> dict[str, Tensor]:
+def _shard(results: list[EffectiveAttention], mass: bool, told: Progress) -> dict[str, Tensor]:
     averages = TypeAverages(results[0].layers, results[0].heads)
     tokens = torch.tensor([len(result.tokens) for result in results])
     rows: list[dict[str, Tensor]] = []
     for result, done in zip(results, tokens.cumsum(0).tolist(), strict=True):
         averages.add(result)
-        rows.append({name: value.cpu() for name, value in _readings(result).items()})
+        rows.append({name: value.cpu() for name, value in _readings(result, mass).items()})
         told(WHAT, done, int(tokens.sum()))
     gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return {"tokens": tokens, **gathered, "type_sums": averages.sums, "type_texts": averages.texts}
 
 
-def _readings(result: EffectiveAttention) -> dict[str, Tensor]:
-    slack = _slack(result)
+def _readings(result: EffectiveAttention, mass: bool) -> dict[str, Tensor]:
+    slack = _slack(result, mass)
     return {
         "pearson": result.pearson(),
         "pearson_layer": result.pearson("layer"),
@@ -130,7 +130,10 @@ def _readings(result: EffectiveAttention) -> dict[str, Tensor]:
     }
 
 
-def _slack(result: EffectiveAttention) -> Tensor:
-    """Return how far the rank of each row's visible values is below its bound, min(visible keys, d_v)."""
+def _slack(result: EffectiveAttention, mass: bool) -> Tensor:
+    """Return how far the rank of each row's visible values is below its bound, min(visible keys, d_v).
+
+    To keep the mass of a row is one more condition, so the bound is then d_v + 1.
+    """
     visible = result.rank + result.null_dim
-    return visible.clamp(max=result.model.d_value) - result.rank
+    return visible.clamp(max=result.model.d_value + mass) - result.rank

@@ -89,9 +89,9 @@ ATTENTION: Mapping[str, Table] = {
             "greatest": _count("largest dimension of the null space of any head and query", "0 to tokens"),
             "residual": _number("largest relative change of a head's output under effective attention", "0 or more"),
             "slack_least": _count(
-                "smallest value of min(keys that a query sees, size of a value vector) − rank; never negative (Eq. 3)"
+                "smallest min(visible keys, size of a value vector) − rank, as in Eq. 3; with --mass the size plus 1"
             ),
-            "slack_greatest": _count("largest value of the same; above 0 where values are linearly dependent"),
+            "slack_greatest": _count("the largest; above 0 where values are linearly dependent"),
         },
     ),
     "types": Table(

@@ -166,11 +166,11 @@ def write_tables(
 
     A missing value is an empty cell in CSV.
     """
+    if dictionary is not None:
+        described = data_dictionary({name: dictionary[name] for name in tables})
+        store.write(COLUMNS, json.dumps(described, indent=1, ensure_ascii=False).encode())
     for name, frame in tables.items():
         buffer = BytesIO()
         frame.to_parquet(buffer, index=False)
         store.write(f"{name}.parquet", buffer.getvalue())
         store.write(f"{name}.csv", frame.to_csv(index=False).encode())
-    if dictionary is not None:
-        described = data_dictionary({name: dictionary[name] for name in tables})
-        store.write(COLUMNS, json.dumps(described, indent=1, ensure_ascii=False).encode())
