@@ -371,7 +371,5 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            print(
-                "identikit: Interrupted. Run the same command again to resume from what is in --out.", file=sys.stderr
-            )
+            print("identikit: Interrupted. A command with --out resumes when it is run again.", file=sys.stderr)
         raise

@@ -83,9 +83,7 @@ def test_places_that_cannot_be_written_and_damaged_files(tmp_path: Path):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(InputError, match="choose another folder with --out"):
         Store(tmp_path / "file" / "under", {}).write("table.csv", b"")
-    with pytest.raises(
-        InputError, match=r"Cannot write results to nowhere://there: .*Choose another folder with --out"
-    ):
+    with pytest.raises(InputError, match=r"Cannot write results to nowhere://there: .*Choose another folder"):
         Store("nowhere://there", {})
 
     def refuse(*_: object) -> dict[str, torch.Tensor]:
