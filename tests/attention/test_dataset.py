@@ -45,7 +45,7 @@ def test_tables_hold_what_each_text_gives(name: str, tmp_path: Path):
 def test_types_add_up_and_no_cell_reads_as_missing(tmp_path: Path):
     import pandas as pd
 
-    attention_tables(tiny.loaded("bert"), TEXTS, Store(tmp_path / "run", {}))
+    attention_tables(tiny.loaded("bert"), TEXTS, Store(tmp_path / "run", {}), AttentionOptions())
     types = pd.read_csv(tmp_path / "run" / "types.csv")  # plainly: no word there is one that pandas drops
     assert not types.isna().any(axis=None) and set(types["map"]) == {"raw", "effective", "null_space"}
     axes = ["layer", "head", "source", "target"]
@@ -59,12 +59,12 @@ def test_types_add_up_and_no_cell_reads_as_missing(tmp_path: Path):
 def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "SHARD", 5)
     model = tiny.loaded("bert")
-    attention_tables(model, TEXTS, Store(tmp_path / "whole", {}))
-    attention_tables(model, TEXTS, Store(tmp_path / "again", {}))
+    attention_tables(model, TEXTS, Store(tmp_path / "whole", {}), AttentionOptions())
+    attention_tables(model, TEXTS, Store(tmp_path / "again", {}), AttentionOptions())
     for path in (tmp_path / "again").iterdir():
         if path.name not in ("run.json", "shard-000000.safetensors"):
             path.unlink()
-    attention_tables(model, TEXTS, Store(tmp_path / "again", {}))
+    attention_tables(model, TEXTS, Store(tmp_path / "again", {}), AttentionOptions())
     whole, again = (sorted((tmp_path / name).iterdir()) for name in ("whole", "again"))
     assert [path.name for path in whole] == [path.name for path in again]
     assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in again]
@@ -72,14 +72,13 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest
 
 def test_progress_moves_with_tokens_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "SHARD", 5)
-    model, what = tiny.loaded("bert"), "effective attention, tokens"
-    check_progress(lambda store, tell: attention_tables(model, TEXTS, store, progress=tell), model, tmp_path, what)
+    check_progress(attention_tables, AttentionOptions(), tmp_path, "effective attention, tokens")
 
 
 def test_long_texts_are_refused_or_cut(tmp_path: Path):
     model, store = tiny.loaded("bert"), Store(tmp_path / "run", {})
     long = [*TEXTS, "w3 " * 100]
     with pytest.raises(InputError, match="tokens and the model reads at most"):
-        attention_tables(model, long, store)
+        attention_tables(model, long, store, AttentionOptions())
     assert not (tmp_path / "run").exists()
     assert attention_tables(model, long, store, AttentionOptions(truncate=True))["texts"]["tokens"].max() == 64

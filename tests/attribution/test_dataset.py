@@ -10,8 +10,6 @@ import identikit as ik
 from identikit.attribution.dataset import AttributionOptions, PerToken, attribution_tables, pack, unpack
 from identikit.errors import InputError
 from identikit.maths.mixing import mixing
-from identikit.models.model import Model
-from identikit.progress import Progress
 from identikit.runs import local
 from identikit.runs.store import Store
 from tests.models import tiny
@@ -25,9 +23,9 @@ def parity(encoded) -> tuple[str, ...]:
 
 def test_tables_of_shards_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = tiny.loaded("llama", dtype=torch.float64)
-    whole = attribution_tables(model, TEXTS, Store(tmp_path / "whole", {}), tagger=parity)
+    whole = attribution_tables(model, TEXTS, Store(tmp_path / "whole", {}), AttributionOptions(), tagger=parity)
     monkeypatch.setattr(local, "SHARD", 5)
-    parts = attribution_tables(model, TEXTS, Store(tmp_path / "parts", {}), tagger=parity)
+    parts = attribution_tables(model, TEXTS, Store(tmp_path / "parts", {}), AttributionOptions(), tagger=parity)
     assert set(whole) == {"texts", "tokens", "own", "groups", "offsets", "tags"}
     for name, frame in whole.items():
         assert frame.equals(parts[name])
@@ -82,8 +80,8 @@ def test_statistics_survive_a_file(tmp_path: Path, marked: bool):
 def test_a_shard_of_one_text_without_cls(tmp_path: Path):
     """Written by the first run, read by the second."""
     model, store = tiny.loaded("llama"), Store(tmp_path / "run", {})
-    first = attribution_tables(model, TEXTS[:1], store)
-    second = attribution_tables(model, TEXTS[:1], store)
+    first = attribution_tables(model, TEXTS[:1], store, AttributionOptions())
+    second = attribution_tables(model, TEXTS[:1], store, AttributionOptions())
     assert all(frame.equals(second[name]) for name, frame in first.items())
     shares = first["offsets"].groupby("view")["share"].sum()
     assert shares["offsets"] == pytest.approx(3.0) and shares["to_cls"] == shares["around_separator"] == 0
@@ -91,23 +89,23 @@ def test_a_shard_of_one_text_without_cls(tmp_path: Path):
 
 def test_progress_moves_with_tokens_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "SHARD", 5)
-    model, what = tiny.loaded("bert"), "attribution, tokens"
-    check_progress(lambda store, tell: attribution_tables(model, TEXTS, store, progress=tell), model, tmp_path, what)
+    check_progress(attribution_tables, AttributionOptions(), tmp_path, "attribution, tokens")
 
 
-def check_progress(run: Callable[[Store, Progress], object], model: Model, folder: Path, what: str) -> None:
+def check_progress(tables: Callable[..., object], options: object, folder: Path, what: str) -> None:
     """Reports go text by text, from none to all; in a resumed run, from what is kept."""
+    model = tiny.loaded("bert")
     lengths = [len(one) for one in model.encode(TEXTS)]
     ends = [sum(lengths[:count]) for count in range(len(TEXTS) + 1)]
     told: list[tuple[str, int, int]] = []
     store = Store(folder, {})
-    run(store, lambda *report: told.append(report))
+    tables(model, TEXTS, store, options, progress=lambda *report: told.append(report))
     assert {(name, total) for name, _, total in told} == {(what, sum(lengths))}
     done = [tokens for _, tokens, _ in told]
     assert done == sorted(done) and set(ends) <= set(done)
     (folder / "shard-000001.safetensors").unlink()
     told.clear()
-    run(store, lambda *report: told.append(report))
+    tables(model, TEXTS, store, options, progress=lambda *report: told.append(report))
     kept = sum(lengths) - sum(lengths[5:10])
     assert told[0] == (what, kept, sum(lengths)) and told[1][1] == kept + lengths[5]
     assert told[-1] == (what, sum(lengths), sum(lengths))
@@ -124,9 +122,9 @@ def test_options_of_the_tables(tmp_path: Path):
         raise InputError("tagging parts of speech: spaCy is not installed.")
 
     with pytest.raises(InputError, match="spaCy is not installed"):
-        attribution_tables(model, TEXTS, store, tagger=missing)
+        attribution_tables(model, TEXTS, store, AttributionOptions(), tagger=missing)
     with pytest.raises(InputError, match="tokens and the model reads at most"):
-        attribution_tables(model, [*TEXTS, "w3 " * 100], store)
+        attribution_tables(model, [*TEXTS, "w3 " * 100], store, AttributionOptions())
     assert not (tmp_path / "run").exists()  # what is refused leaves nothing behind
     after = attribution_tables(model, TEXTS, store, AttributionOptions(source="after"))["own"]
     results = ik.token_attribution(model, TEXTS, source="after")

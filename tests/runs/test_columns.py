@@ -7,8 +7,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from identikit.attention.dataset import attention_tables
-from identikit.attribution.dataset import attribution_tables
+from identikit.attention.dataset import AttentionOptions, attention_tables
+from identikit.attribution.dataset import AttributionOptions, attribution_tables
 from identikit.provenance import text_hash
 from identikit.runs.columns import COMMANDS, markdown, texts_table
 from identikit.runs.store import Store, write_tables
@@ -27,8 +27,8 @@ def by_parity(encoded) -> tuple[str, ...]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of every command, with all the tables that it can write."""
     folder, model = tmp_path_factory.mktemp("runs"), tiny.loaded("bert")
-    attention_tables(model, TEXTS, Store(folder / "attention", {}))
-    attribution_tables(model, TEXTS, Store(folder / "attribution", {}), tagger=by_parity)
+    attention_tables(model, TEXTS, Store(folder / "attention", {}), AttentionOptions())
+    attribution_tables(model, TEXTS, Store(folder / "attribution", {}), AttributionOptions(), tagger=by_parity)
     options = IdentifiabilityOptions(experiment="generalisation", folds=1)
     identifiability_tables(model, TEXTS, Store(folder / "tokens", {}), options)
     return folder

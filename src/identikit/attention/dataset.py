@@ -31,12 +31,7 @@ class AttentionOptions(Options):
 
 
 def attention_tables(
-    model: Model,
-    texts: Iterable[Text],
-    store: Store,
-    options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
-    *,
-    progress: Progress = silent,
+    model: Model, texts: Iterable[Text], store: Store, options: AttentionOptions, *, progress: Progress = silent
 ) -> dict[str, "DataFrame"]:
     """Compute the tables of a dataset, shard by shard, into a store; `runs.columns.ATTENTION` describes them.
 

@@ -50,7 +50,7 @@ def attribution_tables(
     model: Model,
     texts: Iterable[Text],
     store: Store,
-    options: AttributionOptions = AttributionOptions(),  # noqa: B008 - frozen
+    options: AttributionOptions,
     *,
     tagger: Tagger | None = None,
     progress: Progress = silent,

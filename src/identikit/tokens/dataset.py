@@ -30,12 +30,7 @@ class IdentifiabilityOptions:
 
 
 def identifiability_tables(
-    model: Model,
-    texts: Iterable[Text],
-    store: Store,
-    options: IdentifiabilityOptions = IdentifiabilityOptions(),  # noqa: B008 - frozen
-    *,
-    progress: Progress = silent,
+    model: Model, texts: Iterable[Text], store: Store, options: IdentifiabilityOptions, *, progress: Progress = silent
 ) -> dict[str, "DataFrame"]:
     """Run an experiment over a dataset into a store; `runs.columns.TOKENS` describes its tables.
 
