@@ -104,24 +104,57 @@ def data(tmp_path: Path) -> Path:
 def test_attention_over_a_file(run, data: Path, tmp_path: Path):
     import pandas as pd
 
-    command = ["attention", "--data", str(data), "--column", "first", "--column", "second"]
-    done = run(*command, "--out", str(tmp_path / "run"))
+    out = tmp_path / "run"
+    command = ["attention", "--data", str(data), "--column", "first", "--column", "second", "--out", str(out)]
+    done = run(*command)
     assert done.status == 0 and done.stderr == ""
-    assert done.stdout.startswith("2 texts; raw and effective attention correlate at")
-    correlation = pd.read_parquet(tmp_path / "run" / "correlation.parquet")
-    assert len(correlation) == 2 * (1 + 6 + 6 * 12)
-    assert correlation.query("text == 0")["pearson"].min() > 1 - 1e-6  # shorter than 32 tokens
-    assert correlation.query("text == 1 and layer == 0")["pearson"].item() < 0.9
-    null = pd.read_csv(tmp_path / "run" / "null.csv")
+    assert done.stdout.startswith("In 2 texts, raw and effective attention correlate at 0.")
+    names = "texts, correlation, correlation_by_layer, correlation_by_head, null_dimension, types"
+    assert f"The tables are in {out}, as .parquet and .csv: {names}.\n{out}/columns.json says" in done.stdout
+    heads = pd.read_parquet(out / "correlation_by_head.parquet")
+    assert len(heads) == 2 * 6 * 12 and heads["layer"].max() == 5 and heads["head"].max() == 11
+    assert heads.query("text == 0")["pearson"].min() > 1 - 1e-6  # shorter than 32 tokens
+    assert pd.read_parquet(out / "correlation.parquet")["pearson"][1] < 0.9
+    null = pd.read_csv(out / "null_dimension.csv")
     assert null.query("text == 1")["greatest"].tolist() == [null["tokens"].max() - 32] * 6
-    types = pd.read_parquet(tmp_path / "run" / "types.parquet")
-    raw = types.query("map == 'raw' and source == 'all'").groupby(["layer", "head"])["attention"].sum()
-    assert raw.min() == pytest.approx(1.0) and raw.max() == pytest.approx(1.0)
+    assert f"The largest null space has {null['tokens'].max() - 32} dimensions." in done.stdout
+    texts = pd.read_csv(out / "texts.csv")
+    assert texts["first"][0] == 'A "quoted" start, and more.' and texts["second"][0] == "Another one."
 
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    assert json.loads(run(*command, "--out", str(tmp_path / "run"), "--json").stdout)["texts"] == 2
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-    assert "holds another run: its mass" in run(*command, "--mass", "--out", str(tmp_path / "run")).stderr
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert json.loads(run(*command, "--json").stdout)["texts"] == 2
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before  # the date of run.json as well
+    other = run(*command, "--mass").stderr
+    assert other.startswith(f"identikit: Cannot resume {out}: it holds another run, whose options.mass is False, not ")
+    data.write_text(data.read_text().replace("Another", "A different"))
+    assert "it holds another run, whose data.sha256 is" in run(*command).stderr
+
+
+def test_a_run_says_what_it_was_computed_from(run, saved: Path, tmp_path: Path):
+    texts, model = saved / "texts.txt", saved / "model"
+    command = ["attribution", "--data", str(texts), "--model", str(model), "--sample", "3", "--probes", "4"]
+    assert run(*command, "--out", str(tmp_path / "run")).status == 0
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["run"]["command"] == "attribution" and about["run"]["dtype"] == "float32"
+    data = about["run"]["data"]
+    assert len(data.pop("sha256")) == 64
+    assert data == {"source": str(texts), "columns": None, "split": None, "sample": 3, "texts": 3}
+    assert {"name", "revision", "weights", "tokenizer"} == {*about["run"]["model"]}
+    assert about["run"]["options"]["probes"] == 4 and about["run"]["options"]["tags"] is False
+    assert {"date", "device", "machine", "versions"} == {*about["recorded"]}
+    assert {"torch", "pandas", "pyarrow", "python"} <= {*about["recorded"]["versions"]}
+
+
+@pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
+def test_commands_over_a_dataset_share_their_options(run, command: str):
+    told = run(command, "--help").stdout
+    shared = ("data", "out", "data-dir", "column", "split", "sample", "model", "device", "truncate", "json")
+    for option in shared:
+        assert told.count(f"  --{option} ") == 1
+    own = {"attention": "--no-bias", "attribution": "--probes", "tokens": "--experiment"}
+    assert {name for name, option in own.items() if option in told} == {command}
+    done = run(command, "--out", "somewhere")
+    assert done.status == 2 and "Missing option '--data'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -153,9 +186,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
     command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--tags"]
     done = run(*command, "--out", str(tmp_path / "run"))
-    assert (
-        done.status == 0 and "Tables (.parquet and .csv)" in done.stdout and "own, groups, offsets, tags" in done.stdout
-    )
+    assert done.status == 0 and "texts, tokens, own, groups, offsets, tags." in done.stdout
+    assert "in layer 0 and 0." in done.stdout and "in layer 2 (medians; frobenius norm, exact)" in done.stdout
     told = json.loads(run(*command, "--out", str(tmp_path / "run"), "--json").stdout)
     assert len(told["own"]) == 3 and 0 < told["own"][0] < 1
     done = run(*command, "--probes", "many", "--out", str(tmp_path / "other"))
@@ -163,7 +195,7 @@ def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
 
 
 def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Interrupted in its second shard of texts, a run ends in one line, and goes on from there."""
+    """Interrupted in its second shard of texts, a run ends in one line, and resumes from there."""
     command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
     read, texts = attribution_tables.mixing, []
 
@@ -176,16 +208,24 @@ def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(attribution_tables, "mixing", interrupted)
         done = run(*command, "--out", str(tmp_path / "run"))
-    assert done.status == 130 and done.stderr.count("\n") == 1 and "identikit: interrupted: what --out" in done.stderr
+    assert done.status == 130 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("identikit: Interrupted. A command with --out resumes")
     assert len(texts) == 32 and [file.name for file in tmp_path.rglob("shard*")] == ["shard-000000.safetensors"]
-    assert run(*command, "--out", str(tmp_path / "run")).status == 0
+    for name in ("run", "whole"):
+        assert run(*command, "--out", str(tmp_path / name)).status == 0
+    folders = (tmp_path / name for name in ("run", "whole"))
+    resumed, whole = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    manifests = [json.loads(files.pop("run.json")) for files in (resumed, whole)]
+    assert resumed == whole and manifests[0]["run"] == manifests[1]["run"]  # only the date differs
 
 
 def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
     command = ["tokens", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--folds", "2"]
     done = run(*command, "--map", "ridge", "--distance", "cosine", "--out", str(tmp_path / "run"))
-    assert done.status == 0 and done.stdout.startswith("Rates in the last layer: ridge cosine 0.")
+    assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: ridge cosine 0.")
     assert (tmp_path / "run" / "rates.parquet").exists() and (tmp_path / "run" / "summary.csv").exists()
+    told = json.loads(run(*command[:-1], "1", "--json", "--out", str(tmp_path / "one")).stdout)
+    assert told["rates"][0]["low"] is None and told["rates"][0]["layer"] == 0  # JSON has no NaN
     done = run(*command, "--experiment", "magic", "--out", str(tmp_path / "other"))
     assert done.status == 1 and "experiment='magic' is not known" in done.stderr
 
@@ -212,14 +252,14 @@ def test_a_place_that_cannot_be_written_to_is_told_first(
     for name in (
         "attention.dataset.effective_attention",
         "attribution.dataset.token_attribution",
-        "tokens.identify.write_tables",
+        "tokens.dataset.write_tables",
     ):
         monkeypatch.setattr(f"identikit.{name}", refuse)
     (tmp_path / "file").write_text("in the way")
     texts, model = str(saved / "texts.txt"), str(saved / "model")
     done = run(command, "--data", texts, "--model", model, "--out", str(tmp_path / "file" / "under"))
     assert done.status == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("identikit: writing run.json to") and "choose another --out" in done.stderr
+    assert done.stderr.startswith("identikit: Cannot write run.json to") and "choose another folder" in done.stderr
 
 
 def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Progress bars: silent where there is no terminal, one bar for each thing that is told of, pace and time left."""
+"""Progress: a bar for each piece of work on a terminal, a line now and then elsewhere, pace and time left."""
 
 from io import StringIO
 
@@ -29,11 +29,45 @@ def screen(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> StringIO:
     return file
 
 
-def test_bars_are_silent_where_there_is_no_terminal(capsys):
+def test_short_work_prints_nothing_off_a_terminal(capsys):
     with progress.step_progress() as told:
         for done in (1, 2, 1, 2):
             told("training maps", done, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_long_work_prints_a_line_now_and_then_off_a_terminal(
+    capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    with progress.step_progress() as told:
+        told("attribution, tokens", 600, 5000)
+        for done in range(610, 1610, 10):  # 10 tokens per second, for 100 seconds
+            clock.now += 1
+            told("attribution, tokens", done, 5000)
+        clock.now += 40
+        told("training maps", 0, 8)
+    assert capsys.readouterr() == (
+        "",
+        "identikit: attribution, tokens: 900 of 5,000 (10/s, 0:06:50 left)\n"
+        "identikit: attribution, tokens: 1,200 of 5,000 (10/s, 0:06:20 left)\n"
+        "identikit: attribution, tokens: 1,500 of 5,000 (10/s, 0:05:50 left)\n"
+        "identikit: training maps: 0 of 8\n",
+    )
+
+
+def test_work_of_the_same_name_starts_anew(
+    capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    with progress.step_progress() as told:
+        told("training maps", 0, 100)
+        clock.now += 20
+        told("training maps", 100, 100)
+        told("training maps", 0, 100)
+        clock.now += 20
+        told("training maps", 40, 100)
+    assert capsys.readouterr().err == "identikit: training maps: 40 of 100 (2/s, 0:00:30 left)\n"
 
 
 def test_a_bar_for_each_thing(screen: StringIO):
@@ -47,7 +81,7 @@ def test_a_bar_for_each_thing(screen: StringIO):
 
 
 def test_what_was_there_before_is_no_part_of_the_pace(screen: StringIO, clock: Clock):
-    """Of 1,000 tokens 600 were kept by an earlier run: 88 in two seconds are 44 a second, and 312 take 7 more."""
+    """Of 1,000 tokens 600 were kept by an earlier run: 88 in two seconds are 44 per second, and 312 take 7 more."""
     with progress.step_progress() as told:
         told("attribution, tokens", 600, 1000)
         clock.now += 2

@@ -1,10 +1,13 @@
 """The command line: parse, call the public API, print."""
 
+import inspect
 import json
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
+from dataclasses import asdict, dataclass, fields
+from functools import partial, wraps
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
@@ -38,16 +41,67 @@ BenchDeviceOption = Annotated[str, typer.Option("--device", help="Where to compu
 RepeatsOption = Annotated[
     int, typer.Option("--repeats", min=1, help="How often everything is timed; the best time counts.")
 ]
-DataOption = Annotated[
-    str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")
-]
-OutOption = Annotated[str, typer.Option("--out", help="The folder for the results; a stopped run goes on there.")]
-DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that a named dataset is in.")]
-ColumnOption = Annotated[list[str] | None, typer.Option("--column", help="A column to read; twice for pairs.")]
-SplitOption = Annotated[str | None, typer.Option("--split", help="The part of the dataset.")]
-SampleOption = Annotated[int | None, typer.Option("--sample", min=1, help="Read this many texts alone.")]
-TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut texts at the model's positions.")]
+OutOption = Annotated[str, typer.Option("--out", help="The folder for the results; a stopped run resumes there.")]
+DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
+ColumnOption = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]
+TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+
+
+@dataclass(frozen=True)
+class DatasetRun:
+    """What the commands over a dataset share: their options, and the way from texts to a folder of tables."""
+
+    data: Annotated[str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")]
+    out: OutOption
+    data_dir: DataDirOption = None
+    columns: ColumnOption = None
+    split: Annotated[str | None, typer.Option("--split", help="Which split of the dataset to read.")] = None
+    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read only the first N texts.")] = None
+    model: ModelOption = None
+    device: DeviceOption = None
+    truncate: TruncateOption = False
+    as_json: JsonOption = False
+
+    def tables(
+        self, command: str, compute: Callable[..., dict[str, Any]], options: Any, also: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Compute the tables into the folder, with progress; `also` are settings that are not among the options."""
+        from identikit.runs.manifest import manifest
+        from identikit.runs.store import Store
+        from identikit.terminal import step_progress
+
+        data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
+        found = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
+        texts = list(islice(found, self.sample))
+        model = identikit.load(self.model, device=self.device)
+        settings = asdict(options) | (also or {})
+        store = Store(self.out, *manifest(command, model, texts, data=data, options=settings))
+        with step_progress() as told:
+            return compute(model, texts, store, options, progress=told)
+
+    def report(self, words: str, numbers: dict[str, Any], tables: dict[str, Any]) -> None:
+        """Print the main numbers, and where the tables are."""
+        if self.as_json:
+            typer.echo(json.dumps(numbers | {"tables": [f"{self.out}/{name}.parquet" for name in tables]}))
+            return
+        typer.echo(words)
+        typer.echo(f"The tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.")
+        typer.echo(f"{self.out}/columns.json says what their columns mean.")
+
+
+def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `DatasetRun` before its own; it gets them as its first argument."""
+    names = [field.name for field in fields(DatasetRun)]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        command(DatasetRun(**{name: given.pop(name) for name in names}), **given)
+
+    shared, (_, *own) = (inspect.signature(one).parameters.values() for one in (DatasetRun, command))
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
+    called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
+    return called
 
 
 @app.callback(invoke_without_command=True)
@@ -90,105 +144,102 @@ def explain(
 
 
 @app.command()
+@over_a_dataset
 def attention(
-    data: DataOption,
-    out: OutOption,
-    data_dir: DataDirOption = None,
-    columns: ColumnOption = None,
-    split: SplitOption = None,
-    sample: SampleOption = None,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    truncate: TruncateOption = False,
+    run: DatasetRun,
     bias: Annotated[
-        bool, typer.Option("--bias/--no-bias", help="Keep the value bias in, or the paper's letter.")
+        bool, typer.Option("--bias/--no-bias", help="Keep the value bias, or leave it out as the paper does.")
     ] = True,
     mass: Annotated[bool, typer.Option("--mass", help="Keep the sum of every row.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Compute effective attention over a dataset: correlation by length, null dimensions, attention by token type."""
-    from identikit.attention.dataset import attention_tables
+    from identikit.attention.dataset import AttentionOptions, attention_tables
 
-    run = _Run("attention", data, data_dir, columns, split, sample, model, device, truncate)
-    tables = run.tables(attention_tables, out, {"bias": bias, "mass": mass})
-    overall = tables["correlation"].query("layer == 0")["pearson"].to_numpy()
-    residual = float(tables["null"]["residual"].to_numpy().max())
-    _report(
-        f"{len(overall)} texts; raw and effective attention correlate at {overall.mean():.3f} on average; "
-        f"largest residual {residual:.1g}.",
-        {"texts": len(overall), "correlation": float(overall.mean()), "residual": residual},
-        (out, tables, as_json),
+    options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate)
+    tables = run.tables("attention", attention_tables, options)
+    overall = tables["correlation"]["pearson"]
+    null = tables["null_dimension"]
+    numbers = {
+        "texts": len(overall),
+        "correlation": float(overall.mean()),
+        "null_dim": int(null["greatest"].max()),
+        "residual": float(null["residual"].max()),
+    }
+    run.report(
+        f"In {numbers['texts']} texts, raw and effective attention correlate at {numbers['correlation']:.3f} on "
+        f"average. The largest null space has {numbers['null_dim']} dimensions. Effective attention gives the same "
+        f"output to within {numbers['residual']:.1g}.",
+        numbers,
+        tables,
     )
 
 
 @app.command()
+@over_a_dataset
 def attribution(
-    data: DataOption,
-    out: OutOption,
-    data_dir: DataDirOption = None,
-    columns: ColumnOption = None,
-    split: SplitOption = None,
-    sample: SampleOption = None,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    truncate: TruncateOption = False,
+    run: DatasetRun,
     probes: Annotated[
-        str, typer.Option("--probes", help="exact, or how many random directions to estimate from.")
+        str, typer.Option("--probes", help="exact, or the number of random directions to estimate from.")
     ] = "exact",
     norm: Annotated[str, typer.Option("--norm", help="frobenius, sum or spectral.")] = "frobenius",
     precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
     tags: Annotated[bool, typer.Option("--tags", help="Also by part of speech (extra [pos]).")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Compute Hidden Token Attribution over a dataset: own contribution, neighbours, relative position."""
-    from identikit.attribution.dataset import attribution_tables
+    from identikit.attribution.dataset import AttributionOptions, attribution_tables
     from identikit.tags import penn_tags
 
-    run = _Run("attribution", data, data_dir, columns, split, sample, model, device, truncate)
-    options = {"probes": _count(probes), "norm": norm, "precision": precision}
-    tables = run.tables(attribution_tables, out, options, tagger=penn_tags if tags else None)
-    own = tables["own"].set_index("layer")
+    asked = _count(probes) or "exact"
+    options = AttributionOptions(probes=asked, norm=norm, precision=precision, truncate=run.truncate)
+    compute = partial(attribution_tables, tagger=penn_tags if tags else None)
+    tables = run.tables("attribution", compute, options, {"tags": tags})
+    own = tables["own"]
     first, last = own.iloc[0], own.iloc[-1]
-    how = "exact" if options["probes"] == "exact" else f"estimated from {options['probes']} directions"
-    _report(
-        f"A token's own contribution is {first['median']:.2f} in layer 1 and {last['median']:.2f} in the last "
-        f"(medians; {norm} norm, {how}); {last['outweighed']:.0%} of the tokens are outweighed by another in the last.",
-        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist()} | options,
-        (out, tables, as_json),
+    how = "exact" if asked == "exact" else f"estimated from {asked} directions"
+    final = f"layer {len(own) - 1}"
+    run.report(
+        f"A token's own contribution is {first['median']:.2f} in layer 0 and {last['median']:.2f} in {final} "
+        f"(medians; {norm} norm, {how}). In {final}, {last['outweighed']:.0%} of tokens are outweighed by another.",
+        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist(), "probes": asked, "norm": norm},
+        tables,
     )
 
 
 @app.command()
+@over_a_dataset
 def tokens(
-    data: DataOption,
-    out: OutOption,
-    data_dir: DataDirOption = None,
-    columns: ColumnOption = None,
-    split: SplitOption = None,
-    sample: SampleOption = None,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    truncate: TruncateOption = False,
+    run: DatasetRun,
     experiment: Annotated[
         str,
         typer.Option("--experiment", help="same layer, across layers, generalisation, previous layer or neighbours."),
     ] = "same layer",
-    maps: Annotated[list[str] | None, typer.Option("--map", help="naive, linear, mlp, ridge; again for more.")] = None,
-    distances: Annotated[list[str] | None, typer.Option("--distance", help="cosine or l2; again for both.")] = None,
-    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of folds, starts and batches.")] = 0,
-    as_json: JsonOption = False,
+    maps: Annotated[
+        list[str] | None, typer.Option("--map", help="naive, linear, mlp or ridge; repeat for several.")
+    ] = None,
+    distances: Annotated[list[str] | None, typer.Option("--distance", help="cosine or l2; repeat for both.")] = None,
+    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds to run.")] = 10,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation and batch order.")
+    ] = 0,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
-    from identikit.tokens.dataset import identifiability_tables
+    from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
 
-    run = _Run("tokens", data, data_dir, columns, split, sample, model, device, truncate)
-    options = {"experiment": experiment, "maps": maps or ["naive", "ridge"], "distances": distances or ["cosine", "l2"]}
-    tables = run.tables(identifiability_tables, out, options | {"folds": folds, "seed": seed})
+    options = IdentifiabilityOptions(
+        experiment=experiment,
+        maps=tuple(maps or ("naive", "ridge")),
+        distances=tuple(distances or ("cosine", "l2")),
+        folds=folds,
+        seed=seed,
+        truncate=run.truncate,
+    )
+    tables = run.tables("tokens", identifiability_tables, options)
     summary = tables["summary"]
-    last = summary[(summary["layer"] == summary["layer"].max()) & (summary["layer"] == summary["test_layer"])]
+    final = summary["layer"].max()
+    last = summary[(summary["layer"] == final) & (summary["test_layer"] == final)]
     told = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
-    _report(f"Rates in the last layer: {told}.", {"rates": summary.to_dict("records")}, (out, tables, as_json))
+    rates = summary.to_json(orient="records", double_precision=15)  # with null for what is missing
+    run.report(f"Recovered from layer {final}: {told}.", {"rates": json.loads(rates)}, tables)
 
 
 def _list_the_paper(wanted: bool) -> bool:
@@ -291,38 +342,6 @@ def finetune(
 
 def _count(probes: str | None) -> int | str | None:
     return int(probes) if probes is not None and probes.isdecimal() else probes
-
-
-class _Run:
-    """What the commands over a dataset share: the texts, the model, and the settings that results depend on."""
-
-    def __init__(self, command: str, data: str, data_dir: Any, columns: Any, split: Any, sample: Any, *loading: Any):
-        from itertools import islice
-
-        self.texts = list(islice(identikit.read_texts(data, columns=columns, data_dir=data_dir, split=split), sample))
-        model, device, self.truncate = loading
-        self.model = identikit.load(model, device=device)
-        self.settings = {"command": command, "data": data, "columns": columns, "split": split, "sample": sample}
-        self.settings |= {"truncate": self.truncate, "model": self.model.name, "weights": self.model.fingerprint}
-        self.settings |= {"dtype": str(self.model.dtype), "version": identikit.__version__}
-
-    def tables(self, compute: Any, out: str, options: dict[str, Any], **others: Any) -> dict[str, Any]:
-        """Compute the tables into a folder, with progress."""
-        from identikit.runs.store import Store
-        from identikit.terminal import step_progress
-
-        store = Store(out, self.settings | options | {name: bool(value) for name, value in others.items()})
-        with step_progress() as told:
-            return compute(self.model, self.texts, store, truncate=self.truncate, progress=told, **options, **others)
-
-
-def _report(words: str, numbers: dict[str, Any], where: tuple[str, dict[str, Any], bool]) -> None:
-    out, tables, as_json = where
-    if as_json:
-        typer.echo(json.dumps(numbers | {"tables": [f"{out}/{name}.parquet" for name in tables]}))
-        return
-    typer.echo(words)
-    typer.echo(f"Tables (.parquet and .csv) in {out}: {', '.join(tables)}")
 
 
 @bench.command("attention")
@@ -449,6 +468,5 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            kept = "what --out holds is kept, and the same command goes on from there"
-            print(f"identikit: interrupted: {kept}", file=sys.stderr)
+            print("identikit: Interrupted. A command with --out resumes when it is run again.", file=sys.stderr)
         raise

@@ -223,7 +223,7 @@ def test_token_type_sums_by_definition(minilm: Model):
     first.merge(second)
     assert torch.equal(first.sums, whole.sums)
     frame = whole.to_frame()
-    assert set(frame["map"]) == {"raw", "effective", "null"} and frame["layer"].min() == 1
+    assert set(frame["map"]) == {"raw", "effective", "null_space"} and frame["layer"].min() == 0
     assert frame.query("source == 'punctuation'")["texts"].unique().tolist() == [1]
     assert frame.query("source == 'all'")["texts"].unique().tolist() == [2]
 

@@ -1,13 +1,13 @@
 """Attribution over a dataset: shards merge to the whole, tables hold what the figures are drawn from."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import identikit as ik
-from identikit.attention.dataset import attention_tables
-from identikit.attribution.dataset import attribution_tables, pack, unpack
+from identikit.attribution.dataset import AttributionOptions, PerToken, attribution_tables, pack, unpack
 from identikit.errors import InputError
 from identikit.maths.mixing import mixing
 from identikit.runs import local
@@ -23,22 +23,41 @@ def parity(encoded) -> tuple[str, ...]:
 
 def test_tables_of_shards_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = tiny.loaded("llama", dtype=torch.float64)
-    whole = attribution_tables(model, TEXTS, Store(tmp_path / "whole", {}), tagger=parity)
+    whole = attribution_tables(model, TEXTS, Store(tmp_path / "whole", {}), AttributionOptions(), tagger=parity)
     monkeypatch.setattr(local, "SHARD", 5)
-    parts = attribution_tables(model, TEXTS, Store(tmp_path / "parts", {}), tagger=parity)
-    assert set(whole) == {"own", "groups", "offsets", "tags"}
+    parts = attribution_tables(model, TEXTS, Store(tmp_path / "parts", {}), AttributionOptions(), tagger=parity)
+    assert set(whole) == {"texts", "tokens", "own", "groups", "offsets", "tags"}
     for name, frame in whole.items():
         assert frame.equals(parts[name])
     own = whole["own"].set_index("layer")
     results = ik.token_attribution(model, TEXTS)
     diagonal = torch.cat([result.contribution.diagonal(dim1=1, dim2=2) for result in results], dim=1)
     for layer in range(3):
-        assert own["median"][layer + 1] == pytest.approx(float(diagonal[layer].quantile(0.5)), abs=1e-4)
+        assert own["median"][layer] == pytest.approx(float(diagonal[layer].quantile(0.5)), abs=1e-4)
     shares = whole["offsets"].query("view == 'offsets'").groupby("layer")["share"].sum()
     assert shares.tolist() == pytest.approx([1.0] * 3)
     assert whole["offsets"].query("view == 'offsets' and offset > 0")["share"].sum() == 0  # causal
     assert set(whole["tags"]["tag"]) == {"special", "even", "odd"}
-    assert whole["tags"].query("layer == 1")["tokens"].sum() == sum(len(result.tokens) for result in results)
+    assert whole["tags"].query("layer == 0")["tokens"].sum() == sum(len(result.tokens) for result in results)
+
+
+def test_every_token_has_its_own_contribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "SHARD", 5)
+    model = tiny.loaded("bert", dtype=torch.float64)
+    tokens = attribution_tables(model, TEXTS, Store(tmp_path / "run", {}), AttributionOptions(norm="sum"))["tokens"]
+    results = ik.token_attribution(model, TEXTS, norm="sum")
+    assert len(tokens) == 3 * sum(len(result.tokens) for result in results)
+    for text, result in enumerate(results):
+        rows = tokens[tokens["text"] == text]
+        assert rows["token"].tolist() == [token for token in result.tokens for _ in range(3)]
+        assert rows["position"].tolist() == [place for place in range(len(result.tokens)) for _ in range(3)]
+        assert rows["layer"].tolist() == [0, 1, 2] * len(result.tokens)
+        own = result.contribution.diagonal(dim1=1, dim2=2).mT.flatten()
+        assert rows["own_contribution"].tolist() == own.float().tolist()
+        largest = result.contribution.argmax(1)  # (layer, output)
+        others = largest != torch.arange(len(result.tokens))
+        assert rows["outweighed"].tolist() == others.mT.flatten().tolist()
+    assert tokens["outweighed"].nunique() == 2
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -48,20 +67,21 @@ def test_statistics_survive_a_file(tmp_path: Path, marked: bool):
     contribution /= contribution.sum(1, keepdim=True)
     places = {"cls": 0, "separator": 3} if marked else {}
     before = mixing(contribution, causal=not marked, **places, tags=list("aabbcc"))
+    tokens = PerToken(torch.rand(6, 2), torch.rand(6, 2) < 0.5)
     store = Store(tmp_path / "run", {})
-    store.write_tensors("shard.safetensors", pack(before), {})
-    after = unpack(store.read_tensors("shard.safetensors")[0])
-    packed = pack(after)
-    assert packed.keys() == pack(before).keys() and after.tokens == 6
-    assert all(torch.equal(packed[name], tensor) for name, tensor in pack(before).items())
+    store.write_tensors("shard.safetensors", pack(before, tokens), {})
+    after, kept = unpack(store.read_tensors("shard.safetensors")[0])
+    packed, expected = pack(after, kept), pack(before, tokens)
+    assert packed.keys() == expected.keys() and after.tokens == 6
+    assert all(torch.equal(packed[name], tensor) for name, tensor in expected.items())
     assert set(after.by_tag) == {"a", "b", "c"}
 
 
 def test_a_shard_of_one_text_without_cls(tmp_path: Path):
     """Written by the first run, read by the second."""
     model, store = tiny.loaded("llama"), Store(tmp_path / "run", {})
-    first = attribution_tables(model, TEXTS[:1], store)
-    second = attribution_tables(model, TEXTS[:1], store)
+    first = attribution_tables(model, TEXTS[:1], store, AttributionOptions())
+    second = attribution_tables(model, TEXTS[:1], store, AttributionOptions())
     assert all(frame.equals(second[name]) for name, frame in first.items())
     shares = first["offsets"].groupby("view")["share"].sum()
     assert shares["offsets"] == pytest.approx(3.0) and shares["to_cls"] == shares["around_separator"] == 0
@@ -69,54 +89,44 @@ def test_a_shard_of_one_text_without_cls(tmp_path: Path):
 
 def test_progress_moves_with_tokens_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "SHARD", 5)
+    check_progress(attribution_tables, AttributionOptions(), tmp_path, "attribution, tokens")
+
+
+def check_progress(tables: Callable[..., object], options: object, folder: Path, what: str) -> None:
+    """Reports go text by text, from none to all; in a resumed run, from what is kept."""
     model = tiny.loaded("bert")
     lengths = [len(one) for one in model.encode(TEXTS)]
     ends = [sum(lengths[:count]) for count in range(len(TEXTS) + 1)]
-    for tables, what in (
-        (attribution_tables, "attribution, tokens"),
-        (attention_tables, "effective attention, tokens"),
-    ):
-        told: list[tuple[str, int, int]] = []
-
-        def tell(*report: object, told: list = told) -> None:
-            told.append(report)
-
-        store = Store(tmp_path / what, {})
-        tables(model, TEXTS, store, progress=tell)
-        assert {(name, total) for name, _, total in told} == {(what, sum(lengths))}
-        done = [tokens for _, tokens, _ in told]
-        assert done == sorted(done) and set(ends) <= set(done)  # text by text, from none to all
-        (tmp_path / what / "shard-000001.safetensors").unlink()
-        told.clear()
-        tables(model, TEXTS, store, progress=tell)
-        kept = sum(lengths) - sum(lengths[5:10])
-        assert told[0] == (what, kept, sum(lengths)) and told[1][1] == kept + lengths[5]
-        assert told[-1] == (what, sum(lengths), sum(lengths))
+    told: list[tuple[str, int, int]] = []
+    store = Store(folder, {})
+    tables(model, TEXTS, store, options, progress=lambda *report: told.append(report))
+    assert {(name, total) for name, _, total in told} == {(what, sum(lengths))}
+    done = [tokens for _, tokens, _ in told]
+    assert done == sorted(done) and set(ends) <= set(done)
+    (folder / "shard-000001.safetensors").unlink()
+    told.clear()
+    tables(model, TEXTS, store, options, progress=lambda *report: told.append(report))
+    kept = sum(lengths) - sum(lengths[5:10])
+    assert told[0] == (what, kept, sum(lengths)) and told[1][1] == kept + lengths[5]
+    assert told[-1] == (what, sum(lengths), sum(lengths))
 
 
 def test_options_of_the_tables(tmp_path: Path):
     model = tiny.loaded("albert")
     store = Store(tmp_path / "run", {})
-    for tables, option in (
-        (attribution_tables, "layers"),
-        (attribution_tables, "targets"),
-        (attention_tables, "layers"),
-    ):
-        with pytest.raises(InputError, match=f"{tables.__name__}: {option}= cannot be given: use .*All layers and all"):
-            tables(model, TEXTS, store, **{option: [0]})
-    for refused in ({"source": "nowhere"}, {"source": "before", "probes": model.d_model}):
+    for refused in (AttributionOptions(source="nowhere"), AttributionOptions(probes=model.d_model)):
         with pytest.raises(InputError, match="token_attribution: "):
-            attribution_tables(model, TEXTS, store, **refused)
+            attribution_tables(model, TEXTS, store, refused)
 
     def missing(encoded: object) -> tuple[str, ...]:
         raise InputError("tagging parts of speech: spaCy is not installed.")
 
     with pytest.raises(InputError, match="spaCy is not installed"):
-        attribution_tables(model, TEXTS, store, tagger=missing)
+        attribution_tables(model, TEXTS, store, AttributionOptions(), tagger=missing)
     with pytest.raises(InputError, match="tokens and the model reads at most"):
-        attention_tables(model, [*TEXTS, "w3 " * 100], store)
+        attribution_tables(model, [*TEXTS, "w3 " * 100], store, AttributionOptions())
     assert not (tmp_path / "run").exists()  # what is refused leaves nothing behind
-    after = attribution_tables(model, TEXTS, store, source="after")["own"]
+    after = attribution_tables(model, TEXTS, store, AttributionOptions(source="after"))["own"]
     results = ik.token_attribution(model, TEXTS, source="after")
     own = torch.cat([result.contribution.diagonal(dim1=1, dim2=2) for result in results], dim=1)
     assert after["median"].tolist() == pytest.approx(own.double().quantile(0.5, dim=1).tolist(), abs=1e-4)

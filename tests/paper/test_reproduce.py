@@ -212,7 +212,7 @@ def test_damage_is_told(model: Model, data: str, tmp_path: Path):
     for path in out.glob("inputs/*/previous/computed.json"):
         path.write_text("")
     report = reproduce.reproduce(model, plan(data, "fig11"), str(out))
-    assert "naive.json: it is damaged. Remove it" in dict(report.listed)["fig11"]
+    assert "naive.json: the file is damaged. Remove it" in dict(report.listed)["fig11"]
 
 
 def test_shuffled_results_fail_their_claims(whole: Report, model: Model, data: str, tmp_path: Path):
@@ -264,7 +264,7 @@ def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Repor
         reproduce.reproduce(model, Plan(("fig1a",), ("mrpc",)), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "inputs").exists()
     other = Plan(("fig1a",), (data,), columns=("first", "second"), sample=21)
-    with pytest.raises(InputError, match="holds another run: its texts is"):
+    with pytest.raises(InputError, match="holds another run, whose texts is"):
         reproduce.reproduce(model, other, whole.out)
     (tmp_path / "tuned").mkdir()
     with pytest.raises(InputError, match=r"no finetune.json there says its task. Write --finetuned mrpc="):

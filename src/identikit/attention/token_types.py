@@ -19,27 +19,28 @@ if TYPE_CHECKING:
 
 TYPES = ("cls", "sep", "punctuation", "other")
 SOURCES = ("all", "rest", *TYPES)
-"""Which queries look: all, those that are no [SEP] ("other" in Clark's figure and in Fig. 5), or those of a type."""
+"""Which queries look: all, all but [SEP] ("other" in Clark's figure and in Fig. 5), or those of a type."""
 
-MAPS = ("raw", "effective")
+MAPS = ("raw", "effective", "null_space")
+"""The parts of attention; null_space is raw − effective (a cell "null" would be read as missing)."""
 
 
 def token_types(tokenizer: Any, tokens: Sequence[str]) -> tuple[str, ...]:
-    """Return each token's type: what opens a text, what closes or parts it, periods and commas, or other."""
+    """Return the type of each token: what opens a text, what separates or closes it, period or comma, or other."""
     opening = {"[CLS]", getattr(tokenizer, "cls_token", None), getattr(tokenizer, "bos_token", None)}
-    parting = {getattr(tokenizer, "sep_token", None), getattr(tokenizer, "eos_token", None)} - opening
+    closing = {getattr(tokenizer, "sep_token", None), getattr(tokenizer, "eos_token", None)} - opening
     bare = [token.lstrip("Ġ▁").removeprefix("##") for token in tokens]
     return tuple(
-        "cls" if token in opening else "sep" if token in parting else "punctuation" if word in {".", ","} else "other"
+        "cls" if token in opening else "sep" if token in closing else "punctuation" if word in {".", ","} else "other"
         for token, word in zip(tokens, bare, strict=True)
     )
 
 
 def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head source target"], Tensor]:
-    """Return the attention from sources to types over a text, divided by the number of source queries; and that number.
+    """Return the attention from sources to types, divided by the number of source queries, and that number.
 
-    A source that the text has no token of has number 0 and attention 0. Sums over texts, with the number of texts that
-    have the source, merge exactly.
+    The maps are raw and effective. A source without tokens in the text has number 0 and attention 0. Sums over texts,
+    with the number of texts that have the source, merge exactly.
     """
     source: Any = result.source
     types = token_types(source.reading.model.tokenizer, result.tokens)
@@ -53,7 +54,7 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
 
 
 def _columns(layer: Layer, groups: Float[Tensor, "query group"]) -> tuple[Tensor, Tensor]:
-    """Return what each key receives from groups of queries, of raw and of effective attention."""
+    """Return the raw and the effective attention that each key receives from groups of queries."""
     groups = groups.to(layer.heads.device)
     everyone = torch.arange(len(layer.heads), device=layer.heads.device)
     raw = sum(groups[rows].mT @ layer.raw(everyone, rows).double() for rows in layer.row_chunks())
@@ -65,31 +66,30 @@ class TypeAverages:
 
     def __init__(self, layers: tuple[int, ...], heads: tuple[int, ...]):
         self.layers, self.heads = layers, heads
-        shape = len(MAPS), len(layers), len(heads), len(SOURCES), len(TYPES)
+        shape = 2, len(layers), len(heads), len(SOURCES), len(TYPES)
         self.sums = torch.zeros(shape, dtype=torch.float64)
         self.texts = torch.zeros(len(SOURCES), dtype=torch.float64)
 
     def add(self, result: EffectiveAttention) -> None:
-        """Take another text in."""
+        """Add another text."""
         sums, number = type_sums(result)
         self.sums += sums
         self.texts += (number > 0).double()
 
     def merge(self, other: "TypeAverages") -> None:
-        """Take the texts of another part in."""
+        """Add the texts of another part."""
         self.sums += other.sums
         self.texts += other.texts
 
     def to_frame(self) -> "DataFrame":
-        """Return a tidy table: map (raw, effective, null), layer and head from 1, source, target, attention, texts."""
+        """Return a tidy table: map (one of `MAPS`), layer, head, source, target, attention, texts."""
         import pandas as pd
 
         means = self.sums / self.texts.clamp(min=1)[:, None]
         means = torch.cat([means, means[:1] - means[1:2]])
         index = pd.MultiIndex.from_product(
-            [(*MAPS, "null"), [i + 1 for i in self.layers], [i + 1 for i in self.heads], SOURCES, TYPES],
-            names=["map", "layer", "head", "source", "target"],
+            [MAPS, self.layers, self.heads, SOURCES, TYPES], names=["map", "layer", "head", "source", "target"]
         )
-        texts = self.texts[:, None].expand(means.shape).flatten().int().numpy()
+        texts = self.texts[:, None].expand(means.shape).flatten().long().numpy()
         frame = pd.DataFrame({"attention": means.flatten().numpy(), "texts": texts}, index=index)
         return frame.query("texts > 0").reset_index()

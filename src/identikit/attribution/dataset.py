@@ -2,90 +2,106 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from identikit.attribution.attribute import CostWarning, foresee, mixing, token_attribution
-from identikit.errors import InputError
-from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes
+from identikit.attribution.attribute import attribute, mixing
+from identikit.attribution.plan import Options, estimate
+from identikit.attribution.result import TokenAttribution
+from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
 from identikit.models.model import Model
-from identikit.progress import Progress
-from identikit.runs.local import Count, remaining, run_shards
+from identikit.models.reading import unread
+from identikit.progress import Progress, silent
+from identikit.runs.columns import ATTRIBUTION, texts_table
+from identikit.runs.local import remaining, run_shards
 from identikit.runs.store import Store, write_tables
-from identikit.shapes import Tensor
+from identikit.shapes import Bool, Float, Tensor
 from identikit.text import Encoded, Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 Tagger = Callable[[Encoded], tuple[str, ...]]
-OPTIONS = ("probes", "norm", "source", "precision", "seed")
+WHAT = "attribution, tokens"
 _PLAIN = ("outweighed", "group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
+
+
+@dataclass(frozen=True)
+class AttributionOptions(Options):
+    """How a dataset is attributed: `Options`, and what becomes of long texts."""
+
+    truncate: bool = False
+    max_tokens: int | None = None
+
+
+class PerToken(NamedTuple):
+    """What is kept of each token of all texts, one after another; in float32, whatever the model computes in."""
+
+    own: Float[Tensor, "token layer"]
+    outweighed: Bool[Tensor, "token layer"]
 
 
 def attribution_tables(
     model: Model,
     texts: Iterable[Text],
     store: Store,
+    options: AttributionOptions,
     *,
     tagger: Tagger | None = None,
-    truncate: bool = False,
-    progress: Progress = lambda what, done, total: None,
-    **options: Any,
+    progress: Progress = silent,
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset, shard by shard, into a store.
+    """Compute the tables of a dataset, shard by shard, into a store; `runs.columns.ATTRIBUTION` describes them.
 
-    `options` are those of `token_attribution` that `OPTIONS` names; all layers and all tokens are read. `progress` is
-    told of tokens.
-
-    - `own`: by layer: a box plot's numbers of the own contribution, and the share of tokens outweighed by another
-      (Fig. 3)
-    - `groups`: by layer: the share of each group of neighbours (Fig. 4a)
-    - `offsets`: contribution by relative position: overall (Fig. 4b), to [CLS], and to [CLS] around [SEP] (Fig. 18)
-    - `tags`: boxes of the own contribution by part of speech (Fig. 26 to 37), where a `tagger` is given
+    All layers and tokens are read; layers, positions and texts count from 0. With a `tagger`, own contributions are
+    also given by tag. `progress` counts tokens.
     """
-    whole = attribution_statistics(model, texts, store, tagger=tagger, truncate=truncate, progress=progress, **options)
-    tables = frames(whole)
-    write_tables(store, tables)
+    texts = list(texts)
+    whole, tokens = attribution_statistics(model, texts, store, options, tagger=tagger, progress=progress)
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
+    found = texts_table(texts, [len(one) for one in encoded])
+    tables = {"texts": found, "tokens": _token_table(encoded, tokens), **frames(whole)}
+    write_tables(store, tables, ATTRIBUTION)
     return tables
 
 
 def attribution_statistics(
     model: Model,
-    texts: Iterable[Text],
+    texts: list[Text],
     store: Store,
+    options: AttributionOptions,
     *,
     tagger: Tagger | None = None,
-    truncate: bool = False,
-    progress: Progress = lambda what, done, total: None,
-    **options: Any,
-) -> Mixing:
-    """Gather the readings of a dataset, shard by shard, each kept in a store; needs no pandas."""
-    if refused := [name for name in options if name not in OPTIONS]:
-        raise InputError(
-            f"attribution_tables: {refused[0]}= cannot be given: use {', '.join(OPTIONS)}. All layers and all tokens "
-            "are read; for some of them use token_attribution."
-        )
-    texts = list(texts)
-    encoded = model.encode(texts, truncate=truncate)
+    progress: Progress = silent,
+) -> tuple[Mixing, PerToken]:
+    """Gather the readings of a dataset, shard by shard, and those of each token; this needs no pandas."""
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
     lengths = [len(one) for one in encoded]
     if ahead := remaining(lengths, store):
-        foresee(model, ahead, **options)
+        expected = estimate(model, ahead, options.request(model))
+        if expected.long:
+            warnings.warn(expected.words(), stacklevel=3)
         if tagger is not None:
-            tagger(encoded[0])  # one that cannot work says so before anything is begun
+            tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 
-    def compute(shard: list[Text], told: Count) -> dict[str, Tensor]:
-        tags = None if tagger is None else [tagger(one) for one in model.encode(shard, truncate=truncate)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CostWarning)  # the whole was foreseen above
-            results = token_attribution(model, shard, truncate=truncate, progress=told, **options)
-        return pack(mixing(results, tags))
+    def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
+        coded = model.encode(shard, truncate=options.truncate, max_tokens=options.max_tokens)
+        tags = None if tagger is None else [tagger(one) for one in coded]
+        read = unread(model, shard, truncate=options.truncate, max_tokens=options.max_tokens)
+        results = attribute(read, options, progress=told)
+        return pack(mixing(results, tags), _per_token(results))
 
-    counted = partial(progress, "attribution, tokens")
-    return merged(unpack(shard) for shard in run_shards(texts, compute, store, lengths=lengths, progress=counted))
+    shards = run_shards(texts, compute, store, lengths=lengths, what=WHAT, progress=progress)
+    parts, tokens = zip(*map(unpack, shards), strict=True)
+    return merged(parts), PerToken(*map(torch.cat, zip(*tokens, strict=True)))
+
+
+def _per_token(results: list[TokenAttribution]) -> PerToken:
+    maps = [result.whole().cpu() for result in results]
+    own = torch.cat([own_contribution(one).mT for one in maps])
+    return PerToken(own.float(), torch.cat([outweighed(one).mT for one in maps]))
 
 
 def merged(parts: Iterable[Mixing]) -> Mixing:
@@ -97,9 +113,10 @@ def merged(parts: Iterable[Mixing]) -> Mixing:
     return whole
 
 
-def pack(statistics: Mixing) -> dict[str, Tensor]:
-    """Return statistics as named tensors, for a file; of the bins, which are mostly empty, those that are not."""
+def pack(statistics: Mixing, tokens: PerToken) -> dict[str, Tensor]:
+    """Return statistics and readings per token as named tensors, for a file; of the bins only those with counts."""
     packed = {name: getattr(statistics, name) for name in _PLAIN} | {"tokens": torch.tensor(statistics.tokens)}
+    packed |= {f"token {name}": value for name, value in tokens._asdict().items()}
     for name in _OFFSETS:
         part: Offsets = getattr(statistics, name)
         packed |= {f"{name} sums": part.sums, f"{name} pairs": part.pairs}
@@ -110,8 +127,8 @@ def pack(statistics: Mixing) -> dict[str, Tensor]:
     return packed
 
 
-def unpack(packed: Mapping[str, Tensor]) -> Mixing:
-    """Return statistics from what `pack` made of them."""
+def unpack(packed: Mapping[str, Tensor]) -> tuple[Mixing, PerToken]:
+    """Return what `pack` was given."""
     fields: dict[str, Any] = {name: packed[name] for name in _PLAIN}
     fields |= {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
     empty = torch.zeros(len(fields["outweighed"]), BINS, dtype=torch.long)
@@ -122,24 +139,25 @@ def unpack(packed: Mapping[str, Tensor]) -> Mixing:
 
     tags = (name.removesuffix(" bins") for name in packed if name.startswith("tag ") and name.endswith(" bins"))
     by_tag = {name.removeprefix("tag "): counts(name) for name in tags}
-    return Mixing(tokens=int(packed["tokens"]), own=counts("own"), by_tag=by_tag, **fields)
+    statistics = Mixing(tokens=int(packed["tokens"]), own=counts("own"), by_tag=by_tag, **fields)
+    return statistics, PerToken(*(packed[f"token {name}"] for name in PerToken._fields))
 
 
 def frames(whole: Mixing) -> dict[str, "DataFrame"]:
-    """Return statistics as the tables of `attribution_tables`."""
+    """Return statistics over all texts as tables."""
     import pandas as pd
 
-    layers = range(1, len(whole.own) + 1)
+    layers = range(len(whole.own))
 
     def box(values: Tensor) -> dict[str, Any]:
         return dict(zip(("low", "lower", "median", "upper", "high"), values.T.numpy(), strict=True))
 
     own = {"layer": layers, **box(boxes(whole.own)), "outweighed": whole.outweighed_share().numpy()}
     names = [str(first) if first == last else f"{first}-{last or ''}" for first, last in GROUPS]
-    groups = pd.DataFrame(whole.group_shares().numpy(), columns=names, index=pd.Index(layers, name="layer"))
+    groups = pd.MultiIndex.from_product([layers, names], names=["layer", "distance"]).to_frame(index=False)
     tables = {
         "own": pd.DataFrame(own),
-        "groups": groups.reset_index().melt("layer", var_name="distance", value_name="share"),
+        "groups": groups.assign(share=whole.group_shares().flatten().numpy()),
         "offsets": pd.concat([_offset_table(name, getattr(whole, name)) for name in _OFFSETS], ignore_index=True),
     }
     if whole.by_tag:
@@ -159,9 +177,23 @@ def _offset_table(name: str, part: Offsets) -> "DataFrame":
     return pd.DataFrame(
         {
             "view": name,
-            "layer": torch.arange(1, shape[0] + 1)[:, None].expand(shape).flatten().numpy(),
+            "layer": torch.arange(shape[0])[:, None].expand(shape).flatten().numpy(),
             "offset": part.positions.expand(shape).flatten().numpy(),
             "share": share.flatten().numpy(),
             "mean": mean.flatten().numpy(),
         }
+    )
+
+
+def _token_table(encoded: list[Encoded], tokens: PerToken) -> "DataFrame":
+    from pandas import DataFrame
+
+    n_layers = tokens.own.shape[1]
+    places = [(text, position, token) for text, one in enumerate(encoded) for position, token in enumerate(one.tokens)]
+    frame = DataFrame(places, columns=["text", "position", "token"])
+    frame = frame.loc[frame.index.repeat(n_layers)].reset_index(drop=True)
+    return frame.assign(
+        layer=torch.arange(n_layers).repeat(len(places)).numpy(),
+        own_contribution=tokens.own.flatten().numpy(),
+        outweighed=tokens.outweighed.flatten().numpy(),
     )

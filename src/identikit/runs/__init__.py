@@ -1,1 +1,1 @@
-"""Folders of results that survive being stopped, and what computes them."""
+"""Folders of results that survive being stopped, and what computes and describes them."""

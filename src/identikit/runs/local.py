@@ -1,8 +1,9 @@
-"""Shards of texts, one after the other, each kept as soon as it is done."""
+"""Shards of texts, one after another, each kept as soon as it is done."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from identikit.errors import InputError
+from identikit.progress import Progress, silent
 from identikit.provenance import text_hash
 from identikit.runs.store import Store
 from identikit.shapes import Tensor
@@ -10,12 +11,11 @@ from identikit.text import Text
 
 SHARD = 32  # texts
 
-Count = Callable[[int, int], None]  # told how many tokens are done, and of how many
-Compute = Callable[[list[Text], Count], Mapping[str, Tensor]]
+Compute = Callable[[list[Text], Progress], Mapping[str, Tensor]]
 
 
 def remaining(lengths: Sequence[int], store: Store) -> list[int]:
-    """Return the lengths of the texts whose shards a store does not hold yet."""
+    """Return the lengths of the texts whose shards the store does not hold yet."""
     return [length for place, length in enumerate(lengths) if not store.has(_file(place // SHARD))]
 
 
@@ -29,18 +29,19 @@ def run_shards(
     store: Store,
     *,
     lengths: Sequence[int],
-    progress: Count = lambda done, total: None,
+    what: str,
+    progress: Progress = silent,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield what `compute` gives for each shard of texts, computing only those that the store does not hold yet.
+    """Yield what `compute` returns for each shard of texts; shards that the store holds are not computed again.
 
-    `lengths` are the texts' numbers of tokens. `progress` is told of the tokens of all texts, first of those in stored
-    shards, and then whenever `compute` tells how many of its own shard's are done. A stored shard whose texts differ
-    from today's is an error: the data changed under the run.
+    `lengths` are the texts' numbers of tokens. `progress` is called with `what` and with tokens of the whole dataset:
+    first with those in stored shards, then whenever `compute` reports how many tokens of its shard are done. A stored
+    shard whose texts differ from today's is refused: the data changed under the run.
     """
-    store.start()  # now: a place that cannot be written to is told before anything is computed
+    store.start()  # a folder that cannot be written to is refused before anything is computed
     total = sum(lengths)
     done = total - sum(remaining(lengths, store))
-    progress(done, total)
+    progress(what, done, total)
     for number, first in enumerate(range(0, len(texts), SHARD)):
         name, shard = _file(number), texts[first : first + SHARD]
         digest = text_hash(shard)
@@ -48,11 +49,11 @@ def run_shards(
             tensors, about = store.read_tensors(name)
             if about.get("texts") != digest:
                 raise InputError(
-                    f"going on with {store.folder}: the texts of {name} are not those it was computed from; the data "
-                    "changed. Choose another folder with --out."
+                    f"Cannot resume {store.folder}: the texts of {name} have changed since it was computed. Restore "
+                    "the data, or choose another folder with --out."
                 )
         else:
-            tensors = dict(compute(shard, lambda some, _, before=done: progress(before + some, total)))
+            tensors = dict(compute(shard, lambda _, some, __, before=done: progress(what, before + some, total)))
             store.write_tensors(name, tensors, {"texts": digest})
             done += sum(lengths[first : first + SHARD])
         yield tensors

@@ -1,43 +1,61 @@
-"""Token identifiability over a dataset, as tidy tables."""
+"""Token identifiability over a dataset, as tidy tables: rates by fold, and their summary."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
+from identikit.runs.columns import TOKENS, texts_table
 from identikit.runs.store import Store, write_tables
 from identikit.text import Text
 from identikit.tokens.identify import token_identifiability
-from identikit.tokens.protocol import Settings
+from identikit.tokens.protocol import FOLDS, Settings
 from identikit.tokens.states import READING
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+@dataclass(frozen=True)
+class IdentifiabilityOptions:
+    """Which maps are fitted to a dataset, and how they are tested: see `token_identifiability`."""
+
+    experiment: str = "same layer"
+    maps: tuple[str, ...] = ("naive", "ridge")
+    distances: tuple[str, ...] = ("cosine", "l2")
+    folds: int = FOLDS
+    seed: int = 0
+    truncate: bool = False
+    max_tokens: int | None = None
+
+
 def identifiability_tables(
-    model: Model,
-    texts: Iterable[Text],
-    store: Store,
-    *,
-    folds: int = 10,
-    seed: int = 0,
-    truncate: bool = False,
-    progress: Progress = silent,
-    **options: Any,
+    model: Model, texts: Iterable[Text], store: Store, options: IdentifiabilityOptions, *, progress: Progress = silent
 ) -> dict[str, "DataFrame"]:
-    """Run an experiment of `token_identifiability` over a dataset into a store: its rates, their summary, its maps."""
-    settings = Settings(folds=folds, seed=seed, device=str(model.device))
+    """Run an experiment over a dataset into a store; `runs.columns.TOKENS` describes its tables.
+
+    Layers, folds and texts count from 0.
+    """
 
     def told(what: str, done: int, total: int) -> None:
-        if what != READING:  # the data and the options have been checked: a place that cannot be written to is told now
+        if what != READING:  # data and options are fine: now a folder that cannot be written to is refused
             store.start()
         progress(what, done, total)
 
-    fit = token_identifiability(model, list(texts), settings=settings, truncate=truncate, progress=told, **options)
-    tables = {
-        name: frame.assign(layer=frame["layer"] + 1, test_layer=frame["test_layer"] + 1)
-        for name, frame in (("rates", fit.rates), ("summary", fit.summary))
-    }
-    write_tables(store, tables)
+    texts = list(texts)
+    fit = token_identifiability(
+        model,
+        texts,
+        maps=options.maps,
+        distances=options.distances,
+        experiment=options.experiment,
+        settings=Settings(folds=options.folds, seed=options.seed, device=str(model.device)),
+        truncate=options.truncate,
+        max_tokens=options.max_tokens,
+        progress=told,
+    )
+    lengths = [len(one) for one in model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)]
+    tables = {"texts": texts_table(texts, lengths), "rates": fit.rates, "summary": fit.summary}
+    write_tables(store, tables, TOKENS)
     return tables

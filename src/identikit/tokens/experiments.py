@@ -80,7 +80,7 @@ def summary(rates: "DataFrame") -> "DataFrame":
     """Average rates over folds, with their standard deviation and a 95 % confidence interval of the mean.
 
     Folds share training sentences, so their rates are not independent: the interval is Student's with the variance of
-    Nadeau and Bengio (2003), s²·(1/folds + test tokens/training tokens). It is NaN for a single fold.
+    Nadeau and Bengio (2003), s²·(1/folds + test tokens/training tokens), cut at 0 and 1. It is NaN for a single fold.
     """
     from scipy.stats import t as student
 
@@ -95,7 +95,7 @@ def summary(rates: "DataFrame") -> "DataFrame":
     ).reset_index()
     spread = (1 / table["folds"] + _TEST_OVER_TRAIN / table["data_share"]) ** 0.5
     half = student.ppf(0.975, table["folds"].clip(lower=2) - 1) * table["deviation"] * spread
-    return table.assign(low=table["rate"] - half, high=table["rate"] + half)
+    return table.assign(low=(table["rate"] - half).clip(lower=0.0), high=(table["rate"] + half).clip(upper=1.0))
 
 
 class _Plan(NamedTuple):

@@ -1,0 +1,42 @@
+"""What `run.json` says: what identifies a run, and what is only recorded about it."""
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from identikit.machine import device_name
+from identikit.models.model import Model
+from identikit.provenance import provenance, text_hash
+from identikit.text import Text
+
+_WRITERS = ("pandas", "pyarrow", "safetensors")
+
+
+def manifest(
+    command: str, model: Model, texts: list[Text], *, data: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what identifies a run, which is compared when it is resumed, and what is recorded about it.
+
+    `data` says where the texts were read from; their own hash is added. The date, the device and the versions of other
+    packages are only recorded: they do not make it another run.
+    """
+    source = provenance(model, "")
+    read = {"name": source.model, "revision": source.revision, "weights": source.weights, "tokenizer": source.tokenizer}
+    run = {
+        "command": command,
+        "data": {**data, "texts": len(texts), "sha256": text_hash(texts)},
+        "model": read,
+        "dtype": source.dtype,
+        "options": dict(options),
+        "identikit": source.versions["identikit"],
+    }
+    versions = source.versions | {name: importlib.metadata.version(name) for name in _WRITERS}
+    recorded = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device_name(model.device),
+        "machine": platform.platform(),
+        "versions": versions | {"python": platform.python_version()},
+    }
+    return run, recorded

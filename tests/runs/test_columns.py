@@ -1,0 +1,98 @@
+"""The data dictionary: every column of every table is described, as it is written, and so it is in the docs."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from identikit.attention.dataset import AttentionOptions, attention_tables
+from identikit.attribution.dataset import AttributionOptions, attribution_tables
+from identikit.provenance import text_hash
+from identikit.runs.columns import COMMANDS, markdown, texts_table
+from identikit.runs.store import Store, write_tables
+from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
+from tests.models import tiny
+
+TEXTS = [f"w{i} w{i + 3} w{i + 1} w{i + 7}" for i in range(3, 27)]
+DOCS = Path(__file__).parents[2] / "docs" / "tables.md"
+
+
+def by_parity(encoded) -> tuple[str, ...]:
+    return tuple("even" if place % 2 else "odd" for place in range(len(encoded)))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of every command, with all the tables that it can write."""
+    folder, model = tmp_path_factory.mktemp("runs"), tiny.loaded("bert")
+    attention_tables(model, TEXTS, Store(folder / "attention", {}), AttentionOptions())
+    attribution_tables(model, TEXTS, Store(folder / "attribution", {}), AttributionOptions(), tagger=by_parity)
+    options = IdentifiabilityOptions(experiment="generalisation", folds=1)
+    identifiability_tables(model, TEXTS, Store(folder / "tokens", {}), options)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_column_is_described_as_it_is_written(runs: Path, command: str):
+    written = {path.stem for path in (runs / command).glob("*.parquet")}
+    assert written == {*COMMANDS[command]} == {path.stem for path in (runs / command).glob("*.csv")}
+    described = json.loads((runs / command / "columns.json").read_text())
+    assert described.keys() == written
+    for name, table in COMMANDS[command].items():
+        schema = pq.read_schema(runs / command / f"{name}.parquet")
+        types = {field.name: str(field.type).removeprefix("large_") for field in schema}
+        assert types == {column: about.type for column, about in table.columns.items()}
+        assert [*described[name]] == [*table.columns] and described[name]["text" if "text" in types else "layer"]
+        missing = pd.read_parquet(runs / command / f"{name}.parquet").isna().any()
+        allowed = {column for column, about in table.columns.items() if about.missing != "never"}
+        assert {column for column, found in missing.items() if found} <= allowed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_words_and_counts_are_what_the_dictionary_says(runs: Path, command: str):
+    for name, table in COMMANDS[command].items():
+        frame = pd.read_parquet(runs / command / f"{name}.parquet")
+        for column, about in table.columns.items():
+            if about.type == "string" and "," in about.range:
+                assert {*frame[column]} <= {*about.range.split(", ")}, (name, column)
+            if about.range == "0 to 1":
+                assert frame[column].dropna().between(0, 1).all(), (name, column)
+            if column in ("layer", "head", "text", "position", "fold"):
+                assert frame[column].min() == 0, (name, column)
+
+
+def test_a_table_that_is_not_described_is_refused(tmp_path: Path):
+    with pytest.raises(KeyError, match="unknown"):
+        write_tables(Store(tmp_path, {}), {"unknown": pd.DataFrame({"a": [1]})}, COMMANDS["attention"])
+
+
+def test_the_docs_hold_the_dictionary():
+    assert DOCS.read_text().endswith(markdown()), "paste what identikit.runs.columns.markdown() returns"
+
+
+def test_texts_are_there_to_join_on(runs: Path):
+    texts = pd.read_parquet(runs / "attribution" / "texts.parquet")
+    assert texts["first"].tolist() == TEXTS and texts["second"].isna().all()
+    assert texts["sha256"].tolist() == [text_hash(text) for text in TEXTS]
+    tokens = pd.read_parquet(runs / "attribution" / "tokens.parquet")
+    joined = tokens.merge(texts, on="text")
+    assert len(joined) == len(tokens) == 3 * texts["tokens"].sum()
+    pairs = texts_table([("a b", "null"), ("c", "d")], [7, 5])
+    assert pairs["second"].tolist() == ["null", "d"] and pairs["tokens"].tolist() == [7, 5]
+
+
+WORDS = ["null", "NA", "nan", "None", "N/A", "NULL", "n/a", " the", 'qu"ote', "a,b", "two\nlines", "1", "Ġx"]
+
+
+def test_words_that_pandas_takes_for_missing(tmp_path: Path):
+    """Parquet is exact; CSV is with the reading that the docs give."""
+    frame = pd.DataFrame({"token": WORDS, "share": [float("nan"), *range(1, len(WORDS))]})
+    write_tables(Store(tmp_path, {}), {"tokens": frame})
+    assert pd.read_parquet(tmp_path / "tokens.parquet").equals(frame)
+    assert pd.read_csv(tmp_path / "tokens.csv")["token"].isna().sum() == 7  # what the docs warn of
+    reading = 'pd.read_csv(path, keep_default_na=False, na_values=[""])'
+    assert reading in DOCS.read_text()
+    read = eval(reading, {"pd": pd, "path": tmp_path / "tokens.csv"})
+    assert read["token"].tolist() == WORDS and read["share"].isna().tolist() == [True] + [False] * 12
