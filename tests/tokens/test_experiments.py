@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,15 +10,9 @@ import torch
 
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
-from identikit.tokens.evaluate import identity_map, measure
-from identikit.tokens.experiments import (
-    across_layers,
-    generalisation,
-    neighbouring_tokens,
-    previous_layer,
-    same_layer,
-    summary,
-)
+from identikit.tokens import experiments
+from identikit.tokens.evaluate import measure, recover
+from identikit.tokens.experiments import summary
 from identikit.tokens.fit import fit_maps
 from identikit.tokens.protocol import MapChoice, Settings, Task, fold_split, sentence_blocks
 from identikit.tokens.states import HiddenStates
@@ -27,6 +22,22 @@ from tests.tokens.constructed import rotated, states
 COLUMNS = ["model", "map", "distance", "layer", "test_layer", "target", "offset", "data_share", "fold", "split", "rate"]
 QUICK = Settings(batch_size=64, epochs=30, folds=1, hidden_size=40, learning_rates=(0.03,))
 RIDGE = MapChoice(maps=("ridge",), distances=("cosine",))
+
+
+def framed(run):
+    """Let an experiment give its rates and trials as tables."""
+
+    def called(*given, **options):
+        done = run(*given, **options)
+        rates, trials = pd.DataFrame(done.rates), pd.DataFrame([trial.row() for trial in done.trials])
+        return SimpleNamespace(rates=rates, trials=trials, maps=done.maps, summary=lambda: summary(rates))
+
+    return called
+
+
+same_layer, across_layers, generalisation, previous_layer, neighbouring_tokens = map(
+    framed, experiments.EXPERIMENTS.values()
+)
 
 
 def mean_rates(experiment, *by):
@@ -185,7 +196,7 @@ def test_identity_map_reads_one_sentence_layer_by_layer():
     rows = given.rows(torch.tensor([7]))
     one = HiddenStates(given.inputs[rows], given.hidden[:, rows], given.lengths[[7]], "constructed")
     for name in ("naive", "ridge"):
-        read = identity_map(one, maps, map=name, distance="l2", fold=1)
+        read = recover(one, maps, map=name, distance="l2", fold=1)
         assert read.layers == (0, 1)
         for place, layer in enumerate(read.layers):
             (fitted,) = [
@@ -266,9 +277,9 @@ def test_a_task_given_twice_is_fitted_once():
         ),
         (lambda: same_layer(states(), MapChoice(layers=(-1,)), QUICK), "Reading layer -1 of constructed"),
         (lambda: neighbouring_tokens(states(), RIDGE, QUICK, offsets=(9,)), "offset 9: no train text of fold 0"),
-        (lambda: identity_map(states(), [], map="ridge", distance="l2"), "40 texts were given, expected 1"),
+        (lambda: recover(states(), [], map="ridge", distance="l2"), "40 texts were given, expected 1"),
         (
-            lambda: identity_map(states(sentences=1), [], map="ridge", distance="l2"),
+            lambda: recover(states(sentences=1), [], map="ridge", distance="l2"),
             "no ridge map for l2 distance and fold 0 was fitted; fitted are none",
         ),
     ],

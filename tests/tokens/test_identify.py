@@ -9,9 +9,10 @@ import identikit as ik
 from identikit.data import sample_texts
 from identikit.models.model import Model
 from identikit.tokens import identify as identity
-from identikit.tokens.identify import hidden_states
+from identikit.tokens import states as vectors
 from identikit.tokens.maps import load_maps
 from identikit.tokens.protocol import Settings
+from identikit.tokens.states import hidden_states
 from tests.models import tiny
 
 QUICK = Settings(folds=2)
@@ -41,7 +42,7 @@ def test_hidden_states_are_those_of_each_text_alone(name: str, monkeypatch: pyte
     assert torch.allclose(states.inputs[rows], alone.inputs[0])
     for layer in range(model.n_layers):
         assert torch.allclose(states.hidden[layer, rows], alone.hidden[layer][0], atol=1e-5)
-    monkeypatch.setattr(identity, "LARGEST_IN_MEMORY", 100)
+    monkeypatch.setattr(vectors, "LARGEST_IN_MEMORY", 100)
     assert torch.equal(hidden_states(model, texts).hidden, states.hidden)  # in a mapped file
 
 
@@ -73,7 +74,7 @@ def test_one_text_is_read(fit: identity.TokenIdentifiability, tmp_path: Path):
     assert found.recovered[0].all() and found.winners[0] == found.tokens
     assert torch.equal(found.margin > 0, found.recovered)
     fit.save_maps(tmp_path / "maps.safetensors")
-    again = identity.read_identity(fit.model, text, load_maps(tmp_path / "maps.safetensors"))
+    again = identity.identity_of_text(fit.model, text, load_maps(tmp_path / "maps.safetensors"))
     assert torch.equal(again.margin, found.margin)
 
 
@@ -98,9 +99,9 @@ def test_mistakes(minilm: Model):
     texts = sample_texts()
     with pytest.raises(ik.InputError, match="at least 20 are needed"):
         ik.token_identifiability(minilm, texts[:5], maps=["naive"])
-    with pytest.raises(ik.InputError, match="layer 6 does not exist"):
+    with pytest.raises(ik.InputError, match="There is no layer 6"):
         ik.token_identifiability(minilm, texts, layers=[6])
-    with pytest.raises(ik.InputError, match="experiment='magic' is not known: use same layer"):
+    with pytest.raises(ik.InputError, match="experiment='magic' is not known: use 'same layer'"):
         ik.token_identifiability(minilm, texts, experiment="magic")
     with pytest.raises(ik.InputError, match="'sorcery'"):
         ik.token_identifiability(minilm, texts, maps=["sorcery"])
