@@ -226,7 +226,7 @@ def test_passage():
         labels = [label.get_text() for label in axes.get_xticklabels()]
         shown = {columns[round(place)]: word for place, word in zip(axes.get_xticks(), labels, strict=True)}
         assert all(word == ("" if key is None else tokens[key]) for key, word in shown.items())
-        assert {"[CLS]", "[SEP]", "them"} <= set(shown.values())
+        assert {"[SEP]", "them"} <= set(shown.values())
     assert len(scales) == 1
     assert [label.get_text() for label in panels[0].get_yticklabels()] == [tokens[query] for query in queries]
     assert f"layer 2, head {head} (counted from 1)" in figure("fig6").get_suptitle()

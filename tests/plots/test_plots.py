@@ -103,7 +103,7 @@ def identifiability(**more: list[Any]) -> Fake:
     shape = [len(values) for values in axes.values()]
     names = ("rate", "unique_rate", "duplicates")
     known = {name: ([*axes], random.uniform(0.5, 0.9, shape)) for name in names} | {
-        "tokens": ([*axes], np.full(shape, 90.0))
+        "n_tokens": ([*axes], np.full(shape, 90.0))
     }
     data = xr.Dataset(known, coords=axes)
     return Fake(data.where(data["layer"] == data["test_layer"]))
@@ -225,10 +225,10 @@ def test_head_maps_draw_into_given_axes():
         (lambda: plots.interval_bars(intervals().sel(layer=0, head=0)), r"axis query\. .* result\.sel\(query=4\)\."),
         (lambda: plots.sources(attribution()), r"axis output\."),
         (lambda: plots.attribution_map(attribution()), r"axis layer\."),
-        (lambda: plots.head_maps(attribution().sel(layer=0)), "cannot draw 'raw'"),
+        (lambda: plots.head_maps(attribution().sel(layer=0)), "Cannot draw head_maps: it needs 'raw'"),
         (
             lambda: plots.head_grid(attention(), by="certain_mass"),
-            "'certain_mass' from effective attention",
+            "needs 'certain_mass', and effective attention has only raw",
         ),
         (
             lambda: plots.head_grid(attention(), by="rank"),
@@ -241,6 +241,7 @@ def test_head_maps_draw_into_given_axes():
             lambda: plots.interval_bars(intervals().sel(layer=0, head=0, query=1), attention().sel(layer=1)),
             "L0H0, query 1 “the” and effective= is of L1H0",
         ),
+        (lambda: plots.rates(attention()), "Cannot draw rates: it needs 'rate'"),
         (lambda: plots.rates(identifiability(offset=[-1, 1])), r"several values of offset .* result\.sel\(offset=-1\)"),
     ],
 )

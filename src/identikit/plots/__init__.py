@@ -1,6 +1,7 @@
 """Plots of Results, one per function: matplotlib axes in and out.
 
-Without `ax` a plot makes a figure of one or two columns' width; `ax.figure.savefig("plot.pdf")` keeps its text as text.
+Without `ax` a plot makes a figure as wide as one or two columns of a page; `ax.figure.savefig("plot.pdf")` keeps text
+as text. With `ax` it draws there; a figure made with `layout="constrained"` leaves room for labels and colour bars.
 No plot calls `show`, opens a window or changes matplotlib's settings; a notebook shows the axes that a plot returns.
 """
 

@@ -63,9 +63,9 @@ def head_maps(
     chosen = tuple(maps or known)
     if unknown := [name for name in chosen if name not in known]:
         more = "" if intervals is not None else "; lower, upper and width need intervals="
-        raise InputError(f"head_maps: maps={unknown[0]!r} is not known: use {', '.join(known)}{more}.")
+        raise InputError(f"Cannot draw head_maps: maps={unknown[0]!r} is not known: use {', '.join(known)}{more}.")
     data = read("head_maps", attention, _MAPS, axes=("query", "key"))
-    seen = table(data, "visible", "query", "key")
+    seen = table(data, "visible", "query", "key") if "visible" in data else True
     bounds = {} if intervals is None else _bounds(intervals, data)
     cells = {}
     for name in chosen:
@@ -94,7 +94,8 @@ def _panels(
     """Draw titled maps on the axes that were given, or on new ones."""
     given = None if axes is None else np.array(axes if isinstance(axes, np.ndarray) else [*axes], dtype=object).ravel()
     if given is not None and len(given) != len(cells):
-        raise InputError(f"{plot}: axes= has {len(given)} axes for {len(cells)} maps. Give one for each map.")
+        wanted = f"{len(cells)} maps ({', '.join(cells)})"
+        raise InputError(f"Cannot draw {plot}: axes= has {len(given)} axes for {wanted}. Give one for each map.")
     with house_style():
         panels = _map_axes(len(cells)) if given is None else given.view(Panels)
         map_panels(panels, cells, tokens_of(data, "query"), tokens_of(data, "key"))
@@ -142,7 +143,8 @@ def _bounds(intervals: Drawable, data: "Dataset") -> dict[str, NDArray[Any]]:
     found = read("head_maps", intervals, ("lower", "upper"), axes=("query", "key"))
     if head_of(found) != head_of(data):
         raise InputError(
-            f"head_maps: attention= is of {head_of(data)} and intervals= of {head_of(found)}. Give the same head."
+            f"Cannot draw head_maps: attention= is of {head_of(data)} and intervals= of {head_of(found)}. "
+            "Give the same head of both."
         )
     gone = [dim for dim in ("query", "key") if dim not in found["lower"].dims]
     whole = found[["lower", "upper"]].expand_dims(gone)
@@ -163,7 +165,7 @@ def head_grid(result: Drawable, by: str = "pearson", ax: Axes | None = None, *, 
         "certain_mass": "mean certain mass (%)",
     }
     if by not in words:
-        raise InputError(f"head_grid: by={by!r} is not known: use {', '.join(words)}.")
+        raise InputError(f"Cannot draw head_grid: by={by!r} is not known: use {', '.join(words)}.")
     data = read("head_grid", result, [by], axes=("layer", "head", "query"))
     values = data[[by]].mean("query") if "query" in data[by].dims else data
     cells = table(values, by, "layer", "head").astype(float)
@@ -225,7 +227,7 @@ def interval_bars(
     names, raw = named(data, "key"), table(data, "raw", "key")
     lower, upper = table(data, "lower", "key"), table(data, "upper", "key")
     if order not in ("upper", "width"):
-        raise InputError(f"interval_bars: order={order!r} is not known: use upper or width.")
+        raise InputError(f"Cannot draw interval_bars: order={order!r} is not known: use upper or width.")
     known = np.flatnonzero(~np.isnan(upper))
     rank = upper if order == "upper" else upper - lower
     chosen = known[np.argsort(-rank[known], kind="stable")][:most]
@@ -258,7 +260,7 @@ def _effective_row(effective: Drawable, data: "Dataset") -> NDArray[Any]:
             found = found.sel({dim: int(data[dim])})
     if (head_of(found), int(found["query"])) != (head_of(data), query):
         raise InputError(
-            f"interval_bars: the intervals are of {_row_of(data)} and effective= is of {_row_of(found)}. "
+            f"Cannot draw interval_bars: the intervals are of {_row_of(data)} and effective= is of {_row_of(found)}. "
             "Give the same row of both."
         )
     weights = dict(zip(places_of(found, "key"), table(found, "effective", "key"), strict=True))

@@ -40,7 +40,7 @@ def sources(attribution: Drawable, ax: Axes | None = None, *, footer: str = "") 
     data = read("sources", attribution, ["contribution"], axes=("layer", "input"))
     place = int(data["output"])
     inputs, layers = places_of(data, "input"), places_of(data, "layer")
-    told = History(
+    past = History(
         contribution=table(data, "contribution", "layer", "input"),
         own=inputs.index(place) if place in inputs else None,
         tokens=tokens_of(data, "input"),
@@ -49,7 +49,7 @@ def sources(attribution: Drawable, ax: Axes | None = None, *, footer: str = "") 
     )
     with house_style():
         axes = axes_for(ax, DOUBLE, 1.4 + min(0.16 * len(layers), 4.0))
-        side = history(axes, told)
+        side = history(axes, past)
         axes.set_title(f"contribution to “{tokens_of(data, 'output')[0]}”, position {place}", loc="left")
         add_footer(sheet_of(axes), footer)
     drawn = np.empty(2, dtype=object)

@@ -270,31 +270,31 @@ class History:
     stderr: NDArray[np.float64] | None = None
 
 
-def history(axes: Axes, told: History, *, layer_label: str = "layer") -> Axes:
+def history(axes: Axes, past: History, *, layer_label: str = "layer") -> Axes:
     """Draw a token's sources through the layers, and beside them its own contribution; return the axes beside.
 
     Colours are scaled to the context, and the token's own column, framed, has the last colour above. With standard
     errors the bars carry two of them, and a dot marks each cell that lies within two of zero.
     """
-    cells, count = told.contribution, len(told.layers)
-    own = [] if told.own is None else [told.own]
+    cells, count = past.contribution, len(past.layers)
+    own = [] if past.own is None else [past.own]
     scale = from_zero(cells, most=float(np.nanmax(np.delete(cells, own, axis=1), initial=0.0)))
     image = heat_map(axes, cells, scale)
     axes.set_ylim(-0.5, count - 0.5)
-    shown = [told.layers.index(layer) for layer in layer_ticks(told.layers)]
-    axes.set_yticks(shown, [str(told.layers[place]) for place in shown])
+    shown = [past.layers.index(layer) for layer in layer_ticks(past.layers)]
+    axes.set_yticks(shown, [str(past.layers[place]) for place in shown])
     axes.set(xlabel="input token", ylabel=layer_label)
-    token_axis(axes.xaxis, told.tokens, keep=own)
+    token_axis(axes.xaxis, past.tokens, keep=own)
     colour_bar(image, [axes], scale, "contribution (%)")
     side = make_axes(axes, location="right", fraction=0.16, pad=0.02, aspect=None)[0]  # pyright: ignore
     side.set(ylim=(-0.5, count - 0.5), yticks=[], xlabel="its own (%)")
     for place in own:
         outline(axes, x=(place, place), y=(0, count - 1), colour=SKY)
-        error = None if told.stderr is None else 2 * told.stderr[:, place]
+        error = None if past.stderr is None else 2 * past.stderr[:, place]
         look = {"elinewidth": 0.7, "capsize": 1.5}
         side.barh(range(count), cells[:, place], height=0.7, color=SKY, xerr=error, error_kw=look)
     percent(side.xaxis)
-    if told.stderr is not None:
-        unsure = np.argwhere(cells < 2 * told.stderr)
+    if past.stderr is not None:
+        unsure = np.argwhere(cells < 2 * past.stderr)
         axes.plot(unsure[:, 1], unsure[:, 0], linestyle="", marker=".", markersize=1.5, color=GREY, label="_unsure")
     return side

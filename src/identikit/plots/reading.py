@@ -29,13 +29,14 @@ def read(plot: str, result: Drawable, names: Sequence[str], *, axes: Sequence[st
     data = result.to_xarray()
     for name in names:
         if name not in data:
-            kind, there = data.attrs.get("kind", "a result"), ", ".join(map(str, data.data_vars))
-            raise InputError(f"{plot}: cannot draw {name!r} from {kind}, which has {there}.")
+            kind, there = data.attrs.get("kind", "this result"), ", ".join(map(str, data.data_vars))
+            raise InputError(f"Cannot draw {plot}: it needs {name!r}, and {kind} has only {there}.")
     left = [str(dim) for dim in data[list(names)].dims if dim not in axes]
     if left:
         ask = ", ".join(f"{dim}={_example(data, dim)!r}" for dim in left)
+        axis = "axis" if len(left) == 1 else "axes"
         raise InputError(
-            f"{plot}: the result still has the {'axis' if len(left) == 1 else 'axes'} {' and '.join(left)}. "
+            f"Cannot draw {plot}: the result still has the {axis} {' and '.join(left)}. "
             f"Select one of each first, for example result.sel({ask})."
         )
     return data

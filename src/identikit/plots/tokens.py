@@ -31,6 +31,7 @@ from identikit.tokens.experiments import summary
 
 _MAPS = {"naive": (BLACK, "o"), "linear": (BLUE, "s"), "mlp": (RED, "^"), "ridge": (GREEN, "D")}
 _WORDS = {"mlp": "MLP", "l2": "L2"}
+_AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
 RATE = "token identifiability rate (%)"
 
 RATES: Styles = {
@@ -47,14 +48,14 @@ def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = ""
     Rates are those on test data, of maps tested on the layer they were fitted to. Where targets, offsets or shares of
     the data differ, select one first.
     """
-    data = identifiability.to_xarray()
-    frame = data.to_dataframe().reset_index().dropna(subset=["rate"]).rename(columns={"tokens": "n_tokens"})
+    data = read("rates", identifiability, ["rate"], axes=_AXES)
+    frame = data.to_dataframe().reset_index().dropna(subset=["rate"])
     frame = frame.query("layer == test_layer and split == 'test'")
     for name in ("target", "offset", "data_share"):
         if len(several := list(dict.fromkeys(frame[name]))) > 1:
             raise InputError(
-                f"rates: the result has several values of {name} ({', '.join(map(str, several))}). Select one first: "
-                f"result.sel({name}={several[0]!r})."
+                f"Cannot draw rates: the result has several values of {name} ({', '.join(map(str, several))}). "
+                f"Select one first: result.sel({name}={several[0]!r})."
             )
     per_layer = mean_rates(frame, ["map", "distance", "layer"])
     layers = sorted(int(layer) for layer in per_layer["layer"].unique())
@@ -69,10 +70,10 @@ def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = ""
 
 def mean_rates(frame: DataFrame, by: list[str]) -> DataFrame:
     """Average rates over folds: rate, low and high (95 % confidence, NaN for one fold), folds, tokens of a fold."""
-    told = summary(frame.filter([*by, "data_share", "fold", "rate", "unique_rate", "duplicates"]))
+    means = summary(frame.filter([*by, "data_share", "fold", "rate", "unique_rate", "duplicates"]))
     tokens = frame.groupby(by, as_index=False).agg(tokens=("n_tokens", "mean"))
-    ends = {name: told[name].clip(0, 1) for name in ("low", "high")}
-    return told.assign(**ends).filter([*by, "rate", "low", "high", "folds"]).merge(tokens, on=by)
+    ends = {name: means[name].clip(0, 1) for name in ("low", "high")}
+    return means.assign(**ends).filter([*by, "rate", "low", "high", "folds"]).merge(tokens, on=by)
 
 
 def rate_lines(
