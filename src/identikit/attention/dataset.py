@@ -1,16 +1,16 @@
 """Effective attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type."""
 
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from identikit.attention.effective import EffectiveAttention, effective_attention
 from identikit.attention.token_types import TypeAverages
-from identikit.errors import InputError
 from identikit.models.model import Model
-from identikit.progress import Progress
+from identikit.progress import Progress, silent
 from identikit.runs.local import Count, run_shards
 from identikit.runs.store import Store, write_tables
 from identikit.shapes import Tensor
@@ -19,56 +19,42 @@ from identikit.text import Text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-OPTIONS = ("bias", "mass", "tolerance", "dtype")
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """How the effective attention of a dataset is computed, and what becomes of long texts."""
+
+    bias: bool = True
+    mass: bool = False
+    truncate: bool = False
+    max_tokens: int | None = None
 
 
 def attention_tables(
     model: Model,
     texts: Iterable[Text],
     store: Store,
+    options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
     *,
-    truncate: bool = False,
-    progress: Progress = lambda what, done, total: None,
-    **options: Any,
+    progress: Progress = silent,
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset, shard by shard, into a store.
-
-    `options` are those of `effective_attention` that `OPTIONS` names; all layers and all heads are read. `progress` is
-    told of tokens.
-
-    - `correlation`: raw with effective attention of each text, overall (layer and head 0), by layer (head 0), by head
-    - `null`: by text and layer: least and greatest null dimension, largest residual, and least and greatest slack,
-      min(keys that a row sees, d_v) less its rank (Eq. 3 says that none is negative)
-    - `types`: average attention from sources to token types, by map, layer and head (Fig. 1b, 1c and 5)
-    """
-    tables = frames(*attention_statistics(model, texts, store, truncate=truncate, progress=progress, **options))
+    """Compute the tables of a dataset, shard by shard, into a store; layers, heads and texts count from 0."""
+    tables = frames(*attention_statistics(model, list(texts), store, options, progress=progress))
     write_tables(store, tables)
     return tables
 
 
 def attention_statistics(
-    model: Model,
-    texts: Iterable[Text],
-    store: Store,
-    *,
-    truncate: bool = False,
-    progress: Progress = lambda what, done, total: None,
-    **options: Any,
+    model: Model, texts: list[Text], store: Store, options: AttentionOptions, *, progress: Progress = silent
 ) -> tuple[dict[str, Tensor], TypeAverages]:
-    """Gather the readings of each text, and averages by token type, shard by shard; needs no pandas."""
-    if refused := [name for name in options if name not in OPTIONS]:
-        raise InputError(
-            f"attention_tables: {refused[0]}= cannot be given: use {', '.join(OPTIONS)}. All layers and all heads are "
-            "read; for some of them use effective_attention."
-        )
-    texts = list(texts)
+    """Gather the readings of each text, and averages by token type, shard by shard; this needs no pandas."""
 
     def compute(shard: list[Text], told: Count) -> dict[str, Tensor]:
-        return _shard(effective_attention(model, shard, truncate=truncate, **options), told)
+        return _shard(effective_attention(model, shard, **asdict(options)), told)
 
     averages = TypeAverages(tuple(range(model.n_layers)), tuple(range(model.n_heads)))
     parts: list[dict[str, Tensor]] = []
-    lengths = _lengths(model, texts, truncate)
+    lengths = _lengths(model, texts, options)
     counted = partial(progress, "effective attention, tokens")
     for shard in run_shards(texts, compute, store, lengths=lengths, progress=counted):
         averages.sums += shard.pop("type_sums")
@@ -77,40 +63,31 @@ def attention_statistics(
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, averages
 
 
-def frames(whole: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataFrame"]:
-    """Return what `attention_statistics` gathered as the tables of `attention_tables`."""
-    import pandas as pd
+def frames(readings: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataFrame"]:
+    """Return what `attention_statistics` gathered as tables."""
+    from pandas import MultiIndex
 
-    texts, n_layers, n_heads = whole["pearson_head"].shape
+    def table(columns: dict[str, Tensor]) -> "DataFrame":
+        shape = next(iter(columns.values())).shape
+        axes = MultiIndex.from_product([range(size) for size in shape], names=("text", "layer", "head")[: len(shape)])
+        frame = axes.to_frame(index=False)
+        frame.insert(1, "tokens", readings["tokens"].numpy()[frame["text"]])
+        return frame.assign(**{name: column.flatten().numpy() for name, column in columns.items()})
 
-    def table(columns: dict[str, Tensor], layer: bool, head: bool) -> "DataFrame":
-        shape = (texts, n_layers if layer else 1, n_heads if head else 1)
-        axes = {
-            "text": torch.arange(texts)[:, None, None],
-            "tokens": whole["tokens"][:, None, None],
-            "layer": torch.arange(1, shape[1] + 1)[:, None] if layer else torch.zeros(1, 1, dtype=torch.long),
-            "head": torch.arange(1, shape[2] + 1) if head else torch.zeros(1, dtype=torch.long),
-        }
-        filled = axes | {name: column.reshape(shape) for name, column in columns.items()}
-        return pd.DataFrame({name: column.expand(shape).flatten().numpy() for name, column in filled.items()})
-
-    correlation = pd.concat(
-        [
-            table({"pearson": whole["pearson"]}, layer=False, head=False),
-            table({"pearson": whole["pearson_layer"]}, layer=True, head=False),
-            table({"pearson": whole["pearson_head"]}, layer=True, head=True),
-        ],
-        ignore_index=True,
-    )
-    columns = ("least", "greatest", "residual", "slack_least", "slack_greatest")
-    null = table({name: whole[name] for name in columns}, layer=True, head=False)
-    return {"correlation": correlation, "null": null.drop(columns="head"), "types": averages.to_frame()}
+    null = ("least", "greatest", "residual", "slack_least", "slack_greatest")
+    return {
+        "correlation": table({"pearson": readings["pearson"]}),
+        "correlation_by_layer": table({"pearson": readings["pearson_layer"]}),
+        "correlation_by_head": table({"pearson": readings["pearson_head"]}),
+        "null_dimension": table({name: readings[name] for name in null}),
+        "types": averages.to_frame(),
+    }
 
 
-def _lengths(model: Model, texts: list[Text], truncate: bool) -> list[int]:
-    if model.vision:  # as many patches in every image
+def _lengths(model: Model, texts: list[Text], options: AttentionOptions) -> list[int]:
+    if model.vision:  # every image has the same number of patches
         return [model.limit or 1] * len(texts)
-    return [len(one) for one in model.encode(texts, truncate=truncate)]
+    return [len(one) for one in model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)]
 
 
 def _shard(results: list[EffectiveAttention], told: Count) -> dict[str, Tensor]:

@@ -210,6 +210,7 @@ def effective_attention(
     tolerance: float = 0.0,
     dtype: torch.dtype = torch.float64,
     truncate: bool = False,
+    max_tokens: int | None = None,
 ) -> list[EffectiveAttention]:
     """Compute the effective attention of texts (Eq. 9), one result per text, in order.
 
@@ -226,7 +227,7 @@ def effective_attention(
         raise InputError("effective_attention: tolerance must be at least 0, and layers and heads not empty.")
     prepare = partial(_layer, model, which, options)
     results: dict[int, EffectiveAttention] = {}
-    for batch, texts in encoded_batches(model, text, truncate=truncate):
+    for batch, texts in encoded_batches(model, text, truncate=truncate, max_tokens=max_tokens):
         parts: list[list[Layer]] = [[] for _ in batch.order]
         model.trace(batch, _collector(batch, chosen, prepare, parts))
         for row, index in enumerate(batch.order):

@@ -79,13 +79,13 @@ class TypeAverages:
         self.texts += other.texts
 
     def to_frame(self) -> "DataFrame":
-        """Return a tidy table: map (raw, effective, null), layer and head from 1, source, target, attention, texts."""
+        """Return a tidy table: map (raw, effective, null_space), layer, head, source, target, attention, texts."""
         import pandas as pd
 
         means = self.sums / self.texts.clamp(min=1)[:, None]
         means = torch.cat([means, means[:1] - means[1:2]])
         index = pd.MultiIndex.from_product(
-            [(*MAPS, "null"), [i + 1 for i in self.layers], [i + 1 for i in self.heads], SOURCES, TYPES],
+            [(*MAPS, "null_space"), self.layers, self.heads, SOURCES, TYPES],
             names=["map", "layer", "head", "source", "target"],
         )
         texts = self.texts[:, None].expand(means.shape).flatten().int().numpy()

@@ -94,6 +94,7 @@ def token_attribution(
     precision: str = "full",
     seed: SupportsIndex = 0,
     truncate: bool = False,
+    max_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> list[TokenAttribution]:
     """Compute how much each input token contributes to each hidden vector (Eq. 11), one result per text, in order.
@@ -111,7 +112,7 @@ def token_attribution(
     A request that does not fit in memory is refused before it starts; one that will take more than a minute says so.
     """
     request = _request(model, probes, norm, layers, targets, source, precision, seed)
-    batches = _batches(model, text, truncate)
+    batches = _batches(model, text, truncate, max_tokens)
     lengths = [len(batch.tokens[0]) for batch, _ in batches]
     for n in lengths:
         _within("targets", request.targets, n)
@@ -240,12 +241,13 @@ def _probes(probes: Any, norm: str, most: int) -> int | None:
     return count
 
 
-def _batches(model: Model, text: Any, truncate: bool) -> list[tuple[TokenBatch, Text]]:
+def _batches(model: Model, text: Any, truncate: bool, max_tokens: int | None) -> list[tuple[TokenBatch, Text]]:
     """Return each text (or image) as a batch of its own: nothing is padded, so nothing has to be taken out again."""
     if model.vision:
         images = model.images(text)
         return [(text_alone(images, row), digest) for row, digest in enumerate(image_digests(images))]
-    return [(collate([one], pad_id=model.pad_id), one.text) for one in model.encode(text, truncate=truncate)]
+    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+    return [(collate([one], pad_id=model.pad_id), one.text) for one in encoded]
 
 
 def _attribute(

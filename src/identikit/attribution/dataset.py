@@ -2,16 +2,16 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from identikit.attribution.attribute import CostWarning, foresee, mixing, token_attribution
-from identikit.errors import InputError
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes
 from identikit.models.model import Model
-from identikit.progress import Progress
+from identikit.progress import Progress, silent
 from identikit.runs.local import Count, remaining, run_shards
 from identikit.runs.store import Store, write_tables
 from identikit.shapes import Tensor
@@ -21,33 +21,34 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Tagger = Callable[[Encoded], tuple[str, ...]]
-OPTIONS = ("probes", "norm", "source", "precision", "seed")
 _PLAIN = ("outweighed", "group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
+
+
+@dataclass(frozen=True)
+class AttributionOptions:
+    """How a dataset is attributed: see `token_attribution`."""
+
+    probes: int | str = "exact"
+    norm: str = "frobenius"
+    source: str = "before"
+    precision: str = "full"
+    seed: int = 0
+    truncate: bool = False
+    max_tokens: int | None = None
 
 
 def attribution_tables(
     model: Model,
     texts: Iterable[Text],
     store: Store,
+    options: AttributionOptions = AttributionOptions(),  # noqa: B008 - frozen
     *,
     tagger: Tagger | None = None,
-    truncate: bool = False,
-    progress: Progress = lambda what, done, total: None,
-    **options: Any,
+    progress: Progress = silent,
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset, shard by shard, into a store.
-
-    `options` are those of `token_attribution` that `OPTIONS` names; all layers and all tokens are read. `progress` is
-    told of tokens.
-
-    - `own`: by layer: a box plot's numbers of the own contribution, and the share of tokens outweighed by another
-      (Fig. 3)
-    - `groups`: by layer: the share of each group of neighbours (Fig. 4a)
-    - `offsets`: contribution by relative position: overall (Fig. 4b), to [CLS], and to [CLS] around [SEP] (Fig. 18)
-    - `tags`: boxes of the own contribution by part of speech (Fig. 26 to 37), where a `tagger` is given
-    """
-    whole = attribution_statistics(model, texts, store, tagger=tagger, truncate=truncate, progress=progress, **options)
+    """Compute the tables of a dataset, shard by shard, into a store; layers count from 0."""
+    whole, _ = attribution_statistics(model, list(texts), store, options, tagger=tagger, progress=progress)
     tables = frames(whole)
     write_tables(store, tables)
     return tables
@@ -55,37 +56,33 @@ def attribution_tables(
 
 def attribution_statistics(
     model: Model,
-    texts: Iterable[Text],
+    texts: list[Text],
     store: Store,
+    options: AttributionOptions,
     *,
     tagger: Tagger | None = None,
-    truncate: bool = False,
-    progress: Progress = lambda what, done, total: None,
-    **options: Any,
-) -> Mixing:
-    """Gather the readings of a dataset, shard by shard, each kept in a store; needs no pandas."""
-    if refused := [name for name in options if name not in OPTIONS]:
-        raise InputError(
-            f"attribution_tables: {refused[0]}= cannot be given: use {', '.join(OPTIONS)}. All layers and all tokens "
-            "are read; for some of them use token_attribution."
-        )
-    texts = list(texts)
-    encoded = model.encode(texts, truncate=truncate)
+    progress: Progress = silent,
+) -> tuple[Mixing, None]:
+    """Gather the readings of a dataset, shard by shard, each kept in a store; this needs no pandas."""
+    cut: dict[str, Any] = {"truncate": options.truncate, "max_tokens": options.max_tokens}
+    asked = {name: value for name, value in asdict(options).items() if name not in cut}
+    encoded = model.encode(texts, **cut)
     lengths = [len(one) for one in encoded]
     if ahead := remaining(lengths, store):
-        foresee(model, ahead, **options)
+        foresee(model, ahead, **asked)
         if tagger is not None:
-            tagger(encoded[0])  # one that cannot work says so before anything is begun
+            tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 
     def compute(shard: list[Text], told: Count) -> dict[str, Tensor]:
-        tags = None if tagger is None else [tagger(one) for one in model.encode(shard, truncate=truncate)]
+        tags = None if tagger is None else [tagger(one) for one in model.encode(shard, **cut)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CostWarning)  # the whole was foreseen above
-            results = token_attribution(model, shard, truncate=truncate, progress=told, **options)
+            warnings.simplefilter("ignore", CostWarning)  # the cost of the whole was foreseen above
+            results = token_attribution(model, shard, **cut, progress=told, **asked)
         return pack(mixing(results, tags))
 
     counted = partial(progress, "attribution, tokens")
-    return merged(unpack(shard) for shard in run_shards(texts, compute, store, lengths=lengths, progress=counted))
+    shards = run_shards(texts, compute, store, lengths=lengths, progress=counted)
+    return merged(unpack(shard) for shard in shards), None
 
 
 def merged(parts: Iterable[Mixing]) -> Mixing:
@@ -129,7 +126,7 @@ def frames(whole: Mixing) -> dict[str, "DataFrame"]:
     """Return statistics as the tables of `attribution_tables`."""
     import pandas as pd
 
-    layers = range(1, len(whole.own) + 1)
+    layers = range(len(whole.own))
 
     def box(values: Tensor) -> dict[str, Any]:
         return dict(zip(("low", "lower", "median", "upper", "high"), values.T.numpy(), strict=True))
@@ -159,7 +156,7 @@ def _offset_table(name: str, part: Offsets) -> "DataFrame":
     return pd.DataFrame(
         {
             "view": name,
-            "layer": torch.arange(1, shape[0] + 1)[:, None].expand(shape).flatten().numpy(),
+            "layer": torch.arange(shape[0])[:, None].expand(shape).flatten().numpy(),
             "offset": part.positions.expand(shape).flatten().numpy(),
             "share": share.flatten().numpy(),
             "mean": mean.flatten().numpy(),

@@ -148,11 +148,14 @@ class Model:
             raise InputError(f"layer {index} does not exist: {self.name} has layers 0 to {self.n_layers - 1}.")
         return index
 
-    def encode(self, texts: Text | list[Text], *, truncate: bool = False) -> list[Encoded]:
+    def encode(
+        self, texts: Text | list[Text], *, truncate: bool = False, max_tokens: int | None = None
+    ) -> list[Encoded]:
         """Return texts as tokens; one longer than the model's positions is an error unless `truncate` is asked for."""
         if self.vision:
             raise InputError(f"{self.name} reads images, not texts: pass a PIL image or the path of one.")
-        return encode(self.tokenizer, texts, limit=self.limit, truncate=truncate)
+        limit = min((n for n in (self.limit, max_tokens) if n is not None), default=None)
+        return encode(self.tokenizer, texts, limit=limit, truncate=truncate)
 
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
         """Return batches of texts of like length, padded on the right."""

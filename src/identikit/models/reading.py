@@ -20,13 +20,15 @@ class Change(NamedTuple):
     logits: float | None
 
 
-def encoded_batches(model: Model, text: Any, *, truncate: bool) -> Iterator[tuple[TokenBatch, list[Text]]]:
+def encoded_batches(
+    model: Model, text: Any, *, truncate: bool, max_tokens: int | None = None
+) -> Iterator[tuple[TokenBatch, list[Text]]]:
     """Yield padded batches of texts (or of images), each with the texts of its rows."""
     if model.vision:
         batch = model.images(text)
         yield batch, image_digests(batch)
         return
-    encoded = model.encode(text, truncate=truncate)
+    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
     for batch in model.batches(encoded):
         yield batch, [encoded[index].text for index in batch.order]
 

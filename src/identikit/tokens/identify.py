@@ -173,13 +173,18 @@ def identifiability_tables(
 
 
 def hidden_states(
-    model: Model, texts: list[Text], *, truncate: bool = False, progress: Progress = silent
+    model: Model,
+    texts: list[Text],
+    *,
+    truncate: bool = False,
+    max_tokens: int | None = None,
+    progress: Progress = silent,
 ) -> HiddenStates:
     """Run texts through a model once and keep every token's input vector and hidden vectors, in order, unpadded.
 
     Large ones are kept in a temporary file that is mapped into memory and vanishes with the result.
     """
-    encoded = model.encode(texts, truncate=truncate)
+    encoded = model.encode(texts, truncate=truncate, max_tokens=max_tokens)
     lengths = torch.tensor([len(one) for one in encoded])
     starts = (lengths.cumsum(0) - lengths).tolist()
     dtype = torch.promote_types(model.dtype, torch.float32)
