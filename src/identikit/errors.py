@@ -4,6 +4,8 @@ Every message says what was being done, with which value, what was expected and 
 message alone, so a message must stand on its own.
 """
 
+from dataclasses import dataclass
+
 
 class IdentikitError(Exception):
     """Base of every error that identikit raises on purpose."""
@@ -15,3 +17,10 @@ class InputError(IdentikitError, ValueError):
 
 class ModelError(IdentikitError):
     """A model that cannot be loaded, is not supported, or fails its proof."""
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Something that cannot be had, and why: returned where that is one of the expected outcomes, not an error."""
+
+    reason: str

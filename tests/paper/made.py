@@ -9,10 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from identikit.paper.evidence import NORMS, Evidence, Subject
+from identikit.maths.jacobian import NORMS
+from identikit.paper.evidence import Evidence, Subject
 
 FOLDS = 3
 LENGTHS = (9, 14, 26, 31, 32, 33, 40, 48, 57, 58, 64, 65, 71, 92, 110, 128)
+TEXTS, TOKENS = 408, 21_723  # as in MRPC: enough to decide every claim
+TESTED = 30_000  # tokens per fold
 SPECIAL = ("[CLS]", "[SEP]")
 GROUPS = ("1", "2", "3", "4-5", "6-10", "11-")
 PASSAGE = (
@@ -40,13 +43,13 @@ def evidence(n_layers: int = 6, *, tables: Mapping[str, pd.DataFrame | None] | N
     `tables` replaces tables by others, and leaves those out that it maps to None.
     """
     about = {"model": "MiniLM", "n_layers": n_layers, "n_heads": 12, "d_value": 32, "causal": False}
-    about |= {"finetuned": "MiniLM-MRPC", "data": "mrpc", "texts": len(LENGTHS), "tokens": sum(LENGTHS), "seed": 0}
+    about |= {"finetuned": "MiniLM-MRPC", "data": "mrpc", "texts": TEXTS, "tokens": TOKENS, "seed": 0}
     about |= changes
     subject = Subject(**{field.name: about.pop(field.name) for field in fields(Subject)})
     random = np.random.default_rng(about["seed"])
     made: dict[str, pd.DataFrame | None] = {
-        "correlation": _correlation(subject, random),
-        "null": _null(subject),
+        **_correlation(subject, random),
+        "null_dimension": _null(subject),
         "types": _types(subject, random),
         "lengths": pd.DataFrame({"text": range(len(LENGTHS)), "tokens": LENGTHS}),
         **_rates(subject, random),
@@ -82,17 +85,22 @@ def layers_of(subject: Subject) -> range:
     return range(1, subject.n_layers + 1)
 
 
-def _correlation(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
-    rows = []
+def _correlation(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFrame]:
+    texts, by_layer, by_head = [], [], []
     for text, tokens in enumerate(LENGTHS):
         excess = max(tokens - subject.d_value, 0) / 96
         pearson = 1 - excess * random.uniform(0.55, 0.75)
-        rows.append((text, tokens, 0, 0, pearson))
+        texts.append((text, tokens, pearson))
         for layer in layers_of(subject):
-            rows.append((text, tokens, layer, 0, 1 - excess * random.uniform(0.4, 0.9)))
+            by_layer.append((text, tokens, layer, 1 - excess * random.uniform(0.4, 0.9)))
             heads = random.uniform(0.2, 1.0, subject.n_heads)
-            rows += [(text, tokens, layer, head, 1 - excess * drop) for head, drop in enumerate(heads, start=1)]
-    return pd.DataFrame(rows, columns=["text", "tokens", "layer", "head", "pearson"])
+            by_head += [(text, tokens, layer, head, 1 - excess * drop) for head, drop in enumerate(heads, start=1)]
+    columns = ["text", "tokens", "layer", "head"]
+    return {
+        "correlation": pd.DataFrame(texts, columns=[*columns[:2], "pearson"]),
+        "correlation_by_layer": pd.DataFrame(by_layer, columns=[*columns[:3], "pearson"]),
+        "correlation_by_head": pd.DataFrame(by_head, columns=[*columns, "pearson"]),
+    }
 
 
 def _null(subject: Subject) -> pd.DataFrame:
@@ -119,7 +127,7 @@ def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
         kept = {"cls": 0.1, "sep": 0.05, "punctuation": 0.6, "other": 0.8}
         for target, weight in raw.items():
             effective = weight * kept[target]
-            values = {"raw": weight, "effective": effective, "null": weight - effective}
+            values = {"raw": weight, "effective": effective, "null_space": weight - effective}
             rows += [(name, layer, head, source, target, value, len(LENGTHS)) for name, value in values.items()]
     made = pd.DataFrame(rows, columns=["map", "layer", "head", "source", "target", "attention", "texts"])
     everyone = made.query("source == 'all'")
@@ -189,7 +197,7 @@ def _tags(subject: Subject, scale: float) -> pd.DataFrame:
     medians = _own(subject, scale).set_index("layer")["median"]
     factors = {tag: factor for tag, factor in TAGS.items() if not (subject.causal and tag in SPECIAL)}
     rows = [
-        (tag, 40 + 10 * place, layer, *_quartiles(min(factor * float(medians.loc[layer]), 0.5)))
+        (tag, 400 + 100 * place, layer, *_quartiles(min(factor * float(medians.loc[layer]), 0.5)))
         for (place, (tag, factor)), layer in product(enumerate(factors.items()), layers_of(subject))
     ]
     return pd.DataFrame(rows, columns=["tag", "tokens", "layer", "low", "lower", "median", "upper", "high"])
@@ -244,7 +252,7 @@ class _Row:
     def __call__(self, layer: int, tested: int, rate: float, **changes: Any) -> dict[str, Any]:
         rate = rate + 0.02 * (1 - rate) * self.random.uniform(-1, 1)
         row = {"layer": layer, "test_layer": tested, "target": "input", "offset": 0, "data_share": 1.0, "fold": 0}
-        rest = {"split": "test", "rate": rate, "unique_rate": rate, "duplicates": 0.0, "n_tokens": 150}
+        rest = {"split": "test", "rate": rate, "unique_rate": rate, "duplicates": 0.0, "n_tokens": TESTED}
         return self.start | row | rest | changes
 
 

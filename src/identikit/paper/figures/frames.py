@@ -22,7 +22,7 @@ _ALSO = {"[CLS]": ("[cls]", "<s>", "<cls>"), "[SEP]": ("[sep]", "</s>", "<sep>")
 
 def correlation(evidence: Evidence) -> DataFrame:
     """Correlation of raw with effective attention, one row for each text (Fig. 1a)."""
-    return _rows(evidence.tables["correlation"], layer=0, head=0).filter(["text", "tokens", "pearson"])
+    return evidence.tables["correlation"].filter(["text", "tokens", "pearson"])
 
 
 def attention_to_types(evidence: Evidence, *, map: str) -> DataFrame:
