@@ -298,15 +298,19 @@ def test_wikitext_gives_pairs_of_neighbouring_sentences():
     assert pairs[1:] == [("Was it ?", "The end . ")]
 
 
-def test_texts_are_cut_at_128_pieces_and_the_model_is_left_as_it_was(tmp_path: Path):
-    model = tiny.loaded("llama")
+def test_texts_are_cut_as_in_the_paper_and_the_model_is_left_as_it_was(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     before = model.limit
-    assert before is None or before > 128
-    work = inputs.Work(model, "made up", ["w4 " * 300, "w5 w6 w7"])
-    assert work.lengths[0] == 128 > work.lengths[1]
-    given = inputs.INPUTS["attention"]
-    table = given.tables(work, given.store(work, str(tmp_path)))["correlation"]
-    assert table["tokens"].tolist() == work.lengths and work.states.lengths.tolist() == work.lengths
+    assert inputs.PIECES == 128
+    monkeypatch.setattr(inputs, "PIECES", 10)
+    work = inputs.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
+    assert work.lengths[0] == 10 > work.lengths[1]
+    for name, table in (("attention", "correlation"), ("attribution-sum", "own sum")):
+        given = inputs.INPUTS[name]
+        found = given.tables(work, given.store(work, str(tmp_path)))[table]
+        assert name != "attention" or found["tokens"].tolist() == work.lengths
+    assert work.states.lengths.tolist() == work.lengths
     assert model.limit == before
 
 

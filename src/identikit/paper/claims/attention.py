@@ -60,7 +60,8 @@ def _falls_where_long(evidence: Evidence, _: str) -> Finding:
     if long["pearson"].nunique() < 2:
         rank, pvalue, measured = 0.0, 1.0, f"{long['pearson'].iloc[0]:.2f} at every length"
     else:
-        rank, pvalue = spearmanr(long["tokens"], long["pearson"])
+        found: Table = spearmanr(long["tokens"], long["pearson"])
+        rank, pvalue = float(found.statistic), float(found.pvalue)
         chance = f"p = {pvalue:.1g}" if pvalue > 0 else "p < 1e-300"
         measured = f"rank correlation {rank:.2f}, {chance}, {len(long)} texts"
     if pvalue >= LIKELY and len(long) < POWERFUL:

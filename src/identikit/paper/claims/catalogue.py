@@ -41,7 +41,8 @@ def judge(claim: Claim, evidence: Evidence, norm: str = "") -> Finding:
         return Finding(Verdict.NOT_APPLICABLE, NOTHING, str(reason))
     if evidence.texts >= claim.texts or found.certain:
         return found
-    return Finding(Verdict.UNDECIDED, found.measured, f"only {evidence.texts} texts; it takes {claim.texts}")
+    few = f"only {evidence.texts} {'text' if evidence.texts == 1 else 'texts'}; it takes {claim.texts}"
+    return Finding(Verdict.UNDECIDED, found.measured, "; ".join(clause for clause in (found.why, few) if clause))
 
 
 def _size(texts: int, tokens: int | None = None) -> Judge:
@@ -81,16 +82,29 @@ _guessed = partial(
     rule="the same number when rounded like the paper's",
     needs=(),
 )
-_mrpc = {"where": "Section 4.1", "section": "Section 4", "data": "mrpc"}
 
 DATASETS = (
-    _sized("mrpc-size", **_mrpc, paper="408 texts, 21,723 tokens", judge=_size(408, 21_723)),
+    _sized(
+        "mrpc-size",
+        "Section 4.1",
+        section="Section 4",
+        paper="408 texts, 21,723 tokens",
+        data="mrpc",
+        judge=_size(408, 21_723),
+    ),
     _sized("cola-size", "Appendix D", paper="1,043 texts", data="cola", judge=_size(1043)),
     _sized("mnli-size", "Appendix D", paper="4,000 texts, 155,964 tokens", data="mnli", judge=_size(4000, 155_964)),
     _sized(
         "mnli-500-size", "Appendix D.1", paper="500 texts, 19,839 tokens", data="mnli-500", judge=_size(500, 19_839)
     ),
-    _long("mrpc-lengths", **_mrpc, paper="26 to 92, 58 on average", judge=_lengths(26, 92, 58)),
+    _long(
+        "mrpc-lengths",
+        "Section 4.1",
+        section="Section 4",
+        paper="26 to 92, 58 on average",
+        data="mrpc",
+        judge=_lengths(26, 92, 58),
+    ),
     _long("cola-lengths", "Appendix D", paper="5 to 35, 11 on average", data="cola", judge=_lengths(5, 35, 11)),
     _long("mnli-lengths", "Appendix D", paper="6 to 128, 39 on average", data="mnli", judge=_lengths(6, 128, 39)),
     _guessed("mrpc-chance", paper="1.7 %", data="mrpc", judge=_chance(1.7, 1)),

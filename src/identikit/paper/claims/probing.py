@@ -121,7 +121,7 @@ def _finetuning_losses(evidence: Evidence) -> tuple[Estimate, Estimate, str]:
 
 
 def _finetuning_hurts_l2(evidence: Evidence, _: str) -> Finding:
-    _, l2, words = _finetuning_losses(evidence)
+    l2, words = _finetuning_losses(evidence)[1:]
     return decided(evidence, [l2.over(0.1)], words, f"compared with {evidence.subject.finetuned}")
 
 
