@@ -109,10 +109,10 @@ def test_attention_over_a_file(run, data: Path, tmp_path: Path):
     assert done.status == 0 and done.stderr == ""
     assert done.stdout.startswith("2 texts; raw and effective attention correlate at")
     correlation = pd.read_parquet(tmp_path / "run" / "correlation.parquet")
-    assert len(correlation) == 2 * (1 + 6 + 6 * 12)
+    assert len(correlation) == 2
     assert correlation.query("text == 0")["pearson"].min() > 1 - 1e-6  # shorter than 32 tokens
-    assert correlation.query("text == 1 and layer == 0")["pearson"].item() < 0.9
-    null = pd.read_csv(tmp_path / "run" / "null.csv")
+    assert correlation.query("text == 1")["pearson"].item() < 0.9
+    null = pd.read_csv(tmp_path / "run" / "null_dimension.csv")
     assert null.query("text == 1")["greatest"].tolist() == [null["tokens"].max() - 32] * 6
     types = pd.read_parquet(tmp_path / "run" / "types.parquet")
     raw = types.query("map == 'raw' and source == 'all'").groupby(["layer", "head"])["attention"].sum()

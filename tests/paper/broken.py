@@ -25,6 +25,18 @@ AVERAGES = {"mrpc": 58, "cola": 11, "mnli": 39}
 Change = Callable[[Evidence], Evidence]
 
 
+def enough(n_layers: int = 6, **changes: Any) -> Evidence:
+    """Made-up evidence, as if it came from as many texts and tokens as it takes to decide every claim."""
+    evidence = made.evidence(n_layers, **changes)
+    tables = dict(evidence.tables)
+    for name, table in evidence.tables.items():
+        if name.startswith("tags"):
+            tables[name] = table.assign(tokens=10 * table["tokens"])
+        elif "n_tokens" in table:
+            tables[name] = table.assign(n_tokens=200 * table["n_tokens"])
+    return replace(evidence, texts=408, tokens=21_723, tables=tables)
+
+
 def judged(claim: Claim, evidence: Evidence) -> Finding:
     return judge(claim, evidence, "frobenius" if claim.by_norm else "")
 
@@ -100,7 +112,7 @@ AS_IN_THE_PAPER = together(
 
 @cache
 def twelve_layers() -> Evidence:
-    return AS_IN_THE_PAPER(made.evidence(12))
+    return AS_IN_THE_PAPER(enough(12))
 
 
 def like_bert(claim: Claim) -> Evidence:

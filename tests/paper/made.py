@@ -14,8 +14,6 @@ from identikit.paper.evidence import Evidence, Subject
 
 FOLDS = 3
 LENGTHS = (9, 14, 26, 31, 32, 33, 40, 48, 57, 58, 64, 65, 71, 92, 110, 128)
-TEXTS, TOKENS = 408, 21_723  # as in MRPC: enough to decide every claim
-TESTED = 30_000  # tokens per fold
 SPECIAL = ("[CLS]", "[SEP]")
 GROUPS = ("1", "2", "3", "4-5", "6-10", "11-")
 PASSAGE = (
@@ -43,7 +41,7 @@ def evidence(n_layers: int = 6, *, tables: Mapping[str, pd.DataFrame | None] | N
     `tables` replaces tables by others, and leaves those out that it maps to None.
     """
     about = {"model": "MiniLM", "n_layers": n_layers, "n_heads": 12, "d_value": 32, "causal": False}
-    about |= {"finetuned": "MiniLM-MRPC", "data": "mrpc", "texts": TEXTS, "tokens": TOKENS, "seed": 0}
+    about |= {"finetuned": "MiniLM-MRPC", "data": "mrpc", "texts": len(LENGTHS), "tokens": sum(LENGTHS), "seed": 0}
     about |= changes
     subject = Subject(**{field.name: about.pop(field.name) for field in fields(Subject)})
     random = np.random.default_rng(about["seed"])
@@ -197,7 +195,7 @@ def _tags(subject: Subject, scale: float) -> pd.DataFrame:
     medians = _own(subject, scale).set_index("layer")["median"]
     factors = {tag: factor for tag, factor in TAGS.items() if not (subject.causal and tag in SPECIAL)}
     rows = [
-        (tag, 400 + 100 * place, layer, *_quartiles(min(factor * float(medians.loc[layer]), 0.5)))
+        (tag, 40 + 10 * place, layer, *_quartiles(min(factor * float(medians.loc[layer]), 0.5)))
         for (place, (tag, factor)), layer in product(enumerate(factors.items()), layers_of(subject))
     ]
     return pd.DataFrame(rows, columns=["tag", "tokens", "layer", "low", "lower", "median", "upper", "high"])
@@ -252,7 +250,7 @@ class _Row:
     def __call__(self, layer: int, tested: int, rate: float, **changes: Any) -> dict[str, Any]:
         rate = rate + 0.02 * (1 - rate) * self.random.uniform(-1, 1)
         row = {"layer": layer, "test_layer": tested, "target": "input", "offset": 0, "data_share": 1.0, "fold": 0}
-        rest = {"split": "test", "rate": rate, "unique_rate": rate, "duplicates": 0.0, "n_tokens": TESTED}
+        rest = {"split": "test", "rate": rate, "unique_rate": rate, "duplicates": 0.0, "n_tokens": 150}
         return self.start | row | rest | changes
 
 

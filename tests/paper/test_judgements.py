@@ -21,7 +21,6 @@ from identikit.paper.inputs import from_one
 from identikit.runs.store import Store
 
 from ..models import tiny
-from . import made
 from .broken import (
     GROUPS,
     LINEAR,
@@ -29,6 +28,7 @@ from .broken import (
     TAGS,
     Change,
     edit,
+    enough,
     judged,
     like_bert,
     put,
@@ -61,9 +61,7 @@ def test_the_bound_on_rank_holds_under_any_mask(name: str, tmp_path: Path):
 
 
 def test_a_rank_below_its_bound_is_told():
-    found = judged(
-        CLAIMS["null-space-bound"], edit("null_dimension", "layer > 3", "slack_greatest", 1)(made.evidence(6))
-    )
+    found = judged(CLAIMS["null-space-bound"], edit("null_dimension", "layer > 3", "slack_greatest", 1)(enough(6)))
     assert (found.verdict, found.measured[-6:]) == (HOLDS, "50.0 %")
 
 
@@ -90,15 +88,18 @@ def test_cosine_is_spared_only_where_it_moves_little(cosine: float, l2: float, v
     assert judged(claim, change(like_bert(claim))).verdict == verdict
 
 
+LENGTHS = [*range(27, 93, 2)] * 4
+
+
 def evenly_mixed(first: float) -> Evidence:
     """A model in which every token contributes 1/n to every other, on pairs whose first sentence is such a part."""
     texts = [
         mixing(torch.full((6, n, n), 1 / n, dtype=torch.float64), causal=False, cls=0, separator=int(n * first))
-        for n in range(27, 93, 2)
+        for n in LENGTHS
     ]
     tables = from_one(attribution_tables.frames(attribution_tables.merged(texts)))
     named = {f"{name} frobenius": table for name, table in tables.items()}
-    return Evidence(Subject("even", 6, 12, 32, False), "made", len(texts), sum(range(27, 93, 2)), 0, named)
+    return Evidence(Subject("even", 6, 12, 32, False), "made", len(texts), sum(LENGTHS), 0, named)
 
 
 @pytest.mark.parametrize("name", ["nearest-contribute-most-per-pair", "cls-gathers-from-second-sentence"])

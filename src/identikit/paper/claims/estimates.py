@@ -9,7 +9,7 @@ import numpy as np
 Box = Any  # a row of a pandas DataFrame
 MANY = 5  # from so many folds on, their spread says how uncertain their mean is
 OVERLAP = 3 / 14  # test over training texts: folds share their training texts (Nadeau and Bengio 2003)
-CLUSTERED = 1.25  # by how much errors are larger because tokens of one text are alike: 0.9 to 1.3 measured on MRPC
+CLUSTERED = 1.25  # how much larger errors are because tokens of a text are alike: 0.9 to 1.3 for naive rates on MRPC
 
 
 class Estimate(NamedTuple):
