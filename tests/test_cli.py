@@ -11,7 +11,7 @@ import pytest
 
 from identikit.attribution import dataset as attribution_tables
 from identikit.cli import main
-from identikit.paper.claims.catalogue import CLAIMS
+from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
 from identikit.paper.figures.catalogue import FIGURES
 from tests.models import tiny
 
@@ -270,7 +270,7 @@ def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):
     told = " ".join(done.stdout.split())
     assert "1 claims: 1 hold" in told or "1 claim" in told
     assert "fig38: needs --data cola" in told
-    assert told.endswith(f"Figures drawn: 1, in {out}/figures; all on one page: {out}/index.html")
+    assert told.endswith(f"1 figure is in {out}/figures; {out}/index.html shows everything on one page.")
     found = json.loads(run(*command, "--json").stdout)
     assert found["figures"] == ["fig1a"] and found["claims"][0]["verdict"] == "holds"
     assert found["listed"] == [{"name": "fig38", "why": "needs --data cola"}]
@@ -280,7 +280,14 @@ def test_what_can_be_reproduced_is_listed(run):
     done = run("reproduce", "--list")
     names = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert done.status == 0 and done.stderr == "" and len(names) == len({*names})
-    assert {*names} == {*FIGURES, *(claim.name for claim in CLAIMS)}
+    assert {*names} == {*FIGURES, *CLAIMS}
+    assert all(f"needs {needed(claim.texts)})" in done.stdout for claim in CLAIMS.values())
+
+
+def test_help_of_reproduce_says_how_many_texts_claims_need(run):
+    told = " ".join(run("reproduce", "--help").stdout.split())
+    for line in sample_sizes():
+        assert line in told
 
 
 def test_mistakes_of_reproduce_and_finetune(run, tmp_path: Path):

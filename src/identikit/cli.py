@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 import identikit
 from identikit.errors import IdentikitError
@@ -245,46 +246,68 @@ def tokens(
 def _list_the_paper(wanted: bool) -> bool:
     if not wanted:
         return wanted
-    from identikit.paper.claims.catalogue import CLAIMS
+    from identikit.paper.claims.catalogue import CLAIMS, needed
     from identikit.paper.figures.catalogue import FIGURES
 
     for figure in FIGURES.values():
         typer.echo(f"{figure.name}: {figure.caption}")
-    for claim in CLAIMS:
-        typer.echo(f"{claim.name}: {claim.words} ({claim.where})")
+    for claim in CLAIMS.values():
+        typer.echo(f"{claim.name}: {claim.words} ({claim.where}; needs {needed(claim.texts)})")
     raise typer.Exit
 
 
-@app.command()
+class _WithSampleSizes(TyperCommand):
+    """A command whose help ends with how many texts the paper's claims need; they are only read for that."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from identikit.paper.claims.catalogue import sample_sizes
+
+        with formatter.section("How many texts claims need; with fewer they are undecided"):
+            for line in sample_sizes():
+                formatter.write_text(line)
+
+
+@app.command(cls=_WithSampleSizes)
 def reproduce(
     out: OutOption,
-    names: Annotated[list[str] | None, typer.Argument(help="fig1a … fig43, claims by name, or all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="fig1a to fig43, collapse, names of claims, or all.")
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", help="mrpc, cola, mnli, wikitext or a file; again for more; the embedded texts if left out."
+            "--data", help="mrpc, cola, mnli, wikitext or a file; repeat for more. Default: the embedded texts."
         ),
     ] = None,
     data_dir: DataDirOption = None,
     columns: ColumnOption = None,
     sample: Annotated[
         int | None,
-        typer.Option("--sample", min=1, help="Take this many texts, 16 directions, 3 folds and one learning rate."),
+        typer.Option(
+            "--sample",
+            min=1,
+            help="Read only the first N texts, with 16 directions, 3 folds and one learning rate; see the end for the "
+            "number of texts that claims need.",
+        ),
     ] = None,
     finetuned: Annotated[
-        list[str] | None, typer.Option("--finetuned", help="A fine-tuned model's folder, or TASK=FOLDER.")
+        list[str] | None,
+        typer.Option("--finetuned", help="The folder of a fine-tuned model, or TASK=FOLDER; repeat for more."),
     ] = None,
     model: ModelOption = None,
     device: DeviceOption = None,
     precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of folds, starts and random directions.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation and random directions.")
+    ] = 0,
     as_json: JsonOption = False,
     _: Annotated[
-        bool, typer.Option("--list", is_eager=True, callback=_list_the_paper, help="List figures and claims, and end.")
+        bool,
+        typer.Option("--list", is_eager=True, callback=_list_the_paper, help="List all figures and claims, and exit."),
     ] = False,
 ) -> None:
-    """Reproduce the paper: its figures, and its claims judged, for any model."""
-    from identikit.paper.claims.report import claims_table
+    """Reproduce the paper on any model: draw its figures and judge its claims."""
+    from identikit.paper.claims.report import claims_table, rows
     from identikit.paper.reproduce import Plan
     from identikit.paper.reproduce import reproduce as reproduced
     from identikit.terminal import step_progress
@@ -293,50 +316,43 @@ def reproduce(
     chosen = {name: tuple(value) for name, value in given.items() if value}
     plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
     with step_progress() as told:
-        report = reproduced(identikit.load(model, device=device), plan, out, told=told)
+        report = reproduced(identikit.load(model, device=device), plan, out, progress=told)
     if as_json:
         listed = [{"name": name, "why": why} for name, why in report.listed]
-        found = {"figures": list(report.drawn), "claims": report.findings.to_dict("records"), "listed": listed}
+        found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}
         typer.echo(json.dumps(found | {"page": f"{out}/index.html"}, ensure_ascii=False))
         return
-    Console().print(claims_table(report.findings))
+    Console().print(claims_table(report.claims))
     for name, why in report.listed:
         typer.echo(f"{name}: {why}")
-    typer.echo(f"Figures drawn: {len(report.drawn)}, in {out}/figures; all on one page: {out}/index.html")
+    drawn = "1 figure is" if len(report.drawn) == 1 else f"{len(report.drawn)} figures are"
+    typer.echo(f"{drawn} in {out}/figures; {out}/index.html shows everything on one page.")
 
 
 @app.command()
 def finetune(
     task: Annotated[str, typer.Argument(help="mrpc or cola.")],
-    data_dir: Annotated[str, typer.Option("--data-dir", help="The folder with its training and development files.")],
+    data_dir: Annotated[str, typer.Option("--data-dir", help="The folder with the training and development files.")],
     out: Annotated[str, typer.Option("--out", help="A new or empty folder for the model.")],
     model: ModelOption = None,
     device: DeviceOption = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How often the training texts are read.")] = 3,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts a step.")] = 32,
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The highest; default 5e-5.")] = None,
-    sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="Train on this many, drawn by the seed.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the head, the batches and dropout.")] = 0,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many times to read the training texts.")] = 3,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts per step.")] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="The highest learning rate.")] = 5e-5,
+    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Train on N texts, drawn at random.")] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Random seed for the head, the order of texts and dropout.")
+    ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Fine-tune a model on MRPC or CoLA, to compare it with itself before (Fig. 12 and 13)."""
+    """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
+    from identikit.paper.finetune import Training
     from identikit.paper.finetune import finetune as finetuned
     from identikit.terminal import step_progress
 
-    options = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "sample": sample}
+    training = Training(epochs, batch_size, learning_rate, seed, sample=sample)
     with step_progress() as told:
-        tuned = finetuned(
-            model,
-            task,
-            data_dir=data_dir,
-            out=out,
-            seed=seed,
-            device=device,
-            progress=lambda done, total, loss: told(f"fine-tuning on {task}", done, total),
-            **options,
-        )
+        tuned = finetuned(model, task, training, data_dir=data_dir, out=out, device=device, progress=told)
     typer.echo(json.dumps(tuned.to_dict()) if as_json else tuned.summary())
 
 

@@ -115,7 +115,7 @@ def test_options_of_the_tables(tmp_path: Path):
     model = tiny.loaded("albert")
     store = Store(tmp_path / "run", {})
     for refused in (AttributionOptions(source="nowhere"), AttributionOptions(probes=model.d_model)):
-        with pytest.raises(InputError, match="is not known|cannot be used"):
+        with pytest.raises(InputError, match=r"is not known|cannot be used"):
             attribution_tables(model, TEXTS, store, refused)
 
     def missing(encoded: object) -> tuple[str, ...]:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from identikit.paper.claims.catalogue import CLAIMS, Claim, Finding, judge
+from identikit.paper.claims.catalogue import judge
+from identikit.paper.claims.judgements import Claim, Finding
 from identikit.paper.evidence import Evidence
 
 from . import made
 
-BY_NAME = {claim.name: claim for claim in CLAIMS}
 SIZES = {"mrpc": (408, 21_723), "cola": (1043, 12_165), "mnli": (4000, 155_964), "mnli-500": (500, 19_839)}
 LENGTHS = {
     "mrpc": [26, 92, 56],
@@ -23,6 +23,18 @@ LENGTHS = {
 AVERAGES = {"mrpc": 58, "cola": 11, "mnli": 39}
 
 Change = Callable[[Evidence], Evidence]
+
+
+def enough(n_layers: int = 6, **changes: Any) -> Evidence:
+    """Made-up evidence, as if it came from as many texts and tokens as it takes to decide every claim."""
+    evidence = made.evidence(n_layers, **changes)
+    tables = dict(evidence.tables)
+    for name, table in evidence.tables.items():
+        if name.startswith("tags"):
+            tables[name] = table.assign(tokens=10 * table["tokens"])
+        elif "n_tokens" in table:
+            tables[name] = table.assign(n_tokens=200 * table["n_tokens"])
+    return replace(evidence, texts=408, tokens=21_723, tables=tables)
 
 
 def judged(claim: Claim, evidence: Evidence) -> Finding:
@@ -100,7 +112,7 @@ AS_IN_THE_PAPER = together(
 
 @cache
 def twelve_layers() -> Evidence:
-    return AS_IN_THE_PAPER(made.evidence(12))
+    return AS_IN_THE_PAPER(enough(12))
 
 
 def like_bert(claim: Claim) -> Evidence:
@@ -167,37 +179,37 @@ BROKEN: dict[str, Change] = {
     "mrpc-chance": lambda evidence: replace(evidence, texts=408, tokens=21_723),
     "cola-chance": lambda evidence: replace(evidence, tokens=12_000),
     "mnli-chance": lambda evidence: replace(evidence, tokens=41_000),
-    "null-space-bound": edit("null", "text == 15 and layer == 3", "slack_least", -1),
-    "correlation-one-in-short-texts": edit("correlation", "text == 4 and layer == 0", "pearson", 0.99999),
+    "null-space-bound": edit("null_dimension", "text == 15 and layer == 3", "slack_least", -1),
+    "correlation-one-in-short-texts": edit("correlation", "text == 4", "pearson", 0.99999),
     "correlation-falls-with-length": edit("correlation", "tokens > 32", "pearson", lambda rows: rows["tokens"] / 200),
     "sep-peak-disappears": types_from_raw("effective", "sep", 0.2),
-    "sep-attention-in-null-space": types_from_raw("null", "sep", 0.45),
+    "sep-attention-in-null-space": types_from_raw("null_space", "sep", 0.45),
     "punctuation-peak-disappears": types_from_raw("effective", "punctuation", 0.2),
     "punctuation-over-special-tokens": types_from_raw("effective", "cls", 1.0),
     "passage-special-tokens-vanish": edit("passage", "head == 5", "effective", lambda rows: rows["raw"] / 5),
     "passage-make-to-them": edit(
         "passage", "head == 5 and query_token == 'mobility' and key_token == 'research'", "effective", 0.5
     ),
-    "linear-cosine-last-layer": rates(f"{LAST} and fold != 0", 0.88),
-    "linear-cosine-last-layer-one-split": rates(f"{LAST} and fold == 0", 0.965),
+    "linear-cosine-last-layer": rates(LAST, 0.88),
+    "linear-cosine-last-layer-one-split": rates(f"{LAST} and fold == 0", 0.99),
     "linear-over-naive": rates("map == 'naive' and layer == 12", 0.95),
     "naive-close-in-early-layers": rates("map == 'naive' and distance == 'l2' and layer == 3", 0.85),
     "mostly-identifiable": rates(LAST, 0.45),
     "rate-falls-with-depth": rates(f"{LINEAR} and layer == 9 and test_layer == 9", 0.99),
-    "cosine-over-l2": rates("map == 'linear' and distance == 'l2' and layer == 12 and test_layer == 12", 0.94),
-    "first-map-fails-late": rates(f"{LINEAR} and layer == 1 and test_layer == 11", 0.71),
+    "cosine-over-l2": rates("map == 'linear' and distance == 'l2' and layer == 12 and test_layer == 12", 0.99),
+    "first-map-fails-late": rates(f"{LINEAR} and layer == 1 and test_layer == 11", 0.8),
     "last-map-serves-early-layers": rates(f"{LINEAR} and layer == 12 and test_layer == 4", 0.93),
     "late-maps-transfer": transposed("linear", "cosine"),
-    "drop-to-last-layer": rates(f"{LINEAR} and layer == 11 and test_layer == 12", 0.95),
+    "drop-to-last-layer": rates(f"{LINEAR} and layer == 11 and test_layer == 12", 0.96),
     "late-maps-transfer-in-all-maps": transposed("mlp", "l2"),
     "linear-maps-generalise-better": rates("map == 'mlp' and distance == 'l2' and layer != test_layer", 0.9),
-    "rate-by-data-share": rates(SHARE.format(0.8), 0.77, "shares"),
-    "more-data-gains-little": rates(SHARE.format(0.9), 0.79, "shares"),
-    "linear-and-mlp-overfit-alike": rates("map == 'mlp' and split == 'train'", 1.0),
+    "rate-by-data-share": rates(SHARE.format(0.8), 0.7, "shares"),
+    "more-data-gains-little": rates(SHARE.format(0.9), 0.7, "shares"),
+    "linear-and-mlp-overfit-alike": rates("map == 'linear' and split == 'train'", 1.0),
     "linear-and-mlp-equal-under-cosine": rates(
-        "map == 'mlp' and distance == 'cosine' and layer == 9 and test_layer == 9", 0.99
+        "map == 'mlp' and distance == 'cosine' and layer == 9 and test_layer == 9", 0.9
     ),
-    "single-layers-change-little": rates(f"{NAIVE_STEP} and distance == 'l2'", 0.79, "previous"),
+    "single-layers-change-little": rates(f"{NAIVE_STEP} and distance == 'l2'", 0.7, "previous"),
     "single-layers-keep-angle": rates(f"{NAIVE_STEP} and distance == 'l2'", 0.97, "previous"),
     "later-single-layers-harder": rates("target == 'previous' and layer > 6", 1.0, "previous"),
     **{f"{name}-{data}": change for name, change in TUNED.items() for data in ("mrpc", "cola")},
@@ -205,18 +217,18 @@ BROKEN: dict[str, Change] = {
         "offset == 1 and layer == 12 and map == 'mlp' and distance == 'l2'", 0.9, "neighbours"
     ),
     "neighbours-fall-with-distance": rates("offset in (-3, 3)", 0.4, "neighbours"),
-    "neighbours-fall-with-depth": rates("offset != 0 and layer == 8", 0.4, "neighbours"),
+    "neighbours-fall-with-depth": rates("offset != 0 and layer == 8", 0.5, "neighbours"),
     "left-and-right-differ": symmetric,
     "own-contribution-first-layer": edit(OWN, "layer == 1", "median", 0.27),
     "own-contribution-middle-layer": edit(OWN, "layer == 6", "median", 0.16),
     "own-contribution-last-layer": edit(OWN, "layer == 12", "median", 0.095),
-    "own-contribution-below-a-third": edit(OWN, "layer == 1", "median", 0.334),
-    "own-contribution-falls": edit(OWN, "layer == 8", "median", 0.139),
-    "own-token-largest": edit(OWN, "layer == 10", "outweighed", 0.5),
+    "own-contribution-below-a-third": edit(OWN, "layer == 1", "median", 0.36),
+    "own-contribution-falls": edit(OWN, "layer == 8", "median", 0.16),
+    "own-token-largest": edit(OWN, "layer == 10", "outweighed", 0.55),
     "outweighed-never-early": edit(OWN, "layer == 3", "outweighed", 1 / 21_723),
-    "outweighed-middle-layer": edit(OWN, "layer == 6", "outweighed", 0.2),
+    "outweighed-middle-layer": edit(OWN, "layer == 6", "outweighed", 0.22),
     "outweighed-last-two-layers": edit(OWN, "layer == 12", "outweighed", 0.34),
-    "outweighed-rises": edit(OWN, "layer == 9", "outweighed", 0.22),
+    "outweighed-rises": edit(OWN, "layer == 9", "outweighed", 0.2),
     "outweighed-above-identifiability-error": edit(OWN, "layer == 12", "outweighed", 0.06),
     "nearest-neighbours-early": edit(GROUPS, "distance == '1' and layer == 7", "share", 0.2),
     "distant-neighbours-deep": edit(GROUPS, "distance == '11-' and layer == 6", "share", 0.2),
@@ -234,8 +246,8 @@ BROKEN: dict[str, Change] = {
         OFFSETS, "view == 'around_separator' and layer == 6 and offset == -3", "share", 0.3
     ),
     "cls-gathers-from-position-30": edit(OFFSETS, "view == 'to_cls' and layer == 1 and offset == 1", "share", 0.5),
-    "cls-keeps-itself-first-layer": edit(TAGS, "tag == '[CLS]' and layer == 1", "median", 0.39),
-    "other-tags-keep-less-first-layer": edit(TAGS, "tag == 'MD' and layer == 1", "median", 0.36),
+    "cls-keeps-itself-first-layer": edit(TAGS, "tag == '[CLS]' and layer == 1", "median", 0.3),
+    "other-tags-keep-less-first-layer": edit(TAGS, "tag == 'MD' and layer == 1", "median", 0.45),
     "content-words-keep-more": edit(TAGS, "tag == 'RB' and layer == 12", "median", 0.07),
     "context-of-he": context("he", "the", 0.95),
     "context-of-long": context("long", "s", 0.95),

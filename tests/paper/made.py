@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from identikit.paper.evidence import NORMS, Evidence, Subject
+from identikit.maths.jacobian import NORMS
+from identikit.paper.evidence import Evidence, Subject
 
 FOLDS = 3
 LENGTHS = (9, 14, 26, 31, 32, 33, 40, 48, 57, 58, 64, 65, 71, 92, 110, 128)
@@ -45,8 +46,8 @@ def evidence(n_layers: int = 6, *, tables: Mapping[str, pd.DataFrame | None] | N
     subject = Subject(**{field.name: about.pop(field.name) for field in fields(Subject)})
     random = np.random.default_rng(about["seed"])
     made: dict[str, pd.DataFrame | None] = {
-        "correlation": _correlation(subject, random),
-        "null": _null(subject),
+        **_correlation(subject, random),
+        "null_dimension": _null(subject),
         "types": _types(subject, random),
         "lengths": pd.DataFrame({"text": range(len(LENGTHS)), "tokens": LENGTHS}),
         **_rates(subject, random),
@@ -82,12 +83,22 @@ def layers_of(subject: Subject) -> range:
     return range(1, subject.n_layers + 1)
 
 
-def _correlation(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
-    rows = []
+def _correlation(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFrame]:
+    texts, by_layer, by_head = [], [], []
     for text, tokens in enumerate(LENGTHS):
         excess = max(tokens - subject.d_value, 0) / 96
-        rows.append((text, tokens, 1 - excess * random.uniform(0.55, 0.75)))
-    return pd.DataFrame(rows, columns=["text", "tokens", "pearson"])
+        pearson = 1 - excess * random.uniform(0.55, 0.75)
+        texts.append((text, tokens, pearson))
+        for layer in layers_of(subject):
+            by_layer.append((text, tokens, layer, 1 - excess * random.uniform(0.4, 0.9)))
+            heads = random.uniform(0.2, 1.0, subject.n_heads)
+            by_head += [(text, tokens, layer, head, 1 - excess * drop) for head, drop in enumerate(heads, start=1)]
+    columns = ["text", "tokens", "layer", "head"]
+    return {
+        "correlation": pd.DataFrame(texts, columns=[*columns[:2], "pearson"]),
+        "correlation_by_layer": pd.DataFrame(by_layer, columns=[*columns[:3], "pearson"]),
+        "correlation_by_head": pd.DataFrame(by_head, columns=[*columns, "pearson"]),
+    }
 
 
 def _null(subject: Subject) -> pd.DataFrame:
@@ -114,7 +125,7 @@ def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
         kept = {"cls": 0.1, "sep": 0.05, "punctuation": 0.6, "other": 0.8}
         for target, weight in raw.items():
             effective = weight * kept[target]
-            values = {"raw": weight, "effective": effective, "null": weight - effective}
+            values = {"raw": weight, "effective": effective, "null_space": weight - effective}
             rows += [(name, layer, head, source, target, value, len(LENGTHS)) for name, value in values.items()]
     made = pd.DataFrame(rows, columns=["map", "layer", "head", "source", "target", "attention", "texts"])
     everyone = made.query("source == 'all'")

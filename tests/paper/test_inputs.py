@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from identikit.paper.inputs import INPUTS, Effort, Work
+from identikit.paper.inputs import INPUTS, Effort, Work, from_one
 from tests.models import tiny
 
 TEXTS = [f"w{i % 40 + 3} w{i * 7 % 40 + 3} w{i + 4}" for i in range(22)]
@@ -18,3 +19,22 @@ def test_maps_that_need_no_training_have_all_folds(name: str, tmp_path: Path):
     assert set(table["map"]) == {"naive"} and set(table["target"]) == {"previous"}
     folds = table.groupby(["distance", "layer"])["fold"].nunique()
     assert folds.tolist() == [4] * len(folds) and len(folds) == 2 * work.model.n_layers
+
+
+def test_the_paper_counts_from_one(tmp_path: Path):
+    work = Work(tiny.loaded("bert"), "made up", [*TEXTS], effort=Effort(probes=2, folds=1))
+    layers = [*range(1, work.model.n_layers + 1)]
+    for name, tables in (
+        ("attention", ("correlation_by_layer", "correlation_by_head", "null_dimension", "types")),
+        ("attribution-sum", ("own sum", "groups sum", "offsets sum")),
+        ("untuned", ("untuned",)),
+    ):
+        found = INPUTS[name].tables(work, INPUTS[name].store(work, str(tmp_path)))
+        for table in tables:
+            assert sorted(set(found[table]["layer"])) == layers, table
+            if "head" in found[table]:
+                assert sorted(set(found[table]["head"])) == [*range(1, work.model.n_heads + 1)]
+    before = pd.DataFrame({"layer": [0], "test_layer": [2], "head": [1], "offset": [0]})
+    after = from_one({"a": before})["a"]
+    assert after.to_dict("records") == [{"layer": 1, "test_layer": 3, "head": 2, "offset": 0}]
+    assert before["layer"].tolist() == [0]

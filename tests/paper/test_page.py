@@ -1,13 +1,16 @@
 """The page of figures and claims: complete, self-contained, safe with any name, and readable without its script."""
 
 import base64
+import re
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import pandas as pd
 import pytest
 
 from identikit.paper import page as module
+from identikit.paper.claims.judgements import Finding, Verdict
+from identikit.paper.claims.report import JudgedClaim
 from identikit.paper.page import Picture, gallery
 from tests.paper.test_report import made
 
@@ -52,8 +55,8 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
-def page_of(figures=(), findings=None, listed=(), about=None, title="All figures") -> Page:
-    return Page(gallery(title, about or ABOUT, figures, made() if findings is None else findings, listed))
+def page_of(figures=(), judged=None, listed=(), about=None, title="All figures") -> Page:
+    return Page(gallery(title, about or ABOUT, figures, made() if judged is None else judged, listed))
 
 
 def test_every_figure_is_there_with_its_words_and_files():
@@ -104,22 +107,35 @@ def test_wide_figures_take_a_row():
 
 def test_every_claim_is_there_with_its_verdicts():
     page = page_of()
-    rows = [row["data-verdicts"] for row in page.all("tr") if "data-verdicts" in row]
-    assert rows == ["holds", "holds fails", "none", "fails", "holds", "holds"]
-    for words in ("words of own", "within 2 points", "Section 5.2, Fig. 3a", "10.7 %", "11.8 %", "12.8 %", "3 folds"):
+    rows = [row["data-verdict"] for row in page.all("tr") if "data-verdict" in row]
+    assert rows == ["holds", "undecided", "mixed", "none", "fails", "holds"]
+    for words in ("words of own", "within 10 %", "Section 5.2, Fig. 3a", "10.7 %", "11.8 %", "12.8 %", "3 folds"):
         assert words in page.words
     assert page.words.count("stands for the paper's 12") == 1
-    assert page.words.count("✗ does not hold") == 3 + 1  # three judgements and a button
+    assert page.words.count("✗ does not hold") == 3 + 1  # three findings and a button
     assert [cell["colspan"] for cell in page.all("td") if "colspan" in cell] == ["3"] * 5
-    assert "6 claims: 3 hold, 1 does not hold, 1 depends on the norm" in page.words
+    assert "6 claims: 2 hold, 1 does not hold, 1 depends on the norm, 1 is undecided" in page.words
 
 
-def test_filters_count_claims_and_wait_for_the_script():
-    page = page_of()
-    (group,) = [div for div in page.all("div") if div.get("class") == "filters"]
+def test_filters_wait_for_the_script():
+    (group,) = [div for div in page_of().all("div") if div.get("class") == "filters"]
     assert "hidden" in group
-    assert [button["data-show"] for button in page.all("button")] == ["", "holds", "fails", "none"]
-    assert "all 6 ✓ holds 4 ✗ does not hold 2 – not applicable 1" in page.words
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_filter_shows_as_many_claims_as_its_button_and_the_summary_say(times: int):
+    whole = gallery("t", ABOUT, [], made() * times, []).decode()
+    page = Page(whole.encode())
+    buttons = re.findall(r'<button [^>]*data-show="(\w*)"[^>]*>[^<]*?(\d+)</button>', whole)
+    assert [kind for kind, _ in buttons] == ["", "holds", "fails", "mixed", "undecided", "none"]
+    shown = Counter(row["data-verdict"] for row in page.all("tr") if "data-verdict" in row)
+    told = {kind: int(count) for kind, count in buttons}
+    assert told.pop("") == shown.total() == 6 * times
+    assert told == shown  # the script shows the rows whose data-verdict is the button's data-show
+    assert "row.dataset.verdict !== kind" in whole
+    summary = re.search(r"<p>\d+ claims: ([^<]*)</p>", whole)
+    assert summary is not None
+    assert [int(count) for count in re.findall(r"\d+", summary[1])] == [*told.values()]
 
 
 def test_what_was_not_drawn_or_judged_is_listed_with_the_reason():
@@ -142,16 +158,12 @@ def test_the_header_tells_the_run_and_hides_the_rest():
 @pytest.mark.parametrize("nasty", ["<b>bold</b>", "\"><script>alert('x')</script>", "a & b &lt; c"])
 def test_names_are_text(nasty):
     figure = Picture("fig1a", nasty, PNG, SVG % 238, nasty)
-    findings = made().assign(words=nasty, paper=nasty, measured=nasty, why=nasty, where=nasty, data=nasty, rule=nasty)
-    page = page_of([figure], findings, [("fig2a", nasty)], {"model": nasty, "k": nasty}, title=nasty)
+    claim = replace(made()[1].claim, words=nasty, paper=nasty, where=nasty, rule=nasty)
+    judged = [JudgedClaim(claim, nasty, {"": Finding(Verdict.HOLDS, nasty, nasty)})]
+    page = page_of([figure], judged, [("fig2a", nasty)], {"model": nasty, "k": nasty}, title=nasty)
     assert len(page.all("script")) == 1 and page.all("b") == []
     assert page.words.count(nasty) >= 12
     assert page.all("img")[0]["alt"] == f"Figure 1a: {nasty}"
-
-
-def test_an_unknown_verdict_is_shown_as_it_is():
-    page = page_of(findings=made().iloc[3:4].assign(verdict="undecided"))
-    assert "? undecided" in page.words
 
 
 def test_nothing_is_loaded_from_elsewhere():
@@ -165,7 +177,7 @@ def test_nothing_is_loaded_from_elsewhere():
 
 
 def test_an_empty_run_is_still_a_page():
-    page = page_of(findings=pd.DataFrame(columns=made().columns), figures=[])
+    page = page_of(judged=[], figures=[])
     assert "No claim was judged." in page.words and page.all("figure") == []
 
 

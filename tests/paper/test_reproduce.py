@@ -1,8 +1,9 @@
-"""The whole paper on a tiny model: computed once, gone on with after a stop, drawn again from what was kept."""
+"""The whole paper on a tiny model: computed once, resumed after a stop, drawn again from what was kept."""
 
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,10 @@ import torch
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
 from identikit.paper import inputs, reproduce, texts
+from identikit.paper.claims import judgements
 from identikit.paper.claims.catalogue import CLAIMS, DATASETS
+from identikit.paper.claims.judgements import Verdict
+from identikit.paper.claims.report import read_rows, rows
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.reproduce import Plan, Report
 from tests.models import tiny
@@ -60,7 +64,7 @@ def test_every_figure_is_drawn_or_listed(whole: Report):
     reasons = dict(whole.listed)
     assert {*whole.drawn} | {name for name in reasons if name in FIGURES} == {*FIGURES}
     assert {"fig2a", "fig3a", "fig5", "fig11", "fig17", "fig28", "collapse"} <= {*whole.drawn}
-    assert reasons["fig18b"].startswith("not applicable: there is nothing of the kind")  # its tokenizer has no [CLS]
+    assert reasons["fig18b"].endswith("has nothing of this kind")  # its tokenizer has no [CLS]
     assert reasons["fig12"].startswith("needs --finetuned DIR")
     assert reasons["fig38"] == "needs --data cola" and reasons["fig39"] == "needs --data mnli"
     assert reasons["fig29"] == "not applicable: tiny bert has 3 layers"
@@ -74,17 +78,17 @@ def test_every_figure_is_drawn_or_listed(whole: Report):
 
 
 def test_every_claim_is_judged_or_listed(whole: Report):
-    judged, listed = {*whole.findings["claim"]}, dict(whole.listed)
-    assert judged | {name for name in listed if name not in FIGURES} == {claim.name for claim in CLAIMS}
+    judged, listed = {one.claim.name: one for one in whole.claims}, dict(whole.listed)
+    assert {*judged} | {name for name in listed if name not in FIGURES} == {*CLAIMS}
     assert {listed[claim.name] for claim in DATASETS} == {
         *(f"needs --data {data}" for data in ("mrpc", "cola", "mnli"))
     }
-    norms = whole.findings.groupby("claim")["norm"].agg(set)
-    assert norms["own-contribution-falls"] == {"frobenius", "sum"}  # spectral needs every direction
-    assert set(whole.findings["verdict"]) <= {"holds", "does not hold", "not applicable"}
+    assert {*judged["own-contribution-falls"].findings} == {"frobenius", "sum"}  # spectral needs every direction
+    found = judged["mostly-identifiable"].findings[""]
+    assert (found.verdict, found.why) == (Verdict.UNDECIDED, "only 22 texts; it takes 200")
     page = Path(whole.out, "index.html").read_text()
     assert all(f"figures/{name}.csv" in page for name in whole.drawn)
-    assert pd.read_parquet(Path(whole.out, "claims.parquet")).equals(whole.findings)
+    assert rows(read_rows(pd.read_parquet(Path(whole.out, "claims.parquet")))) == rows(whole.claims)
 
 
 def test_numbers_are_those_of_the_public_functions(whole: Report, model: Model, data: str):
@@ -127,7 +131,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce.reproduce(model, asked, str(tmp_path / "run"), told=killed)
+        reproduce.reproduce(model, asked, str(tmp_path / "run"), progress=killed)
     kept = {name: content for name, content in files(tmp_path / "run").items() if name.startswith("inputs")}
     reproduce.reproduce(model, asked, str(tmp_path / "run"))
     after = files(tmp_path / "run")
@@ -138,14 +142,14 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
 
 def test_only_what_is_asked_for_is_computed(model: Model, data: str, tmp_path: Path):
     report = reproduce.reproduce(model, plan(data, "fig1a", "correlation-falls-with-length"), str(tmp_path / "run"))
-    assert report.drawn == ("fig1a",) and {*report.findings["claim"]} == {"correlation-falls-with-length"}
+    assert report.drawn == ("fig1a",) and [one.claim.name for one in report.claims] == ["correlation-falls-with-length"]
     assert [path.name for path in (tmp_path / "run" / "inputs").glob("*/*")] == ["attention"]
 
 
 def test_few_texts_are_no_reason_to_stop(model: Model, data: str, tmp_path: Path):
     few = Plan(("fig1a", "fig2a"), (data,), columns=("first", "second"), sample=6)
     report = reproduce.reproduce(model, few, str(tmp_path / "run"))
-    assert report.drawn == ("fig1a",) and dict(report.listed) == {"fig2a": "needs 20 texts or more"}
+    assert report.drawn == ("fig1a",) and dict(report.listed) == {"fig2a": "needs at least 20 texts"}
 
 
 def test_what_can_be_known_beforehand_costs_nothing(
@@ -155,14 +159,14 @@ def test_what_can_be_known_beforehand_costs_nothing(
     monkeypatch.setattr(reproduce, "tagger_missing", lambda: "tagging parts of speech: spaCy is not installed.")
     report = reproduce.reproduce(model, plan(data, "fig12", "fig26", "mrpc-size"), str(tmp_path / "run"))
     assert dict(report.listed) == {
-        "fig12": "needs --finetuned DIR (identikit finetune makes one)",
+        "fig12": "needs --finetuned DIR (`identikit finetune` makes one)",
         "fig26": "tagging parts of speech: spaCy is not installed.",
         "mrpc-size": "needs --data mrpc",
     }
     assert not (tmp_path / "run" / "inputs").exists() and not (tmp_path / "run" / "figures").exists()
 
 
-def test_inputs_depend_on_their_own_settings_alone(whole: Report, model: Model, data: str):
+def test_inputs_depend_only_on_their_own_settings(whole: Report, model: Model, data: str):
     """A tagger that came later, another seed or precision: what they do not touch is taken as it is kept."""
     names = ("fig1a", "correlation-falls-with-length")
     again = reproduce.reproduce(model, plan(data, *names, seed=7, precision="tf32"), whole.out)
@@ -180,7 +184,7 @@ def test_inputs_and_hidden_vectors_of_different_size(data: str, tmp_path: Path):
     assert all("there is no naive map" in why for why in reasons.values()) and len(reasons) == 2
 
 
-def test_a_text_that_one_input_cannot_read_stops_that_input_alone(
+def test_a_text_that_one_input_cannot_read_stops_only_that_input(
     model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*_: object, **__: object) -> None:
@@ -215,17 +219,22 @@ def test_damage_is_told(model: Model, data: str, tmp_path: Path):
     assert "naive.json: the file is damaged. Remove it" in dict(report.listed)["fig11"]
 
 
-def test_shuffled_results_fail_their_claims(whole: Report, model: Model, data: str, tmp_path: Path):
-    """The layers of kept results turned around: a claim on an order over layers must then come out otherwise."""
+def test_shuffled_results_fail_their_claims(
+    whole: Report, model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With the layers of kept results turned around, a claim on an order over layers must come out otherwise."""
     out = tmp_path / "run"
     shutil.copytree(whole.out, out)
     (kept,) = out.glob("inputs/*/rates/linear.json")
-    rows = json.loads(kept.read_text())
+    known = json.loads(kept.read_text())
     found = []
+    monkeypatch.setattr(judgements, "CLEAR", 0.0)  # the texts are few
+    few = {**CLAIMS, "rate-falls-with-depth": replace(CLAIMS["rate-falls-with-depth"], texts=1)}
+    monkeypatch.setattr(reproduce, "CLAIMS", few)
     for rates in ([0.99, 0.9, 0.7], [0.7, 0.9, 0.99]):
-        kept.write_text(json.dumps([row | {"rate": rates[row["layer"] - 1]} for row in rows]))
-        report = reproduce.reproduce(model, plan(data, "rate-falls-with-depth"), str(out))
-        found += report.findings["verdict"].tolist()
+        kept.write_text(json.dumps([row | {"rate": rates[row["layer"]]} for row in known]))
+        (judged,) = reproduce.reproduce(model, plan(data, "rate-falls-with-depth"), str(out)).claims
+        found.append(judged.verdict)
     assert found == ["holds", "does not hold"]
 
 
@@ -256,9 +265,9 @@ def test_a_wrong_finetuned_model_is_told_before_anything_is_computed(model: Mode
 
 
 def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Report):
-    with pytest.raises(InputError, match="reproduce: 'fig99' is not known: use 'all', a figure"):
+    with pytest.raises(InputError, match=r"'fig99' is not known\. Use 'all', a figure"):
         Plan(("fig99",))
-    with pytest.raises(InputError, match="--data mnli-500: give mnli"):
+    with pytest.raises(InputError, match="give --data mnli, not mnli-500"):
         Plan(("fig39",), ("mnli-500",))
     with pytest.raises(InputError, match="say which folder holds it"):
         reproduce.reproduce(model, Plan(("fig1a",), ("mrpc",)), str(tmp_path / "run"))
@@ -267,7 +276,7 @@ def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Repor
     with pytest.raises(InputError, match="holds another run, whose texts is"):
         reproduce.reproduce(model, other, whole.out)
     (tmp_path / "tuned").mkdir()
-    with pytest.raises(InputError, match=r"no finetune.json there says its task. Write --finetuned mrpc="):
+    with pytest.raises(InputError, match=r"no finetune.json there names its task. Write --finetuned mrpc="):
         reproduce.reproduce(model, plan(data, "fig12", finetuned=(str(tmp_path / "tuned"),)), str(tmp_path / "x"))
 
 
@@ -289,10 +298,19 @@ def test_wikitext_gives_pairs_of_neighbouring_sentences():
     assert pairs[1:] == [("Was it ?", "The end . ")]
 
 
-def test_texts_are_cut_at_128_pieces(model: Model):
+def test_texts_are_cut_as_in_the_paper_and_the_model_is_left_as_it_was(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     before = model.limit
-    with texts.at_most(model, 10):
-        assert len(model.encode("w4 " * 30, truncate=True)[0]) == 10
+    assert inputs.PIECES == 128
+    monkeypatch.setattr(inputs, "PIECES", 10)
+    work = inputs.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
+    assert work.lengths[0] == 10 > work.lengths[1]
+    for name, table in (("attention", "correlation"), ("attribution-sum", "own sum")):
+        given = inputs.INPUTS[name]
+        found = given.tables(work, given.store(work, str(tmp_path)))[table]
+        assert name != "attention" or found["tokens"].tolist() == work.lengths
+    assert work.states.lengths.tolist() == work.lengths
     assert model.limit == before
 
 

@@ -33,7 +33,7 @@ class Options:
 
     def request(self, model: Model, layers: Index = None) -> Request:
         """Return what an engine is asked for; raises an InputError for what it cannot be asked."""
-        known("norm", self.norm, jacobian.NORMS)
+        known("norm", self.norm, tuple(jacobian.NORMS))
         known("source", self.source, SOURCES)
         known("precision", self.precision, PRECISIONS)
         after = self.source == "after"

@@ -14,7 +14,8 @@ import torch
 
 from identikit.shapes import Float, Tensor
 
-NORMS = ("frobenius", "sum", "spectral")
+NORMS = {"frobenius": "Frobenius", "spectral": "spectral", "sum": "sum"}
+"""The norms of a Jacobian block, by name, and how each is written."""
 
 
 class AttentionDerivative(NamedTuple):

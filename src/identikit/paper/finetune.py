@@ -1,7 +1,7 @@
-"""Fine-tuning on MRPC or CoLA, to compare a model before and after it (Appendix B.4, Fig. 12 and 13).
+"""Fine-tuning on MRPC or CoLA, to compare a model before and after (Appendix B.4, Fig. 12 and 13).
 
 A head reads the first vector of the last layer, that of [CLS], and the whole model is trained with it. The result is a
-folder like any other model's, which `identikit.load` reads.
+folder like that of any other model, which `identikit.load` reads.
 """
 
 import json
@@ -20,17 +20,15 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from identikit.data import read_labelled
-from identikit.encoding import encode
 from identikit.errors import InputError
 from identikit.models.load import load, quiet
 from identikit.models.model import Model
+from identikit.progress import Progress, silent
 from identikit.provenance import provenance, text_hash
 from identikit.text import Encoded, Text, collate, in_order
 
-Progress = Callable[[int, int, float], None]
 _Labelled = list[tuple[Text, int]]
 
-LEARNING_RATE = 5e-5
 _WARM_UP = 0.1
 _WEIGHT_DECAY = 0.01
 _LARGEST_GRADIENT = 1.0
@@ -44,7 +42,7 @@ class FineTuned:
 
     - `folder`: where it is; `task`: 'mrpc' or 'cola'; `model`: the name of the model it came from
     - `training`, `development`: how many texts; `shared`: how many of the training texts are development texts too
-    - `majority`: the accuracy on the development texts of always naming their larger class
+    - `majority`: the accuracy on the development texts of always naming the larger class
     - `epochs`: after each epoch the mean training loss, and the accuracy and the F1 (MRPC) or the Matthews correlation
       (CoLA) on the development texts
     """
@@ -63,76 +61,81 @@ class FineTuned:
         return asdict(self) | {"folder": str(self.folder), "epochs": list(self.epochs)}
 
     def summary(self) -> str:
-        """Return it in words, a line an epoch."""
-        lines = [
-            f"epoch {number}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in epoch.items())
-            for number, epoch in enumerate(self.epochs, 1)
-        ]
-        texts = f"{self.model} fine-tuned on {self.training} texts of {self.task}"
-        shared = f", {self.shared} of them in the development set too" if self.shared else ""
-        base = f"on the {self.development} development texts the larger class alone has accuracy {self.majority:.3f}"
-        return "\n".join([f"{texts}{shared}; {base}.", *lines, f"Model (safetensors) in {self.folder}"])
+        """Return it in words, one line per epoch."""
+        told = [(f"{name.replace('_', ' ')} {value:.3f}" for name, value in epoch.items()) for epoch in self.epochs]
+        lines = [f"Epoch {number}: {', '.join(measures)}." for number, measures in enumerate(told, 1)]
+        texts = f"{self.model} was fine-tuned on {self.training} texts of {self.task}"
+        shared = f", {self.shared} of which are in the development set too" if self.shared else ""
+        base = f"On {self.development} development texts, naming the larger class has accuracy {self.majority:.3f}"
+        return "\n".join([f"{texts}{shared}. {base}.", *lines, f"The model is in {self.folder}, as safetensors."])
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is fine-tuned.
+
+    - `epochs`: how often the training texts are read; `batch_size`: texts per step
+    - `learning_rate`: the highest; it rises to it over the first tenth of the steps and falls to 0 at the end
+    - `seed`: the random seed for the head, the order of texts and dropout
+    - `limit`: texts are cut at so many pieces; `sample`: how many training texts to draw, by default all
+    """
+
+    epochs: int = 3
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    seed: int = 0
+    limit: int = 128
+    sample: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "seed" and value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"Fine-tuning: {name} is {value}. Give a number above 0.")
 
 
 def finetune(
     model_source: str | Path | None,
     task: str,
+    training: Training = Training(),  # noqa: B008 - frozen
     *,
     data_dir: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    epochs: int = 3,
-    batch_size: int = 32,
-    learning_rate: float | None = None,
-    seed: int = 0,
     device: str | torch.device | None = None,
-    limit: int = 128,
-    sample: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> FineTuned:
     """Fine-tune a model on 'mrpc' or 'cola' and save it to the folder `out`, which must be new or empty.
 
     `model_source` is a folder, a hub id, or None for the packaged MiniLM-L6; `data_dir` holds the task's training and
-    development files. AdamW minimises the cross entropy, its learning rate rising over the first tenth of the steps to
-    `learning_rate` (default 5e-5) and falling to 0 at the end; texts are cut at `limit` pieces. `sample` draws that
-    many training texts; the development texts are always all read. `progress` is called after each step with the
-    number of steps done, that of all steps, and the loss.
+    development files. AdamW minimises the cross entropy. All development texts are read, even where the training texts
+    are a sample. `progress` counts steps.
 
-    The same call gives the same bytes again on the same CPU. The folder is written whole or not at all, and beside the
-    model holds `finetune.json`: what it was made from, and the measures after each epoch.
+    The same call gives the same bytes again on the same CPU. The folder is written whole or not at all. Beside the
+    model it holds `finetune.json`: what the model was made from, and the measures after each epoch.
     """
-    rate = LEARNING_RATE if learning_rate is None else learning_rate
-    settings = _Settings(epochs, batch_size, rate, seed, limit, sample)
     chosen = _task(task)
     folder = _free_folder(out)
-    training, development = _read(chosen.name, data_dir, settings)
+    texts, development = _read(chosen.name, data_dir, training)
     base = load(model_source, device=device)
     _refuse_unfit(base)
-    with _seeded(seed, base.device):
+    with _seeded(training.seed, base.device):
         model = _with_head(base, chosen)
         with _written_whole(folder) as partial:
             base.tokenizer.save_pretrained(partial)  # now: cutting texts changes what a tokenizer saves
-            measured = tuple(_Run(model, chosen, settings).epochs(training, development, progress))
+            measured = tuple(_Run(model, chosen, training).epochs(texts, development, progress))
             with quiet():
                 model.hf.save_pretrained(partial)
             load(partial)  # proves it: weights that are not finite are never handed over
-            tuned = _fine_tuned(folder, chosen.name, base.name, training, development, measured)
-            _write_about(partial, tuned, base, training, settings)
+            tuned = _fine_tuned((folder, chosen.name, base.name), texts, development, measured)
+            _write_about(partial, tuned, base, texts, training)
     return tuned
 
 
 def _fine_tuned(
-    folder: Path,
-    task: str,
-    model: str,
-    training: _Labelled,
-    development: _Labelled,
-    epochs: tuple[dict[str, float], ...],
+    named: tuple[Path, str, str], training: _Labelled, development: _Labelled, epochs: tuple[dict[str, float], ...]
 ) -> FineTuned:
     ones = sum(label for _, label in development)
     return FineTuned(
-        folder=folder,
-        task=task,
-        model=model,
+        *named,
         training=len(training),
         development=len(development),
         shared=len({text for text, _ in training} & {text for text, _ in development}),
@@ -141,31 +144,14 @@ def _fine_tuned(
     )
 
 
-def _write_about(folder: Path, tuned: FineTuned, base: Model, training: _Labelled, settings: "_Settings") -> None:
-    texts = [text for text, _ in training]
-    origin = replace(provenance(base, texts[0], **asdict(settings)), text=text_hash(texts))
+def _write_about(folder: Path, tuned: FineTuned, base: Model, labelled: _Labelled, training: Training) -> None:
+    texts = [text for text, _ in labelled]
+    origin = replace(provenance(base, texts[0], **asdict(training)), text=text_hash(texts))
     about = {name: value for name, value in tuned.to_dict().items() if name != "folder"} | asdict(origin)
     (folder / "finetune.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-# Tasks and settings
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What the loop depends on beside the model and the texts."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    seed: int
-    limit: int
-    sample: int | None
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name != "seed" and value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(f"fine-tuning: {name} is {value}, expected a number above 0.")
+# Tasks
 
 
 class _Task(NamedTuple):
@@ -187,8 +173,8 @@ def f1(predicted: Sequence[int], actual: Sequence[int]) -> float:
 def matthews(predicted: Sequence[int], actual: Sequence[int]) -> float:
     """Return Matthews' correlation of two binary labellings, (n·tp − p·a) / √(p(n−p)·a(n−a)); 0 where one is constant.
 
-    n is the number of texts; tp counts those that both put into class 1, p those that ``predicted`` does and a those
-    that ``actual`` does.
+    n is the number of texts; tp counts those that both put into class 1, p those that `predicted` puts there and a
+    those that `actual` does.
     """
     n, p, a = len(actual), sum(predicted), sum(actual)
     both = sum(predicted[i] * actual[i] for i in range(n))
@@ -204,19 +190,19 @@ _TASKS = {
 
 def _task(name: str) -> _Task:
     if name.lower() not in _TASKS:
-        raise InputError(f"fine-tuning: the task {name!r} is not known; use one of {', '.join(_TASKS)}.")
+        raise InputError(f"Fine-tuning: the task {name!r} is not known. Use one of {', '.join(_TASKS)}.")
     return _TASKS[name.lower()]
 
 
-def _read(task: str, data_dir: str | os.PathLike[str], settings: _Settings) -> tuple[_Labelled, _Labelled]:
-    """Read the training texts, drawing a sample if asked to, and the development texts."""
-    training = list(read_labelled(task, data_dir=data_dir, split="train"))
+def _read(task: str, data_dir: str | os.PathLike[str], training: Training) -> tuple[_Labelled, _Labelled]:
+    """Read the training texts, or a sample of them, and the development texts."""
+    texts = list(read_labelled(task, data_dir=data_dir, split="train"))
     development = list(read_labelled(task, data_dir=data_dir, split="dev"))
-    if settings.sample is not None:
-        generator = torch.Generator().manual_seed(settings.seed)
-        drawn = torch.randperm(len(training), generator=generator)[: settings.sample]
-        training = [training[index] for index in drawn.tolist()]
-    return training, development
+    if training.sample is not None:
+        generator = torch.Generator().manual_seed(training.seed)
+        drawn = torch.randperm(len(texts), generator=generator)[: training.sample]
+        texts = [texts[index] for index in drawn.tolist()]
+    return texts, development
 
 
 # The model
@@ -228,17 +214,17 @@ def _refuse_unfit(base: Model) -> None:
     if base.vision:
         reason = "it reads images, not texts"
     elif base.causal:
-        reason = "it is causal, so the first vector, which the classifier reads, sees the first token alone"
+        reason = "it is causal, so the first vector, which the classifier reads, sees only the first token"
     elif kind in _OTHER_HEADS:
         reason = f"{_OTHER_HEADS[kind]}, not the first vector"
     if reason is not None:
-        raise InputError(f"fine-tuning {base.name}: {reason}. Name an encoder with a [CLS] token, such as BERT.")
+        raise InputError(f"Fine-tuning {base.name}: {reason}. Use an encoder with a [CLS] token, such as BERT.")
 
 
 def _with_head(base: Model, task: _Task) -> Model:
     """Return the checkpoint of `base` under a classifier with two labels, as transformers builds it.
 
-    The checkpoint is read again, since it may hold a pooler that the class it was saved with leaves out.
+    The checkpoint is read again, since it may hold a pooler that its own class leaves out.
     """
     pooling = {"classifier_pooling": "cls"} if hasattr(base.hf.config, "classifier_pooling") else {}
     with quiet():
@@ -246,7 +232,7 @@ def _with_head(base: Model, task: _Task) -> Model:
             str(base.hf.name_or_path),
             revision=base.revision or "main",
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # another task's head is no hindrance
+            ignore_mismatched_sizes=True,  # the head of another task is replaced
             dtype=base.dtype,
             id2label=dict(enumerate(task.labels)),
             label2id={label: index for index, label in enumerate(task.labels)},
@@ -261,43 +247,40 @@ def _with_head(base: Model, task: _Task) -> Model:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch, and give it back as it was."""
+    """Seed torch inside, and restore its state after."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
 class _Run:
-    """One fine-tuning: a model, its optimiser, and how far it has come."""
+    """One fine-tuning: a model, its optimiser, and how many steps are done."""
 
-    def __init__(self, model: Model, task: _Task, settings: _Settings):
-        self.model, self.task, self.settings = model, task, settings
-        self.order = torch.Generator().manual_seed(settings.seed)
+    def __init__(self, model: Model, task: _Task, training: Training):
+        self.model, self.task, self.training = model, task, training
+        self.order = torch.Generator().manual_seed(training.seed)
         self.parameters = [parameter for parameter in model.hf.parameters() if parameter.requires_grad]
         groups = [
             {"params": [entry for entry in self.parameters if entry.ndim > 1], "weight_decay": _WEIGHT_DECAY},
             {"params": [entry for entry in self.parameters if entry.ndim < 2], "weight_decay": 0.0},
         ]
-        self.optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate)
+        self.optimiser = torch.optim.AdamW(groups, lr=training.learning_rate)
         self.done = 0
 
-    def epochs(
-        self, training: _Labelled, development: _Labelled, progress: Progress | None
-    ) -> Iterator[dict[str, float]]:
+    def epochs(self, labelled: _Labelled, development: _Labelled, progress: Progress) -> Iterator[dict[str, float]]:
         """Train, and yield the measures after each epoch."""
-        encoded, others = self._encode(training), self._encode(development)
+        encoded, others = self._encode(labelled), self._encode(development)
         lengths = [len(text) for text in encoded]
-        steps = self.settings.epochs * math.ceil(len(encoded) / self.settings.batch_size)
+        steps = self.training.epochs * math.ceil(len(encoded) / self.training.batch_size)
         actual = [label for _, label in development]
-        for _ in range(self.settings.epochs):
+        for _ in range(self.training.epochs):
             self.model.hf.train()
             total = 0.0
-            for rows in like_length_batches(lengths, self.settings.batch_size, self.order):
-                labels = torch.tensor([training[row][1] for row in rows], device=self.model.device)
+            for rows in like_length_batches(lengths, self.training.batch_size, self.order):
+                labels = torch.tensor([labelled[row][1] for row in rows], device=self.model.device)
                 loss = self._step([encoded[row] for row in rows], labels, steps)
                 total += loss * len(rows)
-                if progress is not None:
-                    progress(self.done, steps, loss)
+                progress(f"fine-tuning on {self.task.name}, steps", self.done, steps)
             self.model.hf.eval()
             predicted = self._predict(others)
             hits = sum(guess == label for guess, label in zip(predicted, actual, strict=True))
@@ -308,19 +291,18 @@ class _Run:
             }
 
     def _encode(self, labelled: _Labelled) -> list[Encoded]:
-        limit = min(self.settings.limit, self.model.limit or self.settings.limit)
-        return encode(self.model.tokenizer, [text for text, _ in labelled], limit=limit, truncate=True)
+        return self.model.encode([text for text, _ in labelled], truncate=True, max_tokens=self.training.limit)
 
     def _step(self, texts: list[Encoded], labels: torch.Tensor, steps: int) -> float:
         for group in self.optimiser.param_groups:
-            group["lr"] = self.settings.learning_rate * rate_share(self.done, steps)
+            group["lr"] = self.training.learning_rate * rate_share(self.done, steps)
         batch = collate(texts, pad_id=self.model.pad_id)
         loss = F.cross_entropy(self.model.hf(**self.model.arguments(batch)).logits, labels)
         self.done += 1
         if not torch.isfinite(loss):
             raise InputError(
-                f"fine-tuning on {self.task.name}: the loss is {loss.item()} at step {self.done} of {steps} with "
-                f"learning rate {self.settings.learning_rate:g}. Lower the learning rate."
+                f"Fine-tuning on {self.task.name}: the loss is {loss.item()} at step {self.done} of {steps} with "
+                f"learning rate {self.training.learning_rate:g}. Lower the learning rate."
             )
         self.optimiser.zero_grad()
         loss.backward()
@@ -358,18 +340,18 @@ def like_length_batches(lengths: Sequence[int], size: int, generator: torch.Gene
 def _free_folder(out: str | os.PathLike[str]) -> Path:
     """Return the folder if it is local and new or empty."""
     if "://" in os.fspath(out):
-        raise InputError(f"fine-tuning into {out}: a model is saved to a local folder. Choose another --out.")
+        raise InputError(f"Fine-tuning into {out}: a model is saved to a local folder. Choose another --out.")
     folder = Path(out).resolve()
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"fine-tuning into {out}: it is a file, and a folder is needed. Choose another --out.")
+        raise InputError(f"Fine-tuning into {out}: it is a file, and a folder is needed. Choose another --out.")
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"fine-tuning into {out}: the folder is not empty. Choose an empty or a new one with --out.")
+        raise InputError(f"Fine-tuning into {out}: the folder is not empty. Choose an empty or new folder with --out.")
     return folder
 
 
 @contextmanager
 def _written_whole(folder: Path) -> Iterator[Path]:
-    """Give a folder beside `folder` to write to; it takes its place when all went well, and is removed when not."""
+    """Give a folder beside `folder` to write to; it takes that place if all goes well, and is removed if not."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -379,6 +361,6 @@ def _written_whole(folder: Path) -> Iterator[Path]:
             folder.rmdir()
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"fine-tuning into {folder}: it cannot be written ({error}). Choose another --out.") from error
+        raise InputError(f"Fine-tuning into {folder}: it cannot be written ({error}). Choose another --out.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

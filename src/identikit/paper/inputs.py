@@ -1,7 +1,8 @@
 """What figures and claims share: each input is computed once for a model and a dataset, and kept.
 
-An input gathers plain numbers into its own folder, part by part, so that a stopped run goes on where it was; `tables`
-makes them into the tables that `Evidence` holds. Gathering needs no pandas, so it runs on a bare GPU machine.
+An input gathers plain numbers into its own folder, part by part, so that a stopped run resumes where it was; `tables`
+makes them into the tables that `Evidence` holds. Gathering needs no pandas, so it runs on a bare GPU machine. The
+library counts layers and heads from 0, the paper from 1: `from_one` is the one place that turns one into the other.
 """
 
 import json
@@ -14,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from identikit.attention import dataset as attention_tables
-from identikit.attention.dataset import attention_statistics
+from identikit.attention.dataset import AttentionOptions, attention_statistics
 from identikit.attention.effective import effective_attention
 from identikit.attribution import dataset as attribution_tables
 from identikit.attribution.attribute import token_attribution
-from identikit.attribution.dataset import Tagger, attribution_statistics
-from identikit.errors import InputError
+from identikit.attribution.dataset import AttributionOptions, Tagger, attribution_statistics
+from identikit.errors import InputError, Unavailable
 from identikit.machine import device_name, products
+from identikit.maths.jacobian import NORMS
+from identikit.maths.neighbours import DISTANCES
 from identikit.models.model import Model
 from identikit.paper import collapse
-from identikit.paper.evidence import NORMS
-from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE, at_most
-from identikit.progress import Progress
+from identikit.paper.evidence import SHARES
+from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
+from identikit.progress import Progress, silent
 from identikit.provenance import provenance, text_hash
 from identikit.runs.store import Store
 from identikit.shapes import Tensor
@@ -44,16 +47,15 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 Parts = Sequence[tuple[str, Callable[[], Rows]]]  # the files of an input, and what computes each
 
-SHARES = (0.5, 0.8, 0.9, 1.0)
 COMPUTED = "computed.json"  # where and with what an input was computed
 OFFSETS = (-3, -2, -1, 1, 2, 3)
 LEARNED = ("linear", "mlp")
-DISTANCES = ("cosine", "l2")
+COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is computed: directions of attribution, folds, learning rates and epochs of the learned maps."""
+    """How much is computed: directions of attribution; folds, learning rates and epochs of the learned maps."""
 
     probes: int | str = "exact"
     folds: int = 10
@@ -76,22 +78,20 @@ class Work:
     precision: str = "full"
     seed: int = 0
     tagger: Tagger | None = None
-    told: Progress = field(default=lambda what, done, total: None, compare=False)
+    progress: Progress = field(default=silent, compare=False)
 
     @cached_property
     def lengths(self) -> list[int]:
-        """How many tokens each text has, cut as it is."""
-        with at_most(self.model):
-            return [len(one) for one in self.model.encode(self.texts, truncate=True)]
+        """How many tokens of each text are read."""
+        return [len(one) for one in self.model.encode(self.texts, truncate=True, max_tokens=PIECES)]
 
     @cached_property
     def states(self) -> HiddenStates:
         """The hidden vectors of all texts."""
-        with at_most(self.model):
-            return hidden_states(self.model, self.texts, truncate=True, progress=self.told)
+        return hidden_states(self.model, self.texts, truncate=True, max_tokens=PIECES, progress=self.progress)
 
     def settings(self, reads: Sequence[str]) -> dict[str, Any]:
-        """Return what numbers depend on that are made from the texts and from these settings."""
+        """Return what the numbers made from the texts and from these settings depend on."""
         given = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
         return {
             "data": self.data,
@@ -104,7 +104,7 @@ class Work:
             **{name: given[name] for name in reads},
         }
 
-    def fit(self, probes: MapChoice, tasks: list[Task], folds: int) -> list[FittedMap]:
+    def fit(self, choice: MapChoice, tasks: list[Task], folds: int) -> list[FittedMap]:
         """Fit maps to the hidden vectors, for all tasks together."""
         settings = Settings(
             folds=folds,
@@ -113,20 +113,26 @@ class Work:
             epochs=self.effort.epochs,
             device=str(self.model.device),
         )
-        return fit_maps(self.states, probes, tasks=tasks, settings=settings, progress=self.told).maps
+        return fit_maps(self.states, choice, tasks=tasks, settings=settings, progress=self.progress).maps
 
     def rates(self, maps: list[FittedMap], **options: Any) -> Rows:
-        """Return how often maps recover tokens, as plain rows; layers count from 1 there."""
-        found = measure(self.states, maps, device=str(self.model.device), **options)
-        rows = [rate._asdict() for rate in found]
-        return [row | {"layer": row["layer"] + 1, "test_layer": row["test_layer"] + 1} for row in rows]
+        """Return how often maps recover tokens, as plain rows."""
+        return [rate._asdict() for rate in measure(self.states, maps, device=str(self.model.device), **options)]
+
+
+def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
+    """Return tables that count layers and heads from 0 as the paper counts them, from 1."""
+    return {
+        name: frame.assign(**{column: frame[column] + 1 for column in COUNTED if column in frame})
+        for name, frame in frames.items()
+    }
 
 
 @dataclass(frozen=True)
 class Input:
     """One input: `gather` computes what its folder does not hold yet, `frames` makes it into the tables it `gives`.
 
-    `reads` are the settings that it depends on; `unmet` says why a piece of work cannot have it, or is None.
+    `reads` are the settings that it depends on; `unmet` says why a piece of work cannot have it, if it cannot.
     """
 
     name: str
@@ -134,22 +140,22 @@ class Input:
     gather: Callable[[Work, Store], Any]
     frames: "Callable[[Any], dict[str, DataFrame]]"
     reads: tuple[str, ...] = ()
-    unmet: Callable[[Work], str | None] = lambda work: None
+    unmet: Callable[[Work], Unavailable | None] = lambda work: None
 
     def store(self, work: Work, out: str) -> Store:
-        """Return the input's folder under `out`; what reads tags has another one where there is no tagger."""
+        """Return the input's folder under `out`; an input that reads tags has another one where there is no tagger."""
         plain = re.sub("[^a-zA-Z0-9.-]+", "_", work.data)
         named = plain if plain == work.data else f"{plain}-{text_hash(work.data)[:8]}"
         folder = f"{out}/inputs/{named}/{self.name}"
         if "tags" not in self.reads:
             return Store(folder, work.settings(self.reads))
         tagged = Store(folder, work.settings(self.reads) | {"tags": True})
-        if work.tagger is not None or tagged.has(COMPUTED):  # what is there is read without a tagger
+        if work.tagger is not None or tagged.has(COMPUTED):  # tags that are kept can be read without a tagger
             return tagged
         return Store(f"{folder}-untagged", work.settings(self.reads))
 
     def tagged(self, work: Work, out: str) -> bool:
-        """Say whether the input's folder has tags in it, or will."""
+        """Say whether the input's folder has tags, or will have them."""
         return bool(self.store(work, out).settings.get("tags"))
 
     def gathered(self, work: Work, store: Store) -> Any:
@@ -162,7 +168,7 @@ class Input:
         return found
 
     def tables(self, work: Work, store: Store) -> "dict[str, DataFrame]":
-        """Return the input's tables."""
+        """Return the input's tables, in which layers and heads count from 1."""
         return self.frames(self.gathered(work, store))
 
 
@@ -170,33 +176,36 @@ class Input:
 
 
 def _attention(work: Work, store: Store) -> Any:
-    with at_most(work.model):
-        return attention_statistics(work.model, work.texts, store, truncate=True, progress=work.told)
+    options = AttentionOptions(truncate=True, max_tokens=PIECES)
+    return attention_statistics(work.model, work.texts, store, options, progress=work.progress)
 
 
 def _attribution(norm: str) -> Input:
     def gather(work: Work, store: Store) -> Any:
-        probes = "exact" if norm == "sum" else work.effort.probes  # one direction a target: exact is cheap there
-        with at_most(work.model):
-            return attribution_statistics(
-                work.model,
-                work.texts,
-                store,
-                tagger=work.tagger,
-                truncate=True,
-                progress=lambda what, done, total: work.told(f"{norm} {what}", done, total),
-                probes=probes,
-                norm=norm,
-                precision=work.precision,
-                seed=work.seed,
-            )
+        options = AttributionOptions(
+            probes="exact" if norm == "sum" else work.effort.probes,  # one direction per target: exact is cheap there
+            norm=norm,
+            precision=work.precision,
+            seed=work.seed,
+            truncate=True,
+            max_tokens=PIECES,
+        )
+        return attribution_statistics(
+            work.model,
+            work.texts,
+            store,
+            options,
+            tagger=work.tagger,
+            progress=lambda what, done, total: work.progress(f"{norm} {what}", done, total),
+        )
 
-    def frames(whole: Any) -> "dict[str, DataFrame]":
-        return {f"{name} {norm}": frame for name, frame in attribution_tables.frames(whole).items()}
+    def frames(gathered: Any) -> "dict[str, DataFrame]":
+        whole, _ = gathered
+        return {f"{name} {norm}": frame for name, frame in from_one(attribution_tables.frames(whole)).items()}
 
-    def unmet(work: Work) -> str | None:
+    def unmet(work: Work) -> Unavailable | None:
         if norm == "spectral" and work.effort.probes != "exact":
-            return "needs every direction: leave --sample out"
+            return Unavailable("needs every direction: leave out --sample")
         return None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
@@ -227,13 +236,13 @@ def _identity(name: str, parts: Callable[[Work], Parts]) -> Input:
             return [row for part, compute in parts(work) for row in _rows(store, part, compute)]
 
     def frames(rows: Rows) -> "dict[str, DataFrame]":
-        return {name: _frame(rows)}
+        return from_one({name: _frame(rows)})
 
-    def unmet(work: Work) -> str | None:
+    def unmet(work: Work) -> Unavailable | None:
         if len(work.texts) < BLOCKS:
-            return f"needs {BLOCKS} texts or more"
+            return Unavailable(f"needs at least {BLOCKS} texts")
         if not parts(work):
-            return "not applicable: inputs and hidden vectors differ in size, so there is no naive map"
+            return Unavailable("not applicable: inputs and hidden vectors differ in size, so there is no naive map")
         return None
 
     reads = ("folds", "learning_rates", "epochs", "precision", "seed")
@@ -270,7 +279,7 @@ def _to_previous(work: Work) -> Parts:
 
 
 def _naive_to_previous(work: Work) -> Parts:
-    """All folds: a map that is not trained costs nothing."""
+    """Test in all folds: a map that is not trained costs nothing."""
 
     def naive() -> Rows:
         return work.rates(work.fit(MapChoice(("naive",), DISTANCES), [Task(target="previous")], work.effort.folds))
@@ -292,7 +301,7 @@ def _neighbours(work: Work) -> Parts:
 def _tensors(
     store: Store, file: str, compute: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of a file and what is said of them, computed and written if it is not there."""
+    """Return the tensors of a file and what is noted with them, computed and written if it is not there."""
     if not store.has(file):
         tensors, about = compute()
         store.write_tensors(file, tensors, {key: json.dumps(value) for key, value in about.items()})
@@ -300,14 +309,14 @@ def _tensors(
     return tensors, {key: json.loads(value) for key, value in words.items()}
 
 
-def _unread(text: Text) -> Callable[[Work], str | None]:
+def _unread(text: Text) -> Callable[[Work], Unavailable | None]:
     """Say why a model cannot read a text, if it cannot."""
 
-    def unmet(work: Work) -> str | None:
+    def unmet(work: Work) -> Unavailable | None:
         try:
             work.model.encode(text)
         except InputError as reason:
-            return f"not applicable: {reason}"
+            return Unavailable(f"not applicable: {reason}")
         return None
 
     return unmet
@@ -321,7 +330,7 @@ def _passage(work: Work, store: Store) -> Any:
         (encoded,) = work.model.encode(PASSAGE)
         queries = _within(encoded, PASSAGE[1].index(PASSAGE_ROWS), len(PASSAGE_ROWS))
         edges = effective_attention(work.model, PASSAGE, layers=[layer])[0].at(layer=layer, query=queries)
-        about = {"layer": layer + 1, "tokens": encoded.tokens}
+        about = {"layer": layer, "tokens": encoded.tokens}
         return {"raw": edges.raw, "effective": edges.effective, "query": torch.tensor(queries)}, about
 
     return _tensors(store, "passage.safetensors", compute)
@@ -342,12 +351,13 @@ def _passage_frames(gathered: Any) -> "dict[str, DataFrame]":
 
     tensors, about = gathered
     queries, tokens = tensors["query"].tolist(), about["tokens"]
-    heads = range(1, len(tensors["raw"]) + 1)
-    axes = MultiIndex.from_product([heads, queries, range(len(tokens))], names=["head", "query", "key"])
+    axes = MultiIndex.from_product(
+        [range(len(tensors["raw"])), queries, range(len(tokens))], names=["head", "query", "key"]
+    )
     raw, effective = (tensors[name].double().flatten().numpy() for name in ("raw", "effective"))
     frame = axes.to_frame(index=False).assign(layer=about["layer"], raw=raw, effective=effective, null=raw - effective)
     words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in ("query", "key")}
-    return {"passage": DataFrame(frame.assign(**words))}
+    return from_one({"passage": DataFrame(frame.assign(**words))})
 
 
 def _sentence(work: Work, store: Store) -> Any:
@@ -367,10 +377,11 @@ def _sentence_frames(gathered: Any) -> "dict[str, DataFrame]":
     tensors, about = gathered
     contribution, tokens = tensors["contribution"], about["tokens"]
     places = range(len(tokens))
-    axes = [range(1, len(contribution) + 1), places, places]
+    axes = [range(len(contribution)), places, places]
     frame = MultiIndex.from_product(axes, names=["layer", "input", "output"]).to_frame(index=False)
     words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in ("input", "output")}
-    return {"sentence": DataFrame(frame.assign(**words, contribution=contribution.double().flatten().numpy()))}
+    values = contribution.double().flatten().numpy()
+    return from_one({"sentence": DataFrame(frame.assign(**words, contribution=values))})
 
 
 def _collapse(work: Work, store: Store) -> Any:
@@ -380,7 +391,12 @@ def _collapse(work: Work, store: Store) -> Any:
 INPUTS: Mapping[str, Input] = {
     one.name: one
     for one in (
-        Input("attention", ("correlation", "null", "types"), _attention, lambda found: attention_tables.frames(*found)),
+        Input(
+            "attention",
+            ("correlation", "correlation_by_layer", "correlation_by_head", "null_dimension", "types"),
+            _attention,
+            lambda found: from_one(attention_tables.frames(*found)),
+        ),
         *(_attribution(norm) for norm in NORMS),
         _identity("rates", _same_and_across),
         _identity("shares", _by_share),

@@ -1,34 +1,21 @@
-"""All figures and claims on one page: a single file that needs no network, no script and no other file to be read."""
+"""All figures and claims on one page: a single file that can be read without a network, a script or other files."""
 
 import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
-from identikit.paper.claims.report import (
-    BESIDE,
-    NORMS,
-    NOTHING,
-    SECTIONS,
-    SYMBOLS,
-    JudgedClaim,
-    Judgement,
-    by_section,
-    counted,
-    section_title,
-)
+from identikit.maths.jacobian import NORMS
+from identikit.paper.claims.judgements import NOTHING, Finding
+from identikit.paper.claims.report import SECTIONS, JudgedClaim, by_section, counted, counts
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
+BESIDE = "Beside the paper"
 LARGEST_SVG = 300_000  # bytes; above it the PNG is shown
 ALL_SVG = 7_500_000  # bytes of all figures together: base64 makes 10 MB of them
 HEADLINE = ("model", "data", "n", "seed")
 FILES = ("csv", "parquet", "svg", "png")
 WIDE = 360  # points; a wider figure takes a row of its own
-_CLASSES = {"holds": "holds", "does not hold": "fails", "not applicable": "none"}
 _FIGURES = {
     "Section 3": range(1, 2),
     "Section 4": range(2, 3),
@@ -42,7 +29,7 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure: `name` is that of its files ("fig1a"), `label` says model, data, n and seed."""
+    """A drawn figure: `name` is that of its files ("fig1a"), `label` gives model, data, n and seed."""
 
     name: str
     caption: str
@@ -67,16 +54,15 @@ def gallery(
     title: str,
     about: Mapping[str, str],
     figures: Sequence[Picture],
-    findings: "DataFrame",
+    judged: Sequence[JudgedClaim],
     listed: Sequence[tuple[str, str]],
 ) -> bytes:
-    """One self-contained page of figures and claims.
+    """Make one self-contained page of figures and claims.
 
-    `about` holds what is said of the run: model, data, n and seed stand at the top, the rest behind "Provenance".
-    `findings` has the columns that `claims.by_section` names. `listed` names what was not drawn, judged or used,
-    each with the reason. Links lead to figures/NAME.csv, .parquet, .svg and .png beside the page.
+    `about` describes the run: model, data, n and seed stand at the top, the rest under "Provenance". `listed` names
+    what was not drawn, judged or used, each with the reason. Links lead to figures/NAME.csv, .parquet, .svg and .png
+    beside the page.
     """
-    claims = by_section(findings)
     sections = {
         section: [figure for figure in figures if figure.section == section]
         for section in (*SECTIONS, BESIDE)
@@ -91,7 +77,7 @@ def gallery(
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f'<a class="skip" href="#claims">Skip to the claims</a>\n'
         f"<header>\n<h1>{escape(title)}</h1>\n{_about(about)}\n{_contents(list(sections), bool(listed))}</header>\n"
-        f"<main>\n{_claims(claims)}\n{drawn}{_listed(listed)}</main>\n"
+        f"<main>\n{_claims(judged)}\n{drawn}{_listed(listed)}</main>\n"
         f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
     return page.encode()
@@ -121,66 +107,63 @@ def _anchor(section: str) -> str:
     return section.lower().replace(" ", "-")
 
 
-def _claims(sections: Mapping[str, list[JudgedClaim]]) -> str:
+def _title(section: str) -> str:
+    return f"{section}: {SECTIONS[section]}" if section in SECTIONS else section
+
+
+def _claims(judged: Sequence[JudgedClaim]) -> str:
     heads = "".join(f'<th scope="col" rowspan="2">{name}</th>' for name in ("Claim", "Where", "Paper"))
     norms = "".join(f'<th scope="col">{name} norm</th>' for name in NORMS.values())
     bodies = "".join(
-        f'<tbody><tr class="section"><th colspan="6" scope="rowgroup">{escape(section_title(section))}</th></tr>'
+        f'<tbody><tr class="section"><th colspan="6" scope="rowgroup">{escape(_title(section))}</th></tr>'
         f"{''.join(map(_claim, claims))}</tbody>"
-        for section, claims in sections.items()
+        for section, claims in by_section(judged).items()
     )
     head = f'<tr>{heads}<th scope="colgroup" colspan="3">Measured</th></tr><tr class="norms">{norms}</tr>'
-    table = f"<table><thead>{head}</thead>{bodies}</table>" if sections else ""
+    table = f"<table><thead>{head}</thead>{bodies}</table>" if judged else ""
     return (
         f'<section id="claims" aria-labelledby="claims-heading">\n<h2 id="claims-heading">Claims</h2>\n'
-        f"<p>{escape(counted(sections))}</p>\n{_filters(sections)}"
+        f"<p>{escape(counted(judged))}</p>\n{_filters(judged)}"
         f'<div class="scroll" role="region" aria-labelledby="claims-heading" tabindex="0">{table}</div>\n</section>'
     )
 
 
-def _filters(sections: Mapping[str, list[JudgedClaim]]) -> str:
-    """Buttons that the page's script shows: without it all claims are there."""
-    claims = [claim for judged in sections.values() for claim in judged]
-    buttons = [f'<button type="button" data-show="" aria-pressed="true">all {len(claims)}</button>']
-    for verdict, kind in _CLASSES.items():
-        count = sum(any(one.verdict == verdict for one in claim.judgements.values()) for claim in claims)
-        words = f"{SYMBOLS[verdict]} {verdict} {count}"
-        buttons.append(f'<button type="button" data-show="{kind}" aria-pressed="false">{words}</button>')
+def _filters(judged: Sequence[JudgedClaim]) -> str:
+    """Buttons that the page's script reveals; without it, all claims are shown."""
+    buttons = [f'<button type="button" data-show="" aria-pressed="true">all {len(judged)}</button>']
+    for verdict, count in counts(judged).items():
+        words = f"{verdict.symbol} {verdict} {count}"
+        buttons.append(f'<button type="button" data-show="{verdict.kind}" aria-pressed="false">{words}</button>')
     return f'<div class="filters" role="group" aria-label="Show claims that" hidden>{"".join(buttons)}</div>\n'
 
 
-def _claim(claim: JudgedClaim) -> str:
+def _claim(judged: JudgedClaim) -> str:
+    claim = judged.claim
     if claim.by_norm:
-        cells = "".join(_cell(claim.judgements.get(norm), claim.remark, NORMS[norm]) for norm in NORMS)
+        cells = "".join(_cell(judged.findings.get(norm), judged.remark, NORMS[norm]) for norm in NORMS)
     else:
-        cells = _cell(claim.judgements[""], claim.remark, "")
-    kinds = " ".join(dict.fromkeys(_kind(one.verdict) for one in claim.judgements.values()))
-    remark = f'<span class="why">{_text(claim.remark)}</span>' if claim.remark else ""
-    data = f'<span class="data">{escape(claim.data)}</span>' if claim.data else ""
+        cells = _cell(judged.findings[""], judged.remark, "")
+    remark = f'<span class="why">{_text(judged.remark)}</span>' if judged.remark else ""
+    data = f'<span class="data">{escape(judged.data)}</span>' if judged.data else ""
     return (
-        f'<tr data-verdicts="{kinds}">'
+        f'<tr data-verdict="{judged.verdict.kind}">'
         f'<th scope="row">{_text(claim.words)}{remark}<span class="rule">Holds if: {_text(claim.rule)}</span></th>'
         f'<td>{_text(claim.where)}{data}</td><td data-label="Paper">{_text(claim.paper)}</td>{cells}</tr>\n'
     )
 
 
-def _cell(judgement: Judgement | None, remark: str, norm: str) -> str:
+def _cell(found: Finding | None, remark: str, norm: str) -> str:
     label = f' data-label="{norm} norm"' if norm else ' colspan="3" data-label="Measured"'
-    if judgement is None:
+    if found is None:
         return f"<td{label}>not computed</td>"
-    symbol = SYMBOLS.get(judgement.verdict, "?")
-    verdict = f'<span class="verdict {_kind(judgement.verdict)}">{symbol} {escape(judgement.verdict)}</span>'
-    measured = f" {_text(judgement.measured)}" if judgement.measured not in ("", NOTHING) else ""
-    why = f'<span class="why">{_text(judgement.why)}</span>' if judgement.why and not remark else ""
+    verdict = f'<span class="verdict {found.verdict.kind}">{found.verdict.symbol} {found.verdict}</span>'
+    measured = f" {_text(found.measured)}" if found.measured != NOTHING else ""
+    why = f'<span class="why">{_text(found.why)}</span>' if found.why and not remark else ""
     return f"<td{label}>{verdict}{measured}{why}</td>"
 
 
-def _kind(verdict: str) -> str:
-    return _CLASSES.get(verdict, "none")
-
-
 def _text(words: str) -> str:
-    """Words as HTML; a number stays with its per cent sign, a figure with its number."""
+    """Return words as HTML; a number stays with its per cent sign, a figure with its number."""
     return escape(words).replace(" %", "&nbsp;%").replace("Fig. ", "Fig.&nbsp;")
 
 
@@ -189,7 +172,7 @@ def _section(section: str, figures: list[Picture], largest: int) -> str:
     anchor = _anchor(section)
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-heading">\n'
-        f'<h2 id="{anchor}-heading">{escape(section_title(section))}</h2>\n'
+        f'<h2 id="{anchor}-heading">{escape(_title(section))}</h2>\n'
         f'<div class="grid">\n{drawn}</div>\n</section>\n'
     )
 
@@ -233,8 +216,8 @@ filters.addEventListener('click', event => {
   for (const one of filters.children) one.setAttribute('aria-pressed', one === button);
   const kind = button.dataset.show;
   for (const body of document.querySelectorAll('#claims tbody')) {
-    const rows = [...body.querySelectorAll('tr[data-verdicts]')];
-    for (const row of rows) row.hidden = kind && !row.dataset.verdicts.split(' ').includes(kind);
+    const rows = [...body.querySelectorAll('tr[data-verdict]')];
+    for (const row of rows) row.hidden = kind && row.dataset.verdict !== kind;
     body.hidden = rows.every(row => row.hidden);
   }
 });
@@ -243,10 +226,10 @@ filters.addEventListener('click', event => {
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --soft: #5c6168; --line: #d9dce1; --paper: #fff; --tint: #f5f6f8;
   --link: #0b57a4; --holds: #00603f; --holds-tint: #e0f3ea; --fails: #9a3412; --fails-tint: #fdeadf; --none: #4d5159;
-  --none-tint: #eceef1; }
+  --none-tint: #eceef1; --unsure: #6b4e00; --unsure-tint: #fcf3d2; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e7e9ec; --soft: #a2a8b1; --line: #383c43; --paper: #16181b;
   --tint: #1f2226; --link: #8ec2ff; --holds: #7ddcb2; --holds-tint: #10352a; --fails: #ffb38a; --fails-tint: #45220f;
-  --none: #b9bec7; --none-tint: #2c3037; } }
+  --none: #b9bec7; --none-tint: #2c3037; --unsure: #f3d277; --unsure-tint: #3d300a; } }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; -webkit-text-size-adjust: 100%; }
 body { margin: 0 auto; max-width: 76rem; padding: 1.5rem clamp(1rem, 3vw, 2.5rem) 4rem; color: var(--ink);
@@ -281,6 +264,7 @@ details th, .listed th { color: var(--soft); white-space: nowrap; }
   margin-bottom: 0.2rem; font-size: 0.8rem; font-weight: 600; color: var(--none); background: var(--none-tint); }
 .verdict.holds { color: var(--holds); background: var(--holds-tint); }
 .verdict.fails { color: var(--fails); background: var(--fails-tint); }
+.verdict.undecided { color: var(--unsure); background: var(--unsure-tint); }
 .filters { display: flex; flex-wrap: wrap; gap: 0.5rem; margin: 0 0 0.5rem; }
 [hidden] { display: none !important; }
 button { font: inherit; font-size: 0.9rem; color: inherit; background: var(--tint); border: 1px solid var(--line);
@@ -304,8 +288,8 @@ figcaption p { margin: 0 0 0.35rem; }
   #claims thead { display: none; }
   #claims th, #claims td { border: 0 !important; padding: 0.15rem 0; }
   #claims tr.section th { padding: 1.5rem 0 0.5rem; }
-  #claims tr[data-verdicts] { border-top: 1px solid var(--line); padding: 0.75rem 0; }
-  #claims tr[data-verdicts] th { font-weight: 600; }
+  #claims tr[data-verdict] { border-top: 1px solid var(--line); padding: 0.75rem 0; }
+  #claims tr[data-verdict] th { font-weight: 600; }
   #claims .rule, #claims .why { font-weight: 400; }
   #claims .data { display: inline; }
   #claims .data::before { content: " · "; }

@@ -1,15 +1,13 @@
-"""The texts that the paper's figures are drawn from: datasets by name, cut at 128 pieces, and its two examples."""
+"""The texts behind the paper's figures: datasets by name, and its two examples."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 
 from identikit.data import read_texts, sample_texts
-from identikit.models.model import Model
 from identikit.text import Text
 
-PIECES = 128
+PIECES = 128  # texts are cut there, as in the paper
 SAMPLES = "samples"  # the embedded texts
 PART_OF = {"mnli-500": "mnli"}
 FIRST = {"mnli": 4000, "mnli-500": 500, "wikitext": 1000}  # how many texts the figures take, where not all
@@ -34,14 +32,14 @@ PASSAGE_ROWS = (  # what Figure 6 has on its vertical axis
 
 
 def source(data: str) -> str:
-    """Return the dataset that a figure's data is part of."""
+    """Return the dataset that the data of a figure are part of."""
     return PART_OF.get(data, data)
 
 
 def paper_texts(
     data: str, *, data_dir: str | None = None, columns: Sequence[str] | None = None, sample: int | None = None
 ) -> list[Text]:
-    """Return the texts of a dataset that the figures take, or the first `sample` of them."""
+    """Return the texts that the figures take from a dataset, or the first `sample` of them."""
     if data == SAMPLES:
         stream: Iterable[Text] = sample_texts()
     elif data == "wikitext":
@@ -53,22 +51,11 @@ def paper_texts(
 
 
 def segments(paragraphs: Iterable[str]) -> Iterator[Text]:
-    """Yield pairs of neighbouring sentences, two and two, that lie in one paragraph of WikiText.
+    """Yield pairs of neighbouring sentences, each sentence once, that lie in one paragraph of WikiText.
 
-    WikiText writes hyphens and the marks inside numbers between @ signs; they are put back.
+    WikiText writes hyphens, and the marks inside numbers, between @ signs; these signs are removed.
     """
     for paragraph in paragraphs:
         plain = re.sub(r" @(.)@ ", r"\1", paragraph)
         sentences = [part for part in re.split(r"(?<= [.!?]) +(?=[\"'(]?[A-Z0-9])", plain) if part.strip()]
         yield from zip(sentences[::2], sentences[1::2], strict=False)
-
-
-@contextmanager
-def at_most(model: Model, pieces: int = PIECES) -> Iterator[None]:
-    """Let a model read no more than so many pieces of a text inside."""
-    before = model.limit
-    model.limit = pieces if before is None else min(before, pieces)
-    try:
-        yield
-    finally:
-        model.limit = before

@@ -1,38 +1,83 @@
-"""What a claim and a finding are, and the measures that the claims of several sections share."""
+"""What a claim and a finding are, how a claim is decided from uncertain numbers, and measures that claims share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+from identikit.paper.claims.estimates import Curve, Estimate
 from identikit.paper.evidence import Evidence
 
 Table = Any  # a pandas DataFrame or Series: pandas annotates what it returns with everything that might come back
-HOLDS, FAILS, NOT_APPLICABLE = "holds", "does not hold", "not applicable"
-ONE_LAYER = "the model has one layer"
+ONE_LAYER = "the model has only one layer"
+NOTHING = "–"  # what stands for a measurement where there is none
+EXACT, AVERAGED, RARE, LEARNED, WHOLE = 1, 20, 100, 200, 0
+TEXTS = {
+    EXACT: "what is proved, and the paper's own examples",
+    AVERAGED: "averages over tokens",
+    RARE: "what [CLS] gathers, and what never happens",
+    LEARNED: "learned maps",
+    WHOLE: "the datasets themselves",
+}
+"""How many texts claims take, and which claims those are; `WHOLE` stands for a whole dataset."""
+
+
+class Verdict(StrEnum):
+    """How a claim came out; each member carries its symbol, terminal style, page class and the words that count it."""
+
+    symbol: str
+    style: str
+    kind: str
+    counted: tuple[str, str]
+
+    def __new__(cls, words: str, symbol: str, style: str, kind: str, counted: tuple[str, str]) -> "Verdict":
+        """Make a verdict of its words, and give it the rest as attributes."""
+        verdict = str.__new__(cls, words)
+        verdict._value_ = words
+        verdict.symbol, verdict.style, verdict.kind, verdict.counted = symbol, style, kind, counted
+        return verdict
+
+    HOLDS = "holds", "✓", "bold green", "holds", ("holds", "hold")
+    FAILS = "does not hold", "✗", "bold red", "fails", ("does not hold", "do not hold")
+    MIXED = "depends on the norm", "±", "bold magenta", "mixed", ("depends on the norm", "depend on the norm")
+    UNDECIDED = "undecided", "?", "bold yellow", "undecided", ("is undecided", "are undecided")
+    NOT_APPLICABLE = (
+        "not applicable",
+        "–",
+        "bold",
+        "none",
+        ("is not applicable to this model", "are not applicable to this model"),
+    )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A judged claim: the verdict, what was measured, written as the paper writes it, and a clause where it helps."""
+    """What came of judging a claim.
 
-    verdict: str
+    `measured` is what was measured, written as the paper writes it, and `why` a clause where one helps. `certain` says
+    that no further text can change the verdict, as after a counterexample.
+    """
+
+    verdict: Verdict
     measured: str
     why: str = ""
+    certain: bool = False
 
 
 Judge = Callable[[Evidence, str], Finding]
-Curve = Callable[[Evidence, str], Table]
 
 
 @dataclass(frozen=True)
 class Claim:
     """A claim of the paper.
 
+    - `section`: where it stands in the table of claims; `where`: the place in the paper, to the figure
     - `words`: the claim; `paper`: what the paper reports; `rule`: when it holds
     - `needs`: names of tables, "own {norm}" where there is one for each norm
-    - `data`: the paper's dataset, "" where the texts are the paper's own; `only`: whether no other can answer
+    - `texts`: how many texts it takes (a key of `TEXTS`); with fewer it is undecided
+    - `data`: the paper's dataset, "" where the texts are the paper's own; `only`: whether no other dataset will do
     - `by_norm`: whether it rests on contributions, and so is judged under each norm
-    - `judge`: takes an evidence and a norm ("" where not `by_norm`); call it through `claims.judge`
+    - `judge`: takes the evidence and a norm ("" where not `by_norm`); call it through `catalogue.judge`
     """
 
     name: str
@@ -40,7 +85,9 @@ class Claim:
     words: str
     paper: str
     rule: str
+    section: str
     needs: tuple[str, ...]
+    texts: int
     data: str
     only: bool
     by_norm: bool
@@ -51,19 +98,36 @@ class NotApplicableError(Exception):
     """The model or its texts cannot have what a claim is about; the message says why."""
 
 
-def finding(holds: object, measured: str, why: str = "") -> Finding:
-    """A finding of a claim that can be judged."""
-    return Finding(HOLDS if holds else FAILS, measured, why)
+# Deciding
+
+CLEAR = 2.0  # how many standard errors a number must be away from what it is compared with
 
 
-def percent(share: float, digits: int = 1) -> str:
-    """A share as the paper prints it: 30.6 %."""
-    return f"{100 * share:.{digits}f} %"
+def finding(holds: object, measured: str, why: str = "", *, certain: bool = False) -> Finding:
+    """A finding of a claim whose tables do not say how uncertain they are."""
+    return Finding(Verdict.HOLDS if holds else Verdict.FAILS, measured, why, certain)
 
 
-def near(measured: float, paper: float) -> bool:
-    """Whether a number is within 10 % of the paper's."""
-    return bool(abs(measured - paper) <= 0.1 * paper)
+def decided(evidence: Evidence, margins: Sequence[Estimate], measured: str, why: str = "") -> Finding:
+    """Judge a rule of several comparisons, each given as the margin by which it is met.
+
+    It holds where every margin is clearly above 0, and fails where one is clearly below: by `CLEAR` standard errors. In
+    between the texts cannot decide it.
+    """
+    if any(margin.value <= -CLEAR * margin.error for margin in margins):
+        return Finding(Verdict.FAILS, measured, why)
+    unclear = [margin for margin in margins if margin.value <= CLEAR * margin.error]
+    if not unclear:
+        return Finding(Verdict.HOLDS, measured, why)
+    worst = min(unclear, key=lambda margin: abs(margin.value) / margin.error)
+    doubt = (
+        f"{evidence.texts:,} texts: {100 * abs(worst.value):.2g} points from the rule's limit, less than two standard "
+        f"errors of {100 * worst.error:.2g} points"
+    )
+    return Finding(Verdict.UNDECIDED, measured, "; ".join(clause for clause in (why, doubt) if clause))
+
+
+# Measures
 
 
 def table(evidence: Evidence, name: str) -> Table:
@@ -71,28 +135,11 @@ def table(evidence: Evidence, name: str) -> Table:
     return evidence.tables[name]
 
 
-def by_layer(frame: Table, column: str) -> Table:
-    """The mean of a column at each layer, in order of layers."""
-    return frame.groupby("layer")[column].mean().sort_index()
-
-
-def falls(values: Table, slack: float = 0.0) -> bool:
-    """Whether values end lower than they start and on the way rise nowhere by more than `slack`."""
-    return bool(values.iloc[-1] < values.iloc[0] and values.diff().max() <= slack)
-
-
-def course(values: Table, slack: float = 0.0) -> str:
-    """A falling curve in words: where it starts and ends, and at which layers it rises by more than `slack`."""
-    rises = values.index[values.diff() > slack]
-    ends = ", ".join(f"{percent(values[layer])} at layer {layer}" for layer in (values.index[0], values.index[-1]))
-    return ends + (f"; higher than before at {', '.join(str(layer) for layer in rises)}" if len(rises) else "")
-
-
-def halves(values: Table, n_layers: int) -> tuple[float, float]:
-    """The means of values by layer over the first and over the second half of the layers."""
+def halves(values: Curve, n_layers: int) -> tuple[Estimate, Estimate]:
+    """The means over the first and over the second half of the layers."""
     if n_layers < 2:
         raise NotApplicableError(ONE_LAYER)
-    return values[values.index <= n_layers / 2].mean(), values[values.index > n_layers / 2].mean()
+    return values.part(last=n_layers // 2).mean, values.part(n_layers // 2 + 1).mean
 
 
 def layers_within(n_layers: int, start: float, end: float) -> list[int]:
@@ -125,14 +172,13 @@ def stand_in(evidence: Evidence, *papers: int) -> str:
     return f"{noun} {layers} of {evidence.subject.n_layers} {verb} for the paper's {named}"
 
 
-def falling(curve: Curve, slack: float = 0.0) -> Judge:
-    """Judge that a curve over layers falls with depth: strictly unless there is a slack."""
+def falling(curve: Callable[[Evidence, str], Curve], slack: float = 0.0) -> Judge:
+    """Judge that a curve over layers falls with depth: at every layer unless there is a slack."""
 
     def judge(evidence: Evidence, norm: str) -> Finding:
         values = curve(evidence, norm)
         if len(values) < 2:
             raise NotApplicableError(ONE_LAYER)
-        strictly = slack > 0 or values.diff().max() < 0
-        return finding(strictly and falls(values, slack), course(values, slack))
+        return decided(evidence, values.falling(slack), values.course(slack))
 
     return judge
