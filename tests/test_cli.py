@@ -46,20 +46,21 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     told = " ".join(done.stdout.split())
-    assert "all-MiniLM-L6-v2 6 layers, 12 heads, values of 32 dimensions a head, bidirectional" in told
+    assert "all-MiniLM-L6-v2 6 layers, 12 heads per layer, values of 32 dimensions per head, bidirectional." in told
     assert "Not all of it. The text has 55 tokens and a head's values only 32 dimensions" in told
-    assert "up to 23 independent directions" in told
-    assert "Where the picture misleads most" in told and "Certificate" in told
-    assert "Which token is this? From the hidden vectors of layers 1 to 6, 100%, 100%, 100%" in told
-    assert "Where did it come from? A token's own input is" in told
+    assert "up to 23 independent ways" in told
+    assert "L4H5 (correlation 0.03): since → [CLS] raw 0.941, effective 0.003, interval [0.939, 0.942]" in told
+    assert "bit-identical" in told
+    assert "Which token is this? After layers 0 to 5, 100%, 100%, 100%" in told
+    assert "Where did it come from? A token's own input makes up" in told
 
 
 def test_explain_short_text_as_json(run):
     done = run("explain", "A short text.", "--pair", "And another.", "--json")
     told = json.loads(done.stdout)
     assert told["tokens"] == ["[CLS]", "a", "short", "text", ".", "[SEP]", "and", "another", ".", "[SEP]"]
-    assert [layer["null_dim"] for layer in told["layers"]] == [[0, 0]] * 6
-    assert told["heads"] == [] and told["pearson"] == pytest.approx(1.0)
+    assert told["greatest_null_dim"] == [0] * 6 and told["axes"]["layer"] == [0, 1, 2, 3, 4, 5]
+    assert told["edges"] == [] and told["pearson_overall"] == pytest.approx(1.0)
     assert told["provenance"]["model"] == "all-MiniLM-L6-v2"
 
 
@@ -250,8 +251,8 @@ def test_a_place_that_cannot_be_written_to_is_told_first(
         raise AssertionError("computed, and cannot be kept")
 
     for name in (
-        "attention.dataset.effective_attention",
-        "attribution.dataset.token_attribution",
+        "attention.dataset.attend",
+        "attribution.dataset.attribute",
         "tokens.dataset.write_tables",
     ):
         monkeypatch.setattr(f"identikit.{name}", refuse)

@@ -5,7 +5,7 @@ import transformers as hf
 
 from identikit.errors import InputError
 from identikit.models.load import load
-from identikit.models.reading import Change, encoded_batches, output_change
+from identikit.models.reading import Change, encoded_batches, readings
 from tests.models import tiny
 
 
@@ -32,9 +32,9 @@ def test_a_change_in_words(change: Change, words: str):
 
 def test_a_change_is_measured():
     model = tiny.loaded("llama")
-    batch = model.sample((6,))
-    assert output_change(model, batch, lambda call: None).words().startswith("left the final hidden states and the")
-    found = output_change(model, batch, lambda call: call.output * 1.5)
+    (reading,) = readings(model, "w5 w6 w7", layers=())
+    assert reading.changed_by(lambda call: None).words().startswith("left the final hidden states and the")
+    found = reading.changed_by(lambda call: call.output * 1.5)
     assert found.logits is not None and min(found) > 1e-3
     assert found.words().startswith("changed the final hidden states by ")
 

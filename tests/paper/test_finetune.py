@@ -221,7 +221,7 @@ def test_the_head_of_another_task_is_no_hindrance(tmp_path, bert):
         ({"batch_size": -1}, "batch_size is -1"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"sample": 0}, "sample is 0"),
-        ({"limit": 3}, "a limit of 3 tokens leaves no room"),
+        ({"limit": 3}, "max_tokens allows at most 3 tokens, which leaves no room"),
         ({"task": "cola"}, r"cola: .* holds none of CoLA/train.tsv"),
         ({"data_dir": "nowhere"}, r"mrpc: nowhere holds none of MRPC/msr_paraphrase_train.txt"),
         ({"out": "memory://out"}, "a model is saved to a local folder"),
@@ -240,7 +240,7 @@ def test_mistakes_are_told_and_leave_nothing(tmp_path, bert, options, message):
 def test_data_without_labels(tmp_path, bert):
     data = write_mrpc(tmp_path / "data")
     (data / "mrpc_dev.tsv").write_text("sentence1\tsentence2\nw4\tw5")
-    with pytest.raises(InputError, match=r"mrpc_dev\.tsv: it has no labels: expected a column 'Quality' or 'label'"):
+    with pytest.raises(InputError, match=r"mrpc_dev\.tsv: it has no labels. Expected a column 'Quality' or 'label'"):
         tune(bert, "mrpc", data_dir=data, out=tmp_path / "out")
 
 
@@ -276,7 +276,7 @@ def test_vision_models_are_refused(tmp_path):
 
 def test_pickled_weights_are_refused(tmp_path, bert):
     (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"holds no \.safetensors file"):
+    with pytest.raises(ModelError, match=r"has no \.safetensors file"):
         tune(bert, "mrpc", data_dir=write_mrpc(tmp_path / "data"), out=tmp_path / "out")
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from identikit.attention.dataset import attention_tables
+from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attention.effective import effective_attention
 from identikit.attribution import dataset as attribution_tables
 from identikit.maths.mixing import mixing
@@ -44,7 +44,7 @@ HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 def test_the_bound_on_rank_holds_under_any_mask(name: str, tmp_path: Path):
     model = tiny.loaded(name)
     texts = [" ".join(f"w{3 + (7 * place) % 50}" for place in range(length)) for length in (4, 24)]
-    null = attention_tables(model, texts, Store(str(tmp_path), {}))["null_dimension"]
+    null = attention_tables(model, texts, Store(str(tmp_path), {}), AttentionOptions())["null_dimension"]
     subject = Subject(name, model.n_layers, model.n_heads, model.d_value, model.causal)
     evidence = Evidence(subject, "made", len(texts), 28, 0, {"null_dimension": null})
     assert judged(CLAIMS["null-space-bound"], evidence).verdict == HOLDS

@@ -110,8 +110,8 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
 
     for name in ("fit_maps", "measure", "token_attribution", "hidden_states"):
         monkeypatch.setattr(inputs, name, refuse)
-    monkeypatch.setattr("identikit.attention.dataset.effective_attention", refuse)
-    monkeypatch.setattr("identikit.attribution.dataset.token_attribution", refuse)
+    monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
+    monkeypatch.setattr("identikit.attribution.dataset.attribute", refuse)
     names = ("fig1a", "fig2a", "fig3a", "fig11", "fig14", "fig26", "collapse")
     assert reproduce.reproduce(model, plan(data, *names), whole.out).drawn == names
     after = files(whole.out)
@@ -171,7 +171,7 @@ def test_inputs_depend_only_on_their_own_settings(whole: Report, model: Model, d
     names = ("fig1a", "correlation-falls-with-length")
     again = reproduce.reproduce(model, plan(data, *names, seed=7, precision="tf32"), whole.out)
     assert again.drawn == ("fig1a",)
-    with pytest.raises(InputError, match="another run: its precision is 'full', not 'tf32'"):
+    with pytest.raises(InputError, match="another run, whose precision is 'full', not 'tf32'"):
         reproduce.reproduce(model, plan(data, "fig2a", precision="tf32"), whole.out)
 
 

@@ -329,7 +329,7 @@ def _passage(work: Work, store: Store) -> Any:
         layer = max(round(work.model.n_layers * 4 / 12), 1) - 1
         (encoded,) = work.model.encode(PASSAGE)
         queries = _within(encoded, PASSAGE[1].index(PASSAGE_ROWS), len(PASSAGE_ROWS))
-        edges = effective_attention(work.model, PASSAGE, layers=[layer])[0].at(layer=layer, query=queries)
+        edges = effective_attention(work.model, PASSAGE, layers=[layer]).sel(layer=layer, query=queries)
         about = {"layer": layer, "tokens": encoded.tokens}
         return {"raw": edges.raw, "effective": edges.effective, "query": torch.tensor(queries)}, about
 
@@ -365,7 +365,7 @@ def _sentence(work: Work, store: Store) -> Any:
 
     def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
         options = {"probes": work.effort.probes, "precision": work.precision, "seed": work.seed}
-        found = token_attribution(work.model, SENTENCE, **options)[0]
+        found = token_attribution(work.model, SENTENCE, **options)
         return {"contribution": found.contribution}, {"tokens": found.tokens}
 
     return _tensors(store, "sentence.safetensors", compute)
