@@ -11,8 +11,32 @@ import torch
 import identikit as ik
 from tests.models import tiny
 
-WRONG = [-99, 99, 1.5, float("nan"), True, "zebra", "", b"x", None, [], [99], ["zebra"], [None], [[0]], {}, {"a": 1}, object(),
-         slice("a", "b"), slice(9, 9), np.array([1.5]), np.array([[1]]), torch.tensor([True]), torch.tensor(0.5), lambda: 0]  # fmt: skip
+WRONG = [
+    -99,
+    99,
+    1.5,
+    float("nan"),
+    True,
+    "zebra",
+    "",
+    b"x",
+    None,
+    [],
+    [99],
+    ["zebra"],
+    [None],
+    [[0]],
+    {},
+    {"a": 1},
+    object(),
+    slice("a", "b"),
+    slice(9, 9),
+    np.array([1.5]),
+    np.array([[1]]),
+    torch.tensor([True]),
+    torch.tensor(0.5),
+    lambda: 0,
+]
 
 
 def main() -> None:

@@ -45,6 +45,11 @@ def read_texts(
 
     Wrong arguments raise an error at the call; texts are read while iterating.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(
+            f"Reading texts from {source!r:.60}: expected a file, the name of a dataset, or 'datasets:NAME', not "
+            f"{type(source).__name__}."
+        )
     source = os.fspath(source)
     if source.lower() in KNOWN:
         _refuse(source, "columns", columns, "it knows its own")

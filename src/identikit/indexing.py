@@ -1,7 +1,7 @@
 """One way to name layers, heads, positions and tokens, and one error for what is not there.
 
-A whole number is what the model counts, from 0; a negative one counts from the end. A string is a token, with `@` and its
-position where it occurs more than once; the marks that tokenizers put in front of words (Ġ, ▁) need not be typed.
+A whole number is what the model counts, from 0; a negative one counts from the end. A string is a token, with `@` and
+its position where it occurs more than once; the marks that tokenizers put in front of words (Ġ, ▁) need not be typed.
 """
 
 import operator
@@ -13,7 +13,7 @@ from typing import Any
 from identikit.errors import InputError
 
 Index = Any
-"""A number, a token or a name, a slice, several of them, or None for all: users pass anything, and `Axis.find` checks."""
+"""A number, a token or a name, a slice, several of them, or None for all; `Axis.find` checks what users pass."""
 
 _MARKS = "Ġ▁ "
 _CANDIDATES = 8

@@ -133,8 +133,8 @@ class Result:
     def sel(self: R, **wanted: Index) -> R:
         """Return the part with these layers, heads, positions or tokens: `sel(layer=4, head=5, query="since")`.
 
-        Each is a number (negative ones count from the end), a token (`"the@24"` where it repeats), a slice or a list. An
-        axis that is selected by one number or token is left out of the arrays.
+        Each is a number (negative ones count from the end), a token (`"the@24"` where it repeats), a slice or a list.
+        An axis that is selected by one number or token is left out of the arrays.
         """
         for name in wanted:
             self._axis(name)

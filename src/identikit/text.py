@@ -90,7 +90,7 @@ def is_several(texts: object) -> bool:
 
 
 def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
-    """Return the special tokens between the halves of a pair, given all of its tokens; none where it is simply joined."""
+    """Return the special tokens between the halves of a pair, out of all its tokens; none where they are joined."""
     own = [position for position, added in enumerate(special) if not added]
     return tuple(tokens[position] for position in range(own[0], own[-1]) if special[position])
 

@@ -34,8 +34,8 @@ def alternative_attention(
     """Find another attention row with the same output (section 3.3), put it into the model, and measure what changes.
 
     The row goes as far as it can: it takes the weight of the key `toward` to the end of its interval that is farther
-    away; left out, that of the key that can move most. With a `direction` (a number for each key, projected onto the null
-    space of [T, 1]) it goes that way until a weight reaches zero.
+    away; left out, that of the key that can move most. With a `direction` (a number for each key, projected onto the
+    null space of [T, 1]) it goes that way until a weight reaches zero.
     """
     if is_several(text):
         raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")

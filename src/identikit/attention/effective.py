@@ -214,7 +214,8 @@ def effective_attention(
     `text` is a string, a pair of strings, token ids, or a list of these (images or their paths for a vision model).
 
     - `layers`, `heads`: only these, counted from 0
-    - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H is the paper's letter
+    - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H is the paper's
+      letter
     - `mass`: keep the sum of every row (null space LN([T, 1]))
     - `tolerance`: also take singular values below this share of the largest as null
     - `dtype`: of the factors that are kept; they are solved for in float64

@@ -39,8 +39,8 @@ def attention_intervals(
 
     The range is over all attention rows: weights of at least 0 that sum to 1. `layer`, `head`, `query` and `key` select
     what is bounded; None is all. One text gives one Result, a list of texts a list. Without `seconds`, a request that
-    would take more than ten minutes is refused; with it, what is not done in time keeps the bounds 0 and 1 and a `gap` of
-    NaN.
+    would take more than ten minutes is refused; with it, what is not done in time keeps the bounds 0 and 1 and a `gap`
+    of NaN.
     """
     known("method", method, ("auto", "exact"))
     _checked_seconds(seconds)
@@ -85,7 +85,7 @@ def intervals_of(
 
 
 def _bounded(row: Row, keys: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return raw weight, lower and upper end and gap over all keys; those that are not asked for are left at 0 and 1."""
+    """Return raw weight, lower and upper end and gap over all keys; keys that are not asked for keep 0 and 1."""
     raw, lower, upper, gap = _unbounded(row)
     asked = torch.isin(row.keys, torch.tensor(keys, device=row.keys.device)).nonzero()[:, 0]
     if len(asked):
@@ -109,8 +109,8 @@ def _refuse_long(attention: EffectiveAttention, rows: int, keys: int) -> None:
     expected = polytope.predicted_seconds(rows, visible, part.plain.values.shape[-1]) * min(1.0, keys / visible)
     if expected > LONGEST_SECONDS:
         raise InputError(
-            f"Intervals of {rows:,} rows of {len(attention.tokens)} tokens would take about {expected / 60:.0f} minutes. "
-            "Select some rows (layer=, head=, query=) or edges (key=), or set a limit with seconds=."
+            f"Intervals of {rows:,} rows of {len(attention.tokens)} tokens would take about {expected / 60:.0f} "
+            "minutes. Select some rows (layer=, head=, query=) or edges (key=), or set a limit with seconds=."
         )
 
 

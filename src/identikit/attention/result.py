@@ -17,9 +17,9 @@ _POOLS = ("layer", "head", "visible")
 class EffectiveAttention(Result):
     """Raw, effective and null attention of one text; maps are (layer, head, query, key) and made when asked for.
 
-    Effective attention is the smallest set of weights, in the sense of least squares, that gives the same output. It can
-    be negative and need not sum to 1: it says what the output depends on, not what the attention could have been. For
-    that, see `intervals`.
+    Effective attention is the smallest set of weights, in the sense of least squares, that gives the same output. It
+    can be negative and need not sum to 1: it says what the output depends on, not what the attention could have been.
+    For that, see `intervals`.
     """
 
     kind = "effective attention"
@@ -86,9 +86,9 @@ class EffectiveAttention(Result):
     def pearson(self, by: str | None = None) -> Tensor:
         """Return the correlation of raw and effective attention over the visible entries of the selected rows.
 
-        Overall it is one number over all layers and heads. `by="layer"` and `by="head"` give one for each layer or head;
-        `by="visible"` gives entry c over the rows that see c keys, NaN where no row does (rows without a null space
-        correlate perfectly, and inflate the pool).
+        Overall it is one number over all layers and heads. `by="layer"` and `by="head"` give one for each layer or
+        head; `by="visible"` gives entry c over the rows that see c keys, NaN where no row does (rows without a null
+        space correlate perfectly, and inflate the pool).
         """
         if by is not None:
             known("pearson(by", by, _POOLS)
@@ -137,8 +137,8 @@ class EffectiveAttention(Result):
         """Return the captured run; a result that was opened, gathered or subtracted has none."""
         if not hasattr(self.source, "reading"):
             raise InputError(
-                f"{wanted}() needs the model, and this result holds only numbers: it was opened from a folder, gathered "
-                "into words or subtracted. Compute it again with effective_attention(model, text)."
+                f"{wanted}() needs the model, and this result holds only numbers: it was opened from a folder, "
+                "gathered into words or subtracted. Compute it again with effective_attention(model, text)."
             )
         return self.source
 
@@ -159,10 +159,9 @@ class EffectiveAttention(Result):
         return f"{told}\n{self._edges()}" if self._axis("head").single else told
 
     def _edges(self) -> str:
-        edges = [
-            f"{labels.get('query', self._axis('query').label)} → {labels.get('key', self._axis('key').label)} {weight:.2f}"
-            for weight, labels in strongest(self, "raw", 5)
-        ]
+        names = {name: self._axis(name).label for name in ("query", "key")}
+        found = ((weight, names | labels) for weight, labels in strongest(self, "raw", 5))
+        edges = [f"{labels['query']} → {labels['key']} {weight:.2f}" for weight, labels in found]
         return f"Largest raw weights: {', '.join(edges)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
@@ -295,8 +294,8 @@ class AlternativeAttention(Result):
         place = int(moved.argmax()) if not key.single else 0
         raw, other = (float(part.reshape(-1)[place]) for part in (self.raw, self.attention))
         return (
-            f"{self._axis('query').label} → {key.name_of(place)} goes from {raw:.3f} to {other:.3f}, the largest change, "
-            f"and this {self.output_change.words()}."
+            f"{self._axis('query').label} → {key.name_of(place)} goes from {raw:.3f} to {other:.3f}, the largest "
+            f"change, and this {self.output_change.words()}."
         )
 
     def plot(self, **options: Any) -> Any:

@@ -156,8 +156,8 @@ def plan(model: Model, n: int, request: Request) -> Plan:
         advice = "Use a smaller model" if probes is None else f"Use probes={probes}, an estimate with standard errors"
         least = min(cost.held + cost.unit for cost in costs)
         raise InputError(
-            f"{what.capitalize()} of {n} tokens with {model.name} needs at least {least / 2**30:.1f} GiB of memory, and "
-            f"{free / 2**30:.1f} GiB can be used. {advice}, or a shorter text."
+            f"{what.capitalize()} of {n} tokens with {model.name} needs at least {least / 2**30:.1f} GiB of memory, "
+            f"and {free / 2**30:.1f} GiB can be used. {advice}, or a shorter text."
         )
     keep = cost.kept + cost.unit <= free
     room = free - (cost.kept if keep else cost.held)

@@ -92,9 +92,10 @@ class TokenAttribution(Result):
         how = "exact" if self.probes is None else f"estimated from {self.probes} directions"
         output = self._axis("output")
         if output.single:
+            found = strongest(self, "contribution", 5)
+            places = [(weight, labels.pop("layer", None), " ".join(labels.values())) for weight, labels in found]
             sources = ", ".join(
-                f"{' '.join(f'{name} {label}' if name == 'layer' else label for name, label in labels.items())} {weight:.2f}"
-                for weight, labels in strongest(self, "contribution", 5)
+                f"{token} {weight:.2f}" + (f" (layer {layer})" if layer else "") for weight, layer, token in places
             )
             return f"Largest sources of {output.label} ({self.norm} norm, {how}): {sources}."
         try:

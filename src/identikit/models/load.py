@@ -157,7 +157,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     try:
         found = torch.device(device or "cpu")
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InputError(
             f"The device {str(device)!r} cannot be used here: {reason}. Use one that torch sees."

@@ -30,8 +30,8 @@ _MAPS, _TRIALS = "maps.safetensors", "trials.json"
 class TokenIdentifiability(Result):
     """How often a hidden vector still gives its token away, and the maps that were fitted to find out.
 
-    Arrays have an axis for each of map, distance, layer, test_layer, target, offset, data_share, split and fold, and are
-    NaN where nothing was measured; `rates` is the same as a tidy table.
+    Arrays have an axis for each of map, distance, layer, test_layer, target, offset, data_share, split and fold, and
+    are NaN where nothing was measured; `rates` is the same as a tidy table.
 
     - `rate`: share of tokens recovered; `unique_rate`: of those whose target occurs once in its text
     - `duplicates`: share of the others; `n_tokens`: how many tokens were looked up
@@ -115,8 +115,8 @@ class TokenIdentifiability(Result):
         where = f"layer {layers[0]}" if len(layers) == 1 else f"layer {layers[0]} → layer {layers[-1]}"
         folds = own["fold"].nunique()
         return (
-            f"Tokens recovered, {where}: {', '.join(told)}. Means over {folds} fold{'s' if folds > 1 else ''}; guessing "
-            f"recovers {self.chance:.1%}."
+            f"Tokens recovered, {where}: {', '.join(told)}. Means over {folds} fold{'s' if folds > 1 else ''}; "
+            f"guessing recovers {self.chance:.1%}."
         )
 
     def plot(self, **options: Any) -> Any:
@@ -146,8 +146,8 @@ def identifiability_result(rates: Sequence[Rate], source: Provenance, **others: 
 class IdentityMap(Result):
     """One text, layer by layer: is each token recovered from its hidden vector, by which margin, and what won.
 
-    Arrays are (layer, token). `winner` is the position whose input won; `margin` is how much nearer the own input is than
-    the best other, negative where another won. `map` and `distance` say how it was read.
+    Arrays are (layer, token). `winner` is the position whose input won; `margin` is how much nearer the own input is
+    than the best other, negative where another won. `map` and `distance` say how it was read.
     """
 
     kind = "identity map"

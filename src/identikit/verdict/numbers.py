@@ -69,10 +69,10 @@ class Sources(NamedTuple):
 class Explanation(Result):
     """What can be said of a model on one text: all three questions.
 
-    Arrays by layer: least and greatest null dimension of a row (of one head, and of all heads jointly), the share of rows
-    that are `identifiable`, the share of squared weight that effective attention `kept`, the correlation `pearson` of raw
-    and effective attention, and a row's average weight on special tokens. Arrays by layer and token: whether it is
-    `recovered` (1 or 0, NaN in layers without a map), its `own` contribution, and whether it is `outweighed`.
+    Arrays by layer: least and greatest null dimension of a row (of one head, and of all heads jointly), the share of
+    rows that are `identifiable`, the share of squared weight that effective attention `kept`, the correlation `pearson`
+    of raw and effective attention, and a row's average weight on special tokens. Arrays by layer and token: whether it
+    is `recovered` (1 or 0, NaN in layers without a map), its `own` contribution, and whether it is `outweighed`.
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason.
     """
@@ -148,8 +148,8 @@ def explain(
 
     - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is estimated from 16,
       and skipped where even that would take more than a minute
-    - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out, ridge
-      maps fitted once to the sample texts
+    - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
+      ridge maps fitted once to the sample texts
     """
     model = checked_model(model)
     text = sample_text() if text is None else text

@@ -21,7 +21,7 @@ LONGEST_LISTED = 24  # at most how many tokens' sources are listed
 WIDTH = 100
 
 LEGEND = (
-    "null dim: how many independent ways the row of a head can change with the same output (joint: all heads of the layer "
+    "null dim: how many independent ways a head's row can change with the same output (joint: all heads of the layer "
     "together); identifiable: rows that cannot; kept: share of the squared weight that effective attention keeps; "
     "correlation: of raw and effective attention; on special tokens: a row's weight on them, raw → effective."
 )
@@ -47,8 +47,8 @@ def _header(explanation: Explanation) -> list[RenderableType]:
     parts: list[RenderableType] = [
         Text(f"\n{explanation.model_name}", style="bold"),
         Text(
-            f"{len(layers)} layers, {about['n_heads']} heads per layer, values of {about['d_value']} dimensions per head, "
-            f"{'causal' if about['causal'] else 'bidirectional'}. Layers and heads count from 0."
+            f"{len(layers)} layers, {about['n_heads']} heads per layer, values of {about['d_value']} dimensions per "
+            f"head, {'causal' if about['causal'] else 'bidirectional'}. Layers and heads count from 0."
         ),
         Text(f"\n{len(explanation.tokens)} tokens: {tokens}", style="dim"),
     ]
@@ -82,9 +82,9 @@ def _attention(explanation: Explanation) -> list[RenderableType]:
 
 
 EDGES = (
-    "The interval is what the weight could be in any attention with the same output. Effective attention is the least-norm "
-    "set of weights with that output; it may be negative, and a small effective weight does not mean that the attention "
-    "could have been small."
+    "The interval is what the weight could be in any attention with the same output. Effective attention is the "
+    "least-norm set of weights with that output; it may be negative, and a small effective weight does not mean that "
+    "the attention could have been small."
 )
 
 
@@ -102,19 +102,19 @@ def _headline(explanation: Explanation) -> str:
     largest = int(explanation.array("greatest_null_dim").max())
     if largest == 0:
         return (
-            "All of it. In every row, the values of the visible keys are independent, so each weight can be worked back "
-            f"from the output: {n} tokens, values of {d_value} dimensions."
+            "All of it. In every row, the values of the visible keys are independent, so each weight can be worked "
+            f"back from the output: {n} tokens, values of {d_value} dimensions."
         )
     cause = (
         f"The text has {n} tokens and a head's values only {d_value} dimensions"
         if n > d_value
-        else f"The text has {n} tokens, no more than a head's {d_value} value dimensions, but some values depend on others "
-        "(repeated tokens can have equal values)"
+        else f"The text has {n} tokens, no more than a head's {d_value} value dimensions, but some values depend on "
+        "others (repeated tokens can have equal values)"
     )
     return (
         f"Not all of it. {cause}, so a row of attention weights can change in up to {largest} independent ways without "
-        "changing anything the model computes. How far each weight can go while the row stays an attention (at least 0, "
-        f"summing to 1) is its interval. Raw and effective attention correlate at "
+        "changing anything the model computes. How far each weight can go while the row stays an attention (at least "
+        "0, summing to 1) is its interval. Raw and effective attention correlate at "
         f"{explanation.about['pearson_overall']:.2f} over all layers."
     )
 
@@ -147,9 +147,10 @@ def _range(least: float, greatest: float) -> str:
 
 def _certificate(explanation: Explanation) -> str:
     change = Change(**explanation.about["output_change"])
+    residual = explanation.about["largest_residual"]
     return (
-        f"Certificate: effective attention reproduces every head's output to {explanation.about['largest_residual']:.1g} "
-        f"(relative). Put in place of raw attention, it {change.words()} ({explanation.provenance.dtype})."
+        f"Certificate: effective attention reproduces every head's output to {residual:.1g} (relative). Put in place "
+        f"of raw attention, it {change.words()} ({explanation.provenance.dtype})."
     )
 
 
@@ -163,8 +164,9 @@ def _identity(explanation: Explanation) -> list[RenderableType]:
     if unknown > UNKNOWN:
         parts.append(
             Text(
-                f"Careful: the tokenizer does not know {unknown:.0%} of the tokens in the sample texts that the maps were "
-                "fitted to. Fit maps to texts of your own: explain(model, text, maps=token_identifiability(model, texts)).",
+                f"Careful: the tokenizer does not know {unknown:.0%} of the tokens in the sample texts that the maps "
+                "were fitted to. Fit maps to texts of your own: explain(model, text, "
+                "maps=token_identifiability(model, texts)).",
                 style="bold",
             )
         )
@@ -175,9 +177,9 @@ def _recovered(identity: IdentityMap) -> str:
     shares = identity.recovered.double().mean(-1).tolist()
     layers = identity._axis("layer").values
     told = (
-        f"After layers {layers[0]} to {layers[-1]}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden vectors "
-        f"still point to their own token ({identity.map} maps fitted to {identity.about.get('fitted_to', 'texts')}, "
-        f"{identity.distance} distance)."
+        f"After layers {layers[0]} to {layers[-1]}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden "
+        f"vectors still point to their own token ({identity.map} maps fitted to "
+        f"{identity.about.get('fitted_to', 'texts')}, {identity.distance} distance)."
     )
     positions = identity._axis("token")
     last = zip(identity.recovered[-1].tolist(), identity.winner[-1].tolist(), strict=True)
