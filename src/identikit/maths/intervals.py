@@ -15,7 +15,7 @@ renormalised in float64, because a sum that is off by float32 rounding leaves th
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -94,11 +94,7 @@ def alternative(
 
 
 def intervals(
-    attention: Float[Tensor, " key"],
-    values: Float[Tensor, "key d_v"],
-    *,
-    keys: Sequence[int] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"], *, keys: Sequence[int] | None = None
 ) -> Intervals:
     r"""Compute the sharp range of each weight over all attention rows on the simplex with the same output.
 
@@ -106,10 +102,9 @@ def intervals(
     U^\top a' = U^\top a, \; a' \ge 0$$
 
     $U$ is an orthonormal basis of $[V, 1]$ (this goes beyond the paper). `keys` are the j that are asked for, by
-    default all; `progress(done, total)` is called after each of the 2·len(keys) ends. One simplex model serves the row
-    and continues from end to end. Every vertex it visits is an attention row with the same output: if one has weight 0
-    on a key, that key's lower bound is 0 and needs no program. An identifiable row needs none at all, and reports no
-    progress.
+    default all. One simplex model serves the row and continues from end to end. Every vertex it visits is an attention
+    row with the same output: if one has weight 0 on a key, that key's lower bound is 0 and needs no program. An
+    identifiable row needs none at all.
     """
     weights, basis = _row(attention, values)
     given = attention.detach().to("cpu", torch.float64)
@@ -120,20 +115,16 @@ def intervals(
         return Intervals(exact, exact.clone())
     program = _program(weights, basis)
     least, greatest, vertex = weights.numpy().copy(), weights.numpy().copy(), weights.numpy()
-    total, pending = 2 * len(asked), np.isin(np.arange(n), asked)
-    for done in range(int(pending.sum())):
+    pending = np.isin(np.arange(n), asked)
+    while pending.any():
         key = int(np.where(pending, vertex, -1.0).argmax())  # nearest: fewer pivots than in the order of the text
         pending[key] = False
         vertex = _vertex(program, key, 1, floor=greatest[key])
         np.minimum(least, vertex, out=least)
         np.maximum(greatest, vertex, out=greatest)
-        if progress:
-            progress(done + 1, total)
-    for done, key in enumerate(asked, start=len(asked)):
+    for key in asked:
         if least[key] > 0:
             np.minimum(least, _vertex(program, key, -1, floor=-least[key]), out=least)
-        if progress:
-            progress(done + 1, total)
     lower = torch.minimum(torch.from_numpy(least), given)[asked]
     upper = torch.maximum(torch.from_numpy(greatest), given)[asked]
     return Intervals(lower.to(attention.device), upper.to(attention.device))
