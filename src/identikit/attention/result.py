@@ -242,8 +242,8 @@ class AttentionIntervals(Result):
             at = int(width.masked_fill(unknown, 0.0).argmax())
             raw, lower, upper = (float(part.flatten()[at]) for part in (self.raw, self.lower, self.upper))
             told.append(
-                f"The widest interval is {_edge(self, labels)}: raw {raw:.3f}, and from {lower:.3f} to {upper:.3f} in "
-                "all attention with the same output."
+                f"The widest interval is {_edge(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in "
+                "every attention with the same output."
             )
         elif late < width.numel():
             told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")

@@ -104,8 +104,8 @@ class TokenAttribution(Result):
         return self.about["separator"]
 
     def said(self) -> str:
-        """Say how much of the tokens is left in their own hidden vectors, or where the selected vector came from."""
-        how = "exact" if self.probes is None else f"estimated from {self.probes} directions"
+        """Say how much tokens contribute to their own hidden vectors, or where the selected vector came from."""
+        how = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
         output = self._axis("output")
         if output.single:
             found = strongest(self, "contribution", 5)
@@ -121,11 +121,11 @@ class TokenAttribution(Result):
             return f"Contributions of some of the text's tokens ({self.norm} norm, {how})."
         own, lost = own_contribution(whole).median(-1).values, outweighed(whole).double().mean(-1)
         first, last = self.layers[0], self.layers[-1]
-        start = f"{float(own[0]):.0%} after layer {first} and " if first != last else ""
+        more = f" and {float(own[-1]):.0%} after layer {last}" if last != first else ""
+        share = f"{float(lost[-1]):.0%} of the tokens are no longer their" if lost[-1] else "every token is still its"
         return (
-            f"A token contributes {start}{float(own[-1]):.0%} after layer {last} to its own hidden vector (medians; "
-            f"{self.norm} norm, {how}). After layer {last}, another token contributes more than the token itself to "
-            f"{float(lost[-1]):.0%} of the hidden vectors."
+            f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {first}{more} (medians; "
+            f"{self.norm} norm, {how}). After layer {last}, {share} own largest contributor."
         )
 
     def plot(self, **options: Any) -> Any:
