@@ -97,6 +97,7 @@ def main() -> None:
         "explain text": lambda x: ik.explain(model, x),
         "explain probes": lambda x: ik.explain(model, text, probes=x),
         "explain maps": lambda x: ik.explain(model, text, maps=x),
+        "save": lambda x: attention.save("" if isinstance(x, str) else x),
         "open": lambda x: ik.open_result(x),
         "read_texts": lambda x: list(ik.read_texts(x)),
         "subtract": lambda x: attention - x,

@@ -12,8 +12,8 @@ SOURCE = Path(identikit.__file__).parent
 # From the ground up. A room may import what is on the floors below it, and nothing else on its own floor.
 FLOORS = [
     {"errors", "shapes", "version", "progress", "machine"},
-    {"indexing"},
     {"maths", "text"},
+    {"indexing"},
     {"encoding"},
     {"data", "tags", "models"},
     {"provenance"},

@@ -52,7 +52,7 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     assert "L4H5 (correlation 0.03): since → [CLS] raw 0.941, effective 0.003, interval [0.939, 0.942]" in told
     assert "bit-identical" in told
     assert "Which token is this? After layers 0 to 5, 100%, 100%, 100%" in told
-    assert "Where did it come from? A token's own input makes up" in told
+    assert "Where did it come from? A token contributes" in told
 
 
 def test_explain_short_text_as_json(run):

@@ -42,6 +42,13 @@ def test_tokens(wanted: str, place: int):
     assert WORDS.find(wanted) == [place]
 
 
+def test_tokens_are_named_as_people_read_them():
+    axis = Axis("key", (0, 1, 2, 3), ("Ġcaf", "Ã©", "Ċ", "ĠðŁį"))
+    assert axis.find("é") == [1] and axis.find("Ã©") == [1] and axis.find(" caf") == axis.find("caf") == [0]
+    assert axis.name_of(1) == "é" and axis.name_of(2) == "↵" and axis.find("↵") == [2]
+    assert axis.find(axis.name_of(3)) == [3]
+
+
 def test_an_axis_named_by_one_place_becomes_single_and_keeps_its_name():
     one, several, sliced = WORDS.sel("dog"), WORDS.sel(["dog"]), WORDS.sel(slice(2, 3))
     assert (one.single, several.single, sliced.single) == (True, False, False)
@@ -72,7 +79,7 @@ def test_a_token_that_looks_like_a_position():
         (LAYERS, slice(9, None), "nothing is selected"),
         (LAYERS, object(), "expected a number, not object"),
         (WORDS, "the", "The query 'the' occurs 2 times. Say which: the@1, the@4."),
-        (WORDS, "cat", r"There is no query 'cat'. The positions are 0 to 4: \[CLS\], Ġthe, dog"),
+        (WORDS, "cat", r"There is no query 'cat'. The positions are 0 to 4: \[CLS\], the, dog"),
         (WORDS, "dog@1", "position 1 is 'Ġthe'"),
         (WORDS, 5, "There is no query 5. The positions are 0 to 4"),
         (WORDS, torch.tensor([True, False]), "expected a number or a token"),

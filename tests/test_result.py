@@ -154,7 +154,7 @@ def test_differences_need_the_same_tokens(model: ik.Model, attention: Any):
     other = ik.effective_attention(model, TEXT[0], layers=[0, 4], heads=[5, 7])
     with pytest.raises(ik.InputError, match="they differ on the query axis"):
         _ = attention - other
-    with pytest.raises(ik.InputError, match="they differ on the layer axis"):
+    with pytest.raises(ik.InputError, match=r"differ on the layer axis \(2 layers, 0 to 4 against 1 layer, 0\)"):
         _ = attention - attention.sel(layer=[0])
     moved = attention.sel(head=[5]) - attention.sel(head=[5])
     assert not moved.raw.any()
@@ -182,6 +182,67 @@ def test_words_add_up_what_pieces_receive_and_average_what_they_do(results: dict
         results["rates"].words()
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "rates"])
+def test_words_and_their_differences_can_be_used_like_any_result(results: dict[str, Result], name: str, tmp_path: Path):
+    result = results[name].sel(query=12) if name == "intervals" else results[name]
+    for made in (result.words(), result.words() - result.words(), (result - result).words()):
+        assert len(made.to_frame()) and made.to_xarray() and "nan" not in str(made)
+        assert json.dumps(made.to_dict(), allow_nan=False)
+        made.save(tmp_path / repr(len(list(tmp_path.iterdir()))))
+    assert str(ik.open_result(tmp_path / "0")) == str(result.words())
+    with pytest.raises(ik.InputError, match="is by words already"):
+        result.words().words()
+
+
+def test_what_words_do_not_have_is_refused_in_words(results: dict[str, Result]):
+    attention, identity = results["attention"].words(), results["identity"].words()
+    for read in (lambda: attention.rank, lambda: identity.winner, lambda: identity.winners):  # pyright: ignore
+        with pytest.raises(ik.InputError, match="has no array '(rank|winner)': use"):
+            read()
+
+
+def test_words_keep_track_of_special_tokens(results: dict[str, Result]):
+    pieces: Any = results["attribution"]
+    words = pieces.words()
+    assert pieces.tokens[pieces.separator] == words.tokens[words.separator] == "[SEP]"
+    assert words.cls == 0 and words.separator < pieces.separator
+
+
+def test_a_selected_layer_is_left_out_of_every_reading(results: dict[str, Result]):
+    whole: Any = results["attribution"]
+    last = whole.sel(layer=-1)
+    assert torch.equal(last.own, whole.own[-1]) and torch.equal(last.outweighed, whole.outweighed[-1])
+
+
+def test_missing_rates_do_not_hide_differences(fit: Any):
+    assert fit.rate.isnan().any()  # maps were tested only on their own layers
+    made = fit - fit
+    made.source.arrays["rate"].add_(0.25)
+    assert "rate 0.25" in str(made)
+
+
+def test_one_rate_can_be_drawn(fit: Any):
+    one = fit.sel(map="ridge", distance="l2", layer=5, test_layer=5, target="input", offset=0, data_share=1.0, fold=0)
+    assert "data:image/png" in one.sel(split="test")._repr_html_()
+
+
+def test_an_explanation_says_only_what_is_selected(results: dict[str, Result]):
+    explanation: Any = results["explanation"]
+    part = explanation.sel(layer=2)
+    assert "Which attention is real?" in str(explanation) and "Which attention is real?" not in str(part)
+    assert f"pearson {float(explanation.array('pearson')[2]):.3g}" in str(part)
+    assert (explanation - explanation).to_dict().get("sources") is None
+
+
+def test_bounds_that_were_not_computed_are_not_said(attention: Any):
+    late = attention.intervals(layer=4, head=5, query=[3, 12], seconds=1e-9)
+    count = late.raw.numel()
+    assert f"{count} of {count} weights were not bounded in time" in str(late) and "at least 0.00" in str(late)
+    assert "The widest" not in str(late)
+    known = attention.intervals(layer=4, head=5, query=[3, 12])
+    assert "The widest interval is" in str(known) and "in every attention with the same output" in str(known)
+
+
 def test_token_ids_are_a_text(model: ik.Model, attention: Any):
     ids = model.encode(TEXT)[0].ids
     found = ik.effective_attention(model, list(ids), layers=[0])
@@ -207,7 +268,9 @@ def test_a_large_result_is_refused_before_memory_runs_out(
     attention: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr("identikit.result.LARGEST", 1000)
-    for write in (attention.to_frame, attention.to_xarray, attention.to_dict, lambda: attention.save(tmp_path / "x")):
+    made = (attention.words, lambda: attention - attention)
+    written = (attention.to_frame, attention.to_xarray, attention.to_dict, lambda: attention.save(tmp_path / "x"))
+    for write in (*made, *written):
         with pytest.raises(ik.InputError, match=r"Select a part first, with sel\(layer=…\)"):
             write()
     assert list(tmp_path.iterdir()) == []
@@ -248,7 +311,7 @@ def test_saving_leaves_nothing_half_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(results["identity"]), "_write", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ik.InputError, match=r"No space left on device\. Choose another folder"):
         results["identity"].save(tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("in the way")

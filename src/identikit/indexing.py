@@ -1,16 +1,19 @@
 """One way to name layers, heads, positions and tokens, and one error for what is not there.
 
-A whole number is what the model counts, from 0; a negative one counts from the end. A string is a token, with `@` and
-its position where it occurs more than once; the marks that tokenizers put in front of words (Ġ, ▁) need not be typed.
+A whole number counts from 0, as the model does; a negative one counts from the end. A string is a token as people
+read it, with `@` and its position where it occurs more than once. The marks that tokenizers put in front of words (Ġ,
+▁) need not be typed.
 """
 
 import operator
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from identikit.errors import InputError
+from identikit.text import shown
 
 Index = Any
 """A number, a token or a name, a slice, several of them, or None for all; `Axis.find` checks what users pass."""
@@ -56,9 +59,14 @@ class Axis:
         """Return a token, with its position where it repeats; or the number or name."""
         if self.tokens is None:
             return str(self.values[place])
-        token = self.tokens[place].strip(_MARKS) or self.tokens[place]
-        repeats = sum(other.strip(_MARKS) == token for other in self.tokens) > 1
+        token = _bare(self.tokens[place])
+        repeats = sum(_bare(other) == token for other in self.tokens) > 1
         return f"{token}@{self.values[place]}" if repeats else token
+
+    def summary(self) -> str:
+        """Say what is on the axis: tokens or numbers, the first and the last."""
+        ends = dict.fromkeys((self.name_of(0), self.name_of(len(self) - 1)))
+        return f"{len(self)} {self.plural if len(self) > 1 else self.name}, {' to '.join(ends)}"
 
     def find(self, wanted: Index) -> list[int]:
         """Return where the asked-for places stand on this axis; None is all of them."""
@@ -115,8 +123,8 @@ class Axis:
             return self.values.index(name)
         if self.tokens is None:
             raise InputError(f"There is no {self.name} {name!r:.60}. {self._there()}")
-        bare = [token.strip(_MARKS) or token for token in self.tokens]  # typed with its mark, a token is meant as it is
-        found = [place for place, token in enumerate(self.tokens if name[:1] in _MARKS else bare) if name == token]
+        read = shown if name[:1] in _MARKS else _bare  # typed with its mark, a token is meant as it is
+        found = [place for place, token in enumerate(self.tokens) if name in (token, read(token))]
         if len(found) == 1:
             return found[0]
         if found:
@@ -127,14 +135,15 @@ class Axis:
         token, _, position = name.rpartition("@")
         if token and position.isdecimal() and int(position) in self.values:
             place = self.values.index(int(position))
-            if self.tokens[place].strip(_MARKS) == token.strip(_MARKS):
+            if _bare(self.tokens[place]) == _bare(token):
                 return place
-            raise InputError(f"There is no {self.name} {name!r:.60}: position {position} is {self.tokens[place]!r}.")
+            there = _bare(self.tokens[place])
+            raise InputError(f"There is no {self.name} {name!r:.60}: position {position} is {there!r}.")
         raise InputError(f"There is no {self.name} {name!r:.60}. {self._there()}")
 
     def _there(self) -> str:
         if self.tokens is not None:
-            return f"The positions are {self.values[0]} to {self.values[-1]}: {self._listed(self.tokens)}."
+            return f"The positions are {self.values[0]} to {self.values[-1]}: {self._listed(map(_bare, self.tokens))}."
         if self.values == tuple(range(len(self))):
             return f"The {self.plural} are 0 to {len(self) - 1}, counted from 0."
         return f"There {'are' if len(self) > 1 else 'is'} {self._listed(map(str, self.values))}."
@@ -144,6 +153,12 @@ class Axis:
         names = list(names)
         more = f", … ({len(names)} in all)" if len(names) > _CANDIDATES else ""
         return ", ".join(names[:_CANDIDATES]) + more
+
+
+@lru_cache(1 << 16)
+def _bare(token: str) -> str:
+    """Return a token as people read it, without the spaces around it."""
+    return shown(token).strip() or token
 
 
 def chosen(name: str, wanted: Index, count: int) -> tuple[int, ...]:

@@ -86,10 +86,10 @@ class Result:
 
     kind: ClassVar[str]
     main: ClassVar[tuple[str, ...]]
-    """The arrays of a table, which have all axes."""
+    """The arrays of a table, which share their axes."""
 
     by_word: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """How each array is gathered into words, for each axis of tokens: "sum", "mean", "all" or "min"."""
+    """How arrays are gathered into words along their axes of tokens: "sum", "mean", "all" or "min"."""
 
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):
@@ -99,13 +99,18 @@ class Result:
 
     def array(self, name: str) -> Tensor:
         """Return one of the arrays; an axis selected by one number or token is left out."""
-        axes = [self._axis(dim) for dim in self.source.dims[name]]
-        found = self.source.read(name, {axis.name: axis.places for axis in axes})
-        return found[tuple(0 if axis.single else slice(None) for axis in axes)]
+        whole = self._read(name)
+        return whole[tuple(0 if self._axis(dim).single else slice(None) for dim in self.source.dims[name])]
+
+    def _read(self, name: str) -> Tensor:
+        """Return one of the arrays with all of its axes."""
+        if not isinstance(name, str) or name not in self.source.dims:
+            raise InputError(f"{self._a_kind().capitalize()} has no array {name!r:.60}: use {', '.join(self.arrays)}.")
+        return self.source.read(name, {dim: self._axis(dim).places for dim in self.source.dims[name]})
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The names of the arrays; those that start with an underscore are kept for other readings."""
+        """The names of the arrays, without those that are kept only to compute others from."""
         return tuple(name for name in self.source.dims if not name.startswith("_"))
 
     def _axis(self, name: str) -> Axis:
@@ -149,7 +154,7 @@ class Result:
         """
         from pandas import DataFrame, MultiIndex
 
-        names = names or self.main
+        names = names or self._main
         arrays = self._checked(names)
         dims = self.source.dims[names[0]]
         if any(self.source.dims[name] != dims for name in names):
@@ -181,42 +186,50 @@ class Result:
         return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists, numbers and strings, as JSON holds them; what is not a number is None."""
+        """Return plain lists, numbers and strings, as JSON holds them; NaN and infinity become None."""
         axes = {axis.name: axis.values[0] if axis.single else list(axis.values) for axis in self.axes}
         arrays = {name: _plain(array.tolist()) for name, array in self._checked(self.arrays).items()}
         source = asdict(self.provenance)
         return {"kind": self.kind, "axes": axes, **arrays, **_plain(dict(self.about)), "provenance": _plain(source)}
 
+    @property
+    def _main(self) -> tuple[str, ...]:
+        """The main arrays that are there: some exist only for pieces, not for words."""
+        return tuple(name for name in self.main if name in self.source.dims)
+
     def _checked(self, names: Iterable[str]) -> dict[str, Tensor]:
+        names = tuple(names)
+        self._refuse_large(names)
+        return {name: self.array(name) for name in names}
+
+    def _refuse_large(self, names: Iterable[str]) -> None:
         for name in names:
-            if not isinstance(name, str) or name not in self.source.dims:
-                raise InputError(
-                    f"{self._a_kind().capitalize()} has no array {name!r:.60}: use {', '.join(self.arrays)}."
-                )
-            size = math.prod(len(self._axis(dim)) for dim in self.source.dims[name])
+            dims = self.source.dims.get(name, ()) if isinstance(name, str) else ()
+            size = math.prod(len(self._axis(dim)) for dim in dims)
             if size > LARGEST:
                 raise InputError(
                     f"Writing out all {size:,} entries of {name!r} would take too much memory. Select a part first, "
                     f"with sel({self.axes[0].name}=…)."
                 )
-        return {name: self.array(name) for name in names}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the result to a new folder, as safetensors and JSON; `open_result` reads it."""
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+            raise InputError(f"save({folder!r:.60}): expected a new folder.")
         target = Path(folder)
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise InputError(f"Saving a result to {target}: it is not an empty folder. Choose a new one.")
         try:
+            if target.exists() and (not target.is_dir() or any(target.iterdir())):
+                raise InputError(f"Saving a result to {target}: it is not an empty folder. Choose a new one.")
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            try:
+                self._write(partial)
+                partial.replace(target)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
         except OSError as error:
             raise InputError(f"Saving a result to {target}: {error.strerror}. Choose another folder.") from None
-        try:
-            self._write(partial)
-            partial.replace(target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
 
     def _write(self, folder: Path) -> None:
         arrays = self._checked(self.source.dims)
@@ -238,7 +251,7 @@ class Result:
         folder.chmod(0o755)
 
     @classmethod
-    def _read(cls: type[R], folder: Path, about: Mapping[str, Any]) -> R:
+    def _opened(cls: type[R], folder: Path, about: Mapping[str, Any]) -> R:
         """Return the result of a folder whose description was read; parts that a class adds are read by the class."""
         content = (folder / _ARRAYS).read_bytes()
         if hashlib.sha256(content).hexdigest() != about["sha256"]:
@@ -264,9 +277,11 @@ class Result:
 
         Special tokens stay as they are. Readings that exist only for pieces (ranks, the certificate) are left out.
         """
-        spans = [tuple(span) for span in self.about.get("words", ())]
+        spans = [tuple(span) for span in self.about.get("words") or ()]
         if not self.by_word:
             raise InputError(f"{self._a_kind().capitalize()} has no tokens to gather into words.")
+        if self.about.get("words", ()) is None:
+            raise InputError(f"This {self.kind} result is by words already.")
         if not spans:
             raise InputError(
                 f"Gathering {self._a_kind()} into words: its tokens are not aligned with words. Pass a text instead of "
@@ -283,41 +298,40 @@ class Result:
                     f"Gathering {self._a_kind()} into words: call words() before selecting some {axis.plural}."
                 )
             axes[name] = Axis(name, tuple(range(len(groups))), tuple(joined(self.tokens, group) for group in groups))
-        arrays = {
-            name: self._gathered(name, ways, groups) for name, ways in self.by_word.items() if name in self.arrays
-        }
+        names = [name for name in self.by_word if name in self.arrays]
+        self._refuse_large(names)
+        arrays = {name: self._gathered(name, self.by_word[name], groups) for name in names}
         dims = {name: self.source.dims[name] for name in arrays}
-        about = {**self.about, "tokens": [joined(self.tokens, group) for group in groups], "words": []}
+        about = {**self.about, "tokens": [joined(self.tokens, group) for group in groups], "words": None}
         kept = tuple(replace(axes[axis.name], places=tuple(range(len(axes[axis.name])))) for axis in self.axes)
         return replace(self, axes=kept, source=Held(arrays, dims), about=about)
 
     def _gathered(self, name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
-        axes = [self._axis(dim) for dim in self.source.dims[name]]
-        found = self.source.read(name, {axis.name: axis.places for axis in axes})
-        for place, axis in enumerate(axes):
+        found = self._read(name)
+        for place, axis in enumerate(map(self._axis, self.source.dims[name])):
             if axis.name in ways and not axis.single:
                 gather = _WAYS[ways[axis.name]]
                 found = torch.stack([gather(found[(slice(None),) * place + (list(g),)], place) for g in groups], place)
         return found
 
     def __sub__(self: R, other: object) -> R:
-        """Return this result less another of the same kind, where tokens, layers and heads agree."""
+        """Return this result minus another of the same kind, where tokens, layers and heads agree."""
         if type(other) is not type(self):
             raise InputError(f"Subtracting {type(other).__name__} from {self._a_kind()}: both must be of one kind.")
         for mine, theirs in zip(self.axes, other.axes, strict=True):
             if (mine.values, mine.tokens, mine.single) != (theirs.values, theirs.tokens, theirs.single):
                 raise InputError(
-                    f"Subtracting {self.kind} results: they differ on the {mine.name} axis ({_summary(mine)} against "
-                    f"{_summary(theirs)}). Select the same parts, of the same tokens."
+                    f"Subtracting {self.kind} results: they differ on the {mine.name} axis ({mine.summary()} against "
+                    f"{theirs.summary()}). Select the same parts, of the same tokens."
                 )
         names = [name for name in self.arrays if name in other.arrays]
+        self._refuse_large(names)
         arrays = {}
         for name in names:
-            places = {dim: self._axis(dim).places for dim in self.source.dims[name]}
-            others = {dim: other._axis(dim).places for dim in self.source.dims[name]}
-            first, second = self.source.read(name, places), other.source.read(name, others)
-            whole = first.dtype == torch.bool or not first.is_floating_point()
-            arrays[name] = first.long() - second.long() if whole else first.double() - second.to(first.device).double()
+            first = self._read(name)
+            second = other._read(name).to(first.device)
+            dtype = torch.float64 if first.is_floating_point() else torch.long
+            arrays[name] = first.to(dtype) - second.to(dtype)
         dims = {name: self.source.dims[name] for name in names}
         axes = tuple(replace(axis, places=tuple(range(len(axis)))) for axis in self.axes)
         about = {**self.about, "minus": other.model_name}
@@ -345,7 +359,7 @@ class Result:
         raise NotImplementedError
 
     def _difference(self) -> str:
-        largest = {name: float(self.array(name).double().abs().max()) for name in self.main}
+        largest = {name: float(self.array(name).double().abs().nan_to_num(0.0).max()) for name in self._main}
         return "Largest difference: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
 
     def plot(self, **options: Any) -> Any:
@@ -377,7 +391,7 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
             raise InputError(f"Opening {path}: its format is {about['format']!r}, and this version reads {FORMAT!r}.")
         if about["kind"] not in _CLASSES:
             raise InputError(f"Opening {path}: results of the kind {about['kind']!r} are not known to this version.")
-        return _CLASSES[about["kind"]]._read(path, about)
+        return _CLASSES[about["kind"]]._opened(path, about)
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise InputError(
@@ -414,10 +428,6 @@ _WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-def _summary(axis: Axis) -> str:
-    return f"{len(axis)} of them" if axis.tokens is None else f"{len(axis)} tokens from {axis.tokens[0]!r}"
-
-
 def _numpy(array: Tensor) -> Any:
     array = array.detach().cpu()
     return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
@@ -439,9 +449,14 @@ def _encoded(image: bytes) -> str:
     return b64encode(image).decode()
 
 
-def strongest(result: Result, name: str, count: int) -> Iterator[tuple[float, dict[str, str]]]:
-    """Yield the largest entries of an array by size, each with the label of its place on every axis that is left."""
-    array = result.array(name)
+def strongest(
+    result: Result, name: str, count: int, values: Tensor | None = None
+) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yield the largest entries of an array by size, each with the label of its place on every axis that is left.
+
+    `values` are other numbers over the axes of that array.
+    """
+    array = result.array(name) if values is None else values
     axes = [axis for dim in result.source.dims[name] if not (axis := result._axis(dim)).single]
     flat = array.flatten()
     for place in flat.abs().nan_to_num(-1).topk(min(count, flat.numel())).indices.tolist():

@@ -26,7 +26,7 @@ def test_maps_come_back_from_disk_as_they_were(tmp_path):
 
 
 def test_files_that_hold_no_maps_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"Loading fitted maps from .*missing.*; give a file that save_maps wrote"):
+    with pytest.raises(InputError, match=r"Loading fitted maps from .*missing.*\. Give a file that save_maps wrote"):
         load_maps(tmp_path / "missing")
     (tmp_path / "text").write_text("not tensors")
     with pytest.raises(InputError, match=r"Loading fitted maps from .*text"):

@@ -33,8 +33,8 @@ def alternative_attention(
 ) -> AlternativeAttention:
     """Find another attention row with the same output (section 3.3), put it into the model, and measure what changes.
 
-    The row goes as far as it can: it takes the weight of the key `toward` to the end of its interval that is farther
-    away; left out, that of the key that can move most. With a `direction` (a number for each key, projected onto the
+    The row goes as far as it can: it takes the weight of the key `toward` to the farther end of its interval (by
+    default, the weight of the key that can move most). With a `direction` (a number for each key, projected onto the
     null space of [T, 1]) it goes that way until a weight reaches zero.
     """
     if is_several(text):
@@ -87,8 +87,8 @@ def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "seen"]:
     other = max(ends, key=lambda end: float((end[place] - row.attention[place]).abs()))
     if float((other - row.attention).abs().max()) < SAME:
         raise InputError(
-            f"Looking for another attention: no other one over the {len(row.keys)} keys that the query sees gives this "
-            "output. Choose a query that sees more keys, or another head."
+            "Looking for another attention: only the row's own attention gives this output (keys that it sees: "
+            f"{len(row.keys)}). Choose a query that sees more keys, or another head."
         )
     return other
 
@@ -97,7 +97,7 @@ def _along(row: Row, direction: Tensor) -> Float[Tensor, "seen"]:
     if not isinstance(direction, Tensor) or direction.shape != (row.n,):
         shape = tuple(direction.shape) if isinstance(direction, Tensor) else type(direction).__name__
         raise InputError(
-            f"direction ({shape}) cannot be used: expected a tensor with a number for each of {row.n} keys."
+            f"direction ({shape}) cannot be used: expected a tensor with a number for each of the {row.n} keys."
         )
     along = direction.to(row.keys.device)[row.keys]
     return polytope.alternative(row.attention, row.values, direction=along).attention

@@ -1,5 +1,6 @@
 """What `effective_attention`, `attention_intervals` and `alternative_attention` give back."""
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -17,9 +18,8 @@ _POOLS = ("layer", "head", "visible")
 class EffectiveAttention(Result):
     """Raw, effective and null attention of one text; maps are (layer, head, query, key) and made when asked for.
 
-    Effective attention is the smallest set of weights, in the sense of least squares, that gives the same output. It
-    can be negative and need not sum to 1: it says what the output depends on, not what the attention could have been.
-    For that, see `intervals`.
+    Effective attention is the set of weights of least norm that gives the same output. It can be negative and need not
+    sum to 1: it says what the output depends on, not what the attention could have been. For that, see `intervals`.
     """
 
     kind = "effective attention"
@@ -48,7 +48,7 @@ class EffectiveAttention(Result):
 
     @property
     def null(self) -> Float[Tensor, "*axis"]:
-        """The part of attention that changes nothing: raw less effective."""
+        """The part of attention that the output does not depend on: raw minus effective."""
         return self.array("null")
 
     @property
@@ -108,17 +108,17 @@ class EffectiveAttention(Result):
         """Return sums over keys of every selected row, all axes kept."""
         if name not in self.source.dims:
             raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")
-        return self.source.read(name, {dim: self._axis(dim).places for dim in self.source.dims[name]})
+        return self._read(name)
 
     def verify(self) -> Change:
         """Run the model with effective attention in place of raw attention in the selected rows.
 
         Returns how much the final hidden states and logits changed.
         """
-        source: Any = self._live("verify")
+        source: Any = self._live("verify()")
         layers, heads, queries, keys = (self._axis(name) for name in ("layer", "head", "query", "key"))
         if keys.tokens != self.tokens:
-            raise InputError("verify() puts whole rows in: select layers, heads and queries, but not keys.")
+            raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
         return source.change(layers.places, heads.places, queries.places)
 
     def intervals(
@@ -130,14 +130,14 @@ class EffectiveAttention(Result):
         """
         from identikit.attention.intervals import intervals_of
 
-        self._live("intervals")
+        self._live("intervals()")
         return intervals_of(self.sel(**wanted), key=key, seconds=seconds)
 
     def _live(self, wanted: str) -> Any:
         """Return the captured run; a result that was opened, gathered or subtracted has none."""
         if not hasattr(self.source, "reading"):
             raise InputError(
-                f"{wanted}() needs the model, and this result holds only numbers: it was opened from a folder, "
+                f"{wanted} needs the model, and this result holds only numbers: it was opened from a folder, "
                 "gathered into words or subtracted. Compute it again with effective_attention(model, text)."
             )
         return self.source
@@ -151,18 +151,18 @@ class EffectiveAttention(Result):
         if free == 0:
             return "Every selected row is identifiable: only its own attention gives its output."
         dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
+        rows = f"{free:.0%} of the rows have" if null.numel() > 1 else "The row has"
+        pearson = float(self.pearson())
+        correlation = "" if math.isnan(pearson) else f" Raw and effective attention correlate at {pearson:.2f}."
         told = (
-            f"{free:.0%} of the rows have a null space ({dims} dimensions). Raw and effective attention correlate at "
-            f"{float(self.pearson()):.2f}. Effective attention gives the head outputs to "
-            f"{float(self.residual.max()):.1g} (relative)."
+            f"{rows} a null space ({dims} dimensions).{correlation} Effective attention reproduces the head outputs to "
+            f"within {float(self.residual.max()):.1g} (relative)."
         )
         return f"{told}\n{self._edges()}" if self._axis("head").single else told
 
     def _edges(self) -> str:
-        names = {name: self._axis(name).label for name in ("query", "key")}
-        found = ((weight, names | labels) for weight, labels in strongest(self, "raw", 5))
-        edges = [f"{labels['query']} → {labels['key']} {weight:.2f}" for weight, labels in found]
-        return f"Largest raw weights: {', '.join(edges)}."
+        found = strongest(self, "raw", 5)
+        return f"Largest raw weights: {', '.join(f'{_edge(self, labels)} {weight:.2f}' for weight, labels in found)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
         """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or "null_dim"."""
@@ -171,6 +171,13 @@ class EffectiveAttention(Result):
         if self._axis("layer").single and self._axis("head").single:
             return plots.head_maps(self, **options)
         return plots.head_grid(self, by=by, **options)
+
+
+def _edge(result: Result, labels: dict[str, str]) -> str:
+    """Return an edge as `L4H5 foot → her`, without the layer or head that was selected."""
+    head = "".join(f"{letter}{labels[name]}" for name, letter in (("layer", "L"), ("head", "H")) if name in labels)
+    query, key = (labels.get(name, result._axis(name).label) for name in ("query", "key"))
+    return f"{head} {query} → {key}".strip()
 
 
 class AttentionIntervals(Result):
@@ -192,12 +199,12 @@ class AttentionIntervals(Result):
 
     @property
     def lower(self) -> Float[Tensor, "*axis"]:
-        """The least weight that an attention with the same output can give to each edge."""
+        """The least weight that any attention with the same output gives to each edge."""
         return self.array("lower")
 
     @property
     def upper(self) -> Float[Tensor, "*axis"]:
-        """The greatest weight that an attention with the same output can give to each edge."""
+        """The greatest weight that any attention with the same output gives to each edge."""
         return self.array("upper")
 
     @property
@@ -222,22 +229,25 @@ class AttentionIntervals(Result):
     def said(self) -> str:
         """Say how much of the attention is certain, and which edges are least so."""
         width = self.upper - self.lower
-        told = ""
+        unknown = self.gap.isnan() if "gap" in self.source.dims else torch.zeros_like(width, dtype=torch.bool)
+        late = int(unknown.sum())
+        told = []
         if "certain_mass" in self.source.dims:
-            mass = self.certain_mass
-            told = f"Certain mass {float(mass.mean()):.2f}{' on average' if mass.numel() > 1 else ''}. "
-        if not float(width.max()) > 0:
-            return f"{told}Every weight is fixed by the output."
-        lower, upper, raw = (part.flatten() for part in (self.lower, self.upper, self.raw))
-        widest = int(width.flatten().argmax())
-        axes = [axis for name in ("query", "key") if not (axis := self._axis(name)).single]
-        where = torch.unravel_index(torch.tensor(widest), width.shape)[-len(axes) :] if axes else ()
-        labels = {axis.name: axis.name_of(int(at)) for axis, at in zip(axes, where, strict=True)}
-        query, key = (labels.get(name, self._axis(name).label) for name in ("query", "key"))
-        return (
-            f"{told}The widest interval is {query} → {key}: raw {float(raw[widest]):.3f}, could be anything from "
-            f"{float(lower[widest]):.3f} to {float(upper[widest]):.3f}."
-        )
+            mass, bound = self.certain_mass, "at least " if late else ""
+            told.append(f"Certain mass {bound}{float(mass.mean()):.2f}{' on average' if mass.numel() > 1 else ''}.")
+        if late:
+            told.append(f"{late:,} of {width.numel():,} weights were not bounded in time.")
+        ((widest, labels),) = strongest(self, "raw", 1, width.masked_fill(unknown, 0.0))
+        if widest > 0:
+            at = int(width.masked_fill(unknown, 0.0).argmax())
+            raw, lower, upper = (float(part.flatten()[at]) for part in (self.raw, self.lower, self.upper))
+            told.append(
+                f"The widest interval is {_edge(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in "
+                "every attention with the same output."
+            )
+        elif late < width.numel():
+            told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")
+        return " ".join(told)
 
     def plot(self, **options: Any) -> Any:
         """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads by certain mass."""
@@ -274,7 +284,7 @@ class AlternativeAttention(Result):
 
     @property
     def direction(self) -> Float[Tensor, "*axis"]:
-        """The direction, of length 1, from the one to the other."""
+        """The direction from the raw row to the other one, of length 1."""
         return self.array("direction")
 
     @property
@@ -289,17 +299,16 @@ class AlternativeAttention(Result):
 
     def said(self) -> str:
         """Say which weight moved most, and what it did to the output."""
-        moved = (self.attention - self.raw).abs()
-        key = self._axis("key")
-        place = int(moved.argmax()) if not key.single else 0
+        key, place = self._axis("key"), int((self.attention - self.raw).abs().argmax())
         raw, other = (float(part.reshape(-1)[place]) for part in (self.raw, self.attention))
+        largest = ", the largest change" if len(key) == len(self.tokens) else ""
         return (
-            f"{self._axis('query').label} → {key.name_of(place)} goes from {raw:.3f} to {other:.3f}, the largest "
-            f"change, and this {self.output_change.words()}."
+            f"{self._axis('query').label} → {key.name_of(place)} goes from {raw:.3f} to {other:.3f}{largest}. Putting "
+            f"the row into the model {self.output_change.words()}."
         )
 
     def plot(self, **options: Any) -> Any:
-        """Draw raw and other attention side by side."""
+        """Draw the raw and the other attention side by side."""
         from identikit import plots
 
         return plots.alternative_bars(self, **options)

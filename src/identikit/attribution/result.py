@@ -1,15 +1,19 @@
 """What `token_attribution` gives back."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
-from identikit.result import Result, strongest
+from identikit.result import Result, strongest, word_groups
 from identikit.shapes import Float, Tensor
 
 
 class TokenAttribution(Result):
-    """How much of each input token is mixed into each hidden vector of one text: (layer, input, output).
+    """How much each input token contributes to each hidden vector of one text: (layer, input, output).
+
+    A contribution is a share of the norms of the hidden vector's derivatives by the inputs (Eq. 11).
 
     - `contribution`: sums to 1 over inputs (all 0 for a hidden vector that no input moves)
     - `stderr`: standard errors of the contributions; None where they are exact
@@ -34,18 +38,30 @@ class TokenAttribution(Result):
     @property
     def own(self) -> Float[Tensor, "*axis"]:
         """What each token contributes to its own hidden vector: (layer, token)."""
-        return own_contribution(self.whole())
+        return self._by_token(own_contribution)
 
     @property
     def outweighed(self) -> Tensor:
-        """Whether another token contributes more than the own one: (layer, token)."""
-        return outweighed(self.whole())
+        """Whether another token contributes more to a hidden vector than its own: (layer, token)."""
+        return self._by_token(outweighed)
+
+    def _by_token(self, reading: Callable[[Tensor], Tensor]) -> Tensor:
+        found = reading(self.whole())
+        return found[0] if self._axis("layer").single else found
 
     def whole(self) -> Float[Tensor, "layer input output"]:
         """Return the contributions of all inputs to all outputs, the axis of layers kept."""
         if not all(self._axis(name).tokens == self.tokens for name in ("input", "output")):
             raise InputError("This reading needs every input and output of the text: take it before selecting some.")
-        return self.source.read("contribution", {axis.name: axis.places for axis in self.axes})
+        return self._read("contribution")
+
+    def words(self) -> "TokenAttribution":
+        """Return the result by words: the contributions of a word's pieces are added up, those to them averaged."""
+        found = super().words()
+        groups = word_groups(len(self.tokens), self.about["words"])
+        word_of = {piece: word for word, group in enumerate(groups) for piece in group}
+        moved = {name: word_of.get(self.about[name]) for name in ("cls", "separator")}
+        return replace(found, about={**found.about, **moved})
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -88,25 +104,28 @@ class TokenAttribution(Result):
         return self.about["separator"]
 
     def said(self) -> str:
-        """Say how much of the tokens is left in their own hidden vectors, or where the selected vector came from."""
-        how = "exact" if self.probes is None else f"estimated from {self.probes} directions"
+        """Say how much tokens contribute to their own hidden vectors, or where the selected vector came from."""
+        how = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
         output = self._axis("output")
         if output.single:
             found = strongest(self, "contribution", 5)
-            places = [(weight, labels.pop("layer", None), " ".join(labels.values())) for weight, labels in found]
+            one = self._axis("input").label  # where one was selected
+            places = [(labels.get("input", one), labels.get("layer"), weight) for weight, labels in found]
             sources = ", ".join(
-                f"{token} {weight:.2f}" + (f" (layer {layer})" if layer else "") for weight, layer, token in places
+                f"{token} {weight:.2f}" + (f" (layer {layer})" if layer else "") for token, layer, weight in places
             )
             return f"Largest sources of {output.label} ({self.norm} norm, {how}): {sources}."
         try:
-            own, lost = self.own.median(-1).values, self.outweighed.double().mean(-1)
+            whole = self.whole()
         except InputError:
             return f"Contributions of some of the text's tokens ({self.norm} norm, {how})."
+        own, lost = own_contribution(whole).median(-1).values, outweighed(whole).double().mean(-1)
         first, last = self.layers[0], self.layers[-1]
+        more = f" and {float(own[-1]):.0%} after layer {last}" if last != first else ""
+        share = f"{float(lost[-1]):.0%} of the tokens are no longer their" if lost[-1] else "every token is still its"
         return (
-            f"A token's own input is {float(own[0]):.0%} of its hidden vector after layer {first} and "
-            f"{float(own[-1]):.0%} after layer {last} (medians; {self.norm} norm, {how}). After layer {last} another "
-            f"token contributes more than the own one to {float(lost[-1]):.0%} of the hidden vectors."
+            f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {first}{more} (medians; "
+            f"{self.norm} norm, {how}). After layer {last}, {share} own largest contributor."
         )
 
     def plot(self, **options: Any) -> Any:

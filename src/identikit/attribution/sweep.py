@@ -243,7 +243,7 @@ def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Te
 def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
 
-    The sum of a vector's components is a single direction, so that norm takes one pass a target.
+    The sum of a vector's components is a single direction, so that norm takes one pass per target.
     """
     model = reading.model
     with _running(reading, request) as (x, run), sdpa_kernel(SDPBackend.MATH), products(request.precision):
@@ -256,7 +256,7 @@ def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Te
 
         def work(first: int, last: int) -> None:
             for index, layer in enumerate(request.layers):
-                pull = vjp(lambda vectors: run(vectors, layer + 1)[-1], x)[1]  # noqa: B023 - used in this turn alone
+                pull = vjp(lambda vectors: run(vectors, layer + 1)[-1], x)[1]  # noqa: B023 - used only in this turn
                 at = torch.eye(n, dtype=x.dtype, device=x.device)[targets[first:last]]
                 rows = torch.einsum("jn,bd->jbnd", at, directions).flatten(0, 1).unsqueeze(1)
                 gradients = vmap(lambda row: pull(row)[0][0], chunk_size=_at_once(x, model.n_heads))(rows)  # noqa: B023
@@ -326,8 +326,8 @@ def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tic
                 torch.cuda.empty_cache()
         else:
             raise InputError(
-                "attributing a text: memory ran out with a single token's tangents in it. Use fewer probes (16, "
-                "say), or a shorter text."
+                "Attributing a text: memory ran out even for the tangents of a single token. Use fewer probes "
+                "(probes=16, say), or a shorter text."
             )
 
 
@@ -335,10 +335,7 @@ def _fits(work: Callable[[int, int], None], first: int, last: int) -> bool:
     """Do the work and say whether there was memory for it."""
     try:
         work(first, last)
-    except (
-        MemoryError,
-        RuntimeError,
-    ) as error:  # torch's own error is a RuntimeError, on a CPU without a type of its own
+    except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError; on a CPU it has no type of its own
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
             return False
         raise

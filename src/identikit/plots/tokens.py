@@ -49,6 +49,7 @@ def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = ""
     the data differ, select one first.
     """
     data = read("rates", identifiability, ["rate"], axes=_AXES)
+    data = data.expand_dims([name for name in _AXES if name not in data.dims])
     frame = data.to_dataframe().reset_index().dropna(subset=["rate"])
     frame = frame.query("layer == test_layer and split == 'test'")
     for name in ("target", "offset", "data_share"):

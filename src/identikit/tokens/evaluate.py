@@ -17,9 +17,9 @@ from identikit.tokens.states import HiddenStates
 class Rate(NamedTuple):
     """One row of the table of rates.
 
-    ``rate`` is the share of tokens recovered, ``unique_rate`` the same over tokens whose target occurs once in its
-    sentence (NaN without any), ``duplicates`` the share of the others, ``chance`` 1 over the mean sentence length of
-    the dataset, and ``n_tokens`` the number of tokens looked up. Layers count from 0.
+    `rate` is the share of tokens recovered, `unique_rate` the same over tokens whose target occurs once in its
+    sentence (NaN without any), `duplicates` the share of the others, `chance` 1 over the mean sentence length of
+    the dataset, and `n_tokens` the number of tokens looked up. Layers count from 0.
     """
 
     model: str
@@ -40,7 +40,7 @@ class Rate(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """For each layer and token of one sentence: is it recovered, by which margin, and which token's input won."""
+    """For each layer and token of one sentence: is it recovered, by what margin, and which token's input won."""
 
     layers: tuple[int, ...]
     recovered: Bool[Tensor, "layer token"]
@@ -59,7 +59,7 @@ def measure(
 ) -> list[Rate]:
     """Look up the tokens of each map's fold and count those recovered.
 
-    Each map is tested on the layer it was fitted to, or on all ``test_layers`` (Fig. 2b). ``splits`` are any of
+    Each map is tested on the layer it was fitted to, or on all `test_layers` (Fig. 2b). `splits` are any of
     "train", "validation" and "test".
     """
     where = torch.device(device) if device else states.inputs.device
@@ -84,13 +84,13 @@ def measure(
 def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str, fold: int = 0) -> Recovered:
     """Read one sentence with fitted maps: for each layer and token, recovered or not, the margin and the winner.
 
-    ``states`` holds that sentence alone; ``map``, ``distance`` and ``fold`` say which of the fitted maps are used. A
+    `states` holds only that sentence; `map`, `distance` and `fold` say which of the fitted maps are used. A
     sentence that they were trained on looks better than a new one would.
     """
     if states.n_sentences != 1:
         raise InputError(
-            f"Drawing the identity map of a text: {states.n_sentences} texts were given, expected 1; "
-            "give them one by one."
+            f"Reading the identity map of a text: {states.n_sentences} texts were given, expected 1. "
+            "Give them one by one."
         )
     wanted = {
         fitted.layer: fitted
@@ -100,8 +100,8 @@ def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distan
     if not wanted:
         known = sorted({(fitted.map, fitted.distance) for fitted in maps if fitted.task == Task()})
         raise InputError(
-            f"Drawing the identity map of a text: no {map} map for {distance} distance and fold {fold} was fitted; "
-            f"fitted are {', '.join(' '.join(pair) for pair in known) or 'none'}."
+            f"Reading the identity map of a text: no {map} map for {distance} distance and fold {fold} was fitted. Use "
+            f"one of those that were: {', '.join(' '.join(pair) for pair in known) or 'none'}."
         )
     layers = tuple(sorted(wanted))
     found = [

@@ -1,7 +1,7 @@
 """The paper's experiments on token identifiability, each giving one tidy table of rates.
 
 All take the hidden states of a dataset. Tables of several models or datasets are put side by side with
-``pandas.concat``.
+`pandas.concat`.
 """
 
 from collections.abc import Callable, Sequence

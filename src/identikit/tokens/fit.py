@@ -11,8 +11,6 @@ from identikit.tokens.ridge import fit_ridge
 from identikit.tokens.states import HiddenStates
 from identikit.tokens.train import Grid, Member, train_grid
 
-__all__ = ["fit_maps"]
-
 
 def fit_maps(
     states: HiddenStates,
@@ -63,7 +61,7 @@ def _refuse_naive_between_widths(states: HiddenStates, task: Task, layers: tuple
         if target != width:
             raise InputError(
                 f"Fitting the naive map to layer {layer} of {states.model}: hidden vectors have {width} numbers and "
-                f"their targets {target}, so one cannot be looked up among the others; choose maps without 'naive'."
+                f"their targets {target}, so one cannot be looked up among the others. Choose maps without 'naive'."
             )
 
 
@@ -75,5 +73,5 @@ def _refuse_missing_neighbours(states: HiddenStates, task: Task, settings: Setti
             if int(longest[part].max()) <= abs(task.offset):
                 raise InputError(
                     f"Recovering neighbours at offset {task.offset}: no {name} text of fold {fold} has more than "
-                    f"{abs(task.offset)} tokens; give longer texts or a smaller offset."
+                    f"{abs(task.offset)} tokens. Give longer texts or a smaller offset."
                 )

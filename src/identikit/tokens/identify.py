@@ -99,12 +99,14 @@ def identity_of(
         distance = next((one.distance for one in fitted if one.map == map), "cosine")
     known("distance", distance, DISTANCES)
     trace = reading.model.trace(reading.batch) if reading.trace is None else reading.trace
-    found = recover(states_of_trace(trace, reading.model.name), maps, map=map, distance=distance)
+    states = states_of_trace(trace, reading.model.name)
+    found = recover(states, maps, map=map, distance=distance)
     arrays = {"recovered": found.recovered, "margin": found.margin, "winner": found.winner}
     arrays = {name: array.cpu() for name, array in arrays.items()}
     axes = Axis("layer", found.layers), Axis("token", tuple(range(len(reading.tokens))), reading.tokens)
     source = provenance(reading.model, reading.text, map=map, distance=distance)
-    about = reading.about | {"map": map, "distance": distance}
+    repeated = states.identity.bincount()[states.identity] > 1
+    about = reading.about | {"map": map, "distance": distance, "repeated": int(repeated.sum())}
     return IdentityMap(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "token"))), source, about)
 
 

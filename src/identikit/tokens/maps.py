@@ -13,8 +13,6 @@ from identikit.errors import InputError
 from identikit.shapes import Float, Tensor
 from identikit.tokens.protocol import Task, stream
 
-__all__ = ["FittedMap", "apply_map", "glorot_start", "load_maps", "save_maps"]
-
 _FORMAT = "identikit-maps-1"
 
 
@@ -22,8 +20,8 @@ _FORMAT = "identikit-maps-1"
 class FittedMap:
     """One map for one layer and fold, with what is needed to use it and to know where it came from.
 
-    ``chosen`` is the learning rate, or for ridge the strength, that the validation sentences chose;
-    ``validation_loss`` is their mean distance under it. Both are None for the naive map, which has nothing to learn.
+    `chosen` is the learning rate, or for ridge the strength, that the validation sentences chose;
+    `validation_loss` is their mean distance under it. Both are None for the naive map, which has nothing to learn.
     """
 
     map: str
@@ -47,11 +45,10 @@ def apply_map(
     *,
     kept: Float[Tensor, "*member token d_h"] | None = None,
 ) -> Float[Tensor, "*member token d_t"]:
-    r"""Compute :math:`\hat g(e)` for the map that has these parameters, or for a whole stack of such maps.
+    r"""Compute $\hat g(e)$ for the map that has these parameters, or for a whole stack of such maps.
 
-    None: the naive :math:`\hat g(e)=e`. ``weight``: the linear :math:`eW`, without bias. Four of them: the MLP
-    :math:`\mathrm{gelu}(eW_1+b_1)W_2+b_2` of Appendix B.1, with the exact GELU. ``kept`` multiplies the hidden layer
-    (dropout).
+    No parameters: the naive $\hat g(e)=e$. Only `weight`: the linear $eW$, without bias. Four of them: the MLP
+    $\mathrm{gelu}(eW_1+b_1)W_2+b_2$ of Appendix B.1, with the exact GELU. `kept` multiplies the hidden layer (dropout).
     """
     if not parameters:
         return hidden
@@ -66,8 +63,8 @@ def apply_map(
 def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ...]) -> dict[str, Tensor]:
     """Draw the starting parameters of a linear map or MLP: Glorot uniform weights, zero biases (Appendix B.1).
 
-    ``widths`` are those of the hidden vector, the MLP's hidden layer and the target. The draw depends on ``key``
-    alone, so a map starts the same whether it is trained alone or in a stack.
+    `widths` are those of the hidden vector, the MLP's hidden layer and the target. The draw depends only on
+    `key`, so a map starts the same whether it is trained by itself or in a stack.
     """
     source, inner, target = widths
     if map_name == "linear":
@@ -99,17 +96,17 @@ def save_maps(path: Path | str, maps: Iterable[FittedMap]) -> None:
 
 
 def load_maps(path: Path | str) -> list[FittedMap]:
-    """Read fitted maps that :func:`save_maps` wrote."""
+    """Read fitted maps that `save_maps` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise InputError(f"Loading fitted maps from {path}: {error}; give a file that save_maps wrote.") from error
+        raise InputError(f"Loading fitted maps from {path}: {error}. Give a file that save_maps wrote.") from error
     if header.get("format") != _FORMAT:
         raise InputError(
-            f"Loading fitted maps from {path}: its format is {header.get('format')!r}, expected {_FORMAT!r}; "
-            "give a file that save_maps wrote."
+            f"Loading fitted maps from {path}: its format is {header.get('format')!r}, expected {_FORMAT!r}. "
+            "Give a file that save_maps wrote."
         )
     parameters: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():

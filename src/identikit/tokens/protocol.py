@@ -1,4 +1,4 @@
-"""How the probes are trained and judged: which maps, the task, the settings of Appendix B.1, and the folds."""
+"""How maps are trained and judged: which maps, the task, the settings of Appendix B.1, and the folds."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,19 +9,6 @@ import torch
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
 from identikit.shapes import Int, Tensor
-
-__all__ = [
-    "BLOCKS",
-    "FOLDS",
-    "MAPS",
-    "MapChoice",
-    "Settings",
-    "Split",
-    "Task",
-    "fold_split",
-    "sentence_blocks",
-    "stream",
-]
 
 BLOCKS = 20
 FOLDS = 10
@@ -42,18 +29,15 @@ class MapChoice:
         for what, given, known in (("map", self.maps, MAPS), ("distance", self.distances, DISTANCES)):
             unknown = [name for name in given if name not in known]
             if unknown or not given:
-                raise InputError(
-                    f"Choosing the {what}s of the probes: {unknown or given} cannot be used; "
-                    f"give one or more of {', '.join(known)}."
-                )
+                raise InputError(f"{what}s={unknown or given} cannot be used: give one or more of {', '.join(known)}.")
 
 
 @dataclass(frozen=True)
 class Task:
     """What a map has to recover from a hidden vector, and from how much data it learns.
 
-    ``target`` is "input" (x_i) or "previous" (the layer below, Appendix B.4); ``offset`` k asks for token i + k
-    instead of i (Appendix B.5); ``data_share`` is the share of the training sentences that is used (Appendix B.2).
+    `target` is "input" (x_i) or "previous" (the layer below, Appendix B.4); `offset` k asks for token i + k
+    instead of i (Appendix B.5); `data_share` is the share of the training sentences that is used (Appendix B.2).
     """
 
     target: str = "input"
@@ -62,14 +46,12 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.target not in ("input", "previous"):
-            raise InputError(f"Choosing what to recover: target={self.target!r} is unknown; use 'input' or 'previous'.")
+            raise InputError(f"target={self.target!r} is not known: use 'input' or 'previous'.")
         if not 0 < self.data_share <= 1:
-            raise InputError(
-                f"Choosing training data: data_share={self.data_share} is out of range; use above 0 and up to 1."
-            )
+            raise InputError(f"data_share={self.data_share} cannot be used: expected a number above 0 and up to 1.")
 
     def target_layer(self, layer: int) -> int | None:
-        """Tell which layer's hidden vectors a layer's map should recover; None: the input vectors."""
+        """Return the layer whose hidden vectors a layer's map should recover; None: the input vectors."""
         return layer - 1 if self.target == "previous" and layer > 0 else None
 
 
@@ -77,8 +59,8 @@ class Task:
 class Settings:
     """How maps are fitted; the defaults are those of Appendix B.1.
 
-    ``folds`` is how many of the ten folds are run. ``hidden_size`` and ``dropout`` shape the MLP. ``device`` is where
-    maps are fitted (by default where the input vectors are) and ``memory`` how many bytes a stack of maps that train
+    `folds` is how many of the ten folds are run. `hidden_size` and `dropout` shape the MLP. `device` is where
+    maps are fitted (by default where the input vectors are) and `memory` how many bytes a stack of maps that train
     together may take (by default 80 % of what a GPU has free, and 2 GiB on a CPU). Products run in float32 unless the
     caller has allowed TF32 in torch.
     """
@@ -104,13 +86,11 @@ class Settings:
         ]
         for name, fine, expected in checks:
             if not fine:
-                raise InputError(
-                    f"Reading the settings of the probes: {name}={getattr(self, name)} cannot be used; give {expected}."
-                )
+                raise InputError(f"{name}={getattr(self, name)} cannot be used: expected {expected}.")
 
 
 class Split(NamedTuple):
-    """Sentence numbers of one fold's three parts."""
+    """The sentence numbers of the three parts of a fold."""
 
     train: Int[Tensor, " train"]
     validation: Int[Tensor, " validation"]
@@ -118,16 +98,16 @@ class Split(NamedTuple):
 
 
 def stream(purpose: str, *key: int) -> np.random.Generator:
-    """Start the random numbers of a purpose and a key, such as "batches" and (seed, fold, epoch)."""
+    """Return the random numbers for a purpose and a key, such as "batches" and (seed, fold, epoch)."""
     return np.random.default_rng([*purpose.encode(), *key])
 
 
 def sentence_blocks(n_sentences: int, *, seed: int) -> Int[Tensor, " sentence"]:
-    """Deal the sentences, shuffled, into 20 blocks of equal size (to within one): the block of each sentence."""
+    """Shuffle the sentences into 20 blocks of equal size (to within one); return the block of each sentence."""
     if n_sentences < BLOCKS:
         raise InputError(
-            f"Splitting {n_sentences} texts into folds: at least {BLOCKS} are needed (70/15/15 as {BLOCKS} blocks); "
-            "give more texts."
+            f"Splitting {n_sentences} texts into folds: at least {BLOCKS} are needed (70/15/15 as {BLOCKS} blocks). "
+            "Give more texts."
         )
     block = torch.empty(n_sentences, dtype=torch.long)
     block[torch.from_numpy(stream("blocks", seed).permutation(n_sentences))] = torch.arange(n_sentences) % BLOCKS
@@ -137,7 +117,7 @@ def sentence_blocks(n_sentences: int, *, seed: int) -> Int[Tensor, " sentence"]:
 def fold_split(block: Int[Tensor, " sentence"], fold: int, *, data_share: float = 1.0) -> Split:
     """Divide sentences by block: fold f tests on three blocks from 2f on, validates on three more, trains on the rest.
 
-    That is the 70/15/15 split of Appendix B.1 for each of ten folds. ``data_share`` keeps the first of the training
+    That is the 70/15/15 split of Appendix B.1 for each of ten folds. `data_share` keeps the first of the training
     sentences in a fixed shuffled order, so a smaller share is part of a larger one.
     """
     turned = (block - 2 * fold) % BLOCKS

@@ -28,7 +28,7 @@ _MAPS, _TRIALS = "maps.safetensors", "trials.json"
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TokenIdentifiability(Result):
-    """How often a hidden vector still gives its token away, and the maps that were fitted to find out.
+    """How often a token can still be recovered from its hidden vector, and the maps that were fitted to find out.
 
     Arrays have an axis for each of map, distance, layer, test_layer, target, offset, data_share, split and fold, and
     are NaN where nothing was measured; `rates` is the same as a tidy table.
@@ -70,7 +70,7 @@ class TokenIdentifiability(Result):
         return summary(self.rates)
 
     def identity_map(self, text: Any, *, map: str | None = None, distance: str | None = None) -> "IdentityMap":
-        """Read one text: for each layer and token, whether it is recovered, by which margin, and what won instead.
+        """Read one text: for each layer and token, whether it is recovered, by what margin, and what won instead.
 
         `map` is the kind of map to read with; by default the first of linear, ridge, mlp and naive that was fitted.
         """
@@ -93,8 +93,8 @@ class TokenIdentifiability(Result):
         (folder / _TRIALS).write_text(json.dumps([dict(trial) for trial in self.trials]))
 
     @classmethod
-    def _read(cls, folder: Path, about: Mapping[str, Any]) -> "TokenIdentifiability":
-        plain = super()._read(folder, about)
+    def _opened(cls, folder: Path, about: Mapping[str, Any]) -> "TokenIdentifiability":
+        plain = super()._opened(folder, about)
         trials = tuple(json.loads((folder / _TRIALS).read_text()))
         return cls(plain.axes, plain.source, plain.provenance, plain.about, tuple(load_maps(folder / _MAPS)), trials)
 
@@ -144,10 +144,13 @@ def identifiability_result(rates: Sequence[Rate], source: Provenance, **others: 
 
 
 class IdentityMap(Result):
-    """One text, layer by layer: is each token recovered from its hidden vector, by which margin, and what won.
+    """One text, layer by layer: is each token recovered from its hidden vector, by what margin, and what won.
 
-    Arrays are (layer, token). `winner` is the position whose input won; `margin` is how much nearer the own input is
-    than the best other, negative where another won. `map` and `distance` say how it was read.
+    Arrays are (layer, token). `winner` is the position whose input won; `margin` is how much nearer the token's own
+    input is than the best other, negative where another won. `map` and `distance` say how it was read.
+
+    Tokens whose input vectors are equal (repeated tokens, where a model's inputs hold no position) cannot be told
+    apart: any of them counts as right. `repeated` says how many tokens that concerns.
     """
 
     kind = "identity map"
@@ -161,7 +164,7 @@ class IdentityMap(Result):
 
     @property
     def margin(self) -> Float[Tensor, "*axis"]:
-        """How much nearer the own input is than the best other."""
+        """How much nearer the token's own input is than the best other; negative where another won."""
         return self.array("margin")
 
     @property
@@ -180,10 +183,14 @@ class IdentityMap(Result):
         return self.about["distance"]
 
     @property
+    def repeated(self) -> int:
+        """How many tokens share their input vector with another token of the text."""
+        return self.about["repeated"]
+
+    @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
         """The token that won, for each layer and token."""
-        whole = self.source.read("winner", {axis.name: axis.places for axis in self.axes})
-        return tuple(tuple(self.tokens[place] for place in row) for row in whole.tolist())
+        return tuple(tuple(self.tokens[place] for place in row) for row in self._read("winner").tolist())
 
     def words(self) -> "IdentityMap":
         """Return the result by words: a word is recovered if all of its pieces are."""
@@ -195,10 +202,15 @@ class IdentityMap(Result):
         shares = self.recovered.double().reshape(len(axis), -1).mean(1).tolist()
         told = ", ".join(f"{share:.0%}" for share in shares)
         layers = f"layer {axis.values[0]}" if len(axis) == 1 else f"layers {axis.values[0]} to {axis.values[-1]}"
-        return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance)."
+        repeated = (
+            f" {self.repeated} tokens share their input vector with another, and any of these counts as right."
+            if self.repeated
+            else ""
+        )
+        return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance).{repeated}"
 
     def plot(self, **options: Any) -> Any:
-        """Draw layers × tokens: recovered or not, by which margin, and what won."""
+        """Draw layers × tokens: recovered or not, by what margin, and what won."""
         from identikit import plots
 
         return plots.identity_map(self, **options)

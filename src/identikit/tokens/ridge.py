@@ -12,8 +12,6 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import BLOCKS, Settings, Task, fold_split, sentence_blocks
 from identikit.tokens.states import HiddenStates
 
-__all__ = ["RELATIVE_STRENGTHS", "fit_ridge", "ridge_weights"]
-
 RELATIVE_STRENGTHS = tuple(10.0**-power for power in range(7))
 
 
@@ -22,10 +20,10 @@ def ridge_weights(
 ) -> list[Float[Tensor, "d d_t"]]:
     r"""Solve ridge regression without bias for several strengths from one eigendecomposition.
 
-    .. math:: W_\lambda = (E^\top E + \lambda I)^{-1} E^\top X = Q(\Lambda + \lambda)^{-1} Q^\top E^\top X
+    $$W_\lambda = (E^\top E + \lambda I)^{-1} E^\top X = Q(\Lambda + \lambda)^{-1} Q^\top E^\top X$$
 
-    :math:`E^\top E = Q\Lambda Q^\top` is ``gram`` and :math:`E^\top X` is ``cross``. Not in the paper: it is the
-    minimum of the squared L2 loss of its linear perceptron, with a penalty in place of early stopping.
+    $E^\top E = Q\Lambda Q^\top$ is `gram` and $E^\top X$ is `cross`. Not in the paper: it is the minimum of the squared
+    L2 loss of its linear perceptron, with a penalty in place of early stopping.
     """
     values, vectors = torch.linalg.eigh(gram)
     turned = vectors.mT @ cross
@@ -44,7 +42,7 @@ def fit_ridge(
     """Fit ridge maps for all layers and folds; for each distance the validation sentences choose the strength.
 
     Gram matrices of disjoint sets of tokens add up, so those of the 20 blocks serve all folds and the data is read
-    once. (With a smaller ``data_share`` each fold sums its own.) ``progress`` is called after each layer.
+    once. (With a smaller `data_share` each fold sums its own.) `progress` is called after each layer.
     """
     device = torch.device(settings.device) if settings.device else states.inputs.device
     blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
@@ -110,7 +108,7 @@ def _choose(
 ) -> dict[str, tuple[Tensor, float, float]]:
     """Find for each distance the strength that recovers most validation tokens: weights, strength and mean distance.
 
-    The strengths tried are ``RELATIVE_STRENGTHS`` times the mean eigenvalue of the Gram matrix, strongest first, so
+    The strengths tried are `RELATIVE_STRENGTHS` times the mean eigenvalue of the Gram matrix, strongest first, so
     that the strongest of equals is kept. Ridge does not minimise the distance that is tested, and choosing by that
     distance cost up to four points of the rate in the last layer of a real model; hence the rate.
     """

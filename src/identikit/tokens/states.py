@@ -1,4 +1,4 @@
-"""What maps are fitted to and read from: the hidden states and input vectors of texts."""
+"""The hidden states and input vectors of texts: what maps are fitted to and read from."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ LARGEST_IN_MEMORY = 2 << 30  # bytes of hidden states above which they are kept 
 
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
-    """Input vectors and hidden states of a dataset: all that maps need to know of a model.
+    """Input vectors and hidden states of a dataset: all that maps need to know about a model.
 
-    Sentences lie one after another along ``token``, padding left out. ``inputs`` holds x_i (the summed embedding before
-    the embedding LayerNorm) and ``hidden[l]`` the output of block l before any final norm. ``hidden`` may be a
-    memory-mapped tensor: it is read one layer at a time. ``model`` is the name shown in tables.
+    Sentences lie one after another along `token`, padding left out. `inputs` holds x_i (the summed embedding before
+    the embedding LayerNorm) and `hidden[l]` the output of block l before any final norm. `hidden` may be a
+    memory-mapped tensor: it is read one layer at a time. `model` is the name shown in tables.
     """
 
     inputs: Float[Tensor, "token d_x"]
@@ -38,54 +38,54 @@ class HiddenStates:
         if self.hidden.shape[1] != tokens or int(self.lengths.sum()) != tokens:
             raise InputError(
                 f"Reading hidden states of {self.model}: {tokens} input vectors, {self.hidden.shape[1]} hidden vectors "
-                f"a layer and sentence lengths adding up to {int(self.lengths.sum())}; give the same number of each."
+                f"per layer, and sentence lengths that add up to {int(self.lengths.sum())}. Give as many of each."
             )
         if not torch.isfinite(self.inputs).all():
             raise InputError(
-                f"Reading hidden states of {self.model}: some input vectors are not finite; "
-                "run the model in a wider dtype, such as float32."
+                f"Reading hidden states of {self.model}: some input vectors are not finite. "
+                "Run the model in a wider dtype, such as float32."
             )
         self._refuse_trivial_sentences()
 
     @property
     def n_layers(self) -> int:
-        """Number of layers there are hidden states of."""
+        """The number of layers."""
         return self.hidden.shape[0]
 
     @property
     def n_sentences(self) -> int:
-        """Number of sentences."""
+        """The number of sentences."""
         return self.lengths.shape[0]
 
     @property
     def chance(self) -> float:
-        """Rate of guessing at random: 1 over the mean number of tokens in a sentence (Appendix D.1)."""
+        """The rate of guessing at random: 1 over the mean number of tokens per sentence (Appendix D.1)."""
         return self.n_sentences / self.inputs.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """What maps compute in: float32, or float64 where the vectors are."""
+        """What maps compute in: float64 where the vectors are float64, otherwise float32."""
         return torch.promote_types(torch.float32, torch.promote_types(self.inputs.dtype, self.hidden.dtype))
 
     @cached_property
     def identity(self) -> Int[Tensor, " token"]:
-        """Number of each token's input vector among the distinct ones of the dataset."""
+        """Which of the dataset's distinct input vectors each token has, as a number."""
         return distinct(self.inputs)
 
     @cached_property
     def starts(self) -> Int[Tensor, " sentence"]:
-        """Row of each sentence's first token."""
+        """The row of each sentence's first token."""
         lengths = self.lengths.cpu()
         return lengths.cumsum(0) - lengths
 
     def layer(self, index: int, *, device: torch.device | None = None) -> Float[Tensor, "token d"]:
-        """Read one layer's hidden states, counted from 0, in ``dtype``."""
+        """Read one layer's hidden states, counted from 0, in `dtype`."""
         self.check_layers([index])
         vectors = self.hidden[index].to(device or self.inputs.device, self.dtype)
         if not torch.isfinite(vectors).all():
             raise InputError(
-                f"Reading layer {index} of {self.model}: some hidden states are not finite; "
-                "run the model in a wider dtype, such as float32."
+                f"Reading layer {index} of {self.model}: some hidden states are not finite. "
+                "Run the model in a wider dtype, such as float32."
             )
         return vectors
 
@@ -97,17 +97,17 @@ class HiddenStates:
         return self.layer(source, device=device)
 
     def width(self, task: Task, layer: int) -> int:
-        """Tell how wide the vectors are that a layer's map should recover."""
+        """Return the width of the vectors that a layer's map should recover."""
         return (self.inputs if task.target_layer(layer) is None else self.hidden).shape[-1]
 
     def rows(self, sentences: Int[Tensor, " some"]) -> Int[Tensor, " row"]:
-        """List the rows of all tokens of some sentences, in the order of the sentences."""
+        """Return the rows of all tokens of some sentences, in the order of the sentences."""
         lengths = self.lengths.cpu()[sentences]
         within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         return self.starts[sentences].repeat_interleave(lengths) + within
 
     def rows_with_target(self, sentences: Int[Tensor, " some"], offset: int) -> Int[Tensor, " row"]:
-        """List the rows of some sentences whose neighbour at ``offset`` lies in the same sentence."""
+        """Return the rows of some sentences whose neighbour at `offset` lies in the same sentence."""
         rows = self.rows(sentences)
         lengths = self.lengths.cpu()[sentences].repeat_interleave(self.lengths.cpu()[sentences])
         target = rows + offset - self.starts[sentences].repeat_interleave(self.lengths.cpu()[sentences])
@@ -118,8 +118,8 @@ class HiddenStates:
         for layer in layers:
             if not 0 <= layer < self.n_layers:
                 raise InputError(
-                    f"Reading layer {layer} of {self.model}: it has {self.n_layers} layers; "
-                    f"ask for 0 to {self.n_layers - 1} (layers count from 0)."
+                    f"Reading layer {layer} of {self.model}: it has {self.n_layers} layers. "
+                    f"Ask for 0 to {self.n_layers - 1} (layers count from 0)."
                 )
 
     def _refuse_trivial_sentences(self) -> None:
@@ -127,8 +127,8 @@ class HiddenStates:
         if (lengths < 2).any():
             sentence = int((lengths < 2).nonzero()[0])
             raise InputError(
-                f"Reading hidden states of {self.model}: text {sentence} has {int(lengths[sentence])} token(s), so "
-                "there is nothing to tell it apart from; leave out texts of fewer than two tokens."
+                f"Reading hidden states of {self.model}: text {sentence} has only one token, so there is nothing "
+                "to tell it apart from. Use texts of at least two tokens."
             )
         identity = self.identity.cpu()
         owner = torch.arange(self.n_sentences).repeat_interleave(lengths)
@@ -139,7 +139,7 @@ class HiddenStates:
             sentence = int((~varied).nonzero()[0])
             raise InputError(
                 f"Reading hidden states of {self.model}: all {int(lengths[sentence])} tokens of text {sentence} have "
-                "the same input vector, so any answer would count as right; leave that text out."
+                "the same input vector, so any answer would count as right. Use texts of different tokens."
             )
 
 

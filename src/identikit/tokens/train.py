@@ -2,7 +2,7 @@
 
 Members differ in layer, fold, task, learning rate and distance. Their parameters are stacked along a first axis, Adam
 runs over the stack with a learning rate and a step count for each member, and members that have stopped are dropped
-from the stack. A member's start, batches and steps depend on the seed, its layer, its fold and its task alone, so it
+from the stack. A member's start, batches and steps depend only on the seed, its layer, its fold and its task, so it
 ends the same in any company.
 """
 
@@ -20,8 +20,6 @@ from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.tokens.maps import FittedMap, apply_map, glorot_start
 from identikit.tokens.protocol import Settings, Task, fold_split, sentence_blocks, stream
 from identikit.tokens.states import HiddenStates
-
-__all__ = ["Grid", "Member", "Trial", "epoch_order", "train_grid"]
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
@@ -51,7 +49,7 @@ class Trial(NamedTuple):
     best_epoch: int
 
     def row(self) -> dict[str, Any]:
-        """Return names and numbers alone, for a table."""
+        """Return it as names and numbers, for a table."""
         member = self.member._asdict()
         task = asdict(member.pop("task"))
         return {**member, **task, "validation_loss": self.validation_loss, "best_epoch": self.best_epoch}
@@ -75,7 +73,7 @@ def train_grid(
 
     Adam on batches of 256 tokens, shuffled anew in each epoch, minimises the mean of the distance that is tested. A
     member stops after 20 epochs without a lower mean distance on the validation sentences, or at 500 epochs, and its
-    best parameters are restored. ``progress`` is called after each epoch, with the most epochs there can be.
+    best parameters are restored. `progress` is called after each epoch, with the most epochs there can be.
     """
     stacks = list(_stacks(states, members, settings))
     best: dict[tuple, tuple[Trial, dict[str, Tensor]]] = {}

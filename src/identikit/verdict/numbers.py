@@ -1,4 +1,4 @@
-"""The main job: what can be said of a model on one text, as numbers that words are made from."""
+"""The main job: what can be said about a model on one text, as numbers from which words are made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
 NOT_COMPUTED = Unavailable("It was not computed.")
+ONLY_NUMBERS = Unavailable("An explanation by words, or a difference, holds only numbers.")
 HEADS_NAMED = 5  # how many heads whose raw and effective attention disagree are named
 SOURCES_NAMED = 3  # how many of a token's strongest sources are named
 NEAR = 3  # how many places away a neighbour is near
@@ -67,7 +68,7 @@ class Sources(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation(Result):
-    """What can be said of a model on one text: all three questions.
+    """What can be said about a model on one text: the answers to all three questions.
 
     Arrays by layer: least and greatest null dimension of a row (of one head, and of all heads jointly), the share of
     rows that are `identifiable`, the share of squared weight that effective attention `kept`, the correlation `pearson`
@@ -83,7 +84,19 @@ class Explanation(Result):
 
     kind = "explanation"
     main = _BY_LAYER
-    by_word: ClassVar = {"recovered": {"token": "min"}, "own": {"token": "mean"}}
+    by_word: ClassVar = {
+        **{name: {} for name in _BY_LAYER},
+        "recovered": {"token": "min"},
+        "own": {"token": "mean"},
+    }
+
+    def words(self) -> "Explanation":
+        """Return the result by words: a word is recovered if all of its pieces are, and contributes their mean."""
+        return replace(super().words(), **dict.fromkeys(_PARTS, ONLY_NUMBERS))
+
+    def __sub__(self, other: object) -> "Explanation":
+        """Return the numbers of this explanation minus those of another."""
+        return replace(super().__sub__(other), **dict.fromkeys(_PARTS, ONLY_NUMBERS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, numbers and strings, with the strongest sources of every token."""
@@ -97,10 +110,14 @@ class Explanation(Result):
         return plain
 
     def said(self) -> str:
-        """Say it as a verdict that can be read."""
+        """Say it as a verdict that can be read; of a selection, or of words, only give the means of its numbers."""
         from identikit.verdict.words import verdict
 
-        return verdict(self)
+        sizes = [0 if axis.single else len(axis) for axis in self.axes]
+        if isinstance(self.attention, EffectiveAttention) and sizes == [self.about["n_layers"], len(self.tokens)]:
+            return verdict(self)
+        means = {name: float(self.array(name).double().nanmean()) for name in self.arrays}
+        return f"Means: {', '.join(f'{name} {value:.3g}' for name, value in means.items() if value == value)}."
 
     def plot(self, question: str = "attention", **options: Any) -> Any:
         """Draw the answer to one question: "attention" (heads), "identity" or "attribution" (the last layer)."""
@@ -108,7 +125,7 @@ class Explanation(Result):
         if part is None:
             raise InputError(f"plot({question!r:.60}) is not known: use {', '.join(map(repr, _PARTS))}.")
         if isinstance(part, Unavailable):
-            raise InputError(f"There is nothing to draw: {part.reason}")
+            raise InputError(f"Cannot draw {question}: {part.reason}")
         return (part.sel(layer=-1) if question == "attribution" else part).plot(**options)
 
     def _write(self, folder: Path) -> None:
@@ -121,8 +138,8 @@ class Explanation(Result):
                 part.save(folder / name)
 
     @classmethod
-    def _read(cls, folder: Path, about: Mapping[str, Any]) -> "Explanation":
-        plain = super()._read(folder, about)
+    def _opened(cls, folder: Path, about: Mapping[str, Any]) -> "Explanation":
+        plain = super()._opened(folder, about)
         parts: dict[str, Any] = {}
         for name, wanted in _PARTS.items():
             if (folder / name).is_dir():
@@ -144,7 +161,7 @@ def explain(
     truncate: bool = False,
     progress: Progress = silent,
 ) -> Explanation:
-    """Say what can be said of a model on a text; without one, on the sample text that comes with the package.
+    """Answer the three questions for a model on a text; without one, on the sample text that comes with the package.
 
     - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is estimated from 16,
       and skipped where even that would take more than a minute
@@ -154,7 +171,7 @@ def explain(
     model = checked_model(model)
     text = sample_text() if text is None else text
     if is_several(text):
-        raise InputError("explain reads one text at a time: pass a string, a pair of strings or token ids.")
+        raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
     if probes is not None:
         AttributionOptions(probes=probes).request(model)  # refuses a wrong number before anything is computed
     fitted = _checked_maps(maps)
@@ -182,6 +199,7 @@ def _explanation(
         arrays |= {"own": attribution.own, "outweighed": attribution.outweighed}
     dims |= {name: ("layer", "token") for name in arrays if name not in dims}
     about = reading.about | {
+        "n_layers": model.n_layers,
         "n_heads": model.n_heads,
         "d_value": model.d_value,
         "causal": model.causal,
@@ -267,8 +285,8 @@ def _attribution_facts(found: TokenAttribution) -> dict[str, Any]:
 
 def strongest_sources(found: TokenAttribution) -> list[Sources]:
     """Return the strongest sources of every token at the first, middle and last layer."""
-    shown = found.contribution[list(first_middle_last(len(found.layers)))]
-    top = shown.topk(min(SOURCES_NAMED, len(found.tokens)), dim=1)
+    three = found.contribution[list(first_middle_last(len(found.layers)))]
+    top = three.topk(min(SOURCES_NAMED, len(found.tokens)), dim=1)
     own, outdone = found.own[-1].tolist(), found.outweighed[-1].tolist()
     tokens = []
     for place, token in enumerate(found.tokens):
@@ -315,7 +333,7 @@ def _disagreeing(attention: EffectiveAttention) -> list[dict[str, Any]]:
         if not attention.null_dim[layer, head].any():
             continue
         one = attention.sel(layer=layer, head=head)
-        null = one.null
+        null, positions = one.null, one._axis("query")
         query, key = divmod(int(null.abs().argmax()), null.shape[1])
         ends = one.intervals(query=query, key=key)
         found.append(
@@ -325,6 +343,8 @@ def _disagreeing(attention: EffectiveAttention) -> list[dict[str, Any]]:
                 "pearson": float(pearson[layer, head]),
                 "query": query,
                 "key": key,
+                "query_token": positions.name_of(query),
+                "key_token": positions.name_of(key),
                 "raw": float(ends.raw),
                 "effective": float(one.sel(query=query, key=key).effective),
                 "lower": float(ends.lower),

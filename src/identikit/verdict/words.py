@@ -1,6 +1,5 @@
 """An explanation in words, for a terminal and for `print`."""
 
-from collections import Counter
 from io import StringIO
 from typing import Any
 
@@ -47,10 +46,11 @@ def _header(explanation: Explanation) -> list[RenderableType]:
     parts: list[RenderableType] = [
         Text(f"\n{explanation.model_name}", style="bold"),
         Text(
-            f"{len(layers)} layers, {about['n_heads']} heads per layer, values of {about['d_value']} dimensions per "
-            f"head, {'causal' if about['causal'] else 'bidirectional'}. Layers and heads count from 0."
+            f"{_count(len(layers), 'layer')}, {_count(about['n_heads'], 'head')} per layer, values of "
+            f"{about['d_value']} dimensions per head, {'causal' if about['causal'] else 'bidirectional'}. Layers and "
+            "heads count from 0."
         ),
-        Text(f"\n{len(explanation.tokens)} tokens: {tokens}", style="dim"),
+        Text(f"\n{_count(len(explanation.tokens), 'token')}: {tokens}", style="dim"),
     ]
     if about["joined_by"] is not None and about["causal"]:
         added = " ".join(shown(token) for token in about["joined_by"])
@@ -59,6 +59,10 @@ def _header(explanation: Explanation) -> list[RenderableType]:
         )
         parts.append(Text(told, style="dim"))
     return parts
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _spaced(token: str) -> str:
@@ -76,7 +80,7 @@ def _attention(explanation: Explanation) -> list[RenderableType]:
     ]
     if explanation.about["edges"]:
         parts.append(Text("\nWhere effective attention is farthest from raw attention:", style="bold"))
-        parts += [Text(f"  {_edge(explanation, edge)}") for edge in explanation.about["edges"]]
+        parts += [Text(f"  {_edge(edge)}") for edge in explanation.about["edges"]]
         parts.append(Text(EDGES, style="dim"))
     return [*parts, Text(f"\n{_certificate(explanation)}", style="dim")]
 
@@ -88,12 +92,11 @@ EDGES = (
 )
 
 
-def _edge(explanation: Explanation, edge: dict[str, Any]) -> str:
-    positions = Axis("token", tuple(range(len(explanation.tokens))), explanation.tokens)
-    query, key = (positions.name_of(edge[name]) for name in ("query", "key"))
+def _edge(edge: dict[str, Any]) -> str:
     return (
-        f"L{edge['layer']}H{edge['head']} (correlation {edge['pearson']:.2f}): {query} → {key} raw {edge['raw']:.3f}, "
-        f"effective {edge['effective']:.3f}, interval [{edge['lower']:.3f}, {edge['upper']:.3f}]"
+        f"L{edge['layer']}H{edge['head']} (correlation {edge['pearson']:.2f}): {edge['query_token']} → "
+        f"{edge['key_token']} raw {edge['raw']:.3f}, effective {edge['effective']:.3f}, interval "
+        f"[{edge['lower']:.3f}, {edge['upper']:.3f}]"
     )
 
 
@@ -102,18 +105,18 @@ def _headline(explanation: Explanation) -> str:
     largest = int(explanation.array("greatest_null_dim").max())
     if largest == 0:
         return (
-            "All of it. In every row, the values of the visible keys are independent, so each weight can be worked "
-            f"back from the output: {n} tokens, values of {d_value} dimensions."
+            "All of it. In every row, the values of the visible keys are linearly independent, so the head's output "
+            f"determines each weight: {_count(n, 'token')}, values of {d_value} dimensions."
         )
     cause = (
         f"The text has {n} tokens and a head's values only {d_value} dimensions"
         if n > d_value
-        else f"The text has {n} tokens, no more than a head's {d_value} value dimensions, but some values depend on "
-        "others (repeated tokens can have equal values)"
+        else f"The text has {n} tokens, no more than a head's {d_value} value dimensions, but some values depend "
+        "linearly on others (repeated tokens can have equal values)"
     )
     return (
-        f"Not all of it. {cause}, so a row of attention weights can change in up to {largest} independent ways without "
-        "changing anything the model computes. How far each weight can go while the row stays an attention (at least "
+        f"Not all of it. {cause}, so the weights of a row can change in up to {largest} independent ways without "
+        "changing the head's output. How far each weight can go while the row stays an attention (at least "
         "0, summing to 1) is its interval. Raw and effective attention correlate at "
         f"{explanation.about['pearson_overall']:.2f} over all layers."
     )
@@ -149,8 +152,8 @@ def _certificate(explanation: Explanation) -> str:
     change = Change(**explanation.about["output_change"])
     residual = explanation.about["largest_residual"]
     return (
-        f"Certificate: effective attention reproduces every head's output to {residual:.1g} (relative). Put in place "
-        f"of raw attention, it {change.words()} ({explanation.provenance.dtype})."
+        f"Certificate: effective attention reproduces every head's output to within {residual:.1g} (relative). In "
+        f"{explanation.provenance.dtype}, putting it in place of raw attention {change.words()}."
     )
 
 
@@ -176,16 +179,19 @@ def _identity(explanation: Explanation) -> list[RenderableType]:
 def _recovered(identity: IdentityMap) -> str:
     shares = identity.recovered.double().mean(-1).tolist()
     layers = identity._axis("layer").values
+    after = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     told = (
-        f"After layers {layers[0]} to {layers[-1]}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden "
-        f"vectors still point to their own token ({identity.map} maps fitted to "
-        f"{identity.about.get('fitted_to', 'texts')}, {identity.distance} distance)."
+        f"After {after}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden vectors still point to their "
+        f"own token ({identity.map} maps fitted to {identity.about.get('fitted_to', 'texts')}, {identity.distance} "
+        "distance)."
     )
+    if identity.repeated:
+        told += f" {identity.repeated} tokens share their input with another, and any of these counts as right."
     positions = identity._axis("token")
     last = zip(identity.recovered[-1].tolist(), identity.winner[-1].tolist(), strict=True)
     lost = [(place, winner) for place, (found, winner) in enumerate(last) if not found]
     if not lost:
-        return f"{told} After the last layer every token is still itself."
+        return f"{told} After the last layer, no token is lost."
     named = ", ".join(f"{positions.name_of(place)} (nearer to {positions.name_of(at)})" for place, at in lost[:NAMED])
     more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     return f"{told} Lost after the last layer: {named}{more}."
@@ -204,13 +210,14 @@ def _mixing(explanation: Explanation, found: TokenAttribution) -> str:
     exact = (
         "exact"
         if found.probes is None
-        else f"{found.probes} probes, standard error up to {about['largest_stderr']:.1g}"
+        else f"estimated from {found.probes} random directions, standard error up to {about['largest_stderr']:.1g}"
     )
-    last = found.layers[-1]
+    last, lost = found.layers[-1], float(found.outweighed[-1].double().mean())
+    share = f"{lost:.0%} of the tokens are no longer their" if lost else "every token is still its"
     told = (
-        f"A token's own input makes up {float(own[0]):.0%} of its hidden vector after layer {found.layers[0]} and "
+        f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {found.layers[0]} and "
         f"{float(own[-1]):.0%} after layer {last} (medians of Hidden Token Attribution, {exact}). After layer {last}, "
-        f"{float(found.outweighed[-1].double().mean()):.0%} of the tokens are no longer their own largest contributor."
+        f"{share} own largest contributor."
     )
     if about["near"] is None:
         return told
@@ -223,13 +230,13 @@ def _mixing(explanation: Explanation, found: TokenAttribution) -> str:
 def _sources(tokens: list[Sources]) -> list[RenderableType]:
     """The strongest sources of the listed tokens, under words that say which tokens these are."""
     which, listed = _listed(tokens)
-    counts = Counter(one.token for one in tokens)
-    marks = "; @ gives the position of a token that occurs more than once"
+    positions = Axis("token", tuple(range(len(tokens))), tuple(one.token for one in tokens))
 
     def name(one: Source | Sources) -> str:
-        token = shown(one.token).strip() or one.token
-        return token if counts[one.token] == 1 else f"{token}@{one.position}"
+        return positions.name_of(one.position)
 
+    repeats = any("@" in name(one) and name(one) != one.token for one in listed)
+    marks = "; @ gives the position of a token that occurs more than once" if repeats else ""
     table = _plain_table()
     for column in ("token", "first layer", "middle layer", "last layer"):
         table.add_column(column)
@@ -237,7 +244,7 @@ def _sources(tokens: list[Sources]) -> list[RenderableType]:
         cells = [", ".join(f"{name(source)} {source.contribution:.2f}" for source in layer) for layer in one.sources]
         first = f"{name(one)}{' *' if one.outweighed else ''}"
         table.add_row(*map(Text, (first, *cells)))  # plain: a token may look like markup
-    heading = Text(f"\nStrongest sources of {which}{marks if len(counts) < len(tokens) else ''}:")
+    heading = Text(f"\nStrongest sources of {which}{marks}:")
     if not any(one.outweighed for one in listed):
         return [heading, table]
     return [heading, table, Text("* Another token is its largest source after the last layer.", style="dim")]
