@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import identikit as ik
-from identikit.result import _CLASSES, Result
+from identikit.result import _CLASSES, Array, Result
 from identikit.tokens.protocol import Settings
 
 TEXT = (
@@ -197,7 +197,7 @@ def test_words_and_their_differences_can_be_used_like_any_result(results: dict[s
 def test_what_words_do_not_have_is_refused_in_words(results: dict[str, Result]):
     attention, identity = results["attention"].words(), results["identity"].words()
     for read in (lambda: attention.rank, lambda: identity.winner, lambda: identity.winners):  # pyright: ignore
-        with pytest.raises(ik.InputError, match="has no array '(rank|winner)': use"):
+        with pytest.raises(ik.InputError, match=r"has no array '(rank|winner)': use"):
             read()
 
 
@@ -322,6 +322,6 @@ def test_saving_leaves_nothing_half_written(
 def test_every_public_name_of_a_result_is_documented():
     for found in _CLASSES.values():
         for name, member in vars(found).items():
-            if not name.startswith("_") and (callable(member) or isinstance(member, property)):
-                words = (member.fget if isinstance(member, property) else member).__doc__
+            if not name.startswith("_") and (callable(member) or isinstance(member, property | Array)):
+                words = member.__doc__
                 assert words and re.match(r"[A-Z\[]", words), f"{found.__name__}.{name}"

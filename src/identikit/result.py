@@ -70,6 +70,28 @@ class Held:
         return found
 
 
+class Array:
+    """An attribute of a Result that reads the array of its own name, with the words that explain it."""
+
+    def __init__(self, words: str):
+        self.__doc__ = words
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
+        """Return the array; on the class, the attribute itself."""
+        return self if result is None else result.array(self.name)
+
+
+class Fact(Array):
+    """An attribute of a Result that reads the fact of its own name, with the words that explain it."""
+
+    def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
+        """Return the fact; on the class, the attribute itself."""
+        return self if result is None else result.about[self.name]
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
     """Named arrays over named axes, and where they came from.

@@ -37,7 +37,7 @@ def test_golden_contributions_of_some_targets():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This would take")  # that it takes over a minute
+@pytest.mark.filterwarnings("ignore:Attribution takes")  # that it takes over a minute
 def test_golden_contributions():
     assert_golden(token_attribution(load(), SENTENCE))
 

@@ -9,8 +9,8 @@ from identikit.errors import InputError
 from identikit.indexing import Index, known
 from identikit.maths import measures
 from identikit.models.reading import Change
-from identikit.result import Result, strongest
-from identikit.shapes import Float, Int, Tensor
+from identikit.result import Array, Fact, Result, strongest
+from identikit.shapes import Float, Tensor
 
 _POOLS = ("layer", "head", "visible")
 
@@ -36,20 +36,9 @@ class EffectiveAttention(Result):
         """The heads, counted from 0."""
         return self._axis("head").values
 
-    @property
-    def raw(self) -> Float[Tensor, "*axis"]:
-        """Attention as the model computes it."""
-        return self.array("raw")
-
-    @property
-    def effective(self) -> Float[Tensor, "*axis"]:
-        """The part of attention that the output depends on (Eq. 9)."""
-        return self.array("effective")
-
-    @property
-    def null(self) -> Float[Tensor, "*axis"]:
-        """The part of attention that the output does not depend on: raw minus effective."""
-        return self.array("null")
+    raw = Array("Attention as the model computes it.")
+    effective = Array("The part of attention that the output depends on (Eq. 9).")
+    null = Array("The part of attention that the output does not depend on: raw minus effective.")
 
     @property
     def simplex(self) -> Float[Tensor, "*axis"]:
@@ -63,25 +52,12 @@ class EffectiveAttention(Result):
         single = [axis.single for axis in self.axes]
         return simplex_rows(self)[tuple(0 if one else slice(None) for one in single)]
 
-    @property
-    def rank(self) -> Int[Tensor, "*axis"]:
-        """Rank of the values that each row sees: (layer, head, query)."""
-        return self.array("rank")
-
-    @property
-    def null_dim(self) -> Int[Tensor, "*axis"]:
-        """Dimension of each row's null space (Eq. 6, over the keys that the row sees): (layer, head, query)."""
-        return self.array("null_dim")
-
-    @property
-    def joint_null_dim(self) -> Int[Tensor, "*axis"]:
-        """Dimension of the null space of a layer's heads together: (layer, query)."""
-        return self.array("joint_null_dim")
-
-    @property
-    def residual(self) -> Float[Tensor, "*axis"]:
-        """The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head)."""
-        return self.array("residual")
+    rank = Array("Rank of the values that each row sees: (layer, head, query).")
+    null_dim = Array(
+        "Dimension of each row's null space (Eq. 6, over the keys that the row sees): (layer, head, query)."
+    )
+    joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
+    residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
 
     def pearson(self, by: str | None = None) -> Tensor:
         """Return the correlation of raw and effective attention over the visible entries of the selected rows.
@@ -192,35 +168,12 @@ class AttentionIntervals(Result):
     main = ("raw", "lower", "upper")
     by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "lower", "upper")}
 
-    @property
-    def raw(self) -> Float[Tensor, "*axis"]:
-        """Attention as the model computes it."""
-        return self.array("raw")
-
-    @property
-    def lower(self) -> Float[Tensor, "*axis"]:
-        """The least weight that any attention with the same output gives to each edge."""
-        return self.array("lower")
-
-    @property
-    def upper(self) -> Float[Tensor, "*axis"]:
-        """The greatest weight that any attention with the same output gives to each edge."""
-        return self.array("upper")
-
-    @property
-    def gap(self) -> Float[Tensor, "*axis"]:
-        """How far the ends can be from the sharp ones: 0 where they are exact, NaN where nothing is known."""
-        return self.array("gap")
-
-    @property
-    def certain_mass(self) -> Float[Tensor, "*axis"]:
-        """The sum of each row's lower bounds."""
-        return self.array("certain_mass")
-
-    @property
-    def method(self) -> str:
-        """How the ends were found."""
-        return self.about["method"]
+    raw = Array("Attention as the model computes it.")
+    lower = Array("The least weight that any attention with the same output gives to each edge.")
+    upper = Array("The greatest weight that any attention with the same output gives to each edge.")
+    gap = Array("How far the ends can be from the sharp ones: 0 where they are exact, NaN where nothing is known.")
+    certain_mass = Array("The sum of each row's lower bounds.")
+    method = Fact("How the ends were found.")
 
     def words(self) -> "AttentionIntervals":
         """Return the result by words: the ends of a word's pieces are added up, which is valid but not sharp."""
@@ -272,25 +225,10 @@ class AlternativeAttention(Result):
     main = ("raw", "attention", "direction")
     by_word: ClassVar = {name: {"key": "sum"} for name in ("raw", "attention", "direction")}
 
-    @property
-    def raw(self) -> Float[Tensor, "*axis"]:
-        """Attention as the model computes it."""
-        return self.array("raw")
-
-    @property
-    def attention(self) -> Float[Tensor, "*axis"]:
-        """The other attention."""
-        return self.array("attention")
-
-    @property
-    def direction(self) -> Float[Tensor, "*axis"]:
-        """The direction from the raw row to the other one, of length 1."""
-        return self.array("direction")
-
-    @property
-    def step(self) -> float:
-        """How far the other row is from the raw one."""
-        return self.about["step"]
+    raw = Array("Attention as the model computes it.")
+    attention = Array("The other attention.")
+    direction = Array("The direction from the raw row to the other one, of length 1.")
+    step = Fact("How far the other row is from the raw one.")
 
     @property
     def output_change(self) -> Change:

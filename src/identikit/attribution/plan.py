@@ -80,11 +80,10 @@ class Estimate(NamedTuple):
         return self.seconds > LONG_SECONDS
 
     def words(self) -> str:
-        """Say how long it will take, and what would be faster."""
-        faster = (
-            "" if self.probes is None else f" With probes={self.probes} it would take {_duration(self.probes_seconds)}."
-        )
-        return f"This would take about {_duration(self.seconds)} here.{faster}"
+        """Say how long it takes here, and what is much faster."""
+        much = self.probes is not None and self.probes_seconds < 0.7 * self.seconds
+        faster = f" With probes={self.probes} it takes {_duration(self.probes_seconds)}." if much else ""
+        return f"Attribution takes about {_duration(self.seconds)} on this machine.{faster}"
 
 
 def estimate(model: Model, lengths: Sequence[int], request: Request) -> Estimate:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
-from identikit.result import Result, strongest, word_groups
+from identikit.result import Array, Fact, Result, strongest, word_groups
 from identikit.shapes import Float, Tensor
 
 
@@ -25,10 +25,7 @@ class TokenAttribution(Result):
     main = ("contribution",)
     by_word: ClassVar = {"contribution": {"input": "sum", "output": "mean"}}
 
-    @property
-    def contribution(self) -> Float[Tensor, "*axis"]:
-        """What each input contributes to each hidden vector."""
-        return self.array("contribution")
+    contribution = Array("What each input contributes to each hidden vector.")
 
     @property
     def stderr(self) -> Float[Tensor, "*axis"] | None:
@@ -73,35 +70,12 @@ class TokenAttribution(Result):
         """The output positions."""
         return self._axis("output").values
 
-    @property
-    def norm(self) -> str:
-        """The norm of the Jacobian blocks."""
-        return self.about["norm"]
-
-    @property
-    def probes(self) -> int | None:
-        """How many random directions were used; None where contributions are exact."""
-        return self.about["probes"]
-
-    @property
-    def engine(self) -> str:
-        """What computed it: "sweep", "generic" or "reverse"."""
-        return self.about["engine"]
-
-    @property
-    def causal(self) -> bool:
-        """Whether tokens see only what comes before them."""
-        return self.about["causal"]
-
-    @property
-    def cls(self) -> int | None:
-        """Where [CLS] stands."""
-        return self.about["cls"]
-
-    @property
-    def separator(self) -> int | None:
-        """Where the first [SEP] stands."""
-        return self.about["separator"]
+    norm = Fact("The norm of the Jacobian blocks.")
+    probes = Fact("How many random directions were used; None where contributions are exact.")
+    engine = Fact('What computed it: "sweep", "generic" or "reverse".')
+    causal = Fact("Whether tokens see only what comes before them.")
+    cls = Fact("Where [CLS] stands.")
+    separator = Fact("Where the first [SEP] stands.")
 
     def said(self) -> str:
         """Say how much tokens contribute to their own hidden vectors, or where the selected vector came from."""

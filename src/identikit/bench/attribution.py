@@ -62,7 +62,7 @@ class Options:
 def run(options: Options, *, progress: Progress = silent) -> list[Row]:
     """Measure a dataset if there is one, else what fits the device."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This would take")  # how long it will take is what is measured
+        warnings.filterwarnings("ignore", message="Attribution takes")  # how long it will take is what is measured
         if options.data is not None:
             return whole_dataset(load(options.model, device=options.device), options, progress)
         if options.device == "cpu":

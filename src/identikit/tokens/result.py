@@ -13,8 +13,7 @@ from identikit.errors import InputError
 from identikit.indexing import Axis
 from identikit.models.model import Model
 from identikit.provenance import Provenance
-from identikit.result import Held, Result
-from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.result import Array, Fact, Held, Result
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.maps import FittedMap, load_maps, save_maps
 
@@ -45,15 +44,8 @@ class TokenIdentifiability(Result):
     kind = "token identifiability"
     main = _MEASURED
 
-    @property
-    def rate(self) -> Float[Tensor, "*axis"]:
-        """The share of tokens recovered."""
-        return self.array("rate")
-
-    @property
-    def chance(self) -> float:
-        """The rate of guessing at random."""
-        return self.about["chance"]
+    rate = Array("The share of tokens recovered.")
+    chance = Fact("The rate of guessing at random.")
 
     @property
     def rates(self) -> "DataFrame":
@@ -157,35 +149,12 @@ class IdentityMap(Result):
     main = ("recovered", "margin", "winner")
     by_word: ClassVar = {"recovered": {"token": "all"}, "margin": {"token": "min"}}
 
-    @property
-    def recovered(self) -> Bool[Tensor, "*axis"]:
-        """Whether each token is recovered."""
-        return self.array("recovered")
-
-    @property
-    def margin(self) -> Float[Tensor, "*axis"]:
-        """How much nearer the token's own input is than the best other; negative where another won."""
-        return self.array("margin")
-
-    @property
-    def winner(self) -> Int[Tensor, "*axis"]:
-        """The position whose input won."""
-        return self.array("winner")
-
-    @property
-    def map(self) -> str:
-        """The kind of map it was read with."""
-        return self.about["map"]
-
-    @property
-    def distance(self) -> str:
-        """The distance it was read with."""
-        return self.about["distance"]
-
-    @property
-    def repeated(self) -> int:
-        """How many tokens share their input vector with another token of the text."""
-        return self.about["repeated"]
+    recovered = Array("Whether each token is recovered.")
+    margin = Array("How much nearer the token's own input is than the best other; negative where another won.")
+    winner = Array("The position whose input won.")
+    map = Fact("The kind of map it was read with.")
+    distance = Fact("The distance it was read with.")
+    repeated = Fact("How many tokens share their input vector with another token of the text.")
 
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
