@@ -24,7 +24,8 @@ def test_what_the_readme_quotes_was_said():
     """Each part of the quoted output, between dots, is in the real one; lines may be broken elsewhere."""
     import identikit as ik
 
-    (quoted,) = re.findall(r"```text\n\$ identikit explain\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    readme = (ROOT / "README.md").read_text()
+    (quoted,) = re.findall(r"```text\n\$ identikit explain\n(.*?)```", readme, flags=re.DOTALL)
     said = " ".join(str(ik.explain(ik.load())).split())
     parts = [" ".join(part.split()) for part in quoted.split("…") if part.strip()]
     assert len(parts) > 3
