@@ -80,7 +80,7 @@ def test_a_token_that_looks_like_a_position():
         (LAYERS, object(), "expected a number, not object"),
         (WORDS, "the", "The query 'the' occurs 2 times. Say which: the@1, the@4."),
         (WORDS, "cat", r"There is no query 'cat'. The positions are 0 to 4: \[CLS\], the, dog"),
-        (WORDS, "dog@1", "position 1 is 'Ġthe'"),
+        (WORDS, "dog@1", "position 1 is 'the'"),
         (WORDS, 5, "There is no query 5. The positions are 0 to 4"),
         (WORDS, torch.tensor([True, False]), "expected a number or a token"),
     ],

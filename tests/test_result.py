@@ -197,7 +197,7 @@ def test_words_and_their_differences_can_be_used_like_any_result(results: dict[s
 def test_what_words_do_not_have_is_refused_in_words(results: dict[str, Result]):
     attention, identity = results["attention"].words(), results["identity"].words()
     for read in (lambda: attention.rank, lambda: identity.winner, lambda: identity.winners):  # pyright: ignore
-        with pytest.raises(ik.InputError, match="has no array '(rank|winner)': use"):
+        with pytest.raises(ik.InputError, match=r"has no array '(rank|winner)': use"):
             read()
 
 

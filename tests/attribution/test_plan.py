@@ -134,8 +134,8 @@ def test_memory_is_used_again_until_it_is_far_too_large():
 
 
 @pytest.mark.parametrize(("error", "told", "message"), [
-    (MemoryError(), InputError, "memory ran out with a single token"),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), InputError, "memory ran out with a single token"),
+    (MemoryError(), InputError, "memory ran out even for the tangents of a single token"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), InputError, "memory ran out even for the tangents of a single token"),
     (RuntimeError("another fault"), RuntimeError, "another fault"),
 ])  # fmt: skip
 def test_what_halving_cannot_mend_is_told(error: Exception, told: type[Exception], message: str):
