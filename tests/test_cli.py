@@ -69,7 +69,7 @@ def test_explain_short_text_as_json(run):
     [
         (["explain", ""], "blank"),
         (["explain", "a", "--pair", "  "], "blank"),
-        (["explain", "--pair", "b"], "--pair goes with a first text"),
+        (["explain", "--pair", "b"], "--pair needs a first text"),
         (["explain", "a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
         (["explain", "word " * 600], "602 tokens and the model reads at most 512"),
     ],
@@ -210,7 +210,7 @@ def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch
         patched.setattr(attribution_tables, "mixing", interrupted)
         done = run(*command, "--out", str(tmp_path / "run"))
     assert done.status == 130 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("identikit: Interrupted. A command with --out resumes")
+    assert done.stderr.startswith("identikit: Interrupted. Run the same command again:")
     assert len(texts) == 32 and [file.name for file in tmp_path.rglob("shard*")] == ["shard-000000.safetensors"]
     for name in ("run", "whole"):
         assert run(*command, "--out", str(tmp_path / name)).status == 0
@@ -239,8 +239,11 @@ def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
     few.write_text("w3 w4 w5\nw6 w7 w8")
     done = run("tokens", "--data", str(few), "--model", str(saved / "model"), "--out", str(tmp_path / "run"))
     assert done.status == 1 and not (tmp_path / "run").exists()
-    done = run("explain", "hello", "--model", str(saved / "model"), "--probes", "0")
-    assert done.status == 1 and "probes=0" in done.stderr
+    for command in (["explain", "hello", "--model", str(saved / "model")], [*command, "--out", str(tmp_path / "run")]):
+        done = run(*command, "--probes", "0")
+        assert done.status == 1 and "probes=0 cannot be used" in done.stderr and not (tmp_path / "run").exists()
+    done = run("bench", "attribution", "--device", "banana")
+    assert done.status == 1 and "The device 'banana' cannot be used here" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])

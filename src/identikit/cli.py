@@ -34,15 +34,15 @@ app.add_typer(bench, name="bench")
 
 INTERRUPTED = 130  # the status that Ctrl-C ends with
 
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="A hub id or a folder; the packaged MiniLM if left out.")
-]
+ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder. Default: the packaged MiniLM.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
 BenchDeviceOption = Annotated[str, typer.Option("--device", help="Where to compute: cpu or cuda.")]
 RepeatsOption = Annotated[
-    int, typer.Option("--repeats", min=1, help="How often everything is timed; the best time counts.")
+    int, typer.Option("--repeats", min=1, help="How often to time everything; the best time counts.")
 ]
-OutOption = Annotated[str, typer.Option("--out", help="The folder for the results; a stopped run resumes there.")]
+OutOption = Annotated[
+    str, typer.Option("--out", help="The folder for the results. A stopped run resumes there (tokens starts again).")
+]
 DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
 ColumnOption = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]
 TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
@@ -107,7 +107,7 @@ def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
 
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Say which attention is real, which token a hidden vector is, and where it came from."""
+    """Say which attention is real, which token a hidden vector stands for, and where it came from."""
     if show:
         typer.echo(f"identikit {identikit.__version__}")
         raise typer.Exit
@@ -115,21 +115,24 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def explain(
-    text: Annotated[str | None, typer.Argument(help="The text; the embedded sample if left out.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The text. Default: the embedded sample.")] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
     model: ModelOption = None,
     device: DeviceOption = None,
-    probes: Annotated[str | None, typer.Option("--probes", help="Directions to attribute from, or exact.")] = None,
+    probes: Annotated[
+        str | None,
+        typer.Option("--probes", help="exact, or the number of random directions to estimate from. Default: 16."),
+    ] = None,
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a model's attention and hidden vectors on a text are worth."""
+    """Explain a text: which attention is real, which token is which, where it came from."""
     from identikit import explain as explained
     from identikit.terminal import step_progress
     from identikit.verdict.words import print_verdict
 
     if pair is not None and text is None:
-        raise identikit.InputError("--pair goes with a first text: identikit explain TEXT --pair TEXT.")
+        raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
     with step_progress() as told:
         explanation = explained(
             identikit.load(model, device=device),
@@ -149,9 +152,9 @@ def explain(
 def attention(
     run: DatasetRun,
     bias: Annotated[
-        bool, typer.Option("--bias/--no-bias", help="Keep the value bias, or leave it out as the paper does.")
+        bool, typer.Option("--bias/--no-bias", help="Keep the bias of the values, or leave it out as the paper does.")
     ] = True,
-    mass: Annotated[bool, typer.Option("--mass", help="Keep the sum of every row.")] = False,
+    mass: Annotated[bool, typer.Option("--mass", help="Let effective attention keep the sum of every row.")] = False,
 ) -> None:
     """Compute effective attention over a dataset: correlation by length, null dimensions, attention by token type."""
     from identikit.attention.dataset import AttentionOptions, attention_tables
@@ -166,8 +169,9 @@ def attention(
         "null_dim": int(null["greatest"].max()),
         "residual": float(null["residual"].max()),
     }
+    texts = "1 text" if len(overall) == 1 else f"{len(overall)} texts"
     run.report(
-        f"In {numbers['texts']} texts, raw and effective attention correlate at {numbers['correlation']:.3f} on "
+        f"In {texts}, raw and effective attention correlate at {numbers['correlation']:.3f} on "
         f"average. The largest null space has {numbers['null_dim']} dimensions. Effective attention gives the same "
         f"output to within {numbers['residual']:.1g}.",
         numbers,
@@ -184,19 +188,21 @@ def attribution(
     ] = "exact",
     norm: Annotated[str, typer.Option("--norm", help="frobenius, sum or spectral.")] = "frobenius",
     precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
-    tags: Annotated[bool, typer.Option("--tags", help="Also by part of speech (extra [pos]).")] = False,
+    tags: Annotated[
+        bool, typer.Option("--tags", help="Also give own contributions by part of speech (needs the extra [pos]).")
+    ] = False,
 ) -> None:
     """Compute Hidden Token Attribution over a dataset: own contribution, neighbours, relative position."""
     from identikit.attribution.dataset import AttributionOptions, attribution_tables
     from identikit.tags import penn_tags
 
-    asked = _count(probes) or "exact"
+    asked = _count(probes)
     options = AttributionOptions(probes=asked, norm=norm, precision=precision, truncate=run.truncate)
     compute = partial(attribution_tables, tagger=penn_tags if tags else None)
     tables = run.tables("attribution", compute, options, {"tags": tags})
     own = tables["own"]
     first, last = own.iloc[0], own.iloc[-1]
-    how = "exact" if asked == "exact" else f"estimated from {asked} directions"
+    how = "exact" if asked == "exact" else f"estimated from {asked} random directions"
     final = f"layer {len(own) - 1}"
     run.report(
         f"A token's own contribution is {first['median']:.2f} in layer 0 and {last['median']:.2f} in {final} "
@@ -286,8 +292,8 @@ def reproduce(
         typer.Option(
             "--sample",
             min=1,
-            help="Read only the first N texts, with 16 directions, 3 folds and one learning rate; see the end for the "
-            "number of texts that claims need.",
+            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. How many texts "
+            "claims need is listed below.",
         ),
     ] = None,
     finetuned: Annotated[
@@ -363,9 +369,11 @@ def _count(probes: str | None) -> int | str | None:
 @bench.command("attention")
 def bench_attention(
     tokens: Annotated[
-        list[int] | None, typer.Option("--tokens", min=2, help="A text length; repeatable; 128 and 512 if left out.")
+        list[int] | None, typer.Option("--tokens", min=2, help="A text length; repeat for more. Default: 128 and 512.")
     ] = None,
-    memory_tokens: Annotated[int, typer.Option("--memory-tokens", min=128, help="Text length for memory.")] = 8192,
+    memory_tokens: Annotated[
+        int, typer.Option("--memory-tokens", min=128, help="The text length to measure memory with.")
+    ] = 8192,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
@@ -398,7 +406,7 @@ def bench_intervals(
 def bench_attribution(
     device: BenchDeviceOption = "cpu",
     model: ModelOption = None,
-    data: Annotated[str | None, typer.Option("--data", help="Instead, time all texts of a file or dataset.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Time all texts of a file or dataset instead.")] = None,
     data_dir: DataDirOption = None,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
@@ -418,21 +426,22 @@ def bench_attribution(
 def bench_tokens(
     parts: Annotated[
         list[str] | None,
-        typer.Option("--part", help="together, ridge or grid; repeatable; all of them if left out."),
+        typer.Option("--part", help="together, ridge or grid; repeat for more. Default: all."),
     ] = None,
     states: Annotated[
-        str | None, typer.Option("--states", help="A safetensors file of hidden states; the sample texts' if left out.")
+        str | None,
+        typer.Option("--states", help="A safetensors file of hidden states. Default: those of the sample texts."),
     ] = None,
     model: ModelOption = None,
     device: BenchDeviceOption = "cpu",
     tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 products on a GPU.")] = False,
-    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds.")] = 10,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How long 'together' trains.")] = 3,
+    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds to run.")] = 10,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many epochs 'together' trains for.")] = 3,
     maps: Annotated[
-        list[str] | None, typer.Option("--map", help="A map of 'grid'; repeatable; linear if left out.")
+        list[str] | None, typer.Option("--map", help="A map of 'grid'; repeat for more. Default: linear.")
     ] = None,
     distances: Annotated[
-        list[str] | None, typer.Option("--distance", help="A distance of 'grid'; repeatable; cosine if left out.")
+        list[str] | None, typer.Option("--distance", help="A distance of 'grid'; repeat for both. Default: cosine.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -450,8 +459,10 @@ def bench_tokens(
 
 def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: str = "cpu") -> None:
     from identikit.bench.measure import about, table
+    from identikit.models.load import checked_device
     from identikit.terminal import step_progress
 
+    checked_device(device)
     with step_progress() as told:
         rows = run(progress=told)
     if as_json:
@@ -484,5 +495,8 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            print("identikit: Interrupted. A command with --out resumes when it is run again.", file=sys.stderr)
+            print(
+                "identikit: Interrupted. Run the same command again: what its --out folder holds is not computed again.",
+                file=sys.stderr,
+            )
         raise

@@ -144,7 +144,10 @@ def _chosen_columns(table: _Table, wanted: str | Sequence[str] | None) -> tuple[
     known = ", ".join(repr(column) for column in table.columns)
     if wanted is None:
         if len(table.text_columns) != 1:
-            raise InputError(f"Reading {table.name}: name the column of the text, or two for pairs. It has {known}.")
+            raise InputError(
+                f"Reading {table.name}: name the column of the texts, or two for pairs (command line: --column). It has "
+                f"{known}."
+            )
         return table.text_columns
     chosen = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     if len(chosen) not in (1, 2):
@@ -180,7 +183,7 @@ def _is_file(path: str) -> bool:
         filesystem, inside = fsspec.core.url_to_fs(path)
         return filesystem.isfile(inside)
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"Reading {path}: it cannot be reached ({error}).") from error
+        raise InputError(f"Reading {path}: it cannot be reached ({error}). Check the address.") from error
 
 
 @contextmanager
@@ -191,7 +194,7 @@ def _open(path: str, mode: str = "r", **options: str) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}). Save it as UTF-8.") from error
     except OSError as error:
-        raise InputError(f"Reading {path}: it cannot be read ({error}).") from error
+        raise InputError(f"Reading {path}: it cannot be read ({error}). Check the file.") from error
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
@@ -211,7 +214,7 @@ def _comma_cells(path: str) -> _Cells:
         try:
             yield from ((reader.line_num, cells) for cells in reader if cells)
         except csv.Error as error:
-            raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}).") from error
+            raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}). Repair it.") from error
 
 
 def _delimited_table(
@@ -240,7 +243,7 @@ def _records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise InputError(f"Reading {path}, line {number}: not valid JSON ({error}).") from error
+            raise InputError(f"Reading {path}, line {number}: not valid JSON ({error}). Repair the line.") from error
         if not isinstance(record, dict):
             raise InputError(f"Reading {path}, line {number}: expected a JSON object, got {type(record).__name__}.")
         yield number, record
@@ -262,7 +265,7 @@ def _parquet_table(path: str) -> _Table:
             with _open(path, "rb") as file:
                 yield ParquetFile(file)
         except pyarrow.ArrowException as error:
-            raise InputError(f"Reading {path}: not valid Parquet ({error}).") from error
+            raise InputError(f"Reading {path}: not valid Parquet ({error}). Write the file again.") from error
 
     def rows(columns: Sequence[str]) -> _Rows:
         with opened() as file:
@@ -293,7 +296,7 @@ def _first(path: str, numbered: Any) -> Any:
     with closing(numbered):
         for _, content in numbered:
             return content
-    raise InputError(f"Reading {path}: the file is empty.")
+    raise InputError(f"Reading {path}: the file is empty. Pass a file that holds texts.")
 
 
 _READERS: Mapping[str, Callable[[str], _Table]] = {
@@ -324,7 +327,7 @@ def _hub_table(name: str, columns: str | Sequence[str] | None, split: str | None
         cause = " ".join(str(error).split())
         raise InputError(f"Reading {_HUB}{name}, split {split!r}: datasets cannot load it ({cause}).") from error
     if first is None:
-        raise InputError(f"Reading {_HUB}{name}: split {split!r} is empty.")
+        raise InputError(f"Reading {_HUB}{name}: split {split!r} is empty. Choose another.")
     return _Table(f"{_HUB}{name}", tuple(first), (), lambda _: ((f"row {n}", row) for n, row in enumerate(stream, 1)))
 
 

@@ -280,7 +280,7 @@ def test_a_task_given_twice_is_fitted_once():
         (lambda: recover(states(), [], map="ridge", distance="l2"), "40 texts were given, expected 1"),
         (
             lambda: recover(states(sentences=1), [], map="ridge", distance="l2"),
-            "no ridge map for l2 distance and fold 0 was fitted; fitted are none",
+            "no ridge map for l2 distance and fold 0 was fitted. Use one of those that were: none",
         ),
     ],
 )

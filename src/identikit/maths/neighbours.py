@@ -7,16 +7,6 @@ import torch
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
-__all__ = [
-    "DISTANCES",
-    "Nearest",
-    "distance_gradient",
-    "distinct",
-    "nearest",
-    "nearest_in_sentences",
-    "paired_distance",
-]
-
 DISTANCES = ("cosine", "l2")
 
 _MOST_PAIRS = 1 << 17

@@ -57,7 +57,7 @@ def load(
         source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         with quiet():
-            hf = _read(source, options, _dtype(dtype)).to(_device(device))  # pyright: ignore[reportArgumentType]
+            hf = _read(source, options, _dtype(dtype)).to(checked_device(device))  # pyright: ignore[reportArgumentType]
             loaded = Model(hf, _reader(source, options, hf), name=name, revision=_commit(source, revision))
     prove(loaded)
     return loaded
@@ -153,7 +153,8 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
     return found
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def checked_device(device: str | torch.device | None) -> torch.device:
+    """Return a device that can be used here; None is the CPU."""
     try:
         found = torch.device(device or "cpu")
         torch.empty(0, device=found)

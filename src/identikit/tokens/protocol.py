@@ -106,8 +106,8 @@ def sentence_blocks(n_sentences: int, *, seed: int) -> Int[Tensor, " sentence"]:
     """Shuffle the sentences into 20 blocks of equal size (to within one); return the block of each sentence."""
     if n_sentences < BLOCKS:
         raise InputError(
-            f"Splitting {n_sentences} texts into folds: at least {BLOCKS} are needed (70/15/15 as {BLOCKS} blocks). "
-            "Give more texts."
+            f"Splitting texts into folds: got {n_sentences}, and at least {BLOCKS} are needed (70/15/15 as {BLOCKS} "
+            "blocks). Give more texts."
         )
     block = torch.empty(n_sentences, dtype=torch.long)
     block[torch.from_numpy(stream("blocks", seed).permutation(n_sentences))] = torch.arange(n_sentences) % BLOCKS
