@@ -1,4 +1,7 @@
-"""Make this gallery from a folder that `identikit reproduce` wrote: python docs/gallery/make.py FOLDER."""
+"""Make this gallery from a folder that `identikit reproduce` wrote: python docs/gallery/make.py FOLDER.
+
+A figure that the folder does not have keeps its old picture here, and the page says so.
+"""
 
 import json
 import re
@@ -15,6 +18,7 @@ from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.reproduce import computed_on
 
 HERE = Path(__file__).parent
+KEPT = "*An earlier picture, in an older style and without error bars.*"
 
 
 def cell(judged: JudgedClaim) -> str:
@@ -43,16 +47,20 @@ def claims(folder: Path) -> list[str]:
 def main() -> None:
     """Copy the figures and write the page."""
     folder = Path(sys.argv[1])
-    about = json.loads((folder / "run.json").read_text())
-    shown = [name for name in FIGURES if (folder / "figures" / f"{name}.png").exists()]
+    about = json.loads((folder / "run.json").read_text())["run"]
     lines = [f"# The paper on {about['model']}", "", (HERE / "about.md").read_text().strip(), "", "## Claims", ""]
     lines += claims(folder)
     lines += ["", "## Figures", ""]
-    for name in shown:
-        shutil.copy(folder / "figures" / f"{name}.png", HERE)
-        lines += [f"**{name}.** {FIGURES[name].caption}", "", f"![{name}]({name}.png)", ""]
+    for name, figure in FIGURES.items():
+        drawn = folder / "figures" / f"{name}.png"
+        if drawn.exists():
+            shutil.copy(drawn, HERE)
+        if (HERE / drawn.name).exists():
+            kept = "" if drawn.exists() else f" {KEPT}"
+            lines += [f"**{name}.** {figure.caption}{kept}", "", f"![{name}]({name}.png)", ""]
     lines += ["## Provenance", "", f"Weights {about['weights'][:16]}…, identikit {about['version']}.", ""]
-    lines += [f"- {where}\n  ({inputs})" for where, inputs in computed_on(str(folder)).items()]
+    places = computed_on(str(folder)).items()
+    lines += [f"- {place.removeprefix('computed on ')}: {inputs}." for place, inputs in places]
     (HERE / "README.md").write_text("\n".join(lines) + "\n")
 
 
