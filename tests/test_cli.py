@@ -239,8 +239,9 @@ def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
     few.write_text("w3 w4 w5\nw6 w7 w8")
     done = run("tokens", "--data", str(few), "--model", str(saved / "model"), "--out", str(tmp_path / "run"))
     assert done.status == 1 and not (tmp_path / "run").exists()
-    for command in (["explain", "hello", "--model", str(saved / "model")], [*command, "--out", str(tmp_path / "run")]):
-        done = run(*command, "--probes", "0")
+    explain = ["explain", "hello", "--model", str(saved / "model")]
+    for asked in (explain, [*command, "--out", str(tmp_path / "run")]):
+        done = run(*asked, "--probes", "0")
         assert done.status == 1 and "probes=0 cannot be used" in done.stderr and not (tmp_path / "run").exists()
     done = run("bench", "attribution", "--device", "banana")
     assert done.status == 1 and "The device 'banana' cannot be used here" in done.stderr

@@ -292,8 +292,8 @@ def reproduce(
         typer.Option(
             "--sample",
             min=1,
-            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. How many texts "
-            "claims need is listed below.",
+            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. How many "
+            "texts claims need is listed below.",
         ),
     ] = None,
     finetuned: Annotated[
@@ -495,8 +495,6 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            print(
-                "identikit: Interrupted. Run the same command again: what its --out folder holds is not computed again.",
-                file=sys.stderr,
-            )
+            kept = "Run the same command again: what its --out folder holds is not computed again."
+            print(f"identikit: Interrupted. {kept}", file=sys.stderr)
         raise

@@ -145,8 +145,8 @@ def _chosen_columns(table: _Table, wanted: str | Sequence[str] | None) -> tuple[
     if wanted is None:
         if len(table.text_columns) != 1:
             raise InputError(
-                f"Reading {table.name}: name the column of the texts, or two for pairs (command line: --column). It has "
-                f"{known}."
+                f"Reading {table.name}: name the column of the texts, or two for pairs (command line: --column). It "
+                f"has {known}."
             )
         return table.text_columns
     chosen = (wanted,) if isinstance(wanted, str) else tuple(wanted)

@@ -270,7 +270,7 @@ def test_a_task_given_twice_is_fitted_once():
             lambda: same_layer(narrow(), MapChoice(), QUICK),
             "naive map to layer 0 of narrow: hidden vectors have 6 numbers",
         ),
-        (lambda: same_layer(states(sentences=19), MapChoice(), QUICK), "Splitting 19 texts into folds"),
+        (lambda: same_layer(states(sentences=19), MapChoice(), QUICK), "got 19, and at least 20 are needed"),
         (
             lambda: same_layer(states(), MapChoice(layers=(0, 4)), QUICK),
             "Reading layer 4 of constructed: it has 1 layers",

@@ -67,6 +67,19 @@ def test_tokens_that_occur_again_carry_their_position():
     assert [line.split()[1] for line in told.splitlines() if line.startswith(("the@0", "cat"))] == ["cat", "the@2"]
 
 
+def test_what_is_said_of_repeated_tokens_and_of_one_token():
+    """Where inputs hold no position, repeated tokens cannot be told apart, and the verdict says so."""
+    model = tiny.loaded("llama")
+    repeated = explain(model, [5, 6, 5, 5], maps=MAPS, probes="exact")
+    assert repeated.identity.repeated == 3  # pyright: ignore[reportAttributeAccessIssue]
+    told = " ".join(str(repeated).split())
+    assert "3 tokens share their input with another, and any of these counts as right." in told
+    assert "share their input" not in str(explain(model, [5, 6, 7], maps=MAPS, probes="exact"))
+    single = " ".join(str(explain(model, [5], maps=MAPS, probes="exact")).split())
+    assert "1 token: w5" in single and "1 token, values of" in single and "1 tokens" not in single
+    assert "every token is still its own largest contributor" in single
+
+
 def test_of_a_long_text_the_outweighed_are_listed():
     told = listed(long(30), outweighed=[3, 28])
     assert "each token that is no longer its own largest contributor (2 of 30; --json lists all):" in told
