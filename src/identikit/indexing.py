@@ -51,6 +51,11 @@ class Axis:
         return "queries" if self.name == "query" else f"{self.name}s"
 
     @property
+    def counted(self) -> str:
+        """How many places there are, in words: `1 layer`, `43 queries`."""
+        return f"{len(self)} {self.name if len(self) == 1 else self.plural}"
+
+    @property
     def label(self) -> str:
         """How the one place of a single axis is written."""
         return self.name_of(0)
@@ -66,7 +71,7 @@ class Axis:
     def summary(self) -> str:
         """Say what is on the axis: tokens or numbers, the first and the last."""
         ends = dict.fromkeys((self.name_of(0), self.name_of(len(self) - 1)))
-        return f"{len(self)} {self.plural if len(self) > 1 else self.name}, {' to '.join(ends)}"
+        return f"{self.counted}, {' to '.join(ends)}"
 
     def find(self, wanted: Index) -> list[int]:
         """Return where the asked-for places stand on this axis; None is all of them."""

@@ -367,10 +367,7 @@ class Result:
             f"{letter}{names.pop(name)}" for name, letter in (("layer", "L"), ("head", "H")) if name in names
         )
         singles = [place, *(f"{name} {label!r:.20}" for name, label in names.items())]
-        many = " × ".join(
-            f"{len(axis)} {axis.plural if len(axis) > 1 else axis.name}" for axis in self.axes if not axis.single
-        )
-        many = many.replace("_", " ")
+        many = " × ".join(axis.counted for axis in self.axes if not axis.single)
         minus = f" minus {self.about['minus']:.40}" if "minus" in self.about else ""
         return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"
 

@@ -411,7 +411,7 @@ def test_mixing_reads_results():
     found = attribution.mixing(results, tags)
     assert found.tokens == 7 + 8 + 4
     assert sorted(found.by_tag) == ["W", "X"]
-    assert found.own.shape == (3, BINS)
+    assert len(found.own) == 3
     parts = [attribution.mixing([one], [mine]) for one, mine in zip(results, tags, strict=True)]
     assert torch.equal(parts[2].merge(parts[0]).merge(parts[1]).offsets.sums, found.offsets.sums)
     with pytest.raises(InputError, match="needs every input and output"):

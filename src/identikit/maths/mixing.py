@@ -147,10 +147,6 @@ class Mixing(NamedTuple):
             by_tag={tag: self.by_tag.get(tag, nothing) + other.by_tag.get(tag, nothing) for tag in tags},
         )
 
-    def own_quartiles(self) -> Float[Tensor, "layer 3"]:
-        """Compute the quartiles of the tokens' own contributions in each layer (Fig. 3a), to half a bin."""
-        return quantiles(self.own, (0.25, 0.5, 0.75))
-
     def outweighed_share(self) -> Float[Tensor, "layer"]:
         r"""Compute $\tilde P$: the share of tokens that are not their own largest contributor (Fig. 3b)."""
         return self.outweighed.double() / self.tokens

@@ -126,14 +126,14 @@ _BOX = {
 ATTRIBUTION: Mapping[str, Table] = {
     "texts": _TEXTS,
     "tokens": Table(
-        "How much of each hidden vector comes from its own token.",
+        "How much each token contributes to its own hidden vector.",
         "one row per text, position and layer",
         {
             "text": _TEXT,
             "position": _count("position of the token in its text, counted from 0", "0 to tokens − 1"),
             "token": _word("the token as the tokenizer spells it"),
             "layer": _LAYER,
-            "own_contribution": Column("float", "share of the hidden vector from its own token (Eq. 11)", "0 to 1"),
+            "own_contribution": Column("float", "the token's contribution to its own hidden vector (Eq. 11)", "0 to 1"),
             "outweighed": Column("bool", "whether another token contributes more than the token itself", "true, false"),
         },
     ),
