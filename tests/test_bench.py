@@ -171,6 +171,9 @@ def test_mistakes_are_told_in_words(states: str, tmp_path: Path):
     for name in ("nowhere.safetensors", "other.safetensors"):
         with pytest.raises(InputError, match=f"Reading hidden states from .*{name}.*Expected a safetensors file with"):
             tokens.run(tokens.Options(str(tmp_path / name)))
+    (tmp_path / "torn.safetensors").write_bytes(b"half a file")
+    with pytest.raises(InputError, match=r"torn\.safetensors.*Expected a safetensors file with"):
+        tokens.read_states(tokens.Options(str(tmp_path / "torn.safetensors")))
 
 
 def test_rows_as_a_table_and_as_json(states: str, capsys: pytest.CaptureFixture[str], monkeypatch):

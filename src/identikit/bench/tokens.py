@@ -6,6 +6,7 @@ from itertools import product
 from statistics import fmean
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from identikit.bench.measure import Row, seconds, time_rows
@@ -76,7 +77,7 @@ def read_states(options: Options) -> HiddenStates:
     try:
         arrays = load_file(options.states)
         return HiddenStates(arrays["inputs"], arrays["hidden"], arrays["lengths"], options.states)
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, SafetensorError) as error:
         raise InputError(
             f"Reading hidden states from {options.states}: {error}. Expected a safetensors file with inputs, hidden "
             "and lengths."
