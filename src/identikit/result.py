@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -93,7 +94,7 @@ class Fact(Array):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Result:
+class Result(ABC):
     """Named arrays over named axes, and where they came from.
 
     - `axes`: what the arrays range over, in order; a single axis was selected by one number or token
@@ -376,17 +377,17 @@ class Result:
             return f"{self!r}\n{self._difference()}"
         return f"{self!r}\n{self.said()}"
 
+    @abstractmethod
     def said(self) -> str:
         """Say in words what the result shows; `print` prints this."""
-        raise NotImplementedError
 
     def _difference(self) -> str:
         largest = {name: float(self.array(name).double().abs().nan_to_num(0.0).max()) for name in self._main}
         return "Largest difference: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
 
+    @abstractmethod
     def plot(self, **options: Any) -> Any:
         """Draw the result in the way that suits what is selected; returns matplotlib axes."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         """A small static picture with the words below it, without script."""
