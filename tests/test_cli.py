@@ -195,6 +195,15 @@ def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
     assert done.status == 1 and "probes='many'" in done.stderr
 
 
+def test_ctrl_c_promises_no_folder_where_there_is_none(run, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("identikit.load", interrupted)
+    done = run("explain", "A short text.")
+    assert done.status == 130 and done.stderr == "identikit: Interrupted.\n"
+
+
 def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Interrupted in its second shard of texts, a run ends in one line, and resumes from there."""
     command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]

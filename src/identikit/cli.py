@@ -495,6 +495,7 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            kept = "Run the same command again: what its --out folder holds is not computed again."
-            print(f"identikit: Interrupted. {kept}", file=sys.stderr)
+            kept = " Run the same command again: what its --out folder holds is not computed again."
+            has_folder = any(given.split("=")[0] == "--out" for given in sys.argv)
+            print(f"identikit: Interrupted.{kept if has_folder else ''}", file=sys.stderr)
         raise
