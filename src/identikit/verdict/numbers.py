@@ -9,6 +9,7 @@ import torch
 
 from identikit.attention.effective import Options as AttentionOptions
 from identikit.attention.effective import attend
+from identikit.attention.intervals import Bounding, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.attribute import attribute
 from identikit.attribution.plan import Options as AttributionOptions
@@ -22,21 +23,31 @@ from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.progress import Progress, silent
 from identikit.result import Held, Result, open_result
-from identikit.shapes import Float, Tensor
+from identikit.shapes import Tensor
 from identikit.text import is_several, joined_by
 from identikit.tokens.identify import cached_maps, identity_of
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
+from identikit.verdict.causes import candidates, causes, group_mass, is_sink, value_sizes
+from identikit.verdict.certainty import (
+    SECONDS,
+    Sample,
+    bounded_rows,
+    group_bounds,
+    least_certain,
+    mean_over_rows,
+    outside,
+)
 
 NOT_COMPUTED = Unavailable("It was not computed.")
 ONLY_NUMBERS = Unavailable("An explanation by words, or a difference, holds only numbers.")
-HEADS_NAMED = 5  # how many heads whose raw and effective attention disagree are named
 SOURCES_NAMED = 3  # how many of a token's strongest sources are named
 NEAR = 3  # how many places away a neighbour is near
 PROBES = 16  # directions that attribution is estimated from
 UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
-_BY_LAYER = ("least_null_dim", "greatest_null_dim", "least_joint_null_dim", "greatest_joint_null_dim", "identifiable",
-             "kept", "pearson", "special_raw", "special_effective")  # fmt: skip
+_BY_LAYER = ("certain_mass", "certain_mass_stderr", "strongest_certain", "strongest_certain_stderr", "special_raw",
+             "special_lower", "special_upper", "special_effective", "least_null_dim", "greatest_null_dim",
+             "identifiable", "pearson")  # fmt: skip
 _PARTS: Mapping[str, type[Result]] = {
     "attention": EffectiveAttention,
     "identity": IdentityMap,
@@ -70,10 +81,16 @@ class Sources(NamedTuple):
 class Explanation(Result):
     """What can be said about a model on one text: the answers to all three questions.
 
-    Arrays by layer: least and greatest null dimension of a row (of one head, and of all heads jointly), the share of
-    rows that are `identifiable`, the share of squared weight that effective attention `kept`, the correlation `pearson`
-    of raw and effective attention, and a row's average weight on special tokens. Arrays by layer and token: whether it
-    is `recovered` (1 or 0, NaN in layers without a map), its `own` contribution, and whether it is `outweighed`.
+    Arrays by layer, all of them means over rows: the `certain_mass`, the share of rows whose strongest edge is certain
+    (`strongest_certain`), each with its standard error (`…_stderr`: 0 where all rows were bounded), and the weight on
+    special tokens, or on the first token where there are none: `special_raw`, the least and the greatest that attention
+    with the same output can give (`special_lower`, `special_upper`), and `special_effective`. Beside them the least and
+    greatest null dimension of a row, the share of rows that are `identifiable`, and the correlation `pearson` of raw
+    and effective attention. Arrays by layer and token: whether it is `recovered` (1 or 0, NaN in layers without a map),
+    its `own` contribution, and whether it is `outweighed`.
+
+    `about` has what is said beyond these: `certain` (overall, and how many rows were bounded), the `causes` of freedom,
+    the `sinks`, the edges that are `least_certain`, and those whose effective weight is `outside` the interval.
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason.
     """
@@ -158,6 +175,7 @@ def explain(
     *,
     probes: Any = None,
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
+    seconds: float | int | None = SECONDS,
     truncate: bool = False,
     progress: Progress = silent,
 ) -> Explanation:
@@ -167,8 +185,9 @@ def explain(
       and skipped where even that would take more than a minute
     - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
       ridge maps fitted once to the sample texts
+    - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
     """
-    model = checked_model(model)
+    model, bounding = checked_model(model), Bounding(seconds=seconds)
     text = sample_text() if text is None else text
     if is_several(text):
         raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
@@ -180,7 +199,8 @@ def explain(
     attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
     identity = Unavailable("The model reads images.") if model.vision else _identity(reading, fitted, progress)
     attribution = _attribution(reading, probes, progress)
-    return _explanation(reading, attention, identity, attribution)
+    arrays, said = _attention(attention, bounding.seconds, progress)
+    return _explanation(reading, attention, identity, attribution, arrays, said)
 
 
 def _explanation(
@@ -188,9 +208,11 @@ def _explanation(
     attention: EffectiveAttention,
     identity: IdentityMap | Unavailable,
     attribution: TokenAttribution | Unavailable,
+    arrays: dict[str, Tensor],
+    said: Mapping[str, Any],
 ) -> Explanation:
     model, change = reading.model, attention.verify()
-    arrays, dims = _by_layer(attention), dict.fromkeys(_BY_LAYER, ("layer",))
+    dims = dict.fromkeys(_BY_LAYER, ("layer",))
     if isinstance(identity, IdentityMap):
         found = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
         found[list(identity._axis("layer").values)] = identity.recovered.double()
@@ -206,8 +228,8 @@ def _explanation(
         "pearson_overall": float(attention.pearson()),
         "largest_residual": float(attention.residual.max()),
         "output_change": {"hidden": change.hidden, "logits": change.logits},
-        "edges": _disagreeing(attention),
         "joined_by": _joined_by(reading),
+        **said,
     }
     if isinstance(attribution, TokenAttribution):
         about |= _attribution_facts(attribution)
@@ -303,52 +325,62 @@ def _as_dict(one: Sources) -> dict[str, Any]:
     return one._asdict() | {"sources": [[source._asdict() for source in layer] for layer in one.sources]}
 
 
-def _by_layer(attention: EffectiveAttention) -> dict[str, Float[Tensor, "layer"]]:
-    source: Any = attention.source
-    rows: dict[str, list[float]] = {name: [] for name in _BY_LAYER}
-    for part, pearson in zip(source.parts, attention.pearson("layer").tolist(), strict=True):
-        null, joint = part.factors.null_dim, part.joint_null_dim
-        special = torch.tensor(attention.about["special"], device=part.heads.device)
-        squares, on_special = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        for _, edges in part.chunks():
-            for index, weights in enumerate((edges.raw.double(), edges.effective.double())):
-                squares[index] += float(weights.square().sum())
-                on_special[index] += float(weights[..., special].sum()) / null.numel()
-        ends = (null.min(), null.max(), joint.min(), joint.max())
-        values = (*map(float, ends), float((null == 0).double().mean()), float(squares[1] / squares[0]), pearson)
-        for name, value in zip(_BY_LAYER, (*values, *on_special.tolist()), strict=True):
-            rows[name].append(value)
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()}
-
-
-def _disagreeing(attention: EffectiveAttention) -> list[dict[str, Any]]:
-    """Return the heads of lowest correlation, each with the edge on which raw and effective differ most.
-
-    Effective attention is not what the attention could have been, so each edge comes with its interval.
-    """
-    pearson = attention.pearson("head")
-    order = pearson.nan_to_num(1.0).flatten().argsort()[:HEADS_NAMED].tolist()
-    found = []
-    for layer, head in (divmod(place, pearson.shape[1]) for place in order):
-        if not attention.null_dim[layer, head].any():
-            continue
-        one = attention.sel(layer=layer, head=head)
-        null, positions = one.null, one._axis("query")
-        query, key = divmod(int(null.abs().argmax()), null.shape[1])
-        ends = one.intervals(query=query, key=key)
-        found.append(
+def _attention(
+    attention: EffectiveAttention, seconds: float | int | None, progress: Progress
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the arrays by layer and the other facts on attention, all of which rest on intervals."""
+    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
+    tokens = candidates(attention)
+    groups = [special or [0], *tokens.values()]
+    raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
+    sinks = is_sink(raw, even)[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
+    bounded = [0, *sinks]
+    sample = bounded_rows(attention, [groups[group] for group in bounded], seconds=seconds, progress=progress)
+    ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
+    null, pearson = attention.null_dim.double(), attention.pearson("head")
+    mass = mean_over_rows(sample, sample.lower.sum(-1), 1.0)
+    strongest = mean_over_rows(sample, sample.strongest, 1.0)
+    rows = raw[:, 0], *ends[0], effective[:, 0], null.amin((1, 2)), null.amax((1, 2)), (null == 0).double().mean((1, 2))
+    arrays = dict(zip(_BY_LAYER, (*mass, *strongest, *rows, attention.pearson("layer")), strict=True))
+    said = {
+        "certain": _certain(sample, mass.overall(), strongest.overall()) | {"seconds": seconds},
+        "group": "special tokens" if special else "first token",
+        "causes": causes(attention),
+        "shared_outputs": _share_outputs(attention),
+        "sinks": [
             {
-                "layer": layer,
-                "head": head,
-                "pearson": float(pearson[layer, head]),
-                "query": query,
-                "key": key,
-                "query_token": positions.name_of(query),
-                "key_token": positions.name_of(key),
-                "raw": float(ends.raw),
-                "effective": float(one.sel(query=query, key=key).effective),
-                "lower": float(ends.lower),
-                "upper": float(ends.upper),
+                "token": list(tokens)[group - 1],
+                "keys": groups[group],
+                "layers": [layer for layer, found in enumerate(is_sink(raw, even)[:, group].tolist()) if found],
+                "value_size": value_sizes(attention, groups[group]),
+                **{name: part[:, group].tolist() for name, part in (("raw", raw), ("effective", effective))},
+                **{name: _known(part.tolist()) for name, part in zip(("lower", "upper"), ends[group], strict=True)},
             }
-        )
-    return found
+            for group in sinks
+        ],
+        "least_certain": least_certain(sample),
+        "outside": outside(sample, pearson),
+    }
+    return {name: array.cpu().double() for name, array in arrays.items()}, said
+
+
+def _certain(sample: Sample, mass: tuple[float, float], strongest: tuple[float, float]) -> dict[str, Any]:
+    """Return how much is certain overall, with standard errors, and how many rows that was read from."""
+    names = "mass", "mass_stderr", "strongest", "strongest_stderr"
+    return {
+        **dict(zip(names, _known((*mass, *strongest)), strict=True)),
+        "rows": sample.rows * len(sample.free),
+        "free_rows": int(sample.free.sum()),
+        "bounded_rows": len(sample.places),
+        "bounded_edges": int(sample.seen.sum()),
+    }
+
+
+def _known(numbers: Sequence[float]) -> list[float | None]:
+    """Return numbers with None in place of NaN, as JSON holds them."""
+    return [None if number != number else number for number in numbers]
+
+
+def _share_outputs(attention: EffectiveAttention) -> list[int]:
+    """Return the layers whose heads can trade outputs: together they are freer than one by one."""
+    return (attention.joint_null_dim > attention.null_dim.sum(1)).any(1).nonzero()[:, 0].tolist()

@@ -1,29 +1,21 @@
 """An explanation in words, for a terminal and for `print`."""
 
 from io import StringIO
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
 from identikit.indexing import Axis
-from identikit.models.reading import Change
 from identikit.text import shown
 from identikit.tokens.result import IdentityMap
+from identikit.verdict.attention_words import attention_words, counted, plain_table
 from identikit.verdict.numbers import NEAR, UNKNOWN, Explanation, Source, Sources, strongest_sources
 
 NAMED = 6  # how many lost tokens are named
 LONGEST_LISTED = 24  # at most how many tokens' sources are listed
 WIDTH = 100
-
-LEGEND = (
-    "null dim: how many independent ways a head's row can change with the same output (joint: all heads of the layer "
-    "together); identifiable: rows that cannot; kept: share of the squared weight that effective attention keeps; "
-    "correlation: of raw and effective attention; on special tokens: a row's weight on them, raw → effective."
-)
 
 
 def verdict(explanation: Explanation) -> str:
@@ -36,7 +28,7 @@ def verdict(explanation: Explanation) -> str:
 def print_verdict(explanation: Explanation, console: Console) -> None:
     """Print an explanation as a verdict that can be read."""
     console.print(
-        Group(*_header(explanation), *_attention(explanation), *_identity(explanation), *_origin(explanation))
+        Group(*_header(explanation), *attention_words(explanation), *_identity(explanation), *_origin(explanation))
     )
 
 
@@ -46,11 +38,11 @@ def _header(explanation: Explanation) -> list[RenderableType]:
     parts: list[RenderableType] = [
         Text(f"\n{explanation.model_name}", style="bold"),
         Text(
-            f"{_count(len(layers), 'layer')}, {_count(about['n_heads'], 'head')} per layer, values of "
+            f"{counted(len(layers), 'layer')}, {counted(about['n_heads'], 'head')} per layer, values of "
             f"{about['d_value']} dimensions per head, {'causal' if about['causal'] else 'bidirectional'}. Layers and "
             "heads count from 0."
         ),
-        Text(f"\n{_count(len(explanation.tokens), 'token')}: {tokens}", style="dim"),
+        Text(f"\n{counted(len(explanation.tokens), 'token')}: {tokens}", style="dim"),
     ]
     if about["joined_by"] is not None and about["causal"]:
         added = " ".join(shown(token) for token in about["joined_by"])
@@ -61,100 +53,10 @@ def _header(explanation: Explanation) -> list[RenderableType]:
     return parts
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _spaced(token: str) -> str:
     """Return a token as it is read in a row of tokens: with a space before it, except within a word."""
     read = shown(token)
     return read if read.startswith(" ") or not read.strip() else f" {read}"
-
-
-def _attention(explanation: Explanation) -> list[RenderableType]:
-    parts: list[RenderableType] = [
-        Text("\nWhich attention is real?", style="bold"),
-        Text(_headline(explanation)),
-        _table(explanation),
-        Text(LEGEND, style="dim"),
-    ]
-    if explanation.about["edges"]:
-        parts.append(Text("\nWhere effective attention is farthest from raw attention:", style="bold"))
-        parts += [Text(f"  {_edge(edge)}") for edge in explanation.about["edges"]]
-        parts.append(Text(EDGES, style="dim"))
-    return [*parts, Text(f"\n{_certificate(explanation)}", style="dim")]
-
-
-EDGES = (
-    "The interval is what the weight could be in any attention with the same output. Effective attention is the "
-    "least-norm set of weights with that output; it may be negative, and a small effective weight does not mean that "
-    "the attention could have been small."
-)
-
-
-def _edge(edge: dict[str, Any]) -> str:
-    return (
-        f"L{edge['layer']}H{edge['head']} (correlation {edge['pearson']:.2f}): {edge['query_token']} → "
-        f"{edge['key_token']} raw {edge['raw']:.3f}, effective {edge['effective']:.3f}, interval "
-        f"[{edge['lower']:.3f}, {edge['upper']:.3f}]"
-    )
-
-
-def _headline(explanation: Explanation) -> str:
-    n, d_value = len(explanation.tokens), explanation.about["d_value"]
-    largest = int(explanation.array("greatest_null_dim").max())
-    if largest == 0:
-        return (
-            "All of it. In every row, the values of the visible keys are linearly independent, so the head's output "
-            f"determines each weight: {_count(n, 'token')}, values of {d_value} dimensions."
-        )
-    cause = (
-        f"The text has {n} tokens and a head's values only {d_value} dimensions"
-        if n > d_value
-        else f"The text has {n} tokens, no more than a head's {d_value} value dimensions, but some values depend "
-        "linearly on others (repeated tokens can have equal values)"
-    )
-    return (
-        f"Not all of it. {cause}, so the weights of a row can change in up to {largest} independent ways without "
-        "changing the head's output. How far each weight can go while the row stays an attention (at least "
-        "0, summing to 1) is its interval. Raw and effective attention correlate at "
-        f"{explanation.about['pearson_overall']:.2f} over all layers."
-    )
-
-
-def _table(explanation: Explanation) -> Table:
-    table = _plain_table()
-    for name in ("layer", "null dim", "joint", "identifiable", "kept", "correlation"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("on special tokens", no_wrap=True)
-    for row in explanation.to_frame().to_dict("records"):
-        table.add_row(
-            str(row["layer"]),
-            _range(row["least_null_dim"], row["greatest_null_dim"]),
-            _range(row["least_joint_null_dim"], row["greatest_joint_null_dim"]),
-            f"{row['identifiable']:.0%}",
-            f"{row['kept']:.0%}",
-            f"{row['pearson']:.2f}",
-            f"{row['special_raw']:.2f} → {row['special_effective']:.2f}",
-        )
-    return table
-
-
-def _plain_table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-
-
-def _range(least: float, greatest: float) -> str:
-    return f"{least:.0f}" if least == greatest else f"{least:.0f}–{greatest:.0f}"
-
-
-def _certificate(explanation: Explanation) -> str:
-    change = Change(**explanation.about["output_change"])
-    residual = explanation.about["largest_residual"]
-    return (
-        f"Certificate: effective attention reproduces every head's output to within {residual:.1g} (relative). In "
-        f"{explanation.provenance.dtype}, putting it in place of raw attention {change.words()}."
-    )
 
 
 def _identity(explanation: Explanation) -> list[RenderableType]:
@@ -237,7 +139,7 @@ def _sources(tokens: list[Sources]) -> list[RenderableType]:
 
     repeats = any("@" in name(one) and name(one) != one.token for one in listed)
     marks = "; @ gives the position of a token that occurs more than once" if repeats else ""
-    table = _plain_table()
+    table = plain_table()
     for column in ("token", "first layer", "middle layer", "last layer"):
         table.add_column(column)
     for one in listed:

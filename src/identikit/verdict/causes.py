@@ -1,0 +1,131 @@
+"""Why rows of attention are free to change, and which tokens are sinks."""
+
+from typing import Any
+
+import torch
+
+from identikit.attention.effective import Layer
+from identikit.attention.result import EffectiveAttention
+from identikit.maths.linalg import Resolution, matrix_rank
+from identikit.shapes import Bool, Float, Int, Tensor
+
+SINK = 0.3  # a layer's mean weight on one token above which the token is a sink: no content word gets that much
+_EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
+_EQUAL = 16  # values differ by rounding only up to this many times eps of the largest entry
+
+
+def causes(attention: EffectiveAttention) -> dict[str, Any]:
+    """Say why rows are free: which of these hold, and in which layers or heads.
+
+    - `keys`: layers where a query sees more keys than values have dimensions; `most_keys`: at most how many
+    - `repeated`: layers where repeated tokens have equal values, with how many tokens repeat the value of an earlier
+      one, and two of them as an example
+    - `projections`: heads whose output projection passes on fewer dimensions than values have, where that frees a row
+    - `dependent`: layers where a row has a larger null space than all of these explain
+    """
+    source: Any = attention.source
+    found: dict[str, Any] = {"keys": [], "most_keys": 0, "repeated": [], "projections": [], "dependent": []}
+    for layer, part in zip(attention.layers, source.parts, strict=True):
+        width, seen = part.projection.shape[1], part.factors.visible.count
+        ranks = _projection_ranks(part)
+        same = equal_values(part, attention.tokens)
+        pairs = [(first, place) for place, first in enumerate(same.tolist()) if first < place]
+        pairs = [pair for pair in pairs if _seen_together(part, pair)]
+        if int(seen.max()) > width:
+            found["keys"].append(layer)
+            found["most_keys"] = max(found["most_keys"], int(seen.max()))
+        if pairs:
+            found["repeated"].append({"layer": layer, "tokens": len(pairs), "example": list(pairs[0])})
+        for head, rank in zip(attention.heads, ranks.tolist(), strict=True):
+            if rank < min(width, int(seen.max())):
+                found["projections"].append({"layer": layer, "head": head, "rank": rank})
+        if bool((part.factors.rank < _expected_rank(part, same, ranks)).any()):
+            found["dependent"].append(layer)
+    return found
+
+
+def _projection_ranks(part: Layer) -> Int[Tensor, "head"]:
+    """Return how many value dimensions each head's output projection passes on."""
+    if part.factors.values is part.plain.values:
+        return torch.full((len(part.projection),), part.projection.shape[1])
+    resolution = Resolution(torch.finfo(part.projection.dtype).eps)
+    return torch.tensor([matrix_rank(H.double(), resolution) for H in part.projection])
+
+
+def equal_values(part: Layer, tokens: tuple[str, ...]) -> Int[Tensor, "key"]:
+    """Return, for each position, the first position with the same token and, in all heads, the same values."""
+    V = part.call.value[0].transpose(0, 1).flatten(1).double()
+    close = _EQUAL * torch.finfo(part.call.value.dtype).eps * float(V.abs().max())
+    first = torch.arange(len(tokens))
+    places: dict[str, list[int]] = {}
+    for place, token in enumerate(tokens):
+        before = places.setdefault(token, [])
+        same = [earlier for earlier in before if float((V[earlier] - V[place]).abs().max()) <= close]
+        if same:
+            first[place] = same[0]
+        else:
+            before.append(place)
+    return first
+
+
+def _seen_together(part: Layer, pair: tuple[int, int]) -> bool:
+    queries = torch.arange(part.call.query.shape[2], device=part.heads.device)
+    return bool(part.factors.visible.block(queries, torch.tensor(pair, device=queries.device)).all(1).any())
+
+
+def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "head query"]:
+    """Return the rank of each row if only counting, equal values and the output projection limited it."""
+    count = part.factors.visible.count
+    limit = torch.minimum(ranks.to(count)[:, None], count)
+    queries = (part.factors.rank < limit).any(0).nonzero()[:, 0]
+    if len(queries) and bool((same < torch.arange(len(same))).any()):
+        seen = part.factors.visible.block(queries, torch.arange(len(same), device=queries.device))
+        distinct = [same.to(queries)[row].unique().numel() for row in seen]
+        limit[:, queries] = torch.minimum(limit[:, queries], torch.tensor(distinct).to(limit))
+    return limit
+
+
+def candidates(attention: EffectiveAttention) -> dict[str, list[int]]:
+    """Return the tokens that may be sinks, with their positions: each kind of special token, and the first token."""
+    axis, tokens = attention._axis("key"), attention.tokens
+    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
+    found: dict[str, list[int]] = {}
+    for place in special:
+        found.setdefault(tokens[place], []).append(place)
+    named = {axis.name_of(places[0]) if len(places) == 1 else token: places for token, places in found.items()}
+    return named if 0 in special else {axis.name_of(0): [0], **named}
+
+
+def group_mass(
+    attention: EffectiveAttention, groups: Float[Tensor, "group key"]
+) -> tuple[Float[Tensor, "layer group"], Float[Tensor, "layer group"], Float[Tensor, "layer group"]]:
+    """Return the mean weight of all rows of each layer on groups of keys: raw, effective, and with equal weights."""
+    source: Any = attention.source
+    means = []
+    for part in source.parts:
+        members = groups.to(part.heads.device)
+        keys = torch.arange(members.shape[1], device=members.device)
+        sums = torch.zeros(3, len(members), dtype=torch.float64, device=members.device)
+        for queries, edges in part.chunks():
+            seen: Bool[Tensor, "row key"] = part.factors.visible.block(queries, keys)
+            even = seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)
+            for index, weights in enumerate((edges.raw.double(), edges.effective.double(), even[None])):
+                sums[index] += (weights @ members.mT).mean(0).sum(0)
+        means.append(sums.cpu() / len(attention.tokens))
+    raw, effective, even = torch.stack(means, dim=1)
+    return raw, effective, even
+
+
+def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bool[Tensor, "*layers"]:
+    """Tell where a token's mean attention makes it a sink, given what it would get with equal weights."""
+    return (raw > SINK) & (raw > _EVEN * even)
+
+
+def value_sizes(attention: EffectiveAttention, keys: list[int]) -> list[float]:
+    """Return the length of these keys' values against the median over all tokens: the mean over heads, by layer."""
+    source: Any = attention.source
+    sizes = []
+    for part in source.parts:
+        lengths = part.call.value[0].double().norm(dim=-1)
+        sizes.append(float((lengths[:, keys] / lengths.median(1, keepdim=True).values).mean()))
+    return sizes
