@@ -96,6 +96,7 @@ def main() -> None:
         "rates sel": lambda x: fit.sel(layer=x),
         "explain text": lambda x: ik.explain(model, x),
         "explain probes": lambda x: ik.explain(model, text, probes=x),
+        "explain seconds": lambda x: ik.explain(model, text, seconds="many" if x is None else x),
         "explain maps": lambda x: ik.explain(model, text, maps=x),
         "save": lambda x: attention.save("" if isinstance(x, str) else x),
         "open": lambda x: ik.open_result(x),

@@ -56,21 +56,33 @@ def test_an_outweighed_token_is_not_its_own_first_source():
 def test_layers_and_edges_are_those_of_the_results():
     model = tiny.loaded("bert")
     text = " ".join(f"w{i}" for i in range(5, 25))
-    found = explain(model, text, maps=MAPS, probes=4)
+    found = explain(model, text, maps=MAPS, probes=4, seconds=None)
     attention = ik.effective_attention(model, text)
-    assert torch.allclose(found.array("pearson"), attention.pearson("layer"))
-    assert found.array("greatest_null_dim").tolist() == attention.null_dim.amax((1, 2)).tolist()
-    special = torch.tensor(found.about["special"])
-    expected = attention.effective[..., special].sum(-1).mean((1, 2)).double()
-    assert torch.allclose(found.array("special_effective"), expected, atol=1e-6)
-    assert found.about["edges"]
-    for edge in found.about["edges"]:
+    intervals = attention.intervals(method="exact")
+    special = attention.intervals(groups="special", method="exact")
+    keys = torch.tensor(found.about["special"])
+    expected = {
+        "certain_mass": intervals.certain_mass.mean((1, 2)),
+        "strongest_certain": intervals.strongest_is_certain.mean((1, 2)),
+        "special_raw": special.raw.mean((1, 2, 3)),
+        "special_lower": special.lower.mean((1, 2, 3)),
+        "special_upper": special.upper.mean((1, 2, 3)),
+        "special_effective": attention.effective[..., keys].sum(-1).mean((1, 2)).double(),
+        "pearson": attention.pearson("layer"),
+        "greatest_null_dim": attention.null_dim.amax((1, 2)).double(),
+    }
+    for name, array in expected.items():
+        assert torch.allclose(found.array(name), array, atol=1e-6), name
+    assert not found.array("certain_mass_stderr").any() and not found.array("strongest_certain_stderr").any()
+    told = found.to_dict()
+    assert told["certain"]["mass"] == pytest.approx(float(intervals.certain_mass.mean()))
+    assert told["certain"]["bounded_rows"] == told["certain"]["free_rows"] == 3 * 4 * 22
+    assert told["least_certain"] and told["outside"] and told["group"] == "special tokens"
+    for edge in (*told["least_certain"], *told["outside"]):
         place = {name: edge[name] for name in ("layer", "head", "query", "key")}
-        one = attention.sel(**place)
-        assert edge["raw"] == pytest.approx(float(one.raw), abs=1e-6)
-        assert edge["effective"] == pytest.approx(float(one.effective), abs=1e-6)
-        ends = ik.attention_intervals(model, text, **place)
-        assert edge["lower"] == pytest.approx(float(ends.lower), abs=1e-7)
+        one, ends = attention.sel(**place), ik.attention_intervals(model, text, **place)
+        for name, value in (("raw", one.raw), ("effective", one.effective), ("lower", ends.lower)):
+            assert edge[name] == pytest.approx(float(value), abs=1e-6)
         assert edge["upper"] == pytest.approx(float(ends.upper), abs=1e-7)
         assert edge["lower"] <= edge["raw"] <= edge["upper"]
 
@@ -156,14 +168,26 @@ def test_a_tokenizer_that_does_not_know_the_sample_texts_is_warned_of(monkeypatc
 
 
 def test_progress_is_told():
-    seen: list[tuple[int, int]] = []
-    explain(tiny.loaded("llama"), TEXT, probes="exact", maps=MAPS, progress=lambda *told: seen.append(told[1:]))
-    assert [total for _, total in seen] == [7] * len(seen)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1] == (7, 7)
+    seen: dict[str, list[tuple[int, int]]] = {}
+    explain(
+        tiny.loaded("llama"),
+        TEXT,
+        probes="exact",
+        maps=MAPS,
+        progress=lambda what, *counts: seen.setdefault(what, []).append(counts),
+    )
+    assert {what: told[-1] for what, told in seen.items()} == {
+        "attribution, tokens": (7, 7),
+        "attention intervals, rows": (24, 24),
+    }
+    for told in seen.values():
+        assert [done for done, _ in told] == sorted(done for done, _ in told) and len({total for _, total in told}) == 1
 
 
 def test_mistakes():
     model = tiny.loaded("bert")
+    with pytest.raises(InputError, match="seconds=0 cannot be used: expected a positive number, or None"):
+        explain(model, TEXT, seconds=0)
     with pytest.raises(InputError, match="one text at a time"):
         explain(model, [TEXT])
     with pytest.raises(InputError, match="expected the result of token_identifiability"):

@@ -6,7 +6,7 @@ import torch
 
 from identikit.errors import IdentikitError
 from identikit.maths.intervals import row_bounds
-from identikit.maths.polytope import Bounds, Rows
+from identikit.maths.polytope import Bounds, Rows, rows_of
 from identikit.shapes import Float, Tensor
 
 FEW = 2  # rows for which compiled code is not worth loading
@@ -40,3 +40,12 @@ def exact_bounds(
         for part, end in zip(found, again, strict=True):
             part[index] = end[0]
     return found
+
+
+def prepare() -> None:
+    """Load the compiled code, which is compiled the first time, so that a clock can start after it."""
+    count = FEW + 1
+    weights, seen = torch.full((count, 3), 1 / 3, dtype=torch.float64), torch.ones(count, 3, dtype=torch.bool)
+    rows = rows_of(weights, torch.tensor([[0.0], [1.0], [3.0]]), seen, torch.ones(count, dtype=torch.long))
+    exact_bounds(rows, top=1)
+    exact_bounds(rows, torch.ones(1, 3, dtype=torch.float64))

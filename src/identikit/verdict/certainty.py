@@ -14,6 +14,7 @@ import torch
 
 from identikit.attention.intervals import Bounding, bounds_of, membership
 from identikit.attention.result import EffectiveAttention
+from identikit.maths.exact import FEW, prepare
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 
@@ -70,7 +71,9 @@ def bounded_rows(
     order, total = iter(_random_order(free)), int(free.sum())
     objectives = membership(groups, len(attention.tokens))
     found = [_nothing(len(attention.tokens), len(groups))]
-    done, size, started = 0, 1, time.monotonic()
+    if total:
+        prepare()
+    done, size, started = 0, FEW + 1, time.monotonic()
     while batch := sorted(islice(order, size)):
         begun = time.monotonic()
         found.append(_bounded(attention, batch, objectives))
