@@ -51,7 +51,7 @@ def _compiled(rows: Rows) -> Callable[..., tuple[Bounds, Any]] | None:
     if rows.attention.is_cuda and find_spec("triton") is not None:
         from identikit.maths import simplex_cuda
 
-        if rows.basis.shape[2] <= simplex_cuda.LARGEST and rows.attention.shape[1] <= simplex_cuda.LONGEST:
+        if rows.attention.shape[1] <= simplex_cuda.LONGEST:
             return None if few else simplex_cuda.simplex_bounds
     if few or find_spec("numba") is None:
         return None

@@ -15,8 +15,7 @@ import triton.language as tl
 from identikit.maths.polytope import Bounds, Rows, unbounded
 from identikit.shapes import Bool, Float, Tensor
 
-LARGEST = 128  # constraints whose inverse fits a block's registers
-LONGEST = 8192  # keys that a block can hold
+LONGEST = 4096  # keys that a block of threads can hold
 _ROUND = 96  # steps between Newton steps
 _ROUNDS = 4000
 _DRIFT = 1e-3  # an inverse that is further off than this is computed anew
@@ -27,24 +26,6 @@ SEARCH, RAISE, LOWER = tl.constexpr(_SEARCH), tl.constexpr(_RAISE), tl.constexpr
 ORDER, LEAST, GREATEST = tl.constexpr(_ORDER), tl.constexpr(_LEAST), tl.constexpr(_GREATEST)
 DONE, FAILED = tl.constexpr(_DONE), tl.constexpr(_FAILED)
 PROFIT, PIVOT, ZERO, TIE = tl.constexpr(1e-11), tl.constexpr(1e-9), tl.constexpr(1e-12), tl.constexpr(1e-9)
-CHUNK = tl.constexpr(8)
-
-
-@triton.jit
-@no_type_check
-def _scores(turned, vector, scratch, n, r, BN: tl.constexpr, BR: tl.constexpr):
-    """Return $y \\cdot u_m$ for every key: `turned` is U transposed, `vector` y, which passes through memory."""
-    at, m = tl.arange(0, BR), tl.arange(0, BN)
-    tl.debug_barrier()
-    tl.store(scratch + at, vector, mask=at < r)
-    tl.debug_barrier()
-    total = tl.zeros((BN,), tl.float64)
-    for start in range(0, r, CHUNK):
-        k = start + tl.arange(0, CHUNK)
-        part = tl.load(scratch + k, mask=k < r, other=0.0)
-        tile = tl.load(turned + k[:, None] * n + m[None, :], mask=(k[:, None] < r) & (m[None, :] < n), other=0.0)
-        total += tl.sum(part[:, None] * tile, axis=0)
-    return total
 
 
 @triton.jit
@@ -61,164 +42,208 @@ def _objective(where, mode, key, other, objectives, n):
 
 @triton.jit
 @no_type_check
+def _price(turned, inverse, right, cost, i, m, n, r, CHUNK: tl.constexpr):
+    """Return $y \\cdot u_m$ for every key and $y \\cdot b$, with the dual vector $y = c_B B^{-1}$."""
+    scores, level = tl.zeros_like(m).to(tl.float64), tl.full((), 0.0, tl.float64)
+    for start in range(0, r, CHUNK):
+        k = start + tl.arange(0, CHUNK)
+        part = tl.load(inverse + k[:, None] * r + i[None, :], mask=(k[:, None] < r) & (i[None, :] < r), other=0.0)
+        y = tl.sum(part * cost[None, :], axis=1)
+        tile = tl.load(turned + k[:, None] * n + m[None, :], mask=(k[:, None] < r) & (m[None, :] < n), other=0.0)
+        scores += tl.sum(y[:, None] * tile, axis=0)
+        level += tl.sum(y * tl.load(right + k, mask=k < r, other=0.0), axis=0)
+    return scores, level
+
+
+@triton.jit
+@no_type_check
+def _column(basis, inverse, entering, i, r, CHUNK: tl.constexpr):
+    """Return the entering key's column in terms of the basis."""
+    column = tl.zeros_like(i).to(tl.float64)
+    for start in range(0, r, CHUNK):
+        k = start + tl.arange(0, CHUNK)
+        part = tl.load(inverse + k[:, None] * r + i[None, :], mask=(k[:, None] < r) & (i[None, :] < r), other=0.0)
+        column += tl.sum(part * tl.load(basis + entering * r + k, mask=k < r, other=0.0)[:, None], axis=0)
+    return column
+
+
+@triton.jit
+@no_type_check
+def _turn(turned, inverse, column, p, pivot, i, m, n, r, CHUNK: tl.constexpr):
+    """Update the inverse for a new basis; return the pivot row's entry for every key."""
+    entries, turning = tl.zeros_like(m).to(tl.float64), i == p
+    for start in range(0, r, CHUNK):
+        k = start + tl.arange(0, CHUNK)
+        fits = (k[:, None] < r) & (i[None, :] < r)
+        line = tl.load(inverse + k * r + p, mask=k < r, other=0.0) / pivot
+        part = tl.load(inverse + k[:, None] * r + i[None, :], mask=fits, other=0.0)
+        part = tl.where(turning[None, :], line[:, None], part - line[:, None] * column[None, :])
+        tl.store(inverse + k[:, None] * r + i[None, :], part, mask=fits)
+        tile = tl.load(turned + k[:, None] * n + m[None, :], mask=(k[:, None] < r) & (m[None, :] < n), other=0.0)
+        entries += tl.sum(line[:, None] * tile, axis=0)
+    return entries
+
+
+@triton.jit
+@no_type_check
+def _nearest(pending, values, columns, m, n, width):
+    """Return the pending key with the largest weight at the present vertex, or -1."""
+    basic = tl.load(pending + columns, mask=(columns >= 0) & (columns < n), other=0) != 0
+    best, at = tl.max(tl.where(basic, values, -1.0), axis=0, return_indices=True)
+    inside = tl.sum(tl.where(tl.arange(0, columns.shape[0]) == at, columns, 0), axis=0)
+    most, any_key = tl.max(tl.load(pending + m, mask=m < width, other=0).to(tl.int32), axis=0, return_indices=True)
+    return tl.where(most == 0, -1, tl.where(best >= 0.0, inside, any_key))
+
+
+@triton.jit
+@no_type_check
 def _steps(
     basis, turned, group, visible, attention, right, inverse, values, columns, state, pending, zero, lower, upper, gap,
-    objectives, scratch, active, n, r, width, quantities, top, budget, BN: tl.constexpr, BR: tl.constexpr,
+    objectives, active, n, r, width, quantities, top, budget, BN: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Make up to `budget` steps of one row, whatever it is doing."""
     row = tl.load(active + tl.program_id(0)).to(tl.int64)
     own = tl.load(group + row).to(tl.int64) * n * r
-    basis, turned, scratch = basis + own, turned + own, scratch + row * r
+    basis, turned, right, inverse = basis + own, turned + own, right + row * r, inverse + row * r * r
+    visible, attention = visible + row * n, attention + row * n
+    pending, zero, lower = pending + row * width, zero + row * width, lower + row * width
+    upper, gap, state = upper + row * width, gap + row * width, state + row * 4
     i, m = tl.arange(0, BR), tl.arange(0, BN)
-    inside, here = i < r, m < n
-    square = row * r * r + i[:, None] * r + i[None, :]
-    fits = inside[:, None] & inside[None, :]
-    M = tl.load(inverse + square, mask=fits, other=0.0)
+    inside = i < r
     x = tl.load(values + row * r + i, mask=inside, other=0.0)
     cols = tl.load(columns + row * r + i, mask=inside, other=n)
-    b = tl.load(right + row * r + i, mask=inside, other=0.0)
-    seen = tl.load(visible + row * n + m, mask=here, other=0) != 0
-    a = tl.load(attention + row * n + m, mask=here, other=0.0)
-    keys, here = row * width + m, m < width
-    wanted = tl.load(pending + keys, mask=here, other=0) != 0
-    empty = tl.load(zero + keys, mask=here, other=0) != 0
-    low, high = tl.load(lower + keys, mask=here, other=0.0), tl.load(upper + keys, mask=here, other=0.0)
-    far = tl.load(gap + keys, mask=here, other=0.0)
-    mode, key = tl.load(state + row * 4), tl.load(state + row * 4 + 1)
-    other, ordered = tl.load(state + row * 4 + 2), tl.load(state + row * 4 + 3)
-    basic = tl.sum((cols[:, None] == m[None, :]).to(tl.int32), axis=0) > 0
+    enters = tl.load(visible + m, mask=m < n, other=0) != 0
+    seen = enters
+    for place in range(r):
+        enters = enters & (m != tl.load(columns + row * r + place))
+    mode, key = tl.load(state), tl.load(state + 1)
+    other, ordered = tl.load(state + 2), tl.load(state + 3)
     cost = _objective(cols, mode, key, other, objectives, n)
-    y = tl.sum(cost[:, None] * M, axis=0)
-    profit = _objective(m, mode, key, other, objectives, n) - _scores(turned, y, scratch, n, r, BN, BR)
+    scores, level = _price(turned, inverse, right, cost, i, m, n, r, CHUNK)
+    profit = _objective(m, mode, key, other, objectives, n) - scores
     fresh, left = 1, budget
     while left > 0:
         left -= 1
-        best, entering = tl.max(tl.where(seen & ~basic, profit, -1.0), axis=0, return_indices=True)
+        best, entering = tl.max(tl.where(enters, profit, -1.0), axis=0, return_indices=True)
         waiting = tl.sum(tl.where((cols < 0) & inside, x, 0.0), axis=0)
-        optimal = best <= PROFIT
-        if mode == SEARCH:
-            optimal = optimal | (waiting <= ZERO * r)
-        if optimal:
+        if (best <= PROFIT) | ((mode == SEARCH) & (waiting <= ZERO * r)):
             if fresh == 0:
                 fresh = 1
             else:
                 # The end of an objective: keep what was found, and choose what comes next.
                 attained = tl.sum(cost * x, axis=0)
-                proven = tl.sum(y * b, axis=0) + tl.max(tl.where(seen, profit, float("-inf")), axis=0)
+                proven = level + tl.max(tl.where(seen, profit, float("-inf")), axis=0)
                 distance = tl.abs(proven - attained)
-                weights = tl.sum(tl.where(cols[:, None] == m[None, :], x[:, None], 0.0), axis=0)
-                chosen = m == key
                 if mode == SEARCH:
-                    mode = tl.where(waiting <= ZERO * r, tl.where(quantities > 0, LEAST, RAISE), FAILED)
-                    empty = seen & ~basic
+                    if waiting <= ZERO * r:
+                        mode = tl.where(quantities > 0, LEAST, RAISE)
+                        tl.store(zero + m, enters.to(tl.int8), mask=m < width)
+                    else:
+                        mode = tl.full((), FAILED, tl.int32)
                     key = tl.full((), 0, tl.int32)
                 elif mode == RAISE:
-                    high = tl.where(chosen, tl.minimum(tl.maximum(proven, a), 1.0), high)
-                    far = tl.where(chosen, distance, far)
-                    wanted = wanted & ~chosen
+                    tl.store(upper + key, tl.minimum(tl.maximum(proven, tl.load(attention + key)), 1.0))
+                    tl.store(gap + key, distance)
+                    tl.store(pending + key, 0)
                 elif mode == LOWER:
-                    low = tl.where(chosen, tl.maximum(tl.minimum(-proven, a), 0.0), low)
-                    far = tl.where(chosen, tl.maximum(far, distance), far)
-                    wanted = wanted & ~chosen
+                    tl.store(lower + key, tl.maximum(tl.minimum(-proven, tl.load(attention + key)), 0.0))
+                    tl.store(gap + key, tl.maximum(tl.load(gap + key), distance))
+                    tl.store(pending + key, 0)
                 elif mode == ORDER:
-                    wanted = wanted & (m != other)
+                    tl.store(pending + other, 0)
                     if attained > TIE:
                         mode = tl.full((), DONE, tl.int32)
                     elif proven > TIE:
                         mode, ordered = tl.full((), DONE, tl.int32), tl.full((), -1, tl.int32)
                 elif mode == LEAST:
-                    low = tl.where(chosen, tl.maximum(-proven, 0.0), low)
-                    far = tl.where(chosen, distance, far)
+                    tl.store(lower + key, tl.maximum(-proven, 0.0))
+                    tl.store(gap + key, distance)
                     mode = tl.full((), GREATEST, tl.int32)
                 elif mode == GREATEST:
-                    high = tl.where(chosen, tl.minimum(proven, 1.0), high)
-                    far = tl.where(chosen, tl.maximum(far, distance), far)
+                    tl.store(upper + key, tl.minimum(proven, 1.0))
+                    tl.store(gap + key, tl.maximum(tl.load(gap + key), distance))
                     mode, key = tl.full((), LEAST, tl.int32), key + 1
                     if key == quantities:
                         mode = tl.full((), DONE, tl.int32)
+                tl.debug_barrier()
                 if mode == RAISE:
-                    if tl.sum(wanted.to(tl.int32), axis=0) > 0:
-                        key = tl.argmax(tl.where(wanted, weights, -1.0), axis=0)
-                    else:  # `far` is NaN where a key was not asked for
+                    key = _nearest(pending, x, cols, m, n, width)
+                    if key < 0:  # `gap` is NaN where a key was not asked for
                         mode = tl.full((), LOWER, tl.int32)
-                        wanted = seen & ~empty & (far == far)
-                        low = tl.where(seen & (far == far), 0.0, low)
+                        far = tl.load(gap + m, mask=m < n, other=0.0)
+                        empty = tl.load(zero + m, mask=m < n, other=0) != 0
+                        tl.store(pending + m, (seen & ~empty & (far == far)).to(tl.int8), mask=m < width)
+                        tl.debug_barrier()
                 if mode == LOWER:
-                    if tl.sum(wanted.to(tl.int32), axis=0) > 0:
-                        key = tl.argmax(tl.where(wanted, weights, -1.0), axis=0)
-                    elif top > 0:
-                        mode, ordered = tl.full((), ORDER, tl.int32), tl.full((), 0, tl.int32)
-                        key = tl.argmax(tl.where(seen, a, -1.0), axis=0)
-                        floor = tl.max(tl.where(m == key, low, 0.0), axis=0)
-                        wanted = seen & (m != key) & (high > floor)
-                    else:
+                    key = _nearest(pending, x, cols, m, n, width)
+                    if key < 0:
                         mode, ordered = tl.full((), DONE, tl.int32), tl.full((), -1, tl.int32)
+                        if top > 0:
+                            a = tl.load(attention + m, mask=m < n, other=0.0)
+                            high = tl.load(upper + m, mask=m < n, other=0.0)
+                            mode, ordered = tl.full((), ORDER, tl.int32), tl.full((), 0, tl.int32)
+                            key = tl.argmax(tl.where(seen, a, -1.0), axis=0)
+                            above = seen & (m != key) & (high > tl.load(lower + key))
+                            tl.store(pending + m, above.to(tl.int8), mask=m < width)
+                            tl.debug_barrier()
                 searching = mode == ORDER
                 while searching:
-                    place = tl.max(tl.where(m == key, weights, 0.0), axis=0)
-                    ahead = tl.max(tl.where(wanted, weights, -1.0), axis=0)
-                    if tl.sum(wanted.to(tl.int32), axis=0) == 0:
-                        # The edge is certainly above all that follow it: go on with the next one.
+                    other = _nearest(pending, x, cols, m, n, width)
+                    if other < 0:  # the edge is certainly above all that follow it: go on with the next one
                         ordered += 1
-                        value = tl.max(tl.where(m == key, a, 0.0), axis=0)
+                        a = tl.load(attention + m, mask=m < n, other=0.0)
+                        high, value = tl.load(upper + m, mask=m < n, other=0.0), tl.load(attention + key)
                         after = seen & ((a < value) | ((a == value) & (m > key)))
                         if (ordered == top) | (tl.sum(after.to(tl.int32), axis=0) == 0):
                             mode = tl.full((), DONE, tl.int32)
-                            searching = False
+                            searching = mode == ORDER
                         else:
                             key = tl.argmax(tl.where(after, a, -1.0), axis=0)
-                            floor = tl.max(tl.where(m == key, low, 0.0), axis=0)
-                            wanted = after & (m != key) & (high > floor)
-                    elif ahead > place + TIE:
-                        mode = tl.full((), DONE, tl.int32)
-                        searching = False
+                            above = after & (m != key) & (high > tl.load(lower + key))
+                            tl.store(pending + m, above.to(tl.int8), mask=m < width)
+                            tl.debug_barrier()
                     else:
-                        other = tl.argmax(tl.where(wanted, weights, -1.0), axis=0)
-                        searching = False
+                        ahead = tl.sum(tl.where(cols == other, x, 0.0) - tl.where(cols == key, x, 0.0), axis=0)
+                        if ahead > TIE:
+                            mode = tl.full((), DONE, tl.int32)
+                        searching = other < 0
                 if (mode == DONE) | (mode == FAILED):
                     left = 0
-                fresh = 1
             cost = _objective(cols, mode, key, other, objectives, n)
-            y = tl.sum(cost[:, None] * M, axis=0)
-            profit = _objective(m, mode, key, other, objectives, n) - _scores(turned, y, scratch, n, r, BN, BR)
+            scores, level = _price(turned, inverse, right, cost, i, m, n, r, CHUNK)
+            profit = _objective(m, mode, key, other, objectives, n) - scores
         else:
-            entry = tl.load(basis + entering * r + i, mask=inside, other=0.0)
-            w = tl.sum(M * entry[None, :], axis=1)
+            column = _column(basis, inverse, entering, i, r, CHUNK)
             idle = (cols < 0) & (x <= ZERO)
-            blocks = inside & tl.where(idle, tl.abs(w) > PIVOT, w > PIVOT)
-            safe = tl.where(blocks & ~idle, w, 1.0)
+            blocks = inside & tl.where(idle, tl.abs(column) > PIVOT, column > PIVOT)
+            safe = tl.where(blocks & ~idle, column, 1.0)
             limit = tl.where(idle, 0.0, tl.maximum(x, 0.0) / safe)
             reach = tl.where(idle, 0.0, (tl.maximum(x, 0.0) + ZERO) / safe)
             reach = tl.min(tl.where(blocks, reach, float("inf")), axis=0)
-            size, p = tl.max(tl.where(blocks & (limit <= reach), tl.abs(w), -1.0), axis=0, return_indices=True)
+            size, p = tl.max(tl.where(blocks & (limit <= reach), tl.abs(column), -1.0), axis=0, return_indices=True)
             if size <= 0:
                 mode, left = tl.full((), FAILED, tl.int32), 0
             else:
                 turning = i == p
                 step = tl.sum(tl.where(turning, limit, 0.0), axis=0)
-                pivot = tl.sum(tl.where(turning, w, 0.0), axis=0)
-                line = tl.sum(tl.where(turning[:, None], M, 0.0), axis=0) / pivot
-                M = tl.where(turning[:, None], line[None, :], M - w[:, None] * line[None, :])
-                x = tl.where(turning, step, x - step * w)
+                pivot = tl.sum(tl.where(turning, column, 0.0), axis=0)
                 gone = tl.sum(tl.where(turning, cols, 0), axis=0)
-                cols = tl.where(turning, entering, cols)
-                basic = (basic | (m == entering)) & (m != gone)
-                empty = empty | (m == gone)
-                profit -= best * _scores(turned, line, scratch, n, r, BN, BR)
+                tl.debug_barrier()
+                profit -= best * _turn(turned, inverse, column, p, pivot, i, m, n, r, CHUNK)
                 profit = tl.where(m == entering, 0.0, profit)
+                x = tl.where(turning, step, x - step * column)
+                cols = tl.where(turning, entering, cols)
+                enters = (enters & (m != entering)) | (m == gone)
+                if gone >= 0:
+                    tl.store(zero + gone, 1)
+                tl.debug_barrier()
                 fresh = 0
-    tl.store(inverse + square, M, mask=fits)
     tl.store(values + row * r + i, x, mask=inside)
     tl.store(columns + row * r + i, cols, mask=inside)
-    tl.store(pending + keys, wanted.to(tl.int8), mask=here)
-    tl.store(zero + keys, empty.to(tl.int8), mask=here)
-    tl.store(lower + keys, low, mask=here)
-    tl.store(upper + keys, high, mask=here)
-    tl.store(gap + keys, far, mask=here)
-    tl.store(state + row * 4, mode)
-    tl.store(state + row * 4 + 1, key)
-    tl.store(state + row * 4 + 2, other)
-    tl.store(state + row * 4 + 3, ordered)
+    tl.store(state, mode)
+    tl.store(state + 1, key)
+    tl.store(state + 2, other)
+    tl.store(state + 3, ordered)
 
 
 class _State(NamedTuple):
@@ -230,7 +255,7 @@ class _State(NamedTuple):
     visible: Tensor
     attention: Float[Tensor, "row key"]
     right: Float[Tensor, "row rank"]
-    inverse: Float[Tensor, "row rank rank"]
+    inverse: Float[Tensor, "row rank rank"]  # transposed
     values: Float[Tensor, "row rank"]
     columns: Tensor
     state: Tensor
@@ -289,25 +314,14 @@ def _run(work: _State, sign: Tensor, objectives: Tensor, wanted: tuple[int, int]
     """Let all rows make their steps; return how far each row's vertices were from its set, by the constraints."""
     count, n = work.attention.shape
     rank, width = work.right.shape[1], work.gap.shape[1]
-    sizes = {"BN": triton.next_power_of_2(max(width, 16)), "BR": triton.next_power_of_2(max(rank, 16))}
-    scratch, off = torch.empty_like(work.right), work.right.new_zeros(count)
+    block = triton.next_power_of_2(max(width, 32))
+    sizes = {"BN": block, "BR": triton.next_power_of_2(max(rank, 32)), "CHUNK": max(1, min(8, 1024 // block))}
+    off = work.right.new_zeros(count)
     for _ in range(_ROUNDS):
         active = (work.state[:, _MODE] < _DONE).nonzero()[:, 0]
         if not len(active):
             break
-        _steps[(len(active),)](
-            *work,
-            objectives,
-            scratch,
-            active,
-            n,
-            rank,
-            width,
-            *wanted,
-            _ROUND,
-            **sizes,
-            num_warps=4 if rank <= 64 else 16,
-        )
+        _steps[(len(active),)](*work, objectives, active, n, rank, width, *wanted, _ROUND, **sizes, num_warps=1)
         off[active] = torch.maximum(off[active], _refresh(work, sign, active))
     return off
 
@@ -315,7 +329,7 @@ def _run(work: _State, sign: Tensor, objectives: Tensor, wanted: tuple[int, int]
 def _refresh(work: _State, sign: Tensor, active: Tensor) -> Float[Tensor, "row"]:
     r"""Bring inverses back to full precision: $M \leftarrow M (2I - BM)$; return how far the vertices were off."""
     n, rank = work.attention.shape[1], work.right.shape[1]
-    columns, right, inverse = work.columns[active].long(), work.right[active], work.inverse[active]
+    columns, right, inverse = work.columns[active].long(), work.right[active], work.inverse[active].mT
     matrix = work.basis[work.group[active].long()[:, None], columns.clamp(0, n - 1)].mT.contiguous()
     place = (-1 - columns).clamp(min=0)
     unit = F.one_hot(place, rank).to(matrix) * sign[active].gather(1, place)[..., None]
@@ -326,6 +340,6 @@ def _refresh(work: _State, sign: Tensor, active: Tensor) -> Float[Tensor, "row"]
     inverse = inverse + inverse @ error
     if bool(lost.any()):
         inverse[lost] = torch.linalg.inv_ex(matrix[lost]).inverse
-    work.inverse[active] = inverse
+    work.inverse[active] = inverse.mT
     work.values[active] = (inverse @ right[..., None])[..., 0]
     return off
