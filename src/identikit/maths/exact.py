@@ -8,7 +8,7 @@ import torch
 
 from identikit.errors import IdentikitError
 from identikit.maths.intervals import row_bounds
-from identikit.maths.polytope import Bounds, Rows
+from identikit.maths.polytope import Bounds, Rows, unbounded
 from identikit.shapes import Float, Tensor
 
 FEW = 2  # rows for which compiled code is not worth loading
@@ -34,12 +34,11 @@ def exact_bounds(
     asked = torch.zeros(rows.attention.shape[1], dtype=torch.bool)
     asked[slice(None) if keys is None else list(keys)] = True
     found, failed = solve(rows, objectives, asked=asked, top=top if keys is None else 0)
-    failed |= (found.gap > GAP).any(-1)
-    for index in failed.nonzero()[:, 0].tolist():
+    for index in (failed | (found.gap > GAP).any(-1)).nonzero()[:, 0].tolist():
         try:
             again = row_bounds(rows.some(torch.tensor([index])), objectives, keys=keys, top=top)
         except (IdentikitError, ImportError):
-            continue
+            again = unbounded(rows.some(torch.tensor([index])), objectives)
         for part, end in zip(found, again, strict=True):
             part[index] = end[0]
     return found
