@@ -143,6 +143,7 @@ def bounds_of(
     rows: Rows = source.rows(places)
     objectives = None if objectives is None else objectives.to(rows.attention)
     found, started = unbounded(rows, objectives), time.monotonic()
+    found.order.clamp_(max=TOP)
     free = rows.free.nonzero()[:, 0]
     batches = free.split(_BATCH[free.device.type]) if len(free) else ()
     for number, batch in enumerate(batches):

@@ -12,6 +12,8 @@ from identikit.models.reading import Change
 from identikit.result import Array, Fact, Result, strongest
 from identikit.shapes import Float, Tensor
 
+_SHARP = 1e-8  # a gap that is not worth a word
+_LISTED = 4  # groups that are named in words
 _POOLS = ("layer", "head", "visible")
 
 
@@ -219,8 +221,16 @@ class AttentionIntervals(Result):
         if "certain_mass" in self.source.dims:
             mass, bound = self.certain_mass, "at least " if late else ""
             told.append(f"Certain mass {bound}{float(mass.mean()):.2f}{' on average' if mass.numel() > 1 else ''}.")
+            told += self._strongest()
+        if "groups" in self.about:
+            told.append(self._masses())
         if late:
             told.append(f"{late:,} of {width.numel():,} weights were not bounded in time.")
+        if self.about.get("epsilon"):
+            told.append(f"The head's output may move by {self.epsilon:g} of its norm.")
+        largest = float(self.gap.nan_to_num(0.0).max()) if "gap" in self.source.dims else 0.0
+        if largest > _SHARP:
+            told.append(f"The ends are proven, and at most {largest:.1g} from the sharp ones.")
         ((widest, labels),) = strongest(self, "raw", 1, width.masked_fill(unknown, 0.0))
         if widest > 0:
             at = int(width.masked_fill(unknown, 0.0).argmax())
@@ -233,12 +243,42 @@ class AttentionIntervals(Result):
             told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")
         return " ".join(told)
 
+    def _strongest(self) -> list[str]:
+        """Say of one row how many of its strongest edges are in a certain order; of several, in what share they are."""
+        certain = self.strongest_is_certain
+        if not isinstance(certain, torch.Tensor):
+            order = int(self.certain_order)
+            if certain is None:
+                return ["Whether its strongest edge is certainly the strongest is not decided."]
+            if not certain:
+                return ["Another edge could have been the strongest."]
+            return [
+                f"The order of its {order} strongest edges is certain."
+                if order > 1
+                else "Its strongest edge is certain."
+            ]
+        known = certain[~certain.isnan()]
+        if not len(known):
+            return []
+        undecided = f" ({certain.numel() - len(known):,} rows are undecided)" if len(known) < certain.numel() else ""
+        return [f"The strongest edge is certainly the strongest in {float(known.mean()):.0%} of the rows{undecided}."]
+
+    def _masses(self) -> str:
+        """Say what each group receives, on average over the rows."""
+        axis, parts = self._axis("group"), [self._read(name).flatten(0, -2).mean(0) for name in self.main]
+        named = [
+            f"{axis.name_of(at)} {raw:.3f} in [{lower:.3f}, {upper:.3f}]"
+            for at, (raw, lower, upper) in enumerate(zip(*(part.tolist() for part in parts), strict=True))
+        ]
+        more = f" and {len(named) - _LISTED} more groups" if len(named) > _LISTED else ""
+        return f"Mean weight, and what it could have been: {', '.join(named[:_LISTED])}{more}."
+
     def plot(self, **options: Any) -> Any:
         """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads by certain mass."""
         from identikit import plots
 
         single = [self._axis(name).single for name in ("layer", "head", "query")]
-        if all(single):
+        if all(single) or "groups" in self.about:
             return plots.interval_bars(self, **options)
         if all(single[:2]):
             return plots.interval_maps(self, **options)

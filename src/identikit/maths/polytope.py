@@ -87,7 +87,7 @@ def rows_of(
     basis, scale = range_basis(values[seen], through)
     count = visible.sum(-1)
     free = rank < count
-    full = matrix_rank(values[seen].double(), Resolution(torch.finfo(values.dtype).eps)) if bool(free.any()) else 0
+    full = matrix_rank(values[seen].cpu().double(), Resolution(torch.finfo(values.dtype).eps))
     alone = (free & (rank < count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
     found = [(seen, basis, scale)]
     group = torch.zeros(len(visible), dtype=torch.long, device=visible.device)
@@ -164,17 +164,18 @@ def range_basis(
     of $V$ under the same tolerance, or one more. `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the
     lengths of $T = VH$; without it, the columns are those of $V$ itself.
     """
-    V = values.detach().double()
+    device, V = values.device, values.detach().cpu().double()  # small matrices: the CPU decomposes them sooner
     n, d_v = V.shape
     left, singular, right = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
     tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * float(torch.linalg.matrix_norm(V, ord=2))
     real = singular > tolerance
     left, scale = left[:, real], singular[real]
     if through is not None and len(scale):
-        turn, scale, _ = torch.linalg.svd(scale[:, None] * (right[real] @ through.double()), full_matrices=False)
+        turn, scale, _ = torch.linalg.svd(scale[:, None] * (right[real] @ through.cpu().double()), full_matrices=False)
         left = left @ turn
     spanning = torch.cat([V.new_ones(n, 1), left], dim=1)
-    return torch.linalg.qr(spanning).Q, torch.cat([scale.new_full((1,), torch.inf), scale])
+    scale = torch.cat([scale.new_full((1,), torch.inf), scale])
+    return torch.linalg.qr(spanning).Q.to(device), scale.to(device)
 
 
 def proven_maximum(

@@ -223,9 +223,10 @@ def interval_bars(
     A tick is the raw weight; a dot, with `effective`, the effective one. The `most` keys with the largest "upper" or
     "width" (`order`) are shown.
     """
-    data = read("interval_bars", intervals, ("raw", "lower", "upper"), axes=("key",))
-    names, raw = named(data, "key"), table(data, "raw", "key")
-    lower, upper = table(data, "lower", "key"), table(data, "upper", "key")
+    data = read("interval_bars", intervals, ("raw", "lower", "upper"), axes=("key", "group"))
+    last = "group" if "group" in data.coords else "key"
+    names = named(data, "key") if last == "key" else list(map(str, np.atleast_1d(data["group"].to_numpy())))
+    raw, lower, upper = (table(data, name, last) for name in ("raw", "lower", "upper"))
     if order not in ("upper", "width"):
         raise InputError(f"Cannot draw interval_bars: order={order!r} is not known: use upper or width.")
     known = np.flatnonzero(~np.isnan(upper))
@@ -243,8 +244,8 @@ def interval_bars(
         if effective is not None:
             weights = _effective_row(effective, data)
             axes.plot(weights[chosen], rows, linestyle="", marker="o", color=RED, label="effective")
-        _key_rows(axes, [names[place] for place in chosen], len(known))
-        legend(axes, columns=3, title=f"{_row_of(data)}, keys by {order}")
+        _key_rows(axes, [names[place] for place in chosen], len(known), last)
+        legend(axes, columns=3, title=f"{_row_of(data)}, {last}s by {order}")
         add_footer(sheet_of(axes), footer)
     return axes
 
@@ -291,13 +292,13 @@ def _row_of(data: "Dataset") -> str:
     return f"{head_of(data)}, query {int(data['query'])}{token}"
 
 
-def _key_rows(axes: Axes, names: list[str], count: int) -> None:
-    """Label rows with keys, the first on top; say how many there are where some are not shown."""
+def _key_rows(axes: Axes, names: list[str], count: int, what: str = "key") -> None:
+    """Label rows with keys or groups, the first on top; say how many there are where some are not shown."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     token_axis(axes.yaxis, names)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.set_ylabel("key" if len(names) == count else f"key ({len(names)} of {count} shown)")
+    axes.set_ylabel(what if len(names) == count else f"{what} ({len(names)} of {count} shown)")
     axes.set_xlabel(_WEIGHT)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     percent(axes.xaxis)
