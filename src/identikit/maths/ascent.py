@@ -1,0 +1,382 @@
+r"""Bounds on any linear reading of attention over all attention with the same output: many rows at once, always valid.
+
+The reading of a row is $c \cdot a'$ (one key's weight, the mass of a group of keys, a difference), $a'$ running over
+the set $P_\varepsilon(a)$ of `maths.polytope`. For any vector $y$, with $u_m$ a row of $U$,
+
+$$c \cdot a' \le y \cdot U^\top a + \varepsilon \|o\|\,\|\Sigma^{-1} y\| + \max_m (c_m - y \cdot u_m),$$
+
+so a search for a good $y$ may stop anywhere, round as it likes and fail: only its last evaluation, in float64, has to be
+right. The search is an interior-point method (Mehrotra's predictor and corrector), one program per row and objective,
+all in step. A first-order ascent needs hundreds of steps for a gap of one point; this takes about ten for 1e-6, each
+little dearer, because the matrices $W^\top D W$ of all programs of a row are one product with a fixed matrix.
+
+It works in the coordinates of the row's analytic centre $x$ (the attention in $P_\varepsilon$ that maximises
+$\sum \log a'$): $\xi = a' / x$ starts at 1, $W = \mathrm{diag}(x)\,U T$ has orthonormal columns, and the slack
+$\sigma = W z - c x$ (of $y = Tz$) starts near a constant. Both sides start feasible and well-conditioned, however small
+some weights are.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from identikit.maths.polytope import Rows
+from identikit.shapes import Bool, Float, Tensor
+
+_CENTRING = 30  # Newton steps at most; real rows need about six
+_CENTRED = 1e-9
+_BACK = 0.995  # how far towards the boundary a step may go
+_ENOUGH = 1e-9  # an end that is proven to within this is done
+_DEPENDENT = 1e-13  # of a column's length: what is left of one that depends on the others
+_BYTES = {"cpu": 2**26, "cuda": 2**33}  # of working memory
+
+
+def never() -> bool:
+    """Set no deadline."""
+    return False
+
+
+class Bounds(NamedTuple):
+    r"""Proven ends of each reading: every $c \cdot a'$ lies in [`lower`, `upper`], and neither end is off by more than `gap`.
+
+    The gap is measured against attention found on the way, in $P_\varepsilon$ itself. NaN: the deadline came before.
+    """
+
+    lower: Float[Tensor, "row objective"]
+    upper: Float[Tensor, "row objective"]
+    gap: Float[Tensor, "row objective"]
+
+
+
+def certified_bounds(
+    rows: Rows,
+    objectives: Float[Tensor, "objective key"] | None = None,
+    *,
+    epsilon: float = 0.0,
+    steps: int = 20,
+    dtype: torch.dtype = torch.float64,
+    deadline: Callable[[], bool] = never,
+) -> Bounds:
+    r"""Bound each reading $c \cdot a'$ of each row over all attention with the same output, to within $\varepsilon$.
+
+    `objectives` holds one $c$ per line, asked of every row; without it, each key's weight. At most `steps` steps are
+    taken, and an end stops when it is known to 1e-9. They are computed in `dtype`; in half precision only the large
+    product $W^\top D W$ is, the rest in float32. Whatever they did, the ends are valid: they are evaluated in float64,
+    with a margin for rounding, and contain the row's own reading. `deadline` is asked between portions of the work;
+    what is left then has the ends that hold for any attention, and a gap of NaN.
+    """
+    keys, rank = rows.basis.shape[1:]
+    attention = rows.attention
+    asked = torch.eye(keys).to(attention) if objectives is None else objectives.to(attention)
+    raw = attention @ asked.mT
+    bounds = Bounds(raw.clone(), raw.clone(), torch.zeros_like(raw))
+    moving = rows.free if epsilon == 0 else torch.ones_like(rows.free)
+    room = _BYTES.get(attention.device.type, _BYTES["cpu"]) // 8
+    block = max(1, min(len(asked), room // (16 * keys + 2 * rank**2)))
+    portion = max(1, room // (keys * rank**2 + block * (16 * keys + 2 * rank**2)))
+    for chosen in moving.nonzero()[:, 0].split(portion):
+        search = _Search(epsilon, steps, dtype, deadline)
+        found = _bounds_of(rows.some(chosen), asked, raw[chosen], block, search)
+        for all_rows, part in zip(bounds, found, strict=True):
+            all_rows[chosen] = part
+    return bounds
+
+
+class _Search(NamedTuple):
+    epsilon: float
+    steps: int
+    dtype: torch.dtype
+    deadline: Callable[[], bool]
+
+
+def _bounds_of(
+    rows: Rows,
+    asked: Float[Tensor, "objective key"],
+    raw: Float[Tensor, "row objective"],
+    block: int,
+    search: _Search,
+) -> Bounds:
+    """Bound all readings of some rows. Upper ends come first: what they attain settles most lower ends."""
+    hidden, frame = ~rows.visible[:, None], None
+    blocks = torch.arange(len(asked), device=asked.device).split(block)
+    # Of c and of -c: what no attention exceeds, and what some attention attains.
+    proven = [torch.cat([(c * asked[b]).masked_fill(hidden, -torch.inf).amax(-1) for b in blocks], 1) for c in (1, -1)]
+    attained = [raw, -raw]
+    finished = torch.zeros(2, len(asked), dtype=torch.bool, device=asked.device)
+    for side, sign in enumerate((1, -1)):
+        for objectives in blocks:
+            if search.deadline():
+                break
+            pending = (proven[side] - attained[side])[:, objectives] > _ENOUGH
+            if pending.any():
+                frame = frame or _frame(rows, search)
+                found, x = _programs(frame, sign * asked[objectives], pending, search)
+                proven[side][:, objectives] = torch.minimum(proven[side][:, objectives], found)
+                readings = x @ asked.mT
+                attained = [torch.maximum(attained[0], readings.amax(1)), torch.maximum(attained[1], -readings.amin(1))]
+            finished[side, objectives] = True
+    lower, upper = torch.minimum(-proven[1], raw), torch.maximum(proven[0], raw)
+    gap = torch.maximum(upper - attained[0], -attained[1] - lower)
+    return Bounds(lower, upper, gap.masked_fill(~finished.all(0), torch.nan))
+
+
+class _Ball(NamedTuple):
+    r"""The set $\|\Sigma\delta\| \le \rho$ in which the output may move: `radius` is $\rho$, `metric` $T^\top\Sigma^{-2}T$."""
+
+    radius: Float[Tensor, "row 1 1"]
+    metric: Float[Tensor, "row rank rank"]
+
+    def moved(self, z: Float[Tensor, "row program rank"], mu: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return the move that $z$ makes best, and its derivative.
+
+        They are those of $\rho\sqrt{\|\Sigma^{-1}Tz\|^2 + (\mu/\rho)^2}$, smooth at 0 and too large by at most $\mu$.
+        """
+        pulled = z @ self.metric
+        length = ((pulled * z).sum(-1, keepdim=True).clamp(min=0) + (mu / self.radius) ** 2).sqrt()
+        unit = pulled / length
+        curve = (self.metric[:, None] - unit[..., None] * unit[..., None, :]) * (self.radius / length)[..., None]
+        return self.radius * unit, curve
+
+    def support(self, z: Tensor) -> Tensor:
+        r"""Return $\rho\|\Sigma^{-1} T z\|$."""
+        return self.radius[..., 0] * ((z @ self.metric) * z).sum(-1).clamp(min=0).sqrt()
+
+
+class _Space(NamedTuple):
+    r"""The programs' common data in one precision: find $\xi \ge 0$ with $W^\top\xi = \beta + \delta$.
+
+    `wide` is $W$, `square` its lines' outer products, `right` $\beta$, `shown` 1 at visible keys, `absent` 1 at columns of
+    0, and `product` the precision of the products with `square`.
+    """
+
+    wide: Float[Tensor, "row key rank"]
+    square: Float[Tensor, "row key rank2"]
+    right: Float[Tensor, "row 1 rank"]
+    shown: Float[Tensor, "row 1 key"]
+    absent: Float[Tensor, "row 1 rank"]
+    ball: _Ball | None
+
+    @staticmethod
+    def of(wide: Tensor, right: Tensor, shown: Tensor, ball: _Ball | None, dtype: torch.dtype) -> "_Space":
+        """Gather it, in `dtype` or float32."""
+        square = (wide[..., None] * wide[..., None, :]).flatten(2).to(dtype)
+        absent = (wide == 0).all(1, keepdim=True)
+        if ball is not None:
+            absent &= (ball.metric == 0).all(1, keepdim=True)
+        at_least = torch.promote_types(dtype, torch.float32)
+        ball = ball and _Ball(*(part.to(at_least) for part in ball))
+        wide, right, shown, absent = (part.to(at_least) for part in (wide, right, shown, absent))
+        return _Space(wide, square, right, shown, absent, ball)
+
+    def residual(self, xi: Tensor, z: Tensor, mu: Tensor) -> tuple[Tensor, Tensor | None]:
+        r"""Return $\beta + \delta(z) - W^\top\xi$, and the derivative of $\delta$."""
+        missing = self.right - xi @ self.wide
+        if self.ball is None:
+            return missing, None
+        delta, curve = self.ball.moved(z, mu)
+        return missing + delta, curve
+
+    def factor(self, weights: Float[Tensor, "row program key"], curve: Tensor | None) -> tuple[Tensor, Tensor]:
+        r"""Factor $W^\top D W$ plus the ball's part, for D = diag(`weights`); also return where that failed."""
+        rank = self.wide.shape[2]
+        if self.square.dtype == weights.dtype:
+            matrix = (weights @ self.square).unflatten(-1, (rank, rank))
+        else:
+            top = weights.amax(-1, keepdim=True)
+            matrix = (top * ((weights / top).to(self.square) @ self.square).to(weights)).unflatten(-1, (rank, rank))
+        if curve is not None:
+            matrix = matrix + curve
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        diagonal.mul_(1 + 8 * torch.finfo(self.square.dtype).eps).add_(self.absent)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        return factor, info > 0
+
+    def direction(self, factor: Tensor, ratio: Tensor, change: Tensor, missing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        r"""Solve the linearised conditions: return $d\xi, dz, d\sigma$ with $d\xi = $ `change` $ - D\,d\sigma$."""
+        dz = torch.cholesky_solve((change @ self.wide - missing)[..., None], factor)[..., 0]
+        dsigma = dz @ self.wide.mT
+        return change - ratio * dsigma, dz, dsigma
+
+
+def _reach(value: Tensor, change: Tensor) -> Tensor:
+    """Return how much of a change keeps a value positive, at most all of it."""
+    return (_BACK * torch.where(change < 0, -value / change, torch.inf).amin(-1, keepdim=True)).clamp(max=1)
+
+
+
+class _Frame(NamedTuple):
+    r"""Rows in the coordinates of their analytic centres, in float64.
+
+    `centre` is $x$, `turn` $T$, `wide` $W = \mathrm{diag}(x)\,U T$, `start` the $z$ with $Wz \approx 1$, `anchor` a feasible
+    $\xi$: 1 where the centre was reached, elsewhere that of the raw attention. `space` is what the search works with.
+    """
+
+    rows: Rows
+    basis: Float[Tensor, "row key rank"]
+    right: Float[Tensor, "row 1 rank"]
+    centre: Float[Tensor, "row 1 key"]
+    turn: Float[Tensor, "row rank rank"]
+    wide: Float[Tensor, "row key rank"]
+    start: Float[Tensor, "row 1 rank"]
+    anchor: Float[Tensor, "row 1 key"]
+    space: _Space
+
+
+def _frame(rows: Rows, search: _Search) -> _Frame:
+    """Find the centre of each row, and coordinates in which it is 1 and the basis orthonormal."""
+    basis = rows.basis[rows.group].where(rows.visible[..., None], 0.0)
+    attention, shown = rows.attention[:, None], rows.visible[:, None].double()
+    right = attention @ basis
+    ball = None
+    if search.epsilon > 0:
+        radius = (search.epsilon * rows.output)[:, None, None]
+        ball = _Ball(radius, torch.diag_embed(rows.scale[rows.group] ** -2.0))
+    x, w, curve = _centre(_Space.of(basis, right, shown, ball, torch.float64), attention)
+    wide, turn = _orthonormal(x.mT * basis, curve)
+    start = (x * (w @ basis.mT)) @ wide
+    if curve is not None and ball is not None:
+        start = start + w @ curve @ turn
+        ball = ball._replace(metric=turn.mT @ ball.metric @ turn)
+    reached = (right @ turn - shown @ wide).norm(dim=-1, keepdim=True) < _CENTRED
+    anchor = torch.where(reached, shown, attention / x)
+    space = _Space.of(wide, right @ turn, shown, ball, search.dtype)
+    return _Frame(rows, basis, right, x, turn, wide, start, anchor, space)
+
+
+def _centre(space: _Space, attention: Float[Tensor, "row 1 key"]) -> tuple[Tensor, Tensor, Tensor | None]:
+    r"""Find the attention $x$ in $P_\varepsilon$ of greatest $\sum\log x$, by Newton's method on $x \cdot Uw = 1$.
+
+    Hidden keys get 1. Also return $w$ and the ball's curvature there. Where some weight can only be 0 there is no such
+    point, and what is returned is merely positive.
+    """
+    count = space.shown.sum(-1, keepdim=True)
+    x = (attention + space.shown / count) / 2
+    w = torch.zeros_like(space.right)
+    w[..., :1] = count / (space.wide * space.shown.mT).sum(1, keepdim=True)[..., :1] * count
+    one = torch.ones_like(count)
+    for _ in range(_CENTRING):
+        slack = w @ space.wide.mT + (1 - space.shown)
+        missing, curve = space.residual(x, w, one)
+        factor, _ = space.factor(x / slack, curve)
+        dx, dw, dslack = space.direction(factor, x / slack, space.shown / slack - x, missing)
+        along, across = _reach(x, dx), _reach(slack, dslack)
+        fine = (along + across).isfinite() & (dx.isfinite().all(-1, keepdim=True))
+        x, w = torch.where(fine, x + along * dx, x), torch.where(fine, w + across * dw, w)
+        if bool((~fine | ((dx.abs() <= _CENTRED * x).all(-1, keepdim=True))).all()):
+            break
+    return x + (1 - space.shown), w, space.residual(x, w, one)[1]
+
+
+def _orthonormal(wide: Float[Tensor, "row key rank"], curve: Tensor | None) -> tuple[Tensor, Tensor]:
+    r"""Turn columns so that $W^\top W + T^\top H T = 1$, H being `curve`; return $W$ and $T$.
+
+    Gram and Schmidt's method, twice over each column. A column that depends on those before becomes 0.
+    """
+    rank = wide.shape[2]
+    turn = torch.eye(rank).to(wide).repeat(len(wide), 1, 1)
+    H = torch.zeros_like(turn) if curve is None else curve[:, 0]
+    W, T = torch.zeros_like(wide), torch.zeros_like(turn)
+    for column in range(rank):
+        v, t = wide[..., [column]], turn[..., [column]]
+        whole = ((v * v).sum(1) + (t * (H @ t)).sum(1)).clamp(min=0).sqrt()[..., None]
+        for _ in range(2):
+            along = W.mT @ v + T.mT @ (H @ t)
+            v, t = v - W @ along, t - T @ along
+        length = ((v * v).sum(1) + (t * (H @ t)).sum(1)).clamp(min=0).sqrt()[..., None]
+        keep = length > _DEPENDENT * whole
+        W[..., [column]], T[..., [column]] = (torch.where(keep, part / length, 0.0) for part in (v, t))
+    return W, T
+
+
+def _programs(
+    frame: _Frame, c: Float[Tensor, "objective key"], pending: Bool[Tensor, "row objective"], search: _Search
+) -> tuple[Float[Tensor, "row objective"], Float[Tensor, "row objective key"]]:
+    """Maximise readings: return a proven bound of each (infinite where it is not pending), and attention found."""
+    proven = torch.full(pending.shape, torch.inf).to(frame.centre)
+    most = int(pending.sum(1).max())
+    chosen = pending.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    z, xi = _search(frame, c[chosen] * frame.centre, pending.gather(1, chosen), search.steps)
+    y = z.double() @ frame.turn.mT
+    return proven.scatter(1, chosen, _proven(frame, c[chosen], y, search.epsilon)), _feasible(frame, xi, search.epsilon)
+
+
+def _search(
+    frame: _Frame, cost: Float[Tensor, "row program key"], alive: Bool[Tensor, "row program"], steps: int
+) -> tuple[Tensor, Tensor]:
+    r"""Maximise `cost`$\cdot\xi$ by steps of all programs together; return the best $z$ and the last $\xi$ of each."""
+    space = frame.space
+    cost, start, inverse = (part.to(space.wide) for part in (cost, frame.start, 1 / frame.centre))
+    weigh = (frame.rows.attention[:, None] / frame.centre).to(cost)
+    count, hidden = space.shown.sum(-1, keepdim=True), 1 - space.shown
+    size = cost.abs().amax(-1, keepdim=True)
+    mu = (2 * cost.amax(-1, keepdim=True)).clamp(min=0.05 * size).clamp(min=1e-6)
+    z, xi = mu * start, space.shown.expand_as(cost)
+    sigma = z @ space.wide.mT - cost + hidden
+    best, lowest = z, torch.full_like(mu, torch.inf)
+    alive = alive[..., None]
+    for _ in range(steps):
+        mu = (xi * sigma).sum(-1, keepdim=True) / count
+        missing, curve = space.residual(xi, z, mu)
+        ratio = xi / sigma
+        factor, failed = space.factor(ratio, curve)
+        dxi, dz, dsigma = space.direction(factor, ratio, -xi, missing)
+        left = ((xi + _reach(xi, dxi) * dxi) * (sigma + _reach(sigma, dsigma) * dsigma)).sum(-1, keepdim=True) / count
+        change = ((left / mu) ** 3 * mu - dxi * dsigma) / sigma * space.shown - xi
+        dxi, dz, dsigma = space.direction(factor, ratio, change, missing)
+        along, across = _reach(xi, dxi), _reach(sigma, dsigma)
+        alive = alive & ~failed[..., None] & (along + across).isfinite() & dz.isfinite().all(-1, keepdim=True)
+        xi = torch.where(alive, xi + along * dxi, xi)
+        z = torch.where(alive, z + across * dz, z)
+        sigma = torch.where(alive, sigma + across * dsigma, sigma)
+        bound = (weigh * sigma).sum(-1, keepdim=True) - (sigma * inverse + hidden * 1e30).amin(-1, keepdim=True)
+        if space.ball is not None:
+            bound = bound + space.ball.support(z)[..., None]
+        better = bound < lowest
+        best, lowest = torch.where(better, z, best), torch.where(better, bound, lowest)
+        alive = alive & (mu * count > _ENOUGH)
+        if not alive.any():
+            break
+    return best, xi
+
+
+def _proven(
+    frame: _Frame, c: Float[Tensor, "row program key"], y: Float[Tensor, "row program rank"], epsilon: float
+) -> Float[Tensor, "row program"]:
+    r"""Evaluate the bound at $y$ in float64 and add what rounding can have taken from it.
+
+    The first coordinate of $y$ adds a constant to all $y \cdot u_m$ and cancels; it is set to 0. A product $y \cdot u_m$ of
+    float64 is off by at most $k\,\mathrm{eps}\,\|y\|\,\|u_m\|$, with $\|u_m\| \le 1$, a weighted mean of n of them by n eps
+    more.
+    """
+    y = y.nan_to_num(0.0, 0.0, 0.0)
+    y[..., 0] = 0
+    keys, rank = frame.basis.shape[1:]
+    scores = y @ frame.basis.mT
+    top = (c - scores).masked_fill(~frame.rows.visible[:, None], -torch.inf).amax(-1)
+    moved = epsilon * frame.rows.output[:, None] * (y / frame.rows.scale[frame.rows.group][:, None]).norm(dim=-1)
+    size = y.norm(dim=-1) + moved + c.abs().amax(-1)
+    margin = 2 * (keys + rank + 8) * torch.finfo(torch.float64).eps * size
+    return (scores * frame.rows.attention[:, None]).sum(-1) + top + moved + margin
+
+
+def _feasible(frame: _Frame, xi: Float[Tensor, "row program key"], epsilon: float) -> Float[Tensor, "row program key"]:
+    r"""Turn each $\xi$ into attention that is in $P_\varepsilon$.
+
+    With $\varepsilon = 0$, project it onto $W^\top\xi = \beta$, and move it towards the anchor until no weight is negative.
+    Otherwise move it towards the raw attention until the output moves little enough.
+    """
+    xi, raw = xi.double(), frame.rows.attention[:, None]
+    if epsilon == 0:
+        for _ in range(2):
+            xi = xi + (frame.right @ frame.turn - xi @ frame.wide) @ frame.wide.mT
+        t = torch.where(xi < 0, xi / (xi - frame.anchor), 0.0).amax(-1, keepdim=True)
+        found = ((xi + t * (frame.anchor - xi)).clamp(min=0) * frame.centre).where(frame.rows.visible[:, None], 0.0)
+    else:
+        x = (xi * frame.centre).where(frame.rows.visible[:, None], 0.0)
+        x = x / x.sum(-1, keepdim=True)
+        scale = frame.rows.scale[frame.rows.group][:, None]
+        moved = ((x @ frame.basis - frame.right) * scale.where(scale.isfinite(), 0.0)).norm(dim=-1, keepdim=True)
+        t = (epsilon * frame.rows.output[:, None, None] / moved).clamp(max=1)
+        found = raw + t * (x - raw)
+    return found.where(found.isfinite().all(-1, keepdim=True), raw)
