@@ -27,8 +27,9 @@ from identikit.shapes import Bool, Float, Tensor
 _CENTRING = 30  # Newton steps at most; real rows need about six
 _CENTRED = 1e-9
 _BACK = 0.995  # how far towards the boundary a step may go
-_ENOUGH = 1e-9  # an end that is proven to within this is done
+_ENOUGH = 1e-8  # an end that is proven to within this is done
 _DEPENDENT = 1e-13  # of a column's length: what is left of one that depends on the others
+_WORTHWHILE = 0.75  # leave finished programs behind when this share or less is left
 _BYTES = {"cpu": 2**26, "cuda": 2**33}  # of working memory
 
 
@@ -61,7 +62,7 @@ def certified_bounds(
     r"""Bound each reading $c \cdot a'$ of each row over all attention with the same output, to within $\varepsilon$.
 
     `objectives` holds one $c$ per line, asked of every row; without it, each key's weight. At most `steps` steps are
-    taken, and an end stops when it is known to 1e-9. They are computed in `dtype`; in half precision only the large
+    taken, and an end stops when it is known to 1e-8. They are computed in `dtype`; in half precision only the large
     product $W^\top D W$ is, the rest in float32. Whatever they did, the ends are valid: they are evaluated in float64,
     with a margin for rounding, and contain the row's own reading. `deadline` is asked between portions of the work;
     what is left then has the ends that hold for any attention, and a gap of NaN.
@@ -146,12 +147,12 @@ class _Ball(NamedTuple):
 class _Space(NamedTuple):
     r"""The programs' common data in one precision: find $\xi \ge 0$ with $W^\top\xi = \beta + \delta$.
 
-    `wide` is $W$, `square` its lines' outer products, `right` $\beta$, `shown` 1 at visible keys, `absent` 1 at columns of
+    `wide` is $W$, `square` its lines' outer products (one triangle), `right` $\beta$, `shown` 1 at visible keys, `absent` 1 at columns of
     0, and `product` the precision of the products with `square`.
     """
 
     wide: Float[Tensor, "row key rank"]
-    square: Float[Tensor, "row key rank2"]
+    square: Float[Tensor, "row key pair"]
     right: Float[Tensor, "row 1 rank"]
     shown: Float[Tensor, "row 1 key"]
     absent: Float[Tensor, "row 1 rank"]
@@ -160,7 +161,8 @@ class _Space(NamedTuple):
     @staticmethod
     def of(wide: Tensor, right: Tensor, shown: Tensor, ball: _Ball | None, dtype: torch.dtype) -> "_Space":
         """Gather it, in `dtype` or float32."""
-        square = (wide[..., None] * wide[..., None, :]).flatten(2).to(dtype)
+        first, second = torch.tril_indices(*wide.shape[2:] * 2, device=wide.device)
+        square = (wide[..., first] * wide[..., second]).to(dtype)
         absent = (wide == 0).all(1, keepdim=True)
         if ball is not None:
             absent &= (ball.metric == 0).all(1, keepdim=True)
@@ -181,12 +183,15 @@ class _Space(NamedTuple):
         r"""Factor $W^\top D W$ plus the ball's part, for D = diag(`weights`); also return where that failed."""
         rank = self.wide.shape[2]
         if self.square.dtype == weights.dtype:
-            matrix = (weights @ self.square).unflatten(-1, (rank, rank))
+            packed = weights @ self.square
         else:
             top = weights.amax(-1, keepdim=True)
-            matrix = (top * ((weights / top).to(self.square) @ self.square).to(weights)).unflatten(-1, (rank, rank))
+            packed = top * ((weights / top).to(self.square) @ self.square).to(weights)
+        line = torch.arange(rank, device=weights.device)
+        high, low = torch.maximum(line[:, None], line), torch.minimum(line[:, None], line)
+        matrix = packed.index_select(-1, (high * (high + 1) // 2 + low).flatten()).unflatten(-1, (rank, rank))
         if curve is not None:
-            matrix = matrix + curve
+            matrix += curve
         diagonal = matrix.diagonal(dim1=-2, dim2=-1)
         diagonal.mul_(1 + 8 * torch.finfo(self.square.dtype).eps).add_(self.absent)
         factor, info = torch.linalg.cholesky_ex(matrix)
@@ -315,6 +320,8 @@ def _search(
     sigma = z @ space.wide.mT - cost + hidden
     best, lowest = z, torch.full_like(mu, torch.inf)
     alive = alive[..., None]
+    ended = torch.empty_like(z), torch.empty_like(xi)
+    place = torch.arange(cost.shape[1], device=cost.device).expand(cost.shape[:2])[..., None]
     for _ in range(steps):
         mu = (xi * sigma).sum(-1, keepdim=True) / count
         missing, curve = space.residual(xi, z, mu)
@@ -335,9 +342,28 @@ def _search(
         better = bound < lowest
         best, lowest = torch.where(better, z, best), torch.where(better, bound, lowest)
         alive = alive & (mu * count > _ENOUGH)
-        if not alive.any():
+        left_over = int(alive.sum(1).max())
+        if left_over < _WORTHWHILE * alive.shape[1]:
+            _put(ended, place, (best, xi))
+            keep = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :left_over]
+            place, alive, cost, xi, sigma, z, best, lowest = (
+                _take(part, keep) for part in (place, alive, cost, xi, sigma, z, best, lowest)
+            )
+        if left_over == 0:
             break
-    return best, xi
+    _put(ended, place, (best, xi))
+    return ended
+
+
+def _take(part: Tensor, chosen: Tensor) -> Tensor:
+    """Return the chosen programs of each row."""
+    return part.gather(1, chosen.expand(-1, -1, part.shape[2]))
+
+
+def _put(ended: tuple[Tensor, Tensor], place: Tensor, parts: tuple[Tensor, Tensor]) -> None:
+    """Write programs back to their places."""
+    for whole, part in zip(ended, parts, strict=True):
+        whole.scatter_(1, place.expand(-1, -1, part.shape[2]), part)
 
 
 def _proven(
