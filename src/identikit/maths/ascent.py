@@ -270,7 +270,8 @@ def _centre(space: _Space, attention: Float[Tensor, "row 1 key"]) -> tuple[Tenso
         x, w = torch.where(fine, x + along * dx, x), torch.where(fine, w + across * dw, w)
         if bool((~fine | ((dx.abs() <= _CENTRED * x).all(-1, keepdim=True))).all()):
             break
-    return x + (1 - space.shown), w, space.residual(x, w, one)[1]
+    curve = space.residual(x, w, one)[1]
+    return x + (1 - space.shown), w, None if curve is None else curve[:, 0]
 
 
 def _orthonormal(wide: Float[Tensor, "row key rank"], curve: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -280,7 +281,7 @@ def _orthonormal(wide: Float[Tensor, "row key rank"], curve: Tensor | None) -> t
     """
     rank = wide.shape[2]
     turn = torch.eye(rank).to(wide).repeat(len(wide), 1, 1)
-    H = torch.zeros_like(turn) if curve is None else curve[:, 0]
+    H = torch.zeros_like(turn) if curve is None else curve
     W, T = torch.zeros_like(wide), torch.zeros_like(turn)
     for column in range(rank):
         v, t = wide[..., [column]], turn[..., [column]]
@@ -296,7 +297,7 @@ def _orthonormal(wide: Float[Tensor, "row key rank"], curve: Tensor | None) -> t
 
 def _programs(
     frame: _Frame, c: Float[Tensor, "objective key"], pending: Bool[Tensor, "row objective"], search: _Search
-) -> tuple[Float[Tensor, "row objective"], Float[Tensor, "row objective key"]]:
+) -> tuple[Float[Tensor, "row objective"], Float[Tensor, "row program key"]]:
     """Maximise readings: return a proven bound of each (infinite where it is not pending), and attention found."""
     proven = torch.full(pending.shape, torch.inf).to(frame.centre)
     most = int(pending.sum(1).max())
@@ -314,6 +315,7 @@ def _search(
     cost, start, inverse = (part.to(space.wide) for part in (cost, frame.start, 1 / frame.centre))
     weigh = (frame.rows.attention[:, None] / frame.centre).to(cost)
     count, hidden = space.shown.sum(-1, keepdim=True), 1 - space.shown
+    enough = max(_ENOUGH, 64 * torch.finfo(cost.dtype).eps)
     size = cost.abs().amax(-1, keepdim=True)
     mu = (2 * cost.amax(-1, keepdim=True)).clamp(min=0.05 * size).clamp(min=1e-6)
     z, xi = mu * start, space.shown.expand_as(cost)
@@ -341,7 +343,7 @@ def _search(
             bound = bound + space.ball.support(z)[..., None]
         better = bound < lowest
         best, lowest = torch.where(better, z, best), torch.where(better, bound, lowest)
-        alive = alive & (mu * count > _ENOUGH)
+        alive = alive & (mu * count > enough)
         left_over = int(alive.sum(1).max())
         if left_over < _WORTHWHILE * alive.shape[1]:
             _put(ended, place, (best, xi))
