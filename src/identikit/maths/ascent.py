@@ -26,6 +26,7 @@ from identikit.shapes import Bool, Float, Tensor
 
 _CENTRING = 30  # Newton steps at most; real rows need about six
 _CENTRED = 1e-9
+_LEAST_ROOM = 1e-12
 _BACK = 0.995  # how far towards the boundary a step may go
 _ENOUGH = 1e-8  # an end that is proven to within this is done
 _DEPENDENT = 1e-13  # of a column's length: what is left of one that depends on the others
@@ -47,7 +48,6 @@ class Bounds(NamedTuple):
     lower: Float[Tensor, "row objective"]
     upper: Float[Tensor, "row objective"]
     gap: Float[Tensor, "row objective"]
-
 
 
 def certified_bounds(
@@ -122,33 +122,76 @@ def _bounds_of(
     return Bounds(lower, upper, gap.masked_fill(~finished.all(0), torch.nan))
 
 
+class _State(NamedTuple):
+    r"""Where the programs stand: $\xi$, the slack $\sigma$, $z$; with room for the output also its move $e$ and multiplier."""
+
+    xi: Float[Tensor, "row program key"]
+    sigma: Float[Tensor, "row program key"]
+    z: Float[Tensor, "row program rank"]
+    e: Float[Tensor, "row program rank"]
+    multiplier: Float[Tensor, "row program 1"]
+
+    def moved(self, step: "_State", along: Tensor, across: Tensor) -> "_State":
+        """Go `along` a step in what is sought, and `across` it in what proves it."""
+        return _State(
+            self.xi + along * step.xi,
+            self.sigma + across * step.sigma,
+            self.z + across * step.z,
+            self.e + along * step.e,
+            self.multiplier + across * step.multiplier,
+        )
+
+    def where(self, keep: Tensor, other: "_State") -> "_State":
+        """Return this state where `keep` says so, elsewhere the other."""
+        return _State(*(torch.where(keep, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
+
+
 class _Ball(NamedTuple):
-    r"""The set $\|\Sigma\delta\| \le \rho$ in which the output may move: `radius` is $\rho$, `metric` $T^\top\Sigma^{-2}T$."""
+    r"""The moves $\delta = E^\top e$, $\|e\| \le 1$, that the output may make: `pull` is $E = \varepsilon\|o\|\Sigma^{-1} T$.
 
-    radius: Float[Tensor, "row 1 1"]
-    metric: Float[Tensor, "row rank rank"]
+    With multiplier $\lambda$ and $\omega = (1 - \|e\|^2)/2$ the conditions are $Ez = \lambda e$ and $\lambda\omega = \mu$. Solved
+    for the changes of $e$ and $\lambda$, their linear form adds $E^\top K E$ to the matrix of $dz$, where
+    $K = (1 - ee^\top/(\omega + \|e\|^2))/\lambda$.
+    """
 
-    def moved(self, z: Float[Tensor, "row program rank"], mu: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Return the move that $z$ makes best, and its derivative.
+    pull: Float[Tensor, "row rank rank"]
 
-        They are those of $\rho\sqrt{\|\Sigma^{-1}Tz\|^2 + (\mu/\rho)^2}$, smooth at 0 and too large by at most $\mu$.
-        """
-        pulled = z @ self.metric
-        length = ((pulled * z).sum(-1, keepdim=True).clamp(min=0) + (mu / self.radius) ** 2).sqrt()
-        unit = pulled / length
-        curve = (self.metric[:, None] - unit[..., None] * unit[..., None, :]) * (self.radius / length)[..., None]
-        return self.radius * unit, curve
+    def gap(self, state: _State) -> Tensor:
+        r"""Return $\lambda\omega$."""
+        return state.multiplier * (1 - state.e.square().sum(-1, keepdim=True)) / 2
 
-    def support(self, z: Tensor) -> Tensor:
-        r"""Return $\rho\|\Sigma^{-1} T z\|$."""
-        return self.radius[..., 0] * ((z @ self.metric) * z).sum(-1).clamp(min=0).sqrt()
+    def curve(self, state: _State) -> Tensor:
+        r"""Return $E^\top K E$."""
+        pulled = state.e @ self.pull
+        size = (1 + state.e.square().sum(-1, keepdim=True)) / 2
+        outer = pulled[..., None] * (pulled / size)[..., None, :]
+        return ((self.pull.mT @ self.pull)[:, None] - outer) / state.multiplier[..., None]
+
+    def change(self, state: _State, dz: Tensor | float, aim: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return the changes of $e$ and $\lambda$ that go with a change of $z$, towards $\lambda\omega$ = `aim`."""
+        e, multiplier = state.e, state.multiplier
+        pulled = (state.z + dz) @ self.pull.mT - multiplier * e
+        size = (1 + e.square().sum(-1, keepdim=True)) / 2
+        dmultiplier = (aim - self.gap(state) + (e * pulled).sum(-1, keepdim=True)) / size
+        return (pulled - e * dmultiplier) / multiplier, dmultiplier
+
+    def second(self, state: _State, step: _State) -> Tensor:
+        r"""Return the second-order terms of $\lambda\omega$ in a step."""
+        cross, square = (state.e * step.e).sum(-1, keepdim=True), step.e.square().sum(-1, keepdim=True)
+        return -step.multiplier * cross - state.multiplier * square / 2
+
+    def reach(self, state: _State, step: _State) -> Tensor:
+        """Return how much of a step stays in the ball."""
+        square, cross = step.e.square().sum(-1, keepdim=True), (state.e * step.e).sum(-1, keepdim=True)
+        room = (1 - state.e.square().sum(-1, keepdim=True)).clamp(min=0)
+        return _BACK * ((cross.square() + square * room).sqrt() - cross) / square.clamp(min=1e-30)
 
 
 class _Space(NamedTuple):
-    r"""The programs' common data in one precision: find $\xi \ge 0$ with $W^\top\xi = \beta + \delta$.
+    r"""The programs' common data in one precision: find $\xi \ge 0$ with $W^\top\xi = \beta + E^\top e$.
 
-    `wide` is $W$, `square` its lines' outer products (one triangle), `right` $\beta$, `shown` 1 at visible keys, `absent` 1 at columns of
-    0, and `product` the precision of the products with `square`.
+    `wide` is $W$, `square` its lines' outer products (one triangle) in the precision of the large products, `right`
+    $\beta$, `shown` 1 at visible keys, `absent` 1 at columns of 0.
     """
 
     wide: Float[Tensor, "row key rank"]
@@ -165,23 +208,20 @@ class _Space(NamedTuple):
         square = (wide[..., first] * wide[..., second]).to(dtype)
         absent = (wide == 0).all(1, keepdim=True)
         if ball is not None:
-            absent &= (ball.metric == 0).all(1, keepdim=True)
+            absent &= (ball.pull == 0).all(1, keepdim=True)
         at_least = torch.promote_types(dtype, torch.float32)
-        ball = ball and _Ball(*(part.to(at_least) for part in ball))
+        ball = ball and _Ball(ball.pull.to(at_least))
         wide, right, shown, absent = (part.to(at_least) for part in (wide, right, shown, absent))
         return _Space(wide, square, right, shown, absent, ball)
 
-    def residual(self, xi: Tensor, z: Tensor, mu: Tensor) -> tuple[Tensor, Tensor | None]:
-        r"""Return $\beta + \delta(z) - W^\top\xi$, and the derivative of $\delta$."""
-        missing = self.right - xi @ self.wide
-        if self.ball is None:
-            return missing, None
-        delta, curve = self.ball.moved(z, mu)
-        return missing + delta, curve
+    def mean_gap(self, state: _State) -> Tensor:
+        r"""Return $\mu$, the mean of the products that all become 0."""
+        total, count = (state.xi * state.sigma).sum(-1, keepdim=True), self.shown.sum(-1, keepdim=True)
+        return total / count if self.ball is None else (total + self.ball.gap(state)) / (count + 1)
 
-    def factor(self, weights: Float[Tensor, "row program key"], curve: Tensor | None) -> tuple[Tensor, Tensor]:
-        r"""Factor $W^\top D W$ plus the ball's part, for D = diag(`weights`); also return where that failed."""
-        rank = self.wide.shape[2]
+    def factor(self, state: _State) -> tuple[Tensor, Tensor]:
+        r"""Factor $W^\top D W + E^\top K E$, $D = \mathrm{diag}(\xi/\sigma)$; also return where that failed."""
+        rank, weights = self.wide.shape[2], state.xi / state.sigma
         if self.square.dtype == weights.dtype:
             packed = weights @ self.square
         else:
@@ -190,30 +230,46 @@ class _Space(NamedTuple):
         line = torch.arange(rank, device=weights.device)
         high, low = torch.maximum(line[:, None], line), torch.minimum(line[:, None], line)
         matrix = packed.index_select(-1, (high * (high + 1) // 2 + low).flatten()).unflatten(-1, (rank, rank))
-        if curve is not None:
-            matrix += curve
+        if self.ball is not None:
+            matrix += self.ball.curve(state)
         diagonal = matrix.diagonal(dim1=-2, dim2=-1)
         diagonal.mul_(1 + 8 * torch.finfo(self.square.dtype).eps).add_(self.absent)
         factor, info = torch.linalg.cholesky_ex(matrix)
-        return factor, info > 0
+        return factor, info[..., None] > 0
 
-    def direction(self, factor: Tensor, ratio: Tensor, change: Tensor, missing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        r"""Solve the linearised conditions: return $d\xi, dz, d\sigma$ with $d\xi = $ `change` $ - D\,d\sigma$."""
-        dz = torch.cholesky_solve((change @ self.wide - missing)[..., None], factor)[..., 0]
+    def step(self, state: _State, factor: Tensor, aim: Tensor, first: _State | None = None) -> _State:
+        r"""Solve the linearised conditions for $\xi\sigma = \lambda\omega$ = `aim`, less the second-order terms of a `first` step."""
+        product = aim if first is None else aim - first.xi * first.sigma
+        change = product / state.sigma * self.shown - state.xi
+        wanted = (change + state.xi) @ self.wide - self.right
+        de, dmultiplier = state.e, state.multiplier
+        if self.ball is not None:
+            aim = aim if first is None else aim - self.ball.second(state, first)
+            de, _ = self.ball.change(state, 0.0, aim)
+            wanted = wanted - (state.e + de) @ self.ball.pull
+        dz = torch.cholesky_solve(wanted[..., None], factor)[..., 0]
         dsigma = dz @ self.wide.mT
-        return change - ratio * dsigma, dz, dsigma
+        if self.ball is not None:
+            de, dmultiplier = self.ball.change(state, dz, aim)
+        return _State(change - state.xi / state.sigma * dsigma, dsigma, dz, de, dmultiplier)
 
-
-def _reach(value: Tensor, change: Tensor) -> Tensor:
-    """Return how much of a change keeps a value positive, at most all of it."""
-    return (_BACK * torch.where(change < 0, -value / change, torch.inf).amin(-1, keepdim=True)).clamp(max=1)
-
+    def reach(self, state: _State, step: _State) -> tuple[Tensor, Tensor]:
+        """Return how far to go along and across a step: at most all of it, and nothing positive becomes 0."""
+        along, across = (
+            _BACK * torch.where(change < 0, -value / change, torch.inf).amin(-1, keepdim=True)
+            for value, change in ((state.xi, step.xi), (state.sigma, step.sigma))
+        )
+        if self.ball is not None:
+            lost = torch.where(step.multiplier < 0, -state.multiplier / step.multiplier, torch.inf)
+            along = torch.minimum(along, self.ball.reach(state, step))
+            across = torch.minimum(across, _BACK * lost)
+        return along.clamp(max=1), across.clamp(max=1)
 
 
 class _Frame(NamedTuple):
     r"""Rows in the coordinates of their analytic centres, in float64.
 
-    `centre` is $x$, `turn` $T$, `wide` $W = \mathrm{diag}(x)\,U T$, `start` the $z$ with $Wz \approx 1$, `anchor` a feasible
+    `centre` is $x$, `turn` $T$, `wide` $W = \mathrm{diag}(x)\,U T$, `start` the centre's own state ($Wz \approx 1$), `anchor` a feasible
     $\xi$: 1 where the centre was reached, elsewhere that of the raw attention. `space` is what the search works with.
     """
 
@@ -223,7 +279,7 @@ class _Frame(NamedTuple):
     centre: Float[Tensor, "row 1 key"]
     turn: Float[Tensor, "row rank rank"]
     wide: Float[Tensor, "row key rank"]
-    start: Float[Tensor, "row 1 rank"]
+    start: _State
     anchor: Float[Tensor, "row 1 key"]
     space: _Space
 
@@ -232,46 +288,47 @@ def _frame(rows: Rows, search: _Search) -> _Frame:
     """Find the centre of each row, and coordinates in which it is 1 and the basis orthonormal."""
     basis = rows.basis[rows.group].where(rows.visible[..., None], 0.0)
     attention, shown = rows.attention[:, None], rows.visible[:, None].double()
-    right = attention @ basis
-    ball = None
+    right, ball, curve = attention @ basis, None, None
     if search.epsilon > 0:
-        radius = (search.epsilon * rows.output)[:, None, None]
-        ball = _Ball(radius, torch.diag_embed(rows.scale[rows.group] ** -2.0))
-    x, w, curve = _centre(_Space.of(basis, right, shown, ball, torch.float64), attention)
+        room = (search.epsilon * rows.output).clamp(min=_LEAST_ROOM)
+        ball = _Ball(torch.diag_embed(room[:, None] / rows.scale[rows.group]))
+    centre = _centre(_Space.of(basis, right, shown, ball, torch.float64), attention)
+    x = centre.xi + (1 - shown)
+    if ball is not None:
+        curve = ball.curve(centre)[:, 0]
     wide, turn = _orthonormal(x.mT * basis, curve)
-    start = (x * (w @ basis.mT)) @ wide
+    start = (x * (centre.z @ basis.mT)) @ wide
     if curve is not None and ball is not None:
-        start = start + w @ curve @ turn
-        ball = ball._replace(metric=turn.mT @ ball.metric @ turn)
+        start, ball = start + centre.z @ curve @ turn, _Ball(ball.pull @ turn)
     reached = (right @ turn - shown @ wide).norm(dim=-1, keepdim=True) < _CENTRED
     anchor = torch.where(reached, shown, attention / x)
     space = _Space.of(wide, right @ turn, shown, ball, search.dtype)
+    start = _State(shown, shown, start, centre.e, centre.multiplier)
     return _Frame(rows, basis, right, x, turn, wide, start, anchor, space)
 
 
-def _centre(space: _Space, attention: Float[Tensor, "row 1 key"]) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Find the attention $x$ in $P_\varepsilon$ of greatest $\sum\log x$, by Newton's method on $x \cdot Uw = 1$.
+def _centre(space: _Space, attention: Float[Tensor, "row 1 key"]) -> _State:
+    r"""Find the attention $x$ in $P_\varepsilon$ of greatest $\sum\log x$ (and $\log\omega$), by Newton's method.
 
-    Hidden keys get 1. Also return $w$ and the ball's curvature there. Where some weight can only be 0 there is no such
-    point, and what is returned is merely positive.
+    Its conditions are those of a program of cost 0 at $\mu = 1$. Where some weight can only be 0 there is no such point,
+    and what is returned is merely positive.
     """
     count = space.shown.sum(-1, keepdim=True)
-    x = (attention + space.shown / count) / 2
-    w = torch.zeros_like(space.right)
-    w[..., :1] = count / (space.wide * space.shown.mT).sum(1, keepdim=True)[..., :1] * count
     one = torch.ones_like(count)
+    e = torch.zeros_like(space.right)
+    w = torch.zeros_like(space.right)
+    w[..., :1] = count**2 / space.wide.sum(1, keepdim=True)[..., :1]
+    x, slack = (attention + space.shown / count) / 2, w @ space.wide.mT + (1 - space.shown)
+    state = _State(x, slack, w, e, 2 * one)
     for _ in range(_CENTRING):
-        slack = w @ space.wide.mT + (1 - space.shown)
-        missing, curve = space.residual(x, w, one)
-        factor, _ = space.factor(x / slack, curve)
-        dx, dw, dslack = space.direction(factor, x / slack, space.shown / slack - x, missing)
-        along, across = _reach(x, dx), _reach(slack, dslack)
-        fine = (along + across).isfinite() & (dx.isfinite().all(-1, keepdim=True))
-        x, w = torch.where(fine, x + along * dx, x), torch.where(fine, w + across * dw, w)
-        if bool((~fine | ((dx.abs() <= _CENTRED * x).all(-1, keepdim=True))).all()):
+        factor, failed = space.factor(state)
+        step = space.step(state, factor, one)
+        along, across = space.reach(state, step)
+        fine = ~failed & step.xi.isfinite().all(-1, keepdim=True) & step.z.isfinite().all(-1, keepdim=True)
+        state = state.moved(step, along, across).where(fine, state)
+        if bool((~fine | (step.xi.abs() <= _CENTRED * state.xi).all(-1, keepdim=True)).all()):
             break
-    curve = space.residual(x, w, one)[1]
-    return x + (1 - space.shown), w, None if curve is None else curve[:, 0]
+    return state
 
 
 def _orthonormal(wide: Float[Tensor, "row key rank"], curve: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -311,49 +368,45 @@ def _search(
     frame: _Frame, cost: Float[Tensor, "row program key"], alive: Bool[Tensor, "row program"], steps: int
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise `cost`$\cdot\xi$ by steps of all programs together; return the best $z$ and the last $\xi$ of each."""
-    space = frame.space
-    cost, start, inverse = (part.to(space.wide) for part in (cost, frame.start, 1 / frame.centre))
+    space, start = frame.space, frame.start
+    cost, inverse = (part.to(space.wide) for part in (cost, 1 / frame.centre))
     weigh = (frame.rows.attention[:, None] / frame.centre).to(cost)
-    count, hidden = space.shown.sum(-1, keepdim=True), 1 - space.shown
+    hidden, keys = 1 - space.shown, space.shown.sum(-1, keepdim=True)
     enough = max(_ENOUGH, 64 * torch.finfo(cost.dtype).eps)
     size = cost.abs().amax(-1, keepdim=True)
     mu = (2 * cost.amax(-1, keepdim=True)).clamp(min=0.05 * size).clamp(min=1e-6)
-    z, xi = mu * start, space.shown.expand_as(cost)
+    z = mu * start.z.to(cost)
     sigma = z @ space.wide.mT - cost + hidden
-    best, lowest = z, torch.full_like(mu, torch.inf)
-    alive = alive[..., None]
-    ended = torch.empty_like(z), torch.empty_like(xi)
+    e = start.e.to(cost).expand_as(z)
+    state = _State(space.shown.expand_as(cost), sigma, z, e, mu * start.multiplier.to(cost))
+    best, lowest, alive = z, torch.full_like(mu, torch.inf), alive[..., None]
+    ended = torch.empty_like(z), torch.empty_like(cost)
     place = torch.arange(cost.shape[1], device=cost.device).expand(cost.shape[:2])[..., None]
     for _ in range(steps):
-        mu = (xi * sigma).sum(-1, keepdim=True) / count
-        missing, curve = space.residual(xi, z, mu)
-        ratio = xi / sigma
-        factor, failed = space.factor(ratio, curve)
-        dxi, dz, dsigma = space.direction(factor, ratio, -xi, missing)
-        left = ((xi + _reach(xi, dxi) * dxi) * (sigma + _reach(sigma, dsigma) * dsigma)).sum(-1, keepdim=True) / count
-        change = ((left / mu) ** 3 * mu - dxi * dsigma) / sigma * space.shown - xi
-        dxi, dz, dsigma = space.direction(factor, ratio, change, missing)
-        along, across = _reach(xi, dxi), _reach(sigma, dsigma)
-        alive = alive & ~failed[..., None] & (along + across).isfinite() & dz.isfinite().all(-1, keepdim=True)
-        xi = torch.where(alive, xi + along * dxi, xi)
-        z = torch.where(alive, z + across * dz, z)
-        sigma = torch.where(alive, sigma + across * dsigma, sigma)
-        bound = (weigh * sigma).sum(-1, keepdim=True) - (sigma * inverse + hidden * 1e30).amin(-1, keepdim=True)
+        mu = space.mean_gap(state)
+        factor, failed = space.factor(state)
+        step = space.step(state, factor, 0 * mu)
+        left = space.mean_gap(state.moved(step, *space.reach(state, step)))
+        step = space.step(state, factor, (left / mu) ** 3 * mu, step)
+        along, across = space.reach(state, step)
+        alive = alive & ~failed & (along + across).isfinite() & step.z.isfinite().all(-1, keepdim=True)
+        state = state.moved(step, along, across).where(alive, state)
+        bound = (weigh * state.sigma).sum(-1, keepdim=True)
+        bound = bound - (state.sigma * inverse + hidden * 1e30).amin(-1, keepdim=True)
         if space.ball is not None:
-            bound = bound + space.ball.support(z)[..., None]
+            bound = bound + (state.z @ space.ball.pull.mT).norm(dim=-1, keepdim=True)
         better = bound < lowest
-        best, lowest = torch.where(better, z, best), torch.where(better, bound, lowest)
-        alive = alive & (mu * count > enough)
+        best, lowest = torch.where(better, state.z, best), torch.where(better, bound, lowest)
+        alive = alive & (mu * keys > enough)
         left_over = int(alive.sum(1).max())
         if left_over < _WORTHWHILE * alive.shape[1]:
-            _put(ended, place, (best, xi))
+            _put(ended, place, (best, state.xi))
             keep = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :left_over]
-            place, alive, cost, xi, sigma, z, best, lowest = (
-                _take(part, keep) for part in (place, alive, cost, xi, sigma, z, best, lowest)
-            )
+            state = _State(*(_take(part, keep) for part in state))
+            place, alive, best, lowest = (_take(part, keep) for part in (place, alive, best, lowest))
         if left_over == 0:
             break
-    _put(ended, place, (best, xi))
+    _put(ended, place, (best, state.xi))
     return ended
 
 
