@@ -2,7 +2,7 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import LinearConstraint, NonlinearConstraint, minimize
+from scipy.optimize import minimize
 
 Array = NDArray[np.float64]
 
@@ -25,13 +25,12 @@ def greatest(objective: Array, attention: Array, values: Array, room: float) -> 
         jac=lambda row: -objective,
         bounds=[(0, 1)] * len(attention),
         constraints=[
-            LinearConstraint(np.ones((1, len(attention))), 1, 1),
-            NonlinearConstraint(
-                lambda row: room**2 - ((row - attention) @ values) @ ((row - attention) @ values),
-                0,
-                np.inf,
-                jac=lambda row: -2 * values @ ((row - attention) @ values),
-            ),
+            {"type": "eq", "fun": lambda row: row.sum() - 1, "jac": np.ones_like},
+            {
+                "type": "ineq",
+                "fun": lambda row: room**2 - ((row - attention) @ values) @ ((row - attention) @ values),
+                "jac": lambda row: -2 * values @ ((row - attention) @ values),
+            },
         ],
         method="SLSQP",
         options={"ftol": 1e-12, "maxiter": 500},
