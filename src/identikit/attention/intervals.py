@@ -12,8 +12,9 @@ from identikit.attention.groups import key_groups
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen, known
+from identikit.maths.ascent import certified_bounds
 from identikit.maths.exact import exact_bounds
-from identikit.maths.polytope import Bounds, Rows, unbounded
+from identikit.maths.polytope import Bounds, Rows, ordered, unbounded
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.progress import Progress, silent
@@ -43,6 +44,11 @@ class Bounding:
                 raise InputError(f"seconds={given!r:.60} cannot be used: expected a positive number, or None.")
             if name == "epsilon" and not (number and 0 <= given < 1):
                 raise InputError(f"epsilon={given!r:.60} cannot be used: expected a number from 0 to below 1.")
+        if self.epsilon and self.method == "exact":
+            raise InputError(
+                "method='exact' cannot be used with epsilon=: where the output may move, ends are certified, with a "
+                "gap. Use method='certified' or 'auto'."
+            )
 
 
 def attention_intervals(
@@ -141,6 +147,8 @@ def bounds_of(
     """
     source: Any = attention.source
     rows: Rows = source.rows(places)
+    if bounding.epsilon:
+        rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     objectives = None if objectives is None else objectives.to(rows.attention)
     found, started = unbounded(rows, objectives), time.monotonic()
     found.order.clamp_(max=TOP)
@@ -156,12 +164,31 @@ def bounds_of(
                 f"{elapsed / number * len(batches) / 60:.0f} minutes. Select some rows (layer=, head=, query=), set a "
                 "limit with seconds=, or use method='certified'."
             )
-        ends = exact_bounds(rows.some(batch), objectives, keys=keys, top=TOP)
+        ends = _solved(rows.some(batch), objectives, keys, bounding)
         for part, end in zip(found, ends, strict=True):
             part[batch] = end.to(part)
         progress("attention intervals, rows", int(batch[-1]) + 1, len(places))
     progress("attention intervals, rows", len(places), len(places))
     return rows, found
+
+
+def _solved(
+    rows: Rows, objectives: Float[Tensor, "quantity key"] | None, keys: Sequence[int] | None, bounding: Bounding
+) -> Bounds:
+    if _method(bounding) == "exact":
+        return exact_bounds(rows, objectives, keys=keys, top=TOP)
+    asked = objectives
+    if objectives is None and keys is not None:
+        asked = membership([[key] for key in keys], rows.attention.shape[1]).to(rows.attention)
+    found = certified_bounds(rows, asked, epsilon=bounding.epsilon)
+    if objectives is None and keys is None:
+        return ordered(rows, found, TOP)
+    if objectives is None:
+        every, places = unbounded(rows), list(keys or ())
+        for part, end in zip(every, found, strict=False):
+            part[:, places] = end
+        return every
+    return found
 
 
 def membership(groups: Any, n: int) -> Float[Tensor, "group key"]:
@@ -173,6 +200,7 @@ def membership(groups: Any, n: int) -> Float[Tensor, "group key"]:
 
 
 def _method(bounding: Bounding) -> str:
+    """Return how ends are found: the set is a polytope, whose ends are exact, unless the output may move."""
     if bounding.method != "auto":
         return bounding.method
     return "certified" if bounding.epsilon else "exact"

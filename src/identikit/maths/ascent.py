@@ -22,7 +22,7 @@ import torch
 
 from identikit.maths.interior import ENOUGH, Ball, Programs, Space, State, maximise
 from identikit.maths.interior import centre as find_centre
-from identikit.maths.polytope import Rows
+from identikit.maths.polytope import Bounds, Rows
 from identikit.shapes import Bool, Float, Tensor
 
 _FEASIBLE = 1e-9  # relative to the centre's weights
@@ -34,18 +34,6 @@ _BYTES = {"cpu": 2**26, "cuda": 2**33}  # of working memory
 def never() -> bool:
     """Set no deadline."""
     return False
-
-
-class Bounds(NamedTuple):
-    r"""Proven ends of each reading: every $c \cdot a'$ lies between `lower` and `upper`.
-
-    Neither end is off by more than `gap`, which is measured against attention found on the way, itself in
-    $P_\varepsilon$. NaN: the deadline came before.
-    """
-
-    lower: Float[Tensor, "row objective"]
-    upper: Float[Tensor, "row objective"]
-    gap: Float[Tensor, "row objective"]
 
 
 def certified_bounds(
@@ -69,7 +57,7 @@ def certified_bounds(
     attention = rows.attention
     asked = torch.eye(keys).to(attention) if objectives is None else objectives.to(attention)
     raw = attention @ asked.mT
-    bounds = Bounds(raw.clone(), raw.clone(), torch.zeros_like(raw))
+    bounds = Bounds(raw.clone(), raw.clone(), torch.zeros_like(raw), torch.full_like(rows.group, -1))
     moving = rows.free if epsilon == 0 else torch.ones_like(rows.free)
     room = _BYTES.get(attention.device.type, _BYTES["cpu"]) // 8
     block = max(1, min(len(asked), room // (16 * keys + 2 * rank**2)))
@@ -117,7 +105,7 @@ def _bounds_of(
             finished[side, objectives] = True
     lower, upper = torch.minimum(-proven[1], raw), torch.maximum(proven[0], raw)
     gap = torch.maximum(upper - attained[0], -attained[1] - lower)
-    return Bounds(lower, upper, gap.masked_fill(~finished.all(0), torch.nan))
+    return Bounds(lower, upper, gap.masked_fill(~finished.all(0), torch.nan), torch.full_like(rows.group, -1))
 
 
 class _Frame(NamedTuple):

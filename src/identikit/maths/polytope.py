@@ -125,7 +125,8 @@ class Bounds(NamedTuple):
 
     - `lower`, `upper`: no attention of the row's set has less or more
     - `gap`: at most how far an end is from what some attention attains; NaN where none is known
-    - `order`: how many of the strongest edges have the same order in all attention; -1 where it is not decided
+    - `order`: how many of the strongest edges have the same order in all attention, as far as is known; -1 where not
+      even that of the strongest is decided
     """
 
     lower: Float[Tensor, "row quantity"]
@@ -147,6 +148,27 @@ def unbounded(rows: Rows, objectives: Float[Tensor, "quantity key"] | None = Non
     gap = torch.where(loose, torch.nan, 0.0).to(own)
     strongest = torch.where(fixed, rows.visible.sum(-1), -1)
     return Bounds(lower, upper, gap, strongest)
+
+
+def ordered(rows: Rows, bounds: Bounds, top: int) -> Bounds:
+    """Read from the ends of all keys how many of the strongest edges, up to `top`, are certainly in that order.
+
+    An edge is certainly above another if its lower end is above the other's upper end. It is certainly not if some
+    attention gives the other more than this one can have there.
+    """
+    place = rows.attention.masked_fill(~rows.visible, -1.0).argsort(dim=-1, descending=True, stable=True)
+    lower, upper = bounds.lower.gather(1, place), bounds.upper.gather(1, place)
+    attained = upper - bounds.gap.gather(1, place).nan_to_num(1.0)
+    count, certain = torch.zeros_like(bounds.order), torch.ones_like(rows.free)
+    beaten = torch.zeros_like(certain)
+    for at in range(min(top, place.shape[1])):
+        others, reached = upper[:, at + 1 :], attained[:, at + 1 :]
+        above = (lower[:, at, None] >= others).all(-1) & (rows.visible.sum(-1) > at)
+        if at == 0:
+            beaten = (reached > torch.minimum(upper[:, :1], 1 - reached)).any(-1)
+        certain = certain & above
+        count += certain
+    return bounds._replace(order=torch.where((count == 0) & ~beaten, -1, count))
 
 
 def range_basis(
