@@ -28,7 +28,7 @@ from identikit.shapes import Bool, Float, Tensor
 _FEASIBLE = 1e-9  # relative to the centre's weights
 _LEAST_ROOM = 1e-12  # for the output; the search needs some
 _DEPENDENT = 1e-13  # of a column's length: what is left of one that depends on the others
-_BYTES = {"cpu": 2**26, "cuda": 2**33}  # of working memory
+_BYTES = {"cpu": 2**24, "cuda": 2**33}  # of working memory; on a CPU, what stays near it
 
 
 def never() -> bool:
@@ -59,7 +59,7 @@ def certified_bounds(
     raw = attention @ asked.mT
     bounds = Bounds(raw.clone(), raw.clone(), torch.zeros_like(raw), torch.full_like(rows.group, -1))
     moving = rows.free if epsilon == 0 else torch.ones_like(rows.free)
-    room = _BYTES.get(attention.device.type, _BYTES["cpu"]) // 8
+    room = _numbers(attention.device)
     block = max(1, min(len(asked), room // (16 * keys + 2 * rank**2)))
     portion = max(1, room // (keys * rank**2 + block * (16 * keys + 2 * rank**2)))
     for chosen in moving.nonzero()[:, 0].split(portion):
@@ -68,6 +68,14 @@ def certified_bounds(
         for all_rows, part in zip(bounds, found, strict=True):
             all_rows[chosen] = part
     return bounds
+
+
+def _numbers(device: torch.device) -> int:
+    """Return how many float64 numbers to work on at a time."""
+    room = _BYTES.get(device.type, _BYTES["cpu"])
+    if device.type == "cuda":
+        room = min(room, torch.cuda.mem_get_info(device)[0] // 3)
+    return room // 8
 
 
 class _Search(NamedTuple):

@@ -2,9 +2,9 @@ r"""Linear programs over sets of attention, many at once, by an interior-point m
 
 Each program maximises $\gamma \cdot \xi$ over $\xi \ge 0$ with $W^\top \xi = \beta$, or with room,
 $W^\top \xi = \beta + E^\top e$ where $\|e\| \le 1$. With the slack $\sigma = Wz - \gamma \ge 0$ the solution has
-$\xi_m \sigma_m = 0$ for all m; the method keeps both positive and their products near a common $\mu$, which it takes to 0
-by Mehrotra's predictor and corrector. Programs of one row share $W$, so that the matrices $W^\top D W$ of all of them are
-one product with its lines' outer products.
+$\xi_m \sigma_m = 0$ for all m; the method keeps both positive and their products near a common $\mu$, which it takes
+to 0 by Mehrotra's predictor and corrector. Programs of one row share $W$, so that the matrices $W^\top D W$ of all of
+them are one product with its lines' outer products.
 """
 
 from typing import NamedTuple
@@ -52,8 +52,8 @@ class Ball(NamedTuple):
     r"""The room $E^\top e$, $\|e\| \le 1$, that the constraints leave: `pull` is $E$.
 
     With multiplier $\lambda$ and $\omega = (1 - \|e\|^2)/2$ the conditions are $Ez = \lambda e$ and
-    $\lambda\omega = \mu$. Solved for the changes of $e$ and $\lambda$, their linear form adds $E^\top K E$ to the matrix of $dz$, where
-    $K = (1 - ee^\top/(\omega + \|e\|^2))/\lambda$.
+    $\lambda\omega = \mu$. Solved for the changes of $e$ and $\lambda$, their linear form adds $E^\top K E$ to the
+    matrix of $dz$, where $K = (1 - ee^\top/(\omega + \|e\|^2))/\lambda$.
     """
 
     pull: Float[Tensor, "row rank rank"]
@@ -172,7 +172,8 @@ def centre(space: Space, attention: Float[Tensor, "row 1 key"]) -> State:
     r"""Find the point $x$ of the set with the greatest $\sum\log x$ (and $\log\omega$), by Newton's method.
 
     Its conditions are those of a program of cost 0 at $\mu = 1$. Where some weight can only be 0 there is no such
-    point, and what is returned is merely positive. The first column of $W$ is constant; `attention` is where it starts from.
+    point, and what is returned is merely positive. The first column of $W$ is constant; it starts from
+    `attention`.
     """
     count = space.shown.sum(-1, keepdim=True)
     w = torch.zeros_like(space.right)
