@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,6 +103,7 @@ def intervals_of(
         raise InputError("attention_intervals takes key= or groups=, not both.")
     layers, heads, queries = (attention._axis(name).places for name in _ROWS)
     places = [(i, h, q) for i in layers for h in heads for q in queries]
+    objectives = None
     if groups is None:
         last = attention._axis("key").sel(key)
         asked = None if len(last) == len(attention.tokens) else last.places
@@ -116,6 +117,12 @@ def intervals_of(
         raw = rows.attention @ objectives.to(rows.attention).mT
     shape = len(layers), len(heads), len(queries)
     edges = {"raw": raw, "lower": found.lower, "upper": found.upper, "gap": found.gap}
+    rounding = _rounding(attention)
+    if rounding and not bounding.epsilon:
+        rounded = replace(bounding, method="certified", epsilon=rounding)
+        _, wide = bounds_of(attention, places, keys=asked, objectives=objectives, bounding=rounded, progress=progress)
+        wide = wide if groups is not None else _at(wide, last.places)
+        edges |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
     arrays = {name: array.unflatten(0, shape) for name, array in edges.items()}
     dims = dict.fromkeys(arrays, (*_ROWS, last.name))
     if asked is None:  # the sum over some keys is not a row's certain mass
@@ -126,7 +133,7 @@ def intervals_of(
         dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
     axes = (*(attention._axis(name) for name in _ROWS), last)
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
-    about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon}
+    about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon, "rounding": rounding}
     if groups is not None:
         about["groups"] = {name: list(places) for name, places in members.items()}
     return AttentionIntervals(axes, Held(arrays, dims), attention.provenance, about)
@@ -169,6 +176,7 @@ def bounds_of(
             part[batch] = end.to(part)
         progress("attention intervals, rows", int(batch[-1]) + 1, len(places))
     progress("attention intervals, rows", len(places), len(places))
+    found.lower.abs_()  # -0.0 is 0
     return rows, found
 
 
@@ -204,6 +212,13 @@ def _method(bounding: Bounding) -> str:
     if bounding.method != "auto":
         return bounding.method
     return "certified" if bounding.epsilon else "exact"
+
+
+def _rounding(attention: EffectiveAttention) -> float:
+    """Return by which share of its norm rounding may move the output of a model in half precision; 0 in others."""
+    source: Any = attention.source
+    dtype = source.parts[0].call.value.dtype
+    return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
 
 
 def _at(bounds: Bounds, keys: Sequence[int]) -> Bounds:

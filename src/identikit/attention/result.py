@@ -176,7 +176,8 @@ class AttentionIntervals(Result):
     - `certain_order`: how many of a row's strongest edges have the same order in every such attention, up to 5; -1
       where it is not decided
 
-    For groups of keys, the last axis is `group`, and the row's own readings are left out.
+    For groups of keys, the last axis is `group`, and the row's own readings are left out. Of a model in half precision,
+    `rounded_lower` and `rounded_upper` are the ends when its output may move by `rounding`, the dtype's, of its norm.
     """
 
     kind = "attention intervals"
@@ -190,6 +191,9 @@ class AttentionIntervals(Result):
     certain_mass = Array("The sum of each row's lower bounds.")
     certain_order = Array("How many of the strongest edges have the same order in all attention; -1: not decided.")
     method = Fact("How the ends were found.")
+    rounded_lower = Array("The least weight when the output may move by half precision's rounding.")
+    rounded_upper = Array("The greatest weight when the output may move by half precision's rounding.")
+    rounding = Fact("The rounding of half precision, relative; 0 for a model in float32 or float64.")
     epsilon = Fact("By which share of its norm the head's output may move.")
 
     @property
@@ -226,6 +230,8 @@ class AttentionIntervals(Result):
             told.append(self._masses())
         if late:
             told.append(f"{late:,} of {width.numel():,} weights were not bounded in time.")
+        if "rounded_lower" in self.source.dims:
+            told.append(self._rounded())
         if self.about.get("epsilon"):
             told.append(f"The head's output may move by {self.epsilon:g} of its norm.")
         largest = float(self.gap.nan_to_num(0.0).max()) if "gap" in self.source.dims else 0.0
@@ -237,7 +243,7 @@ class AttentionIntervals(Result):
             raw, lower, upper = (float(part.flatten()[at]) for part in (self.raw, self.lower, self.upper))
             told.append(
                 f"The widest interval is {_edge(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in "
-                "every attention with the same output."
+                f"every attention with {'such an' if self.about.get('epsilon') else 'the same'} output."
             )
         elif late < width.numel():
             told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")
@@ -262,6 +268,12 @@ class AttentionIntervals(Result):
             return []
         undecided = f" ({certain.numel() - len(known):,} rows are undecided)" if len(known) < certain.numel() else ""
         return [f"The strongest edge is certainly the strongest in {float(known.mean()):.0%} of the rows{undecided}."]
+
+    def _rounded(self) -> str:
+        """Say how much stays certain when the output is only known to half precision."""
+        mass = float(self._read("rounded_lower").sum(-1).mean())
+        kept = f"the lower ends sum to {mass:.2f}{' on average' if self.rounded_lower.ndim > 1 else ''}"
+        return f"If the output is taken to half precision's rounding ({self.rounding:.1g} of its norm), {kept}."
 
     def _masses(self) -> str:
         """Say what each group receives, on average over the rows."""
