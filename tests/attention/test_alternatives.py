@@ -55,14 +55,14 @@ def test_a_given_direction_is_followed(minilm: Model):
 
 def test_a_wrong_row_changes_the_output(minilm: Model, monkeypatch: pytest.MonkeyPatch):
     """`output_change` is measured, not assumed: a row with another output must show."""
-    monkeypatch.setattr(alternatives.polytope, "witnesses", lambda a, v, key: [torch.full_like(a, 1 / len(a))] * 2)
+    monkeypatch.setattr(alternatives.polytope, "witnesses", lambda a, v, keys: [torch.full_like(a, 1 / len(a))] * 2)
     assert ik.alternative_attention(minilm, LONG, **WHERE, query=60, toward=0).output_change.hidden > 1e-4
 
 
 def test_intervals_of_a_row(minilm: Model, captured):
     found = ik.attention_intervals(minilm, LONG, **WHERE, query=60)
     assert found.lower.shape == found.upper.shape == found.raw.shape == (130,)
-    assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all() and not found.gap.any()
+    assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all() and found.gap.max() < 1e-9
     assert torch.isclose(found.certain_mass, found.lower.sum()) and 0 < found.certain_mass < 1
     part = captured.source.parts[0]
     for key in (0, 17, 60):
@@ -125,7 +125,6 @@ def test_mistakes(minilm: Model, monkeypatch: pytest.MonkeyPatch):
         ({"layer": 0, "head": None, "query": 0}, "Selecting head None: expected one"),
         ({"layer": 0, "head": 0, "query": [0, 1]}, "expected one position or token"),
         (WHERE | {"query": 0, "direction": torch.ones(3)}, r"direction \(\(3,\)\) cannot be used"),
-        (WHERE | {"query": 0, "toward": [0, 1]}, "expected one key"),
         (WHERE | {"query": 0, "toward": "zebra"}, "There is no key 'zebra'"),
     ):
         with pytest.raises(ik.InputError, match=message):

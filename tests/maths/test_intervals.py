@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from identikit.errors import IdentikitError, InputError
 from identikit.maths import intervals as polytope
+from identikit.maths.polytope import range_basis
 from tests.reference import intervals as reference
 
 SHAPES = [(1, 3), (3, 3), (4, 3), (5, 3), (9, 3), (24, 12), (30, 24), (40, 8)]  # n below, at and above d_v + 1
@@ -65,13 +66,13 @@ def rows(draw):
 
 def null_projector(values):
     """The projector on LN([V, 1]), as the module finds it; its basis must be orthonormal."""
-    basis = polytope._range_basis(values)
+    basis = range_basis(values)[0]
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64))
     return torch.eye(len(values), dtype=torch.float64) - basis @ basis.T
 
 
 def rank(values):
-    return polytope._range_basis(values).shape[1]
+    return range_basis(values)[0].shape[1]
 
 
 @pytest.mark.parametrize(("n", "d_v"), SHAPES)
@@ -215,7 +216,7 @@ def test_both_ends_are_attained(n, d_v):
     attention, values = random_row(n, d_v, seed=2)
     found = polytope.intervals(attention, values)
     for key in range(n):
-        least, greatest = polytope.witnesses(attention, values, key)
+        least, greatest = polytope.witnesses(attention, values, [key])
         assert_same_output(least, attention, values, 1e-9)
         assert_same_output(greatest, attention, values, 1e-9)
         assert float(least[key]) == pytest.approx(float(found.lower[key]), abs=1e-9)
@@ -240,7 +241,7 @@ def test_an_identifiable_row_is_its_own_interval_and_witness():
     assert torch.equal(found.lower, attention)
     assert torch.equal(found.upper, attention)
     assert found.certain_mass == pytest.approx(1)
-    for witness in polytope.witnesses(attention, values, 2):
+    for witness in polytope.witnesses(attention, values, [2]):
         torch.testing.assert_close(witness, attention)
 
 
@@ -295,11 +296,12 @@ def test_chosen_keys():
 def test_most_lower_bounds_need_no_program(monkeypatch):
     attention, values = random_row(60, 6)
     asked = []
-    solve = polytope._vertex
-    monkeypatch.setattr(polytope, "_vertex", lambda *call, **known: asked.append(call[1:]) or solve(*call, **known))
+    solve = polytope._Row.vertex
+    monkeypatch.setattr(polytope._Row, "vertex", lambda row, c: asked.append(c) or solve(row, c))
     found = polytope.intervals(attention, values)
     assert found.certain_mass == 0
-    assert sorted(asked) == [(key, 1) for key in range(60)]
+    assert sorted(int(c.argmax()) for c in asked) == list(range(60))
+    assert all(c.min() == 0 for c in asked)
 
 
 @pytest.mark.parametrize("key", [-1, 12])
@@ -308,7 +310,7 @@ def test_a_key_outside_the_row_is_refused(key):
     with pytest.raises(InputError, match=rf"key {key} in a row of 12 visible keys: expected 0 to 11"):
         polytope.intervals(attention, values, keys=[0, key])
     with pytest.raises(InputError, match=rf"key {key} in a row of 12"):
-        polytope.witnesses(attention, values, key)
+        polytope.witnesses(attention, values, [key])
 
 
 @pytest.mark.parametrize("weights", [[0.5, -0.1, 0.6], [0.0, 0.0, 0.0], [0.5, 0.5, float("nan")]])
@@ -319,9 +321,10 @@ def test_weights_that_are_no_distribution_are_refused(weights):
 
 @pytest.mark.parametrize(("n", "d_v"), [(12, 4), (12, 8)])
 def test_an_optimum_below_an_attained_weight_is_an_error(n, d_v):
-    program = polytope._program(*polytope._row(*random_row(n, d_v)))
-    with pytest.raises(IdentikitError, match=r"weight of key 3: HiGHS ended with status 'Optimal'"):
-        polytope._vertex(program, 3, 1, floor=1.5)
+    row = polytope._Row(*polytope._row(*random_row(n, d_v)))
+    row.weights = row.weights + 1.5
+    with pytest.raises(IdentikitError, match=r"HiGHS ended with status 'Optimal' at .* is attained"):
+        row.vertex(torch.eye(n, dtype=torch.float64)[3].numpy())
 
 
 @pytest.mark.parametrize(("n", "d_v"), [(12, 4), (12, 8)])

@@ -33,9 +33,9 @@ def alternative_attention(
 ) -> AlternativeAttention:
     """Find another attention row with the same output (section 3.3), put it into the model, and measure what changes.
 
-    The row goes as far as it can: it takes the weight of the key `toward` to the farther end of its interval (by
-    default, the weight of the key that can move most). With a `direction` (a number for each key, projected onto the
-    null space of [T, 1]) it goes that way until a weight reaches zero.
+    The row goes as far as it can: it takes the weight of the key `toward` (or of several keys together) to the farther
+    end of its interval; by default, the weight of the key that can move most. With a `direction` (a number for each
+    key, projected onto the null space of [T, 1]) it goes that way until a weight reaches zero.
     """
     if is_several(text):
         raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")
@@ -71,20 +71,17 @@ def alternative_attention(
 
 
 def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "seen"]:
-    """Return the attention that moves one key's weight, or that of the key that can move most, as far as it goes."""
+    """Return the attention that moves the weight of some keys, or of the key that can move most, as far as it goes."""
     if toward is None:
         ends = polytope.intervals(row.attention, row.values)
-        place = int(torch.maximum(ends.upper - row.attention, row.attention - ends.lower).argmax())
+        wanted = [int(torch.maximum(ends.upper - row.attention, row.attention - ends.lower).argmax())]
     else:
-        position = keys.sel(toward)
-        if not position.single:
-            raise InputError(f"toward={toward!r:.60}: expected one key, a position or a token.")
-        seen = (row.keys == position.values[0]).nonzero()[:, 0].tolist()
-        if not seen:
+        positions = torch.tensor(keys.sel(toward).values, device=row.keys.device)
+        wanted = torch.isin(row.keys, positions).nonzero()[:, 0].tolist()
+        if not wanted:
             raise InputError(f"toward={toward!r:.60}: the query does not see this key (it is masked).")
-        place = seen[0]
-    ends = polytope.witnesses(row.attention, row.values, place)
-    other = max(ends, key=lambda end: float((end[place] - row.attention[place]).abs()))
+    ends = polytope.witnesses(row.attention, row.values, wanted)
+    other = max(ends, key=lambda end: float((end - row.attention)[wanted].sum().abs()))
     if float((other - row.attention).abs().max()) < SAME:
         raise InputError(
             "Looking for another attention: only the row's own attention gives this output (keys that it sees: "

@@ -13,6 +13,7 @@ from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
 from identikit.maths import intervals as polytope
 from identikit.maths import linalg, measures, reachable
+from identikit.maths.polytope import Rows, joined_rows, rows_of
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
 from identikit.models.tap import AttentionCall
@@ -95,6 +96,20 @@ class Layer:
         heads = torch.arange(len(self.heads), device=self.heads.device)
         for rows in self.row_chunks():
             yield rows, self.edges(heads, rows, torch.arange(self.call.key.shape[2], device=rows.device))
+
+    def passed_on(self, head: int) -> Float[Tensor, "key d_v"]:
+        """Return a head's values as the output projection passes them on, in the precision they were computed in."""
+        return self.factors.values[head // self.factors.group].to(self.call.value.dtype)
+
+    def rows(self, head: int, queries: Int[Tensor, "row"]) -> Rows:
+        """Return rows of one head with the set of attention that gives each its output."""
+        keys = torch.arange(self.call.key.shape[2], device=queries.device)
+        visible = self.factors.visible.block(queries, keys)
+        weights = self.call.weights(queries, heads=self.heads[[head]], dtype=torch.float64)[0, 0]
+        attention = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        through = torch.linalg.qr(self.projection[head].double().mT, mode="r").R.mT
+        through = through if self.factors.values is self.plain.values else None
+        return rows_of(attention, self.passed_on(head), visible, self.factors.rank[head, queries], through)
 
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:
@@ -220,9 +235,15 @@ class Captured:
         keys = positions[part.factors.visible.block(positions[[query]], positions)[0]]
         weights = part.call.weights(positions[[query]], heads=part.heads[[head]], dtype=torch.float64)[0, 0, 0]
         attention = weights[keys] / weights[keys].sum()
-        # Values as the output projection passes them on, in the precision they were computed in.
-        values = part.factors.values[head // part.factors.group, keys].to(part.call.value.dtype)
-        return Row(keys, attention, values, len(positions))
+        return Row(keys, attention, part.passed_on(head)[keys], len(positions))
+
+    def rows(self, places: Sequence[tuple[int, int, int]]) -> Rows:
+        """Return these rows (layer, head and query, all rows of a head together) for the questions about many."""
+        heads: dict[tuple[int, int], list[int]] = {}
+        for layer, head, query in places:
+            heads.setdefault((layer, head), []).append(query)
+        found = [self.parts[layer].rows(head, self.positions(queries)) for (layer, head), queries in heads.items()]
+        return joined_rows(found)
 
 
 class Row(NamedTuple):

@@ -1,15 +1,19 @@
 """How far each weight could go while the head's output stays the same."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from identikit.attention.effective import Options, Row, attend
+from identikit.attention.effective import Options, attend
+from identikit.attention.groups import key_groups
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.errors import InputError
-from identikit.indexing import Index, chosen, known
-from identikit.maths import intervals as polytope
+from identikit.indexing import Axis, Index, chosen, known
+from identikit.maths.exact import exact_bounds
+from identikit.maths.polytope import Bounds, Rows, unbounded
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.progress import Progress, silent
@@ -17,9 +21,28 @@ from identikit.result import Held
 from identikit.shapes import Float, Tensor
 from identikit.text import is_several
 
-LONGEST_SECONDS = 600.0  # intervals predicted to take longer are refused unless a limit is given
+LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
+TOP = 5  # of how many of the strongest edges the order is found
+_BATCH = {"cpu": 64, "cuda": 16384}  # rows between looks at the clock
 _ROWS = ("layer", "head", "query")
-_DIMS = {**dict.fromkeys(("raw", "lower", "upper", "gap"), (*_ROWS, "key")), "certain_mass": _ROWS}
+
+
+@dataclass(frozen=True)
+class Bounding:
+    """How intervals are found; see `attention_intervals`."""
+
+    method: str = "auto"
+    epsilon: float = 0.0
+    seconds: float | int | None = None
+
+    def __post_init__(self) -> None:
+        known("method", self.method, ("auto", "exact", "certified"))
+        for name, given in (("seconds", self.seconds), ("epsilon", self.epsilon)):
+            number = isinstance(given, int | float) and not isinstance(given, bool)
+            if name == "seconds" and given is not None and not (number and given > 0):
+                raise InputError(f"seconds={given!r:.60} cannot be used: expected a positive number, or None.")
+            if name == "epsilon" and not (number and 0 <= given < 1):
+                raise InputError(f"epsilon={given!r:.60} cannot be used: expected a number from 0 to below 1.")
 
 
 def attention_intervals(
@@ -30,90 +53,130 @@ def attention_intervals(
     head: Index = None,
     query: Index = None,
     key: Index = None,
+    groups: Any = None,
     method: str = "auto",
+    epsilon: float = 0.0,
     seconds: float | int | None = None,
     truncate: bool = False,
     progress: Progress = silent,
 ) -> Any:
     """Find the least and greatest weight that each edge can have while the head's output stays the same.
 
-    The range is over all attention rows: weights of at least 0 that sum to 1. `layer`, `head`, `query` and `key` select
-    what is bounded; None is all. One text gives one Result, a list of texts a list. Without `seconds`, a request that
-    would take more than ten minutes is refused; with it, what is not done in time keeps the bounds 0 and 1 and a `gap`
-    of NaN.
+    The range is over all attention rows: weights of at least 0 that sum to 1. One text gives one Result, a list of
+    texts a list.
+
+    - `layer`, `head`, `query`, `key`: what is bounded; None is all
+    - `groups`: bound what groups of keys receive together instead, one program per row and end: a mapping from names to
+      keys, or some of "special", "first", "words" and "sentences"
+    - `method`: "exact" finds the sharp ends; "certified" finds valid bounds faster in long texts, with their `gap`;
+      "auto" is exact, and certified with `epsilon`
+    - `epsilon`: let the head's output move by this share of its norm
+    - `seconds`: stop after this time: what is not done keeps the bounds 0 and 1 and a `gap` of NaN. Without it, a
+      request that would take more than ten minutes is refused
     """
-    known("method", method, ("auto", "exact"))
-    _checked_seconds(seconds)
+    bounding = Bounding(method, epsilon, seconds)
     model = checked_model(model)
     layers, heads = chosen("layer", layer, model.n_layers), chosen("head", head, model.n_heads)
     found = []
     for reading in readings(model, text, layers=layers, truncate=truncate):
         captured = attend(reading, Options(), layers=layers, heads=heads).sel(layer=layer, head=head, query=query)
-        found.append(intervals_of(captured, key=key, seconds=seconds, progress=progress))
+        found.append(intervals_of(captured, key=key, groups=groups, bounding=bounding, progress=progress))
     return found if is_several(text) else found[0]
 
 
 def intervals_of(
-    attention: EffectiveAttention, *, key: Index = None, seconds: float | int | None = None, progress: Progress = silent
+    attention: EffectiveAttention,
+    *,
+    key: Index = None,
+    groups: Any = None,
+    bounding: Bounding = Bounding(),  # noqa: B008
+    progress: Progress = silent,
 ) -> AttentionIntervals:
     """Bound the selected rows of attention that was captured; see `attention_intervals`."""
-    _checked_seconds(seconds)
-    source: Any = attention.source
+    if key is not None and groups is not None:
+        raise InputError("attention_intervals takes key= or groups=, not both.")
     layers, heads, queries = (attention._axis(name).places for name in _ROWS)
-    keys = attention._axis("key").sel(key)
-    rows = [(i, h, q) for i in layers for h in heads for q in queries]
-    if seconds is None:
-        _refuse_long(attention, len(rows), len(keys))
-    started, found = time.monotonic(), []
-    for done, place in enumerate(rows, start=1):
-        row = source.row(*place)
-        late = seconds is not None and time.monotonic() - started > seconds
-        found.append(_unbounded(row) if late else _bounded(row, keys.places))
-        progress("attention intervals, rows", done, len(rows))
+    places = [(i, h, q) for i in layers for h in heads for q in queries]
+    if groups is None:
+        last = attention._axis("key").sel(key)
+        asked = None if len(last) == len(attention.tokens) else last.places
+        rows, found = bounds_of(attention, places, keys=asked, bounding=bounding, progress=progress)
+        raw, found = rows.attention[:, list(last.places)], _at(found, last.places)
+    else:
+        members = key_groups(attention, groups)
+        last, asked = Axis("group", tuple(members)), ()
+        objectives = membership(members.values(), len(attention.tokens))
+        rows, found = bounds_of(attention, places, objectives=objectives, bounding=bounding, progress=progress)
+        raw = rows.attention @ objectives.to(rows.attention).mT
     shape = len(layers), len(heads), len(queries)
-    raw, lower, upper, gap = (torch.stack(part).unflatten(0, shape) for part in zip(*found, strict=True))
-    places = list(keys.places)
-    arrays = {"raw": raw, "lower": lower, "upper": upper, "gap": gap}
-    arrays = {name: array[..., places] for name, array in arrays.items()} | {"certain_mass": lower.sum(-1)}
-    if len(keys) < len(attention.tokens):
-        del arrays["certain_mass"]  # the sum over some keys is not a row's certain mass
-    axes = tuple(axis if axis.name != "key" else keys for axis in attention.axes)
-    axes = tuple(type(axis)(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
-    about = {**attention.about, "method": "exact"}
-    dims = {name: _DIMS[name] for name in arrays}
+    edges = {"raw": raw, "lower": found.lower, "upper": found.upper, "gap": found.gap}
+    arrays = {name: array.unflatten(0, shape) for name, array in edges.items()}
+    dims = dict.fromkeys(arrays, (*_ROWS, last.name))
+    if asked is None:  # the sum over some keys is not a row's certain mass
+        arrays |= {
+            "certain_mass": found.lower.sum(-1).unflatten(0, shape),
+            "certain_order": found.order.unflatten(0, shape),
+        }
+        dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
+    axes = (*(attention._axis(name) for name in _ROWS), last)
+    axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
+    about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon}
+    if groups is not None:
+        about["groups"] = {name: list(places) for name, places in members.items()}
     return AttentionIntervals(axes, Held(arrays, dims), attention.provenance, about)
 
 
-def _bounded(row: Row, keys: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return raw weight, lower and upper end and gap over all keys; keys that are not asked for keep 0 and 1."""
-    raw, lower, upper, gap = _unbounded(row)
-    asked = torch.isin(row.keys, torch.tensor(keys, device=row.keys.device)).nonzero()[:, 0]
-    if len(asked):
-        found = polytope.intervals(row.attention, row.values, keys=asked.tolist())
-        at = row.keys[asked]
-        lower[at], upper[at], gap[at] = found.lower.to(lower), found.upper.to(upper), 0.0
-    return raw, lower, upper, gap
+def bounds_of(
+    attention: EffectiveAttention,
+    places: Sequence[tuple[int, int, int]],
+    *,
+    keys: Sequence[int] | None = None,
+    objectives: Float[Tensor, "quantity key"] | None = None,
+    bounding: Bounding = Bounding(),  # noqa: B008
+    progress: Progress = silent,
+) -> tuple[Rows, Bounds]:
+    """Bound rows anywhere in captured attention: places of layer, head and query, with all rows of a head together.
 
-
-def _unbounded(row: Row) -> tuple[Float[Tensor, "key"], ...]:
-    """Return what is known of a row without solving anything: weights are from 0 to 1, and 0 on invisible keys."""
-    upper = row.over_all_keys(torch.ones_like(row.attention))
-    gap = torch.where(upper > 0, torch.nan, 0.0)
-    return row.over_all_keys(row.attention), torch.zeros_like(upper), upper, gap
-
-
-def _refuse_long(attention: EffectiveAttention, rows: int, keys: int) -> None:
+    Returns the rows, and the ends of all keys (only `keys`, if given, are bounded), or of the `objectives`.
+    """
     source: Any = attention.source
-    part = source.parts[0]
-    visible = int(part.factors.visible.count.max())
-    expected = polytope.predicted_seconds(rows, visible, part.plain.values.shape[-1]) * min(1.0, keys / visible)
-    if expected > LONGEST_SECONDS:
-        raise InputError(
-            f"Intervals of {rows:,} rows of {len(attention.tokens)} tokens would take about {expected / 60:.0f} "
-            "minutes. Select some rows (layer=, head=, query=) or edges (key=), or set a limit with seconds=."
-        )
+    rows: Rows = source.rows(places)
+    objectives = None if objectives is None else objectives.to(rows.attention)
+    found, started = unbounded(rows, objectives), time.monotonic()
+    free = rows.free.nonzero()[:, 0]
+    batches = free.split(_BATCH[free.device.type]) if len(free) else ()
+    for number, batch in enumerate(batches):
+        elapsed = time.monotonic() - started
+        if bounding.seconds is not None and elapsed > bounding.seconds:
+            break
+        if bounding.seconds is None and number and elapsed / number * len(batches) > LONGEST_SECONDS:
+            raise InputError(
+                f"Intervals of {len(free):,} rows of {len(attention.tokens)} tokens would take about "
+                f"{elapsed / number * len(batches) / 60:.0f} minutes. Select some rows (layer=, head=, query=), set a "
+                "limit with seconds=, or use method='certified'."
+            )
+        ends = exact_bounds(rows.some(batch), objectives, keys=keys, top=TOP)
+        for part, end in zip(found, ends, strict=True):
+            part[batch] = end.to(part)
+        progress("attention intervals, rows", int(batch[-1]) + 1, len(places))
+    progress("attention intervals, rows", len(places), len(places))
+    return rows, found
 
 
-def _checked_seconds(seconds: float | int | None) -> None:
-    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0):
-        raise InputError(f"seconds={seconds!r} cannot be used: expected a positive number, or None for no limit.")
+def membership(groups: Any, n: int) -> Float[Tensor, "group key"]:
+    """Return which of n keys belong to each group: 1 or 0."""
+    found = torch.zeros(len(groups), n, dtype=torch.float64)
+    for at, places in enumerate(groups):
+        found[at, list(places)] = 1.0
+    return found
+
+
+def _method(bounding: Bounding) -> str:
+    if bounding.method != "auto":
+        return bounding.method
+    return "certified" if bounding.epsilon else "exact"
+
+
+def _at(bounds: Bounds, keys: Sequence[int]) -> Bounds:
+    places = list(keys)
+    return Bounds(bounds.lower[:, places], bounds.upper[:, places], bounds.gap[:, places], bounds.order)

@@ -114,16 +114,24 @@ class EffectiveAttention(Result):
         return source.change(layers.places, heads.places, queries.places)
 
     def intervals(
-        self, *, key: Index = None, seconds: float | int | None = None, **wanted: Index
+        self,
+        *,
+        key: Index = None,
+        groups: Any = None,
+        method: str = "auto",
+        epsilon: float = 0.0,
+        seconds: float | int | None = None,
+        **wanted: Index,
     ) -> "AttentionIntervals":
         """Return the sharp range of each selected weight over all attention with the same output.
 
         As `attention_intervals`, on what was captured already: `layer`, `head` and `query` select further.
         """
-        from identikit.attention.intervals import intervals_of
+        from identikit.attention.intervals import Bounding, intervals_of
 
         self._live("intervals()")
-        return intervals_of(self.sel(**wanted), key=key, seconds=seconds)
+        bounding = Bounding(method, epsilon, seconds)
+        return intervals_of(self.sel(**wanted), key=key, groups=groups, bounding=bounding)
 
     def _live(self, wanted: str) -> Any:
         """Return the captured run; a result that was opened, gathered or subtracted has none."""
@@ -168,7 +176,8 @@ class EffectiveAttention(Result):
 def _edge(result: Result, labels: dict[str, str]) -> str:
     """Return an edge as `L4H5 foot → her`, without the layer or head that was selected."""
     head = "".join(f"{letter}{labels[name]}" for name, letter in (("layer", "L"), ("head", "H")) if name in labels)
-    query, key = (labels.get(name, result._axis(name).label) for name in ("query", "key"))
+    key_axis = result.axes[-1].name
+    query, key = (labels.get(name, result._axis(name).label) for name in ("query", key_axis))
     return f"{head} {query} → {key}".strip()
 
 
@@ -178,6 +187,10 @@ class AttentionIntervals(Result):
     - `lower`, `upper`: the least and the greatest weight; `raw`: what the model computed
     - `gap`: how far the proven ends can be from the true ones; 0 where they are exact, NaN where nothing is known
     - `certain_mass`: the sum of a row's lower bounds, (layer, head, query): weight that every such attention agrees on
+    - `certain_order`: how many of a row's strongest edges have the same order in every such attention, up to 5; -1
+      where it is not decided
+
+    For groups of keys, the last axis is `group`, and the row's own readings are left out.
     """
 
     kind = "attention intervals"
@@ -189,10 +202,28 @@ class AttentionIntervals(Result):
     upper = Array("The greatest weight that any attention with the same output gives to each edge.")
     gap = Array("How far the ends can be from the sharp ones: 0 where they are exact, NaN where nothing is known.")
     certain_mass = Array("The sum of each row's lower bounds.")
+    certain_order = Array("How many of the strongest edges have the same order in all attention; -1: not decided.")
     method = Fact("How the ends were found.")
+    epsilon = Fact("By which share of its norm the head's output may move.")
+
+    @property
+    def strongest_is_certain(self) -> Any:
+        """Whether the row's strongest edge is the strongest in every attention with the same output.
+
+        True, False, or None where it is not decided. For several rows, a tensor with 1, 0 and NaN.
+        """
+        order = self.array("certain_order")
+        if order.ndim:
+            return torch.where(order < 0, torch.nan, (order > 0).double())
+        return None if int(order) < 0 else int(order) > 0
 
     def words(self) -> "AttentionIntervals":
-        """Return the result by words: the ends of a word's pieces are added up, which is valid but not sharp."""
+        """Return the result by words: the ends of a word's pieces are added up, which is valid but not sharp.
+
+        Sharp ends for words come from `groups="words"`.
+        """
+        if "groups" in self.about:
+            raise InputError('These intervals are of groups of keys. For sharp ends of words, use groups="words".')
         return super().words()
 
     def said(self) -> str:

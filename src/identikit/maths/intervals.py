@@ -22,12 +22,15 @@ import numpy as np
 import torch
 
 from identikit.errors import IdentikitError, InputError
+from identikit.maths.polytope import Bounds, Rows, range_basis, unbounded
 from identikit.shapes import Float, Tensor
 
 if TYPE_CHECKING:
     from highspy import Highs
 
 _FEASIBILITY = 1e-10  # the smallest that HiGHS accepts
+_DEPENDENT = 1e-10  # of the largest singular value of an orthonormal basis at the visible keys
+_TIE = 1e-9  # a weight that exceeds another by less is as large
 _CONTRADICTION = 1e-8  # an optimum may fall short of an attained weight by this much
 _NO_COMPONENT = 1e-10  # of a direction's length
 _ROUND_OFF = 1e-13  # a null direction's component this small is 0: against a weight of 0 it would stop every step
@@ -113,36 +116,56 @@ def intervals(
     if rank == n:
         exact = given[asked].to(attention.device)
         return Intervals(exact, exact.clone())
-    program = _program(weights, basis)
-    least, greatest, vertex = weights.numpy().copy(), weights.numpy().copy(), weights.numpy()
-    pending = np.isin(np.arange(n), asked)
-    while pending.any():
-        key = int(np.where(pending, vertex, -1.0).argmax())  # nearest: fewer pivots than in the order of the text
-        pending[key] = False
-        vertex = _vertex(program, key, 1, floor=greatest[key])
-        np.minimum(least, vertex, out=least)
-        np.maximum(greatest, vertex, out=greatest)
-    for key in asked:
-        if least[key] > 0:
-            np.minimum(least, _vertex(program, key, -1, floor=-least[key]), out=least)
-    lower = torch.minimum(torch.from_numpy(least), given)[asked]
-    upper = torch.maximum(torch.from_numpy(greatest), given)[asked]
-    return Intervals(lower.to(attention.device), upper.to(attention.device))
+    lower, upper = map(torch.from_numpy, _Row(weights, basis).bound(asked))
+    lower, upper = torch.minimum(lower, given), torch.maximum(upper, given)  # given may be off by its own rounding
+    return Intervals(lower[asked].to(attention.device), upper[asked].to(attention.device))
 
 
 def witnesses(
-    attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"], key: int
+    attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"], keys: Sequence[int]
 ) -> tuple[Float[Tensor, " key"], Float[Tensor, " key"]]:
-    """Find two rows with the same output at the ends of one key's interval: least and greatest weight."""
+    """Find two rows with the same output that give these keys together the least and the greatest weight."""
     weights, basis = _row(attention, values)
     n, rank = basis.shape
-    (key,) = _checked_keys([key], n)
+    keys = _checked_keys(keys, n)
     if rank == n:
         return weights.to(attention.device), weights.to(attention.device)
-    program = _program(weights, basis)
-    weight = float(weights[key])
-    least, greatest = (torch.from_numpy(_vertex(program, key, sense, floor=sense * weight)) for sense in (-1, 1))
+    row, objective = _Row(weights, basis), np.zeros(n)
+    objective[keys] = 1.0
+    least, greatest = (torch.from_numpy(row.vertex(sense * objective)[0]) for sense in (-1, 1))
     return (least / least.sum()).to(attention.device), (greatest / greatest.sum()).to(attention.device)
+
+
+def row_bounds(
+    rows: Rows,
+    objectives: Float[Tensor, "quantity key"] | None,
+    *,
+    keys: Sequence[int] | None = None,
+    top: int = 0,
+) -> Bounds:
+    """Bound weights of all `keys`, or other quantities of these rows, one row after another; see `Bounds`.
+
+    With `top`, and with all keys asked for, the certain order of that many of the strongest edges is found as well.
+    """
+    found = unbounded(rows, objectives)
+    for index in rows.free.nonzero()[:, 0].tolist():
+        seen = rows.visible[index].nonzero()[:, 0].cpu()
+        weights, basis = rows.attention[index, seen].cpu(), rows.basis[rows.group[index], seen].cpu()
+        left, singular, _ = torch.linalg.svd(basis, full_matrices=False)
+        row = _Row(weights / weights.sum(), left[:, singular > _DEPENDENT * singular[0]])
+        if objectives is None:
+            asked = range(len(seen)) if keys is None else torch.isin(seen, torch.tensor(keys)).nonzero()[:, 0].tolist()
+            lower, upper = row.bound(asked)
+            at, gap = seen[asked], np.maximum(row.least - lower, upper - row.greatest)[asked]
+            ends = lower[asked], upper[asked], np.abs(gap)
+            if keys is None:
+                found.order[index] = row.certain_order(top)
+        else:
+            at = torch.arange(len(objectives))
+            ends = row.extremes(objectives[:, seen].cpu().numpy())
+        for part, end in zip(found, ends, strict=False):
+            part[index, at] = torch.from_numpy(end).to(part)
+    return found
 
 
 def minimum_norm(attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"]) -> Float[Tensor, " key"]:
@@ -188,12 +211,12 @@ def predicted_seconds(rows: int, n: int, d_v: int) -> float:
     attention = torch.randn(n, generator=generator, dtype=torch.float64).softmax(dim=0)
     values = torch.randn(n, d_v, generator=generator, dtype=torch.float64)
     start = time.perf_counter()
-    program = _program(*_row(attention, values))
-    _vertex(program, 0, 1, floor=0.0)
+    row, unit = _Row(*_row(attention, values)), np.eye(n)
+    row.vertex(unit[0])
     started = time.perf_counter()
     programs = range(1, min(n, _CALIBRATION_PROGRAMS + 1))
     for key in programs:
-        _vertex(program, key, 1, floor=0.0)
+        row.vertex(unit[key])
     each = (time.perf_counter() - started) / len(programs)
     return rows * (started - start + n * each)
 
@@ -209,28 +232,7 @@ def _row(
             f"Reading an attention row of {weights.numel()} visible keys whose weights sum to {total:.6g}: expected "
             f"finite weights of at least 0 with a positive sum. Check the model's output for this text."
         )
-    return weights / total, _range_basis(values)
-
-
-def _range_basis(values: Float[Tensor, "key d_v"]) -> Float[Tensor, "key rank"]:
-    r"""Find an orthonormal basis of the column space of $[V, 1]$, on the CPU; the precision of $V$ decides its rank.
-
-    $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$ with $\mu$ the mean of $V$'s rows. The
-    ones vector is exact and comes first, so rows keep their sum whatever the scale of $V$. Singular values of the
-    centred $V$ up to
-
-    $$4\,\mathrm{eps}(V)\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
-
-    are rounding, eps(V) being that of the dtype that $V$ came in: the scale is that of $V$ before centring, where it
-    was rounded. By interlacing, this rank is the rank of $V$ under the same tolerance, or one more.
-    """
-    V = values.detach().to("cpu", torch.float64)
-    n, d_v = V.shape
-    left, singular, _ = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
-    scale = float(torch.linalg.matrix_norm(V, ord=2))
-    tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * scale
-    spanning = torch.cat([torch.ones(n, 1, dtype=torch.float64), left[:, singular > tolerance]], dim=1)
-    return torch.linalg.qr(spanning).Q
+    return weights / total, range_basis(values.detach().cpu())[0]
 
 
 def _null_direction(wanted: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -> Float[Tensor, " key"]:
@@ -262,8 +264,80 @@ def _checked_keys(keys: Sequence[int], n: int) -> list[int]:
     return list(keys)
 
 
+class _Row:
+    """One row's programs, solved from vertex to vertex, and what the vertices say about every weight."""
+
+    def __init__(self, weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]):
+        n, rank = basis.shape
+        self.program = _Primal(weights, basis) if rank < n - rank else _Dual(weights, basis)
+        self.weights = self.last = weights.numpy()
+        self.basis, self.right = basis.numpy(), basis.numpy().T @ self.weights
+        self.least, self.greatest = self.weights.copy(), self.weights.copy()
+
+    def vertex(self, objective: np.ndarray) -> tuple[np.ndarray, float]:
+        r"""Find the vertex with the greatest $c \cdot a'$ (`objective` is c), and a proof: a bound that holds for all.
+
+        The bound is `polytope.proven_maximum` at the dual vector, so it does not rest on the solver's word.
+        """
+        status, vertex, dual = self.program.solve(objective)
+        vertex = np.maximum(vertex, 0.0)
+        proven = float(dual @ self.right + (objective - self.basis @ dual).max())
+        found, attained = float(objective @ vertex), float(objective @ self.weights)
+        if status != "Optimal" or found < attained - _CONTRADICTION:
+            raise IdentikitError(
+                f"Bounding a weight: HiGHS ended with status '{status}' at {found:.9g}, but {attained:.9g} is "
+                "attained. Please report this row."
+            )
+        self.last = vertex
+        np.minimum(self.least, vertex, out=self.least)
+        np.maximum(self.greatest, vertex, out=self.greatest)
+        return vertex, proven
+
+    def bound(self, asked: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Prove the least and the greatest weight of the asked keys; the vertices attain them."""
+        unit, pending = np.eye(len(self.weights)), np.isin(np.arange(len(self.weights)), asked)
+        lower, upper = np.zeros(len(unit)), np.ones(len(unit))
+        while pending.any():
+            key = int(
+                np.where(pending, self.last, -1.0).argmax()
+            )  # nearest: fewer pivots than in the order of the text
+            pending[key] = False
+            upper[key] = self.vertex(unit[key])[1]
+        for key in asked:
+            if self.least[key] > 0:
+                lower[key] = -self.vertex(-unit[key])[1]
+        return lower.clip(0, self.weights), upper.clip(self.weights, 1)
+
+    def extremes(self, objectives: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the least and the greatest of each quantity, proven, and the distance of what is attained."""
+        ends = np.zeros((3, len(objectives)))
+        for at, objective in enumerate(objectives):
+            own = float(objective @ self.weights)
+            (least, below), (greatest, above) = self.vertex(-objective), self.vertex(objective)
+            ends[:2, at] = min(-below, own), max(above, own)
+            ends[2, at] = max(abs(objective @ least + below), abs(above - objective @ greatest))
+        return ends[0].clip(0, 1), ends[1].clip(0, 1), ends[2]
+
+    def certain_order(self, top: int) -> int:
+        r"""Count the strongest edges, up to `top`, whose order is the same everywhere; all keys are bounded already.
+
+        Edge k is certainly above m if $\max a'_m - a'_k \le 0$.
+        """
+        order = np.argsort(-self.weights, kind="stable")
+        for place in range(min(top, len(order))):
+            key = order[place]
+            for other in order[place + 1 :]:
+                if self.greatest[other] <= self.least[key]:
+                    continue
+                objective = np.zeros(len(order))
+                objective[other], objective[key] = 1.0, -1.0
+                if objective @ self.last > _TIE or objective @ self.vertex(objective)[0] > _TIE:
+                    return place
+        return min(top, len(order))
+
+
 class _Primal:
-    r"""The program as it stands: $\min -\mathrm{sense} \cdot a'_{key}$ over $P(a)$.
+    r"""The program as it stands: $\min -c \cdot a'$ over $P(a)$.
 
     It has one row per dimension of $[V, 1]$, and only the cost changes. The last vertex stays feasible, so primal
     simplex continues from it.
@@ -273,16 +347,15 @@ class _Primal:
         right = basis.T @ weights
         self.model = _model(basis, torch.zeros_like(weights), right, simplex_strategy=4)
 
-    def solve(self, key: int, sense: int) -> tuple[str, np.ndarray]:
-        self.model.changeColCost(key, -sense)
-        status = _run(self.model)
-        vertex = np.array(self.model.getSolution().col_value)
-        self.model.changeColCost(key, 0.0)
-        return status, vertex
+    def solve(self, objective: np.ndarray) -> tuple[str, np.ndarray, np.ndarray]:
+        keys = np.arange(len(objective), dtype=np.int32)
+        self.model.changeColsCost(len(keys), keys, -objective)
+        status, solution = _run(self.model), self.model.getSolution()
+        return status, np.array(solution.col_value), -np.array(solution.row_dual)
 
 
 class _Dual:
-    r"""The dual of the same program: $\min a \cdot s$ subject to $N^\top s = -\mathrm{sense} \cdot N_{key}$, $s \ge 0$.
+    r"""The dual of the same program: $\min a \cdot s$ subject to $N^\top s = -N^\top c$, $s \ge 0$.
 
     It has one row per dimension of $LN([V, 1])$, and its reduced costs are $a'$. Only the right-hand side changes, so
     dual simplex continues from the last vertex. The matrix to factor has n − rank rows: far fewer than in the primal
@@ -291,13 +364,14 @@ class _Dual:
 
     def __init__(self, weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]):
         null = _complement(basis)
-        self.null = null.numpy()
+        self.null, self.basis = null.numpy(), basis.numpy()
         self.model = _model(null, weights, torch.zeros(null.shape[1], dtype=torch.float64), simplex_strategy=1)
 
-    def solve(self, key: int, sense: int) -> tuple[str, np.ndarray]:
-        for row, bound in enumerate(-sense * self.null[key]):
+    def solve(self, objective: np.ndarray) -> tuple[str, np.ndarray, np.ndarray]:
+        for row, bound in enumerate(-objective @ self.null):
             self.model.changeRowBounds(row, bound, bound)
-        return _run(self.model), np.array(self.model.getSolution().col_dual)
+        status, solution = _run(self.model), self.model.getSolution()
+        return status, np.array(solution.col_dual), self.basis.T @ (objective + np.array(solution.col_value))
 
 
 def _run(model: "Highs") -> str:
@@ -307,26 +381,6 @@ def _run(model: "Highs") -> str:
         model.clearSolver()
         model.run()
     return model.modelStatusToString(model.getModelStatus())
-
-
-def _program(weights: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -> _Primal | _Dual:
-    n, rank = basis.shape
-    return _Primal(weights, basis) if rank < n - rank else _Dual(weights, basis)
-
-
-def _vertex(program: _Primal | _Dual, key: int, sense: int, *, floor: float) -> np.ndarray:
-    """Find the vertex of $P(a)$ with the greatest sense·$a'_{key}$.
-
-    `floor` is a value of it that is known to be attained.
-    """
-    status, vertex = program.solve(key, sense)
-    vertex = np.maximum(vertex, 0.0)
-    if status != "Optimal" or sense * vertex[key] < floor - _CONTRADICTION:
-        raise IdentikitError(
-            f"Bounding the weight of key {key}: HiGHS ended with status '{status}' at weight {vertex[key]:.9g}, but "
-            f"{abs(floor):.9g} is attained. Please report this row."
-        )
-    return vertex
 
 
 def _model(

@@ -7,15 +7,19 @@ $$P_\varepsilon(a) = \{a' \ge 0 : \textstyle\sum a' = 1, \; \|(a' - a) T\| \le \
 
 With $\mu$ the mean of $T$'s rows and $T - 1\mu^\top = L \Sigma Q^\top$, the basis $U = [1/\sqrt n, L]$ turns this into
 coordinates that are at most 1: $U^\top a' = U^\top a + \delta$, where $\delta$ is 0 along the first column and
-$\|\Sigma\delta\| \le \varepsilon\|o\|$ along the others. A row that sees only some of the keys uses the same $U$, and gives
-no weight to the others. Results are float64.
+$\|\Sigma\delta\| \le \varepsilon\|o\|$ along the others. A row that sees only some of the keys uses the same $U$, and
+gives no weight to the others. Results are float64.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
+from identikit.maths.linalg import Resolution, matrix_rank
 from identikit.shapes import Bool, Float, Int, Tensor
 
 
@@ -66,20 +70,99 @@ class Rows(NamedTuple):
         )
 
 
+def rows_of(
+    attention: Float[Tensor, "row key"],
+    values: Float[Tensor, "key d_v"],
+    visible: Bool[Tensor, "row key"],
+    rank: Int[Tensor, "row"],
+    through: Float[Tensor, "d_v d"] | None = None,
+) -> Rows:
+    r"""Describe rows of one head: their attention, the head's values $V$, the keys each row sees, and $V$'s rank there.
+
+    All rows share the basis over the keys that any of them sees, except those whose visible values have a lower rank
+    than their number and width allow (repeated tokens, say): what rounding decides there is decided for their own keys,
+    and each gets a basis of its own. `through` is as in `range_basis`.
+    """
+    seen = visible.any(0)
+    basis, scale = range_basis(values[seen], through)
+    count = visible.sum(-1)
+    free = rank < count
+    full = matrix_rank(values[seen].double(), Resolution(torch.finfo(values.dtype).eps)) if bool(free.any()) else 0
+    alone = (free & (rank < count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
+    found = [(seen, basis, scale)]
+    group = torch.zeros(len(visible), dtype=torch.long, device=visible.device)
+    for row in alone:
+        group[row] = len(found)
+        found.append((visible[row], *range_basis(values[visible[row]], through)))
+    width = max(part[1].shape[1] for part in found)
+    bases = basis.new_zeros(len(found), visible.shape[1], width)
+    scales = basis.new_full((len(found), width), torch.inf)
+    for at, (keys, own, size) in enumerate(found):
+        bases[at, keys, : own.shape[1]] = own
+        scales[at, : len(size)] = size
+    output = attention @ (values.double() if through is None else values.double() @ through)
+    return Rows(attention, visible, group, bases, scales, output.norm(dim=-1), free)
+
+
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of several heads as one; every head keeps its bases."""
+    width = max(part.basis.shape[2] for part in parts)
+    starts = [0, *itertools.accumulate(len(part.basis) for part in parts)]
+    padded = [width - part.basis.shape[2] for part in parts]
+    return Rows(
+        torch.cat([part.attention for part in parts]),
+        torch.cat([part.visible for part in parts]),
+        torch.cat([part.group + start for part, start in zip(parts, starts, strict=False)]),
+        torch.cat([F.pad(part.basis, (0, pad)) for part, pad in zip(parts, padded, strict=True)]),
+        torch.cat([F.pad(part.scale, (0, pad), value=torch.inf) for part, pad in zip(parts, padded, strict=True)]),
+        torch.cat([part.output for part in parts]),
+        torch.cat([part.free for part in parts]),
+    )
+
+
+class Bounds(NamedTuple):
+    """Proven ends of some quantities $c \\cdot a'$ of each row, and how far the sharp ends can be from them.
+
+    - `lower`, `upper`: no attention of the row's set has less or more
+    - `gap`: at most how far an end is from what some attention attains; NaN where none is known
+    - `order`: how many of the strongest edges have the same order in all attention; -1 where it is not decided
+    """
+
+    lower: Float[Tensor, "row quantity"]
+    upper: Float[Tensor, "row quantity"]
+    gap: Float[Tensor, "row quantity"]
+    order: Int[Tensor, "row"]
+
+
+def unbounded(rows: Rows, objectives: Float[Tensor, "quantity key"] | None = None) -> Bounds:
+    """Return what is known without solving anything: from 0 to the sum of the largest weights that are possible.
+
+    Quantities are the weights of all keys, or these `objectives`, whose entries are 0 or 1. Where the row is the only
+    attention with its output, both ends are its own.
+    """
+    own = rows.attention if objectives is None else rows.attention @ objectives.mT
+    seen = rows.visible if objectives is None else rows.visible.to(own) @ objectives.mT > 0
+    loose, fixed = seen & rows.free[:, None], ~rows.free
+    lower, upper = own.masked_fill(loose, 0.0), own.masked_fill(loose, 1.0)
+    gap = torch.where(loose, torch.nan, 0.0).to(own)
+    strongest = torch.where(fixed, rows.visible.sum(-1), -1)
+    return Bounds(lower, upper, gap, strongest)
+
+
 def range_basis(
     values: Float[Tensor, "key d_v"], through: Float[Tensor, "d_v d"] | None = None
 ) -> tuple[Float[Tensor, "key rank"], Float[Tensor, "rank"]]:
     r"""Find $U$, an orthonormal basis of $[T, 1]$, and the scale $\Sigma$ of its columns.
 
-    $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$: the ones vector is exact and comes first,
-    so rows keep their sum whatever the scale of $V$. The precision in which $V$ (argument `values`) was computed decides
-    the rank: singular values of the centred $V$ up to
+    $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$: the ones vector is exact and comes
+    first, so rows keep their sum whatever the scale of $V$. The precision in which $V$ (argument `values`) was computed
+    decides the rank: singular values of the centred $V$ up to
 
     $$4\,\mathrm{eps}(V)\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
 
     are rounding. The scale is that of $V$ before centring, where it was rounded. By interlacing, this rank is the rank
-    of $V$ under the same tolerance, or one more. `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the lengths
-    of $T = VH$; without it, the columns are those of $V$ itself.
+    of $V$ under the same tolerance, or one more. `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the
+    lengths of $T = VH$; without it, the columns are those of $V$ itself.
     """
     V = values.detach().double()
     n, d_v = V.shape
