@@ -11,8 +11,8 @@ from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
-from identikit.maths import intervals as polytope
 from identikit.maths import linalg, measures, reachable
+from identikit.maths.least_norm import least_norm
 from identikit.maths.polytope import Rows, joined_rows, rows_of
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
@@ -316,12 +316,13 @@ def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head que
     """Return the attention of least norm on the simplex with the same output, for the selected rows; all axes kept."""
     source: Any = attention.source
     layers, heads, queries, keys = (attention._axis(name).places for name in _EDGE)
+    wanted, at = source.positions(queries), source.positions(keys)
 
-    def least(layer: int, head: int, query: int) -> Tensor:
-        row = source.row(layer, head, query)
-        return row.over_all_keys(polytope.minimum_norm(row.attention, row.values))[list(keys)]
+    def least(part: Layer) -> Float[Tensor, "head query key"]:
+        rows = joined_rows([part.rows(head, wanted) for head in heads])
+        return least_norm(rows)[:, at].unflatten(0, (len(heads), len(queries)))
 
-    return torch.stack([torch.stack([torch.stack([least(i, h, q) for q in queries]) for h in heads]) for i in layers])
+    return torch.stack([least(source.parts[layer]) for layer in layers])
 
 
 def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options) -> Layer:

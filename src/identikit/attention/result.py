@@ -44,7 +44,7 @@ class EffectiveAttention(Result):
     def simplex(self) -> Float[Tensor, "*axis"]:
         """The attention of least norm that gives the same output: weights of at least 0 that sum to 1.
 
-        One quadratic program per selected row, so select a head or a row first.
+        One quadratic program per selected row, all rows of a layer at once; select heads or rows of a long text first.
         """
         from identikit.attention.effective import simplex_rows
 
@@ -165,7 +165,7 @@ class EffectiveAttention(Result):
         return f"Largest raw weights: {', '.join(f'{_edge(self, labels)} {weight:.2f}' for weight, labels in found)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
-        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or "null_dim"."""
+        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or one of the dimensions."""
         from identikit import plots
 
         if self._axis("layer").single and self._axis("head").single:
