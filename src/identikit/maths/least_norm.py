@@ -206,13 +206,13 @@ def _interior(programs: _Programs) -> Float[Tensor, "row rank"]:
     $s$ are positive. Mehrotra's method takes a step to the end, and from what it finds there a better one.
     """
     count = programs.visible.sum(-1, keepdim=True)
-    first = (programs.attention.maximum(0.1 / count), (1 / count).expand_as(programs.attention))
-    point = _Point(*(torch.where(programs.visible, part, 1.0) for part in first), torch.zeros_like(programs.right))
+    a = torch.where(programs.visible, programs.attention.maximum(0.1 / count), 1.0)
+    point = _Point(a, torch.where(programs.visible, 1 / count, 1.0).to(a), torch.zeros_like(programs.right))
     best, nearest = point.y.clone(), torch.full_like(point.y[:, 0], torch.inf)
     at = torch.arange(len(best), device=best.device)
     for _ in range(_PATH):
         point, distance = _step(programs, point)
-        better = distance < nearest[at]
+        better = (distance < nearest[at]) & point.y.isfinite().all(-1)
         best[at[better]], nearest[at[better]] = point.y[better], distance[better]
         going = distance > _NEAR  # not NaN: a row that breaks down keeps its best
         if not bool(going.any()):
