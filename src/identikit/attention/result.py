@@ -46,7 +46,7 @@ class EffectiveAttention(Result):
     def simplex(self) -> Float[Tensor, "*axis"]:
         """The attention of least norm that gives the same output: weights of at least 0 that sum to 1.
 
-        One quadratic program per selected row, so select a head or a row first.
+        One quadratic program per selected row, all rows of a layer at once; select heads or rows of a long text first.
         """
         from identikit.attention.effective import simplex_rows
 
@@ -57,6 +57,22 @@ class EffectiveAttention(Result):
     rank = Array("Rank of the values that each row sees: (layer, head, query).")
     null_dim = Array(
         "Dimension of each row's null space (Eq. 6, over the keys that the row sees): (layer, head, query)."
+    )
+    polytope_dim = Array(
+        "Dimension of the set of attention with the same output, visible keys − rank([T, 1]): (layer, head, query). An "
+        "upper bound where weights are exactly 0."
+    )
+    reachable_dim = Array(
+        "Dimension of the attention with the same output that the head's own queries can reach near this one, its keys "
+        "given: (layer, head, query). An upper bound where the model normalises its queries. Never above "
+        "`polytope_dim`, which is never above `null_dim`."
+    )
+    nearly_reachable_dim = Array(
+        "As `reachable_dim`, where output changes below 0.001 of the largest count as none: (layer, head, query)."
+    )
+    reachable_condition = Array(
+        "How unevenly a row's query moves its output: the largest singular value of the output's derivative by the "
+        "query, divided by the smallest that is not 0; NaN where no query moves it: (layer, head, query)."
     )
     joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
     residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
@@ -151,7 +167,7 @@ class EffectiveAttention(Result):
         return f"Largest raw weights: {', '.join(f'{_edge(self, labels)} {weight:.2f}' for weight, labels in found)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
-        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or "null_dim"."""
+        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or one of the dimensions."""
         from identikit import plots
 
         if self._axis("layer").single and self._axis("head").single:
