@@ -92,7 +92,7 @@ def test_intervals(saved: str):
     options = intervals.Options(shapes=((6, 2),), tokens=(24,), model=saved, repeats=1)
     rows = named(intervals.run(options, progress=lambda *call: told.append(call)))
     single, of_model, text = dict.fromkeys(case for case, _ in rows)
-    assert single == "random, 6 keys, d_v = 2" and "L2H0, 24 keys" in of_model and "24 tokens, " in text
+    assert single == "random, 6 keys, d_v = 2" and "L1H0, 24 keys" in of_model and "24 tokens, " in text
     for case in (single, of_model):
         assert rows[case, intervals.LINPROG].to == intervals.IDENTIKIT
         assert rows[case, "largest difference of an end"].figure < 1e-7
