@@ -14,7 +14,7 @@ import torch
 
 from identikit.attention.intervals import Bounding, bounds_of, membership
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.exact import FEW, prepare
+from identikit.maths.exact import FEW, exact_bounds, prepare
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 
@@ -22,8 +22,7 @@ SECONDS = 20.0  # how long `explain` bounds rows
 EDGES_NAMED = 5  # how many edges a list names, each of another head
 VISIBLE = 1e-3  # intervals narrower than this, and weights outside one by less, look the same with three digits
 SEED = 0
-_BATCH_SECONDS = 2.0  # about how long a batch of rows may take: progress is shown, and the clock read, after each
-_GROWTH = 4  # how much larger a batch may be than the last
+_GROWTH, _LARGEST = 4, 4096  # how much larger a batch of rows may be than the last, and how large
 
 
 class Sample(NamedTuple):
@@ -76,18 +75,23 @@ def bounded_rows(
     done, size, started = 0, FEW + 1, time.monotonic()
     while batch := sorted(islice(order, size)):
         begun = time.monotonic()
-        found.append(_bounded(attention, batch, objectives))
+        found.append(_bounded(attention, batch, objectives, _after(progress, done, total)))
         done += len(batch)
-        progress("attention intervals, rows", done, total)
         now = time.monotonic()
-        left = _BATCH_SECONDS if seconds is None else min(_BATCH_SECONDS, started + seconds - now)
-        if left <= 0:
+        size = min(_GROWTH * size, _LARGEST)
+        if seconds is not None:
+            size = min(size, int((started + seconds - now) * len(batch) / (now - begun)))
+        if size < 1:
             break
-        size = max(1, min(_GROWTH * size, int(left * len(batch) / (now - begun))))
     if total:
         progress("attention intervals, rows", total, total)
     parts = [torch.cat(part) for part in zip(*found, strict=True)]
     return Sample(free[0].numel(), free.sum((1, 2)), *parts)
+
+
+def _after(progress: Progress, before: int, total: int) -> Progress:
+    """Return a progress of part of the rows as one of all of them."""
+    return lambda what, done, _: progress(what, before + done, total)
 
 
 def _random_order(free: Tensor) -> list[tuple[int, int, int]]:
@@ -109,11 +113,11 @@ def _nothing(n: int, groups: int) -> tuple[Tensor, ...]:
 
 
 def _bounded(
-    attention: EffectiveAttention, places: list[tuple[int, int, int]], objectives: Tensor
+    attention: EffectiveAttention, places: list[tuple[int, int, int]], objectives: Tensor, progress: Progress
 ) -> tuple[Tensor, ...]:
     """Return what a `Sample` holds of these rows, which are sorted; one that was not finished is left out."""
     source: Any = attention.source
-    rows, ends = bounds_of(attention, places, bounding=Bounding(method="exact"))
+    rows, ends = bounds_of(attention, places, bounding=Bounding(method="exact"), progress=progress)
     heads: dict[tuple[int, int], list[int]] = {}
     for layer, head, query in places:
         heads.setdefault((layer, head), []).append(query)
@@ -122,11 +126,9 @@ def _bounded(
         source.read("effective", {"layer": [layer], "head": [head], "query": queries, "key": keys})[0, 0]
         for (layer, head), queries in heads.items()
     ]
-    own = rows.attention @ objectives.to(rows.attention).mT
-    groups = torch.stack([own, own, own], dim=1)
-    if len(objectives):
-        together = bounds_of(attention, places, objectives=objectives.to(own), bounding=Bounding(method="exact"))[1]
-        groups[:, 1], groups[:, 2] = together.lower, together.upper
+    objectives = objectives.to(rows.attention)
+    together = exact_bounds(rows, objectives)
+    groups = torch.stack([rows.attention @ objectives.mT, together.lower, together.upper], dim=1)
     strongest = torch.where(ends.order < 0, torch.nan, (ends.order > 0).double())
     parts = (
         rows.attention,
@@ -137,7 +139,7 @@ def _bounded(
         strongest,
         rows.visible.sum(-1),
     )
-    finished = ~ends.gap.isnan().any(-1).cpu()
+    finished = ~(ends.gap.isnan().any(-1) | together.gap.isnan().any(-1)).cpu()
     return torch.tensor(places)[finished], *(part.cpu()[finished] for part in parts)
 
 
