@@ -1,5 +1,8 @@
 """The verdict on attention rests on intervals: every printed number is held against exact ones, in 50 texts."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,12 +12,13 @@ import transformers as hf
 
 import identikit as ik
 from identikit.models.model import Model
+from identikit.result import Held
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
 from identikit.verdict import certainty
 from identikit.verdict.causes import candidates, causes, equal_values, is_sink
 from identikit.verdict.certainty import Sample, bounded_rows, group_bounds, least_certain, mean_over_rows, outside
-from identikit.verdict.numbers import explain
+from identikit.verdict.numbers import Explanation, explain
 from tests.models import tiny
 from tests.verdict.truth import LEAST, OUTSIDE, Truth, answer, check
 
@@ -59,6 +63,45 @@ def test_every_printed_number_is_that_of_an_exact_interval(model: Any, text: str
     assert expected <= set(counts) and counts["layer"] == 3
     assert max(counts.get(LEAST, 0), counts.get(OUTSIDE, 0)) <= 5
     assert ("keys" in counts) == ("keys" in expected) and ("repeated" in counts) == ("repeated" in expected)
+
+
+def altered(explanation: Explanation, name: str, change: Callable[[Any], Any]) -> Explanation:
+    """The explanation with one of its facts, or one of its arrays, changed."""
+    if name in explanation.about:
+        return replace(explanation, about={**explanation.about, name: change(explanation.about[name])})
+    source: Any = explanation.source
+    return replace(explanation, source=Held({**source.arrays, name: change(source.arrays[name])}, source.dims))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("certain", lambda certain: certain | {"mass": certain["mass"] + 0.02}),
+        ("certain", lambda certain: certain | {"strongest": certain["strongest"] + 0.02}),
+        ("certain", lambda certain: certain | {"bounded_edges": certain["bounded_edges"] + 1}),
+        ("certain_mass", lambda mass: mass + 0.02),
+        ("strongest_certain", lambda share: share + 0.02),
+        ("special_lower", lambda lower: lower - 0.02),
+        ("special_effective", lambda weight: weight + 0.02),
+        ("reachable_dim", lambda dim: dim + 1),
+        ("causes", lambda causes: causes | {"keys": causes["keys"][:-1]}),
+        ("causes", lambda causes: causes | {"dependent": [1]}),
+        ("causes", lambda causes: causes | {"repeated": [{"layer": 0, "tokens": 1, "example": [1, 3]}]}),
+        ("least_certain", lambda edges: edges[1:]),
+        ("least_certain", lambda edges: [edges[0] | {"upper": edges[0]["upper"] + 0.002}, *edges[1:]]),
+        ("outside", lambda edges: [edges[0] | {"effective": edges[0]["raw"]}, *edges[1:]]),
+    ],
+)
+def test_a_wrong_number_is_noticed(bert: tuple[Model, Explanation], name: str, change: Any):
+    model, explanation = bert
+    with pytest.raises(AssertionError):
+        check(model, LONG, altered(explanation, name, change))
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[Model, Explanation]:
+    model = tiny.loaded("bert")
+    return model, explain(model, LONG, maps=MAPS, probes=2, seconds=None)
 
 
 def tiny_texts(count: int) -> list[tuple[str, str]]:
@@ -172,13 +215,13 @@ def test_time_that_is_up_ends_it_and_says_so(attention: Any):
 
 
 def test_part_of_the_rows_comes_with_standard_errors(monkeypatch: Any):
-    """A clock that moves by a second at every look stops it early."""
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(certainty.time, "monotonic", lambda: float(next(ticks)))
+    """By a clock that moves a second at every look, three batches of rows fit: 3, then at their pace 9 and 9."""
+    ticks = iter(range(100))
+    monkeypatch.setattr(certainty, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     model = tiny.loaded("bert")
-    found = explain(model, LONG, maps=MAPS, probes=2, seconds=40)
+    found = explain(model, LONG, maps=MAPS, probes=2, seconds=5)
     certain = found.about["certain"]
-    assert 6 <= certain["bounded_rows"] < certain["free_rows"] == 192
+    assert certain["bounded_rows"] == 21 and certain["free_rows"] == 192
     words = " ".join(answer(found))
     assert f"{certain['bounded_rows']:,} were bounded, drawn at random (standard errors " in words
     assert " Standard errors up to 0." in words

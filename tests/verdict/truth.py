@@ -167,7 +167,7 @@ def _sentences() -> Iterator[tuple[str, str, Callable[[Truth, Any], None]]]:
     yield "sink", SINK.pattern, _sink
     yield "widest", rf"These are the widest of {NUMBER} intervals", _widest
     yield "certificate", r"Certificate: effective attention reproduces every head's output to within .*", _certificate
-    yield "definition", r"negative and need not sum to 1", lambda *_: None
+    yield "definition", r"can be negative and need not sum to 1", lambda *_: None
 
 
 def _all(truth: Truth, match: re.Match) -> None:
@@ -185,18 +185,20 @@ def _certain(truth: Truth, match: re.Match) -> None:
 
 
 def _layer(truth: Truth, line: str, group: str) -> None:
-    layer, mass, strongest, raw, lower, upper, effective, null, pearson = re.findall(r"-?[\d.]+%?(?:–\d+)?", line)
+    layer, mass, strongest, raw, lower, upper, effective, null, reachable, pearson = re.findall(
+        r"-?[\d.]+%?(?:–\d+)?", line
+    )
     at = int(layer)
     special = [place for place, found in enumerate(truth.attention.about["special"]) if found]
     assert (group == "special tokens") == bool(special)
-    ends = truth.ends(tuple(special or [0]))
     assert near(mass, float(truth.intervals.certain_mass[at].mean()), 2), line
     assert near(strongest.removesuffix("%"), 100 * float(truth.intervals.strongest_is_certain[at].mean()), 0), line
-    for told, true in zip((raw, lower, upper, effective), ends, strict=True):
+    for told, true in zip((raw, lower, upper, effective), truth.ends(tuple(special or [0])), strict=True):
         assert near(told, float(true[at]), 2), (line, told, true)
     assert number(lower) <= number(raw) <= number(upper)
     dims = truth.attention.null_dim[at]
     expected = {str(int(dims.min())), str(int(dims.max()))}
+    assert near(reachable, float(truth.attention.reachable_dim[at].double().mean()), 1)
     assert set(null.split("–")) == expected and near(pearson, float(truth.attention.pearson("layer")[at]), 2)
 
 

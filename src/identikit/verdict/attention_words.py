@@ -17,10 +17,10 @@ HEADS_NAMED = 5  # how many heads with a rank-deficient projection are named
 LEGEND = (
     "Means over a layer's rows. certain mass: how much of a row's weight stays on the same tokens in every attention "
     "with the same output; strongest certain: rows whose strongest edge is the strongest in every such attention; "
-    "{group}: a row's weight on {them}, and the least and greatest that such attention can give; effective: the "
-    "same in effective attention, the least-norm weights with this output. null dim: in how many independent ways a "
-    "row can change with the same output, if weights may be negative and need not sum to 1; correlation: of raw and "
-    "effective attention."
+    "{group}: a row's weight on {them}, the least and the greatest that such attention can give, and what effective "
+    "attention gives; null dim: in how many independent ways a row's weights can change with the same output, if they "
+    "may be negative; reachable: in how many the head's own query could change them, its keys being what they are; "
+    "correlation: of raw and effective attention."
 )
 LEAST_CERTAIN = (
     "These are the widest of {count} intervals, so they are wide by selection: the table says what is usual."
@@ -138,7 +138,7 @@ def _layers(which: Sequence[int], layers: Axis) -> str:
 def _table(explanation: Explanation) -> Table:
     table = plain_table()
     names = ("", "layer"), ("certain", "mass"), ("strongest", "certain"), (explanation.about["group"], "raw [min, max]")
-    for name in (*names, ("", "effective"), ("null", "dim"), ("corre-", "lation")):
+    for name in (*names, ("", "effective"), ("null", "dim"), ("reach-", "able"), ("corre-", "lation")):
         table.add_column(Text("\n".join(name)), justify="right", no_wrap=True)
     for row in explanation.to_frame().to_dict("records"):
         ends = f"[{_two(row['special_lower'])}, {_two(row['special_upper'])}]"
@@ -149,6 +149,7 @@ def _table(explanation: Explanation) -> Table:
             Text(f"{_two(row['special_raw'])} {ends}"),
             _two(row["special_effective"]),
             _range(row["least_null_dim"], row["greatest_null_dim"]),
+            f"{row['reachable_dim']:.1f}",
             _two(row["pearson"]),
         )
     return table

@@ -83,7 +83,7 @@ def bounded_rows(
             size = min(size, int((started + seconds - now) * len(batch) / (now - begun)))
         if size < 1:
             break
-    if total:
+    if done < total:
         progress("attention intervals, rows", total, total)
     parts = [torch.cat(part) for part in zip(*found, strict=True)]
     return Sample(free[0].numel(), free.sum((1, 2)), *parts)

@@ -47,7 +47,7 @@ PROBES = 16  # directions that attribution is estimated from
 UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
 _BY_LAYER = ("certain_mass", "certain_mass_stderr", "strongest_certain", "strongest_certain_stderr", "special_raw",
              "special_lower", "special_upper", "special_effective", "least_null_dim", "greatest_null_dim",
-             "identifiable", "pearson")  # fmt: skip
+             "identifiable", "reachable_dim", "pearson")  # fmt: skip
 _PARTS: Mapping[str, type[Result]] = {
     "attention": EffectiveAttention,
     "identity": IdentityMap,
@@ -85,9 +85,9 @@ class Explanation(Result):
     (`strongest_certain`), each with its standard error (`…_stderr`: 0 where all rows were bounded), and the weight on
     special tokens, or on the first token where there are none: `special_raw`, the least and the greatest that attention
     with the same output can give (`special_lower`, `special_upper`), and `special_effective`. Beside them the least and
-    greatest null dimension of a row, the share of rows that are `identifiable`, and the correlation `pearson` of raw
-    and effective attention. Arrays by layer and token: whether it is `recovered` (1 or 0, NaN in layers without a map),
-    its `own` contribution, and whether it is `outweighed`.
+    greatest null dimension of a row, the share of rows that are `identifiable`, the `reachable_dim`, and the
+    correlation `pearson` of raw and effective attention. Arrays by layer and token: whether it is `recovered` (1 or 0,
+    NaN in layers without a map), its `own` contribution, and whether it is `outweighed`.
 
     `about` has what is said beyond these: `certain` (overall, and how many rows were bounded), the `causes` of freedom,
     the `sinks`, the edges that are `least_certain`, and those whose effective weight is `outside` the interval.
@@ -340,8 +340,11 @@ def _attention(
     null, pearson = attention.null_dim.double(), attention.pearson("head")
     mass = mean_over_rows(sample, sample.lower.sum(-1), 1.0)
     strongest = mean_over_rows(sample, sample.strongest, 1.0)
-    rows = raw[:, 0], *ends[0], effective[:, 0], null.amin((1, 2)), null.amax((1, 2)), (null == 0).double().mean((1, 2))
-    arrays = dict(zip(_BY_LAYER, (*mass, *strongest, *rows, attention.pearson("layer")), strict=True))
+    special_rows = raw[:, 0], *ends[0], effective[:, 0]
+    dims = null.amin((1, 2)), null.amax((1, 2)), (null == 0).double().mean((1, 2))
+    reachable = attention.reachable_dim.double().mean((1, 2))
+    by_layer = (*mass, *strongest, *special_rows, *dims, reachable, attention.pearson("layer"))
+    arrays = dict(zip(_BY_LAYER, by_layer, strict=True))
     said = {
         "certain": _certain(sample, mass.overall(), strongest.overall()) | {"seconds": seconds},
         "group": "special tokens" if special else "first token",
