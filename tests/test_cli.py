@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,12 +45,14 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert all(line.startswith("identikit: attribution, tokens: ") for line in done.stderr.splitlines())
+    steps = "identikit: attribution, tokens: ", "identikit: attention intervals, rows: "
+    assert all(line.startswith(steps) for line in done.stderr.splitlines())
     told = " ".join(done.stdout.split())
     assert "all-MiniLM-L6-v2 6 layers, 12 heads per layer, values of 32 dimensions per head, bidirectional." in told
-    assert "Not all of it. The text has 55 tokens and a head's values only 32 dimensions" in told
-    assert "up to 23 independent ways" in told
-    assert "L4H5 (correlation 0.03): since → [CLS] raw 0.941, effective 0.003, interval [0.939, 0.942]" in told
+    share = re.search(r"Which attention is real\? (\d+)% of it is certain", told)
+    assert share and 42 <= int(share[1]) <= 62  # 52 if there is time for all rows
+    assert "a query sees up to 55 keys, and a head's values have only 32 dimensions (every layer)" in told
+    assert "3,960 rows with a null space" in told and "[CLS] is a sink in layers 1 to 4: it gets 0.45" in told
     assert "bit-identical" in told
     assert "Which token is this? After layers 0 to 5, 100%, 100%, 100%" in told
     assert "Where did it come from? A token contributes" in told
@@ -60,7 +63,8 @@ def test_explain_short_text_as_json(run):
     told = json.loads(done.stdout)
     assert told["tokens"] == ["[CLS]", "a", "short", "text", ".", "[SEP]", "and", "another", ".", "[SEP]"]
     assert told["greatest_null_dim"] == [0] * 6 and told["axes"]["layer"] == [0, 1, 2, 3, 4, 5]
-    assert told["edges"] == [] and told["pearson_overall"] == pytest.approx(1.0)
+    assert told["certain_mass"] == [1] * 6 and told["special_lower"] == told["special_upper"]
+    assert told["least_certain"] == told["outside"] == [] and told["pearson_overall"] == pytest.approx(1.0)
     assert told["provenance"]["model"] == "all-MiniLM-L6-v2"
 
 

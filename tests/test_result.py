@@ -47,7 +47,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "attribution": ik.token_attribution(model, TEXT, layers=[0, 5], probes=8),
         "identity": fit.identity_map(TEXT),
         "rates": fit,
-        "explanation": ik.explain(model, TEXT, probes=8, maps=fit),
+        "explanation": ik.explain(model, TEXT, probes=8, maps=fit, seconds=2),
     }
     assert {type(result).kind for result in made.values()} == set(_CLASSES)
     return made

@@ -157,9 +157,8 @@ def _sentences() -> Iterator[tuple[str, str, Callable[[Truth, Any], None]]]:
     yield "certain", rf"{certain}with a null space were bounded(?:; in the other {NUMBER}, [^.]*)?\.", _certain
     keys = rf"Rows have a null space because a query sees up to {NUMBER} keys, and a head's values have only {NUMBER} "
     yield "keys", rf"{keys}dimensions \((.+?)\)\.", _keys
-    repeated = r"Repeated tokens have equal values in (.+?), so their weights can be exchanged: in layer (\d+), "
-    repeated += rf"{NUMBER} tokens? (?:has|have) the value of an earlier one "
-    yield "repeated", rf"{repeated}\((.+?) that of (.+?)\)\.", _repeated
+    repeated = r"In (layers? .+?|every layer), repeated tokens have equal values and can exchange their weight "
+    yield "repeated", rf"{repeated}\({NUMBER} repetitions? in layer (\d+), such as (.+?) of (.+?)\)\.", _repeated
     yield "projection", r"The output projection passes on fewer than (\d+) dimensions of (.+?), so", _projection
     dependent = r"Some values depend linearly on others(?: for other reasons)?"
     yield "dependent", rf"{dependent} in (layer.+?|every layer)\.", _dependent
@@ -237,9 +236,9 @@ def _keys(truth: Truth, match: re.Match) -> None:
 def _repeated(truth: Truth, match: re.Match) -> None:
     repeats = [truth.repeats(layer) for layer in range(truth.model.n_layers)]
     assert layers_of(match[1], truth.model.n_layers) == [layer for layer, found in enumerate(repeats) if found]
-    assert number(match[3]) == len(repeats[int(match[2])])
+    assert number(match[2]) == len(repeats[int(match[3])])
     later, earlier = (truth.attention._axis("key").find(match[place])[0] for place in (4, 5))
-    assert (earlier, later) in repeats[int(match[2])]
+    assert (earlier, later) in repeats[int(match[3])]
 
 
 def _projection(truth: Truth, match: re.Match) -> None:

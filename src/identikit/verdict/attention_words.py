@@ -100,11 +100,10 @@ def _causes(explanation: Explanation) -> list[str]:
     if found["repeated"]:
         first = found["repeated"][0]
         earlier, later = (tokens.name_of(place) for place in first["example"])
-        several = counted(first["tokens"], "token has", "tokens have")
         where = _layers([one["layer"] for one in found["repeated"]], layers)
         told.append(
-            f"Repeated tokens have equal values in {where}, so their weights can be exchanged: in layer "
-            f"{first['layer']}, {several} the value of an earlier one ({later} that of {earlier})."
+            f"In {where}, repeated tokens have equal values and can exchange their weight "
+            f"({counted(first['tokens'], 'repetition')} in layer {first['layer']}, such as {later} of {earlier})."
         )
     if found["projections"]:
         named = [f"L{one['layer']}H{one['head']} ({one['rank']})" for one in found["projections"]]
