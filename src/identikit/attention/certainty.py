@@ -231,25 +231,35 @@ def _bin(tokens: int) -> tuple[int, int]:
     return [1, *(edge + 1 for edge in edges)][edges.index(most)], most
 
 
-_HEADINGS = ("", "", "certain", "strongest edge:", "", "certainly", "first token:", "", "")
-_COLUMNS = ("tokens", "texts", "mass", "raw", "width", "strongest", "raw", "effective", "interval")
+_COLUMNS = {
+    "mass": ("certain_mass", 2),
+    "raw": ("strongest", 2),
+    "width": ("width", 2),
+    "certain": ("certain", 2),
+    "raw ": ("first_raw", 2),
+    "effective": ("first_effective", 3),
+    "least": ("first_lower", 2),
+    "greatest": ("first_upper", 2),
+}
+_ABOVE = {2: "certain", 3: "strongest edge", 6: "first token"}  # what stands above columns
 
 
 def length_words(frame: "DataFrame") -> str:
     """Return the table by length for a terminal: means over texts, each with its standard error."""
-    lines = [_HEADINGS, _COLUMNS]
+    lines = [["tokens", "texts", *_COLUMNS]]
     for row in frame.to_dict("records"):
-        means = [_mean(row, name) for name in ("certain_mass", "strongest", "width", "certain", "first_raw")]
-        effective = _mean(row, "first_effective", 3)
-        ends = f"[{row['first_lower']:.2f}, {row['first_upper']:.2f}]"
-        tokens = f"{row['tokens_from']:.0f}–{row['tokens_to']:.0f}"
-        lines.append((tokens, f"{row['texts']:.0f}", *means, effective, ends))
-    widths = [max(len(line[at]) for line in lines) for at in range(len(_COLUMNS))]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        means = (_mean(row, name, digits) for name, digits in _COLUMNS.values())
+        lines.append([f"{row['tokens_from']}–{row['tokens_to']}", f"{row['texts']:,}", *means])
+    widths = [2 + max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    above = "".join(
+        f"{words:{sum(widths[at:after])}}" for (at, words), after in zip(_ABOVE.items(), (3, 6, 10), strict=True)
+    )
+    written = ["".join(map(str.ljust, line, widths)) for line in lines]
+    return "\n".join(line.rstrip() for line in (" " * sum(widths[:2]) + above, *written))
 
 
-def _mean(row: Mapping[Any, float], name: str, digits: int = 2) -> str:
+def _mean(row: Mapping[Any, float], name: str, digits: int) -> str:
     mean, error = row[name], row[f"{name}_error"]
     if math.isnan(mean):
         return "–"
-    return f"{mean:.{digits}f}" if math.isnan(error) else f"{mean:.{digits}f} ± {error:.{digits}f}"
+    return f"{mean:.{digits}f}" if math.isnan(error) else f"{mean:.{digits}f}±{error:.{digits}f}"
