@@ -150,6 +150,7 @@ def test_import_is_light():
         "sentence_transformers",
         "pandas",
         "highspy",
+        "numba",
         "typer",
     ]
     script = f"import sys, identikit; print([m for m in {heavy} if m in sys.modules])"
@@ -159,7 +160,7 @@ def test_import_is_light():
 
 def test_core_runs_on_a_bare_image():
     """The rooms that compute need torch, transformers, numpy and safetensors alone."""
-    hidden = ["jaxtyping", "pandas", "pyarrow", "scipy", "highspy", "typer", "rich", "matplotlib", "xarray"]
+    hidden = ["jaxtyping", "pandas", "pyarrow", "scipy", "highspy", "numba", "typer", "rich", "matplotlib", "xarray"]
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
         "import identikit; from identikit.shapes import Float, Tensor\n"
