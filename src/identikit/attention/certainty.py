@@ -258,7 +258,7 @@ def length_words(frame: "DataFrame") -> str:
     return "\n".join(line.rstrip() for line in (" " * sum(widths[:2]) + above, *written))
 
 
-def _mean(row: Mapping[Any, float], name: str, digits: int) -> str:
+def _mean(row: Mapping[Any, Any], name: str, digits: int) -> str:
     mean, error = row[name], row[f"{name}_error"]
     if math.isnan(mean):
         return "–"
