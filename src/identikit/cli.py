@@ -295,7 +295,8 @@ class _WithSampleSizes(TyperCommand):
 def reproduce(
     out: OutOption,
     names: Annotated[
-        list[str] | None, typer.Argument(help="fig1a to fig43, collapse, names of claims, or all.")
+        list[str] | None,
+        typer.Argument(help="Figures (fig1a to fig43, our own), claims, or all; --list names them."),
     ] = None,
     data: Annotated[
         list[str] | None,
