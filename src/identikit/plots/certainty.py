@@ -27,6 +27,13 @@ from identikit.plots.style import (
 )
 
 WEIGHTS = ["raw", "effective", "lower", "upper"]
+GROUPS = {
+    "special": "special tokens",
+    "first": "the first token",
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "punctuation": "periods and commas",
+}
 
 
 def mean_over_rows(table: DataFrame, columns: list[str], by: list[str]) -> DataFrame:
@@ -70,7 +77,9 @@ def certain_mass_by_length(
         axes.scatter(texts["tokens"], texts["certain_mass"], color=ORANGE, marker="s", label="certain mass", **look)
         axes.axvline(d_value, color=RED, linestyle="--", linewidth=0.9, label=f"size of a value vector: {d_value}")
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-        axes.set(xlabel="tokens in the text", ylabel="certain mass" if correlation is None else "share")
+        axes.set(
+            xlabel="tokens in the text", ylabel="certain mass" if correlation is None else "correlation, certain mass"
+        )
         axes.set_ylim(top=1.03)
         legend(axes, columns=1)
         add_footer(sheet_of(axes), footer)
@@ -104,9 +113,9 @@ def sinks(
     with house_style():
         panels = new_axes(DOUBLE, 2.6, columns=2) if given is None else given
         mass_band(panels[0], heads, x=x)
-        legend(panels[0], columns=3, title=f"(a) attention to {group}{where}")
+        legend(panels[0], columns=3, title=f"(a) attention to {GROUPS[group]}{where}")
         value_points(panels[1], heads, x=x)
-        legend(panels[1], columns=2, title=f"(b) size of its values{where}")
+        legend(panels[1], columns=2, title=f"(b) size of values of {GROUPS[group]}{where}")
         for one in panels:
             layer_axis(one.xaxis, sorted(set(heads[x])), x)
         add_footer(sheet_of(panels[0]), footer)
@@ -114,14 +123,17 @@ def sinks(
 
 
 def mass_band(axes: Axes, heads: DataFrame, *, x: str) -> None:
-    """Draw raw attention as a line, its range as a band and effective attention as another line, averaged by x."""
+    """Draw raw attention, its range as a band, and effective attention, averaged by x; heads are not joined."""
     means: Any = mean_over_rows(heads.dropna(subset=WEIGHTS), WEIGHTS, [x])
     places = means[x].to_numpy(float)
-    axes.fill_between(
-        places, means["lower"], means["upper"], color=SKY, alpha=0.45, linewidth=0, label="possible [min, max]"
-    )
-    axes.plot(places, means["raw"], color=BLACK, marker="o", label="raw")
-    axes.plot(places, means["effective"], color=RED, linestyle="--", marker="s", label="effective")
+    look: dict[str, Any] = {"color": SKY, "alpha": 0.45, "linewidth": 0, "label": "possible [min, max]"}
+    lines = ("-", "--") if x == "layer" else ("", "")
+    if x == "layer":
+        axes.fill_between(places, means["lower"], means["upper"], **look)
+    else:
+        axes.bar(places, means["upper"] - means["lower"], 0.6, means["lower"], **look)
+    axes.plot(places, means["raw"], color=BLACK, linestyle=lines[0], marker="o", label="raw")
+    axes.plot(places, means["effective"], color=RED, linestyle=lines[1], marker="s", label="effective")
     axes.set_ylabel("attention (%)")
     axes.set_ylim(bottom=min(0.0, 1.05 * float(means["effective"].min())))
     percent(axes.yaxis)

@@ -15,7 +15,7 @@ from identikit.paper.evidence import Evidence
 from identikit.paper.figures.frames import attention_to_types
 from identikit.plots import forms as form
 from identikit.plots.attention import correlation_by_length, map_panels
-from identikit.plots.certainty import certain_mass_by_length, mass_band, value_points
+from identikit.plots.certainty import GROUPS, certain_mass_by_length, mass_band, value_points
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -59,7 +59,6 @@ _TYPES = {
     ("sep",): Style("[SEP]", RED, "s", "--"),
     ("punctuation",): Style("period, comma", BLACK, "^", "-."),
 }
-_GROUPS = {"cls": "[CLS]", "sep": "[SEP]", "first": "the first token", "punctuation": "periods and commas"}
 _SOURCES = {("sep",): Style("[SEP] → [SEP]", RED, "s", "--"), ("rest",): Style("other → [SEP]", BLUE, "o", "-")}
 _DISTANCES = styles(
     zip(("1", "2", "3", "4-5", "6-10", "11-"), ("1st", "2nd", "3rd", "4th–5th", "6th–10th", "11th on"), strict=True)
@@ -117,7 +116,7 @@ def draw_certain(frame: DataFrame, evidence: Evidence) -> Figure:
 
 def draw_mass(frame: DataFrame, evidence: Evidence) -> Figure:
     """Raw attention to each token type with its possible range, and effective attention, on one scale."""
-    groups = [name for name in _GROUPS if name in set(frame["group"])]
+    groups = [name for name in GROUPS if name in set(frame["group"])]
     ends = frame[["raw", "effective", "lower", "upper"]].min().min(), frame["upper"].max()
     room = 0.05 * (ends[1] - ends[0])
 
@@ -125,7 +124,7 @@ def draw_mass(frame: DataFrame, evidence: Evidence) -> Figure:
         mass_band(axes, frame.query("group == @group"), x="layer")
         _by_layer(axes, evidence)
         axes.set_ylim(ends[0] - room, ends[1] + room)
-        legend(axes, columns=1, title=f"({letter}) to {_GROUPS[group]}")
+        legend(axes, columns=1, title=f"({letter}) to {GROUPS[group]}")
 
     panels = [partial(panel, group=group, letter=letter) for group, letter in zip(groups, "abc", strict=False)]
     return form.sheet(*panels, width=DOUBLE, height=2.9)
@@ -133,7 +132,7 @@ def draw_mass(frame: DataFrame, evidence: Evidence) -> Figure:
 
 def draw_sink(frame: DataFrame, evidence: Evidence) -> Figure:
     """What a sink receives by layer, and the size of its values."""
-    words = "special tokens" if frame["group"].iloc[0] == "special" else "the first token"
+    words = GROUPS[frame["group"].iloc[0]]
 
     def mass(axes: Axes) -> None:
         mass_band(axes, frame, x="layer")
@@ -143,7 +142,7 @@ def draw_sink(frame: DataFrame, evidence: Evidence) -> Figure:
     def values(axes: Axes) -> None:
         value_points(axes, frame, x="layer")
         layer_axis(axes.xaxis, range(1, evidence.subject.n_layers + 1), _LAYER)
-        legend(axes, columns=2, title="(b) size of their values")
+        legend(axes, columns=2, title=f"(b) size of values of {words}")
 
     return form.sheet(mass, values, width=DOUBLE)
 
