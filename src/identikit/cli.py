@@ -165,7 +165,7 @@ def attention(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for the rows of --intervals.")] = 0,
 ) -> None:
-    """Compute effective attention over a dataset: correlation by length, null dimensions, attention by token type."""
+    """Compute attention over a dataset: correlation by length, null dimensions, attention by token type, intervals."""
     from identikit.attention.certainty import length_words
     from identikit.attention.dataset import AttentionOptions, attention_tables
 
@@ -191,7 +191,7 @@ def attention(
         numbers["intervals_by_length"] = json.loads(by_length.to_json(orient="records", double_precision=15))
         words += (
             f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
-            "any attention with the same output.\nMeans over texts ± standard errors:\n\n"
+            "any attention with the same output;\nfree rows can be replaced by other attention. Means over texts ± standard errors:\n\n"
             f"{length_words(by_length)}\n"
         )
     run.report(words, numbers, tables)

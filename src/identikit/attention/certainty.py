@@ -4,10 +4,10 @@ A row's interval is the range of a weight over all attention with the same outpu
 rows of a text are kept by layer and head, so texts can be gathered in any order.
 """
 
-import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,7 +136,7 @@ def value_sizes(layer: Layer, groups: Sequence[Sequence[int]]) -> Float[Tensor, 
 def _effective(result: EffectiveAttention, places: Sequence[Place]) -> Float[Tensor, "row key"]:
     captured: Any = result.source
     rows = []
-    for (layer, head), some in itertools.groupby(places, key=lambda place: place[:2]):
+    for (layer, head), some in groupby(places, key=lambda place: place[:2]):
         part: Layer = captured.parts[layer]
         at = {"device": part.heads.device, "dtype": torch.long}
         which = torch.tensor([head], **at), torch.tensor([query for _, _, query in some], **at)
@@ -241,21 +241,25 @@ _COLUMNS = {
     "least": ("first_lower", 2),
     "greatest": ("first_upper", 2),
 }
-_ABOVE = {2: "certain", 3: "strongest edge", 6: "first token"}  # what stands above columns
+_ABOVE = {0: "", 2: "rows", 3: "certain", 4: "strongest edge", 7: "first token"}  # what stands above columns
 
 
 def length_words(frame: "DataFrame") -> str:
-    """Return the table by length for a terminal: means over texts, each with its standard error."""
-    lines = [["tokens", "texts", *_COLUMNS]]
+    """Return the table by length for a terminal: means over texts with their standard errors.
+
+    `free` is the share of rows that other attention can replace.
+    """
+    lines = [["tokens", "texts", "free", *_COLUMNS]]
     for row in frame.to_dict("records"):
         means = (_mean(row, name, digits) for name, digits in _COLUMNS.values())
-        lines.append([f"{row['tokens_from']}–{row['tokens_to']}", f"{row['texts']:,}", *means])
+        lines.append([f"{row['tokens_from']}–{row['tokens_to']}", f"{row['texts']:,}", f"{row['free']:.2f}", *means])
     widths = [2 + max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    starts = [*_ABOVE, len(widths)]
     above = "".join(
-        f"{words:{sum(widths[at:after])}}" for (at, words), after in zip(_ABOVE.items(), (3, 6, 10), strict=True)
+        words.ljust(sum(widths[at:after])) for words, (at, after) in zip(_ABOVE.values(), pairwise(starts), strict=True)
     )
     written = ["".join(map(str.ljust, line, widths)) for line in lines]
-    return "\n".join(line.rstrip() for line in (" " * sum(widths[:2]) + above, *written))
+    return "\n".join(line.rstrip() for line in (above, *written))
 
 
 def _mean(row: Mapping[Any, Any], name: str, digits: int) -> str:
