@@ -89,14 +89,19 @@ def test_the_svd_is_what_effective_attention_is_compared_with():
 
 def test_intervals(saved: str):
     told = []
-    rows = named(intervals.run(((6, 2),), model=saved, repeats=1, progress=lambda *call: told.append(call)))
-    cases = dict.fromkeys(case for case, _ in rows)
-    assert len(cases) == 2 and "random, 6 keys, d_v = 2" in cases and "L2H0, 64 keys" in list(cases)[1]
-    for case in cases:
+    options = intervals.Options(shapes=((6, 2),), tokens=(24,), model=saved, repeats=1)
+    rows = named(intervals.run(options, progress=lambda *call: told.append(call)))
+    single, of_model, text = dict.fromkeys(case for case, _ in rows)
+    assert single == "random, 6 keys, d_v = 2" and "L1H0, 24 keys" in of_model and "24 tokens, " in text
+    for case in (single, of_model):
         assert rows[case, intervals.LINPROG].to == intervals.IDENTIKIT
         assert rows[case, "largest difference of an end"].figure < 1e-7
         assert 0 <= rows[case, "certain mass"].figure <= 1 + 1e-9
-    assert told == [("intervals", done, 2) for done in range(3)]
+    for slower in (intervals.CERTIFIED, intervals.BY_ROW):
+        assert rows[text, slower].to == intervals.EXACT and rows[text, slower].ratio > 0
+    assert rows[text, "largest gap, exact"].figure < 1e-9
+    assert rows[text, "largest difference from HiGHS"].figure < 1e-7
+    assert told == [("intervals", done, 3) for done in range(4)]
 
 
 def test_attribution_on_a_cpu(saved: str):

@@ -408,17 +408,23 @@ def bench_attention(
 
 @bench.command("intervals")
 def bench_intervals(
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", min=2, help="A text length; repeat for more. Default: 64 and 128.")
+    ] = None,
     model: ModelOption = None,
+    device: BenchDeviceOption = "cpu",
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Time the exact intervals of a row.
+    """Time intervals.
 
-    Two random rows and one of the model, compared with one linear program of scipy per end.
+    Three rows, compared with one linear program of scipy per end; then every edge of texts, exact and certified,
+    compared with HiGHS row by row.
     """
-    from identikit.bench.intervals import run
+    from identikit.bench.intervals import Options, run
 
-    _measure("intervals", partial(run, model=model, repeats=repeats), as_json)
+    options = Options(tokens=tuple(tokens or (64, 128)), model=model, device=device, repeats=repeats)
+    _measure("intervals", partial(run, options), as_json, device)
 
 
 @bench.command("attribution")

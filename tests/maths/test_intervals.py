@@ -378,13 +378,3 @@ def test_minimum_norm_of_known_rows():
 
 
 # What it will cost
-
-
-def test_predicted_seconds_counts_a_start_and_one_program_per_key(monkeypatch):
-    ticks = iter(range(3))
-    monkeypatch.setattr(polytope.time, "perf_counter", lambda: next(ticks))
-    assert polytope.predicted_seconds(10, 40, 4) == pytest.approx(10 * (1 + 40 / 8))
-
-
-def test_predicted_seconds_of_identifiable_rows_is_nothing():
-    assert polytope.predicted_seconds(1000, 33, 32) == 0

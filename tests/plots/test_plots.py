@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from pandas import DataFrame
 
+import identikit as ik
 from identikit import plots
 from identikit.errors import InputError
 
@@ -210,6 +211,19 @@ def test_intervals_stand_beside_the_maps_where_they_are_known():
     np.testing.assert_array_equal(images(one)[0][2], bounds.data["upper"].sel(query=2))
 
 
+def test_the_attention_of_least_norm_is_a_fourth_map():
+    result = ik.effective_attention(ik.load(), "It was a dark night, and the rain fell. " * 5, layers=[3])
+    one = result.sel(layer=3, head=2)
+    maps = ("raw", "effective", "null", "simplex")
+    drawn = one.plot(maps=maps)
+    assert [axes.get_title("left") for axes in drawn] == [f"L3H2 {name}" for name in maps]
+    np.testing.assert_array_equal(images(drawn)[3], one.simplex)
+    check_layout(drawn[0].figure)
+    row = one.sel(query=5).plot(maps=["simplex"])
+    np.testing.assert_allclose(images(row)[0], one.simplex[5:6], atol=1e-9)
+    assert len(one.plot()) == 3
+
+
 def test_head_maps_draw_into_given_axes():
     mine = Figure().subplots(1, 2)
     drawn = plots.head_maps(attention().sel(layer=0, head=0), maps=["raw", "null"], axes=mine)
@@ -235,6 +249,7 @@ def test_head_maps_draw_into_given_axes():
             "by='rank' is not known: use pearson, null_dim",
         ),
         (lambda: plots.head_maps(attention().sel(layer=0, head=0), maps=["width"]), "need intervals="),
+        (lambda: plots.head_maps(attention().sel(layer=0, head=0), maps=["simplex"]), "'simplex' needs what effective"),
         (lambda: plots.interval_bars(intervals().sel(layer=0, head=0, query=1), order="raw"), "order='raw'"),
         (lambda: plots.head_maps(attention().sel(layer=0, head=0), intervals().sel(layer=0, head=1)), "L0H0 .* L0H1"),
         (

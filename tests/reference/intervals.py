@@ -61,3 +61,15 @@ def minimum_norm(attention: Array, values: Array) -> Array:
         if feasible and row @ row < best @ best:
             best = row
     return best
+
+
+def certain_order(attention: Array, values: Array, top: int) -> int:
+    """How many of the strongest keys, up to `top`, come in the same order in every such row: all differences tried."""
+    order = np.argsort(-attention, kind="stable")
+    for place in range(min(top, len(order))):
+        for other in order[place + 1 :]:
+            cost = np.zeros(len(order))
+            cost[order[place]], cost[other] = 1.0, -1.0
+            if -cost @ optimum(cost, attention, values) > 1e-9:
+                return place
+    return min(top, len(order))

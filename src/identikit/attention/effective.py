@@ -11,8 +11,8 @@ from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
-from identikit.maths import intervals as polytope
-from identikit.maths import measures
+from identikit.maths import linalg, measures, reachable
+from identikit.maths.least_norm import least_norm
 from identikit.maths.polytope import Rows, joined_rows, rows_of
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
@@ -24,10 +24,12 @@ from identikit.text import is_several
 _LAYER_HEAD = ("layer", "head")
 _ROW = (*_LAYER_HEAD, "query")
 _EDGE = (*_ROW, "key")
+_REACH = {"reachable_dim": "dim", "nearly_reachable_dim": "nearly_dim", "reachable_condition": "condition"}
 DIMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("raw", "effective", "null"), _EDGE),
     "visible": ("layer", "query", "key"),
-    **dict.fromkeys(("rank", "null_dim"), _ROW),
+    **dict.fromkeys(("rank", "null_dim", "polytope_dim"), _ROW),
+    **dict.fromkeys(_REACH, _ROW),
     "joint_null_dim": ("layer", "query"),
     **dict.fromkeys(("residual", "pearson"), _LAYER_HEAD),
     **{f"_{name}": _ROW for name in measures.PearsonSums._fields},
@@ -122,6 +124,44 @@ class Layer:
         return maths.joint_null_dim(self.plain, rank, self.projection)
 
     @cached_property
+    def passed(self) -> maths.Heads:
+        """The heads with their values as the output projection passes them on, bias and all."""
+        return maths.through_projection(
+            maths.attention_heads(*_chosen(self.call, self.heads), self.factors.visible), self.projection
+        )
+
+    @cached_property
+    def polytope_dim(self) -> Int[Tensor, "head query"]:
+        """Dimension of the attention rows with the same output, visible keys − rank([T, 1]); never above `null_dim`."""
+        found = maths.effective_factors(maths.keeping_mass(self.passed)).null_dim
+        return found.minimum(self.factors.null_dim)
+
+    def reach(self, heads: Tensor, queries: Tensor) -> reachable.Reach:
+        """Return what the chosen queries of chosen heads (positions in `heads`) can reach; the last answer is kept."""
+        asked = heads.tolist(), queries.tolist()
+        if self._reached.get("asked") != asked:
+            step = max(1, linalg.BYTES // (8 * len(heads) * self.call.key.shape[2]))
+            parts = [self._reach(heads, rows) for rows in queries.split(step)]
+            found = reachable.Reach(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
+            dim = found.dim.minimum(self.polytope_dim[heads][:, queries])  # it lies in that set, whose rank is surer
+            self._reached.update(asked=asked, found=found._replace(dim=dim))
+        return self._reached["found"]
+
+    @cached_property
+    def _reached(self) -> dict[str, Any]:
+        return {}
+
+    def _reach(self, heads: Tensor, queries: Tensor) -> reachable.Reach:
+        call, own = self.call, self.heads[heads]
+        # Half precision: keys and values are exact as they are, and what is computed from them is not rounded to it.
+        eps = min(torch.finfo(dtype).eps for dtype in (call.value.dtype, torch.float32))
+        keys, values = call.key[0, own // call.groups, None], self.passed.values[heads // self.passed.group]
+        if call.bias_keys is not None:
+            keys = keys + call.bias_keys(0, own, queries)
+        weights = call.weights(queries, heads=own, dtype=torch.float64)[0]
+        return reachable.reachable(weights, keys, values, eps=eps, slope=call.slope(queries, heads=own))
+
+    @cached_property
     def sums(self) -> measures.PearsonSums:
         """What the correlation of raw and effective attention is made from, per head and query."""
         blocks = []
@@ -163,6 +203,10 @@ class Captured:
             found = [part.factors.visible.block(at["query"], at["key"]) for part in parts]
         elif name in ("rank", "null_dim"):
             found = [getattr(part.factors, name)[at["head"]][:, at["query"]] for part in parts]
+        elif name == "polytope_dim":
+            found = [part.polytope_dim[at["head"]][:, at["query"]] for part in parts]
+        elif name in _REACH:
+            found = [getattr(part.reach(at["head"], at["query"]), _REACH[name]) for part in parts]
         elif name == "pearson":
             found = [measures.pearson(part.sums.pooled(-1))[at["head"]] for part in parts]
         elif name.startswith("_"):
@@ -272,12 +316,13 @@ def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head que
     """Return the attention of least norm on the simplex with the same output, for the selected rows; all axes kept."""
     source: Any = attention.source
     layers, heads, queries, keys = (attention._axis(name).places for name in _EDGE)
+    wanted, at = source.positions(queries), source.positions(keys)
 
-    def least(layer: int, head: int, query: int) -> Tensor:
-        row = source.row(layer, head, query)
-        return row.over_all_keys(polytope.minimum_norm(row.attention, row.values))[list(keys)]
+    def least(part: Layer) -> Float[Tensor, "head query key"]:
+        rows = joined_rows([part.rows(head, wanted) for head in heads])
+        return least_norm(rows)[:, at].unflatten(0, (len(heads), len(queries)))
 
-    return torch.stack([torch.stack([torch.stack([least(i, h, q) for q in queries]) for h in heads]) for i in layers])
+    return torch.stack([least(source.parts[layer]) for layer in layers])
 
 
 def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options) -> Layer:

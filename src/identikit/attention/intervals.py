@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from identikit.attention.groups import key_groups
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen, known
+from identikit.maths.ascent import certified_bounds
 from identikit.maths.exact import exact_bounds
-from identikit.maths.polytope import Bounds, Rows, unbounded
+from identikit.maths.polytope import Bounds, Rows, ordered, unbounded
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.progress import Progress, silent
@@ -43,6 +44,11 @@ class Bounding:
                 raise InputError(f"seconds={given!r:.60} cannot be used: expected a positive number, or None.")
             if name == "epsilon" and not (number and 0 <= given < 1):
                 raise InputError(f"epsilon={given!r:.60} cannot be used: expected a number from 0 to below 1.")
+        if self.epsilon and self.method == "exact":
+            raise InputError(
+                "method='exact' cannot be used with epsilon=: where the output may move, ends are certified, with a "
+                "gap. Use method='certified' or 'auto'."
+            )
 
 
 def attention_intervals(
@@ -97,6 +103,7 @@ def intervals_of(
         raise InputError("attention_intervals takes key= or groups=, not both.")
     layers, heads, queries = (attention._axis(name).places for name in _ROWS)
     places = [(i, h, q) for i in layers for h in heads for q in queries]
+    objectives = None
     if groups is None:
         last = attention._axis("key").sel(key)
         asked = None if len(last) == len(attention.tokens) else last.places
@@ -110,6 +117,12 @@ def intervals_of(
         raw = rows.attention @ objectives.to(rows.attention).mT
     shape = len(layers), len(heads), len(queries)
     edges = {"raw": raw, "lower": found.lower, "upper": found.upper, "gap": found.gap}
+    rounding = _rounding(attention)
+    if rounding and not bounding.epsilon:
+        rounded = replace(bounding, method="certified", epsilon=rounding)
+        _, wide = bounds_of(attention, places, keys=asked, objectives=objectives, bounding=rounded, progress=progress)
+        wide = wide if groups is not None else _at(wide, last.places)
+        edges |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
     arrays = {name: array.unflatten(0, shape) for name, array in edges.items()}
     dims = dict.fromkeys(arrays, (*_ROWS, last.name))
     if asked is None:  # the sum over some keys is not a row's certain mass
@@ -120,7 +133,7 @@ def intervals_of(
         dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
     axes = (*(attention._axis(name) for name in _ROWS), last)
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
-    about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon}
+    about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon, "rounding": rounding}
     if groups is not None:
         about["groups"] = {name: list(places) for name, places in members.items()}
     return AttentionIntervals(axes, Held(arrays, dims), attention.provenance, about)
@@ -141,8 +154,11 @@ def bounds_of(
     """
     source: Any = attention.source
     rows: Rows = source.rows(places)
+    if bounding.epsilon:
+        rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     objectives = None if objectives is None else objectives.to(rows.attention)
     found, started = unbounded(rows, objectives), time.monotonic()
+    found.order.clamp_(max=TOP)
     free = rows.free.nonzero()[:, 0]
     batches = free.split(_BATCH[free.device.type]) if len(free) else ()
     for number, batch in enumerate(batches):
@@ -155,12 +171,32 @@ def bounds_of(
                 f"{elapsed / number * len(batches) / 60:.0f} minutes. Select some rows (layer=, head=, query=), set a "
                 "limit with seconds=, or use method='certified'."
             )
-        ends = exact_bounds(rows.some(batch), objectives, keys=keys, top=TOP)
+        ends = _solved(rows.some(batch), objectives, keys, bounding)
         for part, end in zip(found, ends, strict=True):
             part[batch] = end.to(part)
         progress("attention intervals, rows", int(batch[-1]) + 1, len(places))
     progress("attention intervals, rows", len(places), len(places))
+    found.lower.abs_()  # -0.0 is 0
     return rows, found
+
+
+def _solved(
+    rows: Rows, objectives: Float[Tensor, "quantity key"] | None, keys: Sequence[int] | None, bounding: Bounding
+) -> Bounds:
+    if _method(bounding) == "exact":
+        return exact_bounds(rows, objectives, keys=keys, top=TOP)
+    asked = objectives
+    if objectives is None and keys is not None:
+        asked = membership([[key] for key in keys], rows.attention.shape[1]).to(rows.attention)
+    found = certified_bounds(rows, asked, epsilon=bounding.epsilon)
+    if objectives is None and keys is None:
+        return ordered(rows, found, TOP)
+    if objectives is None:
+        every, places = unbounded(rows), list(keys or ())
+        for part, end in zip(every, found, strict=False):
+            part[:, places] = end
+        return every
+    return found
 
 
 def membership(groups: Any, n: int) -> Float[Tensor, "group key"]:
@@ -172,9 +208,17 @@ def membership(groups: Any, n: int) -> Float[Tensor, "group key"]:
 
 
 def _method(bounding: Bounding) -> str:
+    """Return how ends are found: the set is a polytope, whose ends are exact, unless the output may move."""
     if bounding.method != "auto":
         return bounding.method
     return "certified" if bounding.epsilon else "exact"
+
+
+def _rounding(attention: EffectiveAttention) -> float:
+    """Return by which share of its norm rounding may move the output of a model in half precision; 0 in others."""
+    source: Any = attention.source
+    dtype = source.parts[0].call.value.dtype
+    return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
 
 
 def _at(bounds: Bounds, keys: Sequence[int]) -> Bounds:

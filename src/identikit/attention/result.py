@@ -12,6 +12,8 @@ from identikit.models.reading import Change
 from identikit.result import Array, Fact, Result, strongest
 from identikit.shapes import Float, Tensor
 
+_SHARP = 1e-8  # a gap that is not worth a word
+_LISTED = 4  # groups that are named in words
 _POOLS = ("layer", "head", "visible")
 
 
@@ -44,7 +46,7 @@ class EffectiveAttention(Result):
     def simplex(self) -> Float[Tensor, "*axis"]:
         """The attention of least norm that gives the same output: weights of at least 0 that sum to 1.
 
-        One quadratic program per selected row, so select a head or a row first.
+        One quadratic program per selected row, all rows of a layer at once; select heads or rows of a long text first.
         """
         from identikit.attention.effective import simplex_rows
 
@@ -55,6 +57,22 @@ class EffectiveAttention(Result):
     rank = Array("Rank of the values that each row sees: (layer, head, query).")
     null_dim = Array(
         "Dimension of each row's null space (Eq. 6, over the keys that the row sees): (layer, head, query)."
+    )
+    polytope_dim = Array(
+        "Dimension of the set of attention with the same output, visible keys − rank([T, 1]): (layer, head, query). An "
+        "upper bound where weights are exactly 0."
+    )
+    reachable_dim = Array(
+        "Dimension of the attention with the same output that the head's own queries can reach near this one, its keys "
+        "given: (layer, head, query). An upper bound where the model normalises its queries. Never above "
+        "`polytope_dim`, which is never above `null_dim`."
+    )
+    nearly_reachable_dim = Array(
+        "As `reachable_dim`, where output changes below 0.001 of the largest count as none: (layer, head, query)."
+    )
+    reachable_condition = Array(
+        "How unevenly a row's query moves its output: the largest singular value of the output's derivative by the "
+        "query, divided by the smallest that is not 0; NaN where no query moves it: (layer, head, query)."
     )
     joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
     residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
@@ -149,7 +167,7 @@ class EffectiveAttention(Result):
         return f"Largest raw weights: {', '.join(f'{_edge(self, labels)} {weight:.2f}' for weight, labels in found)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
-        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or "null_dim"."""
+        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or one of the dimensions."""
         from identikit import plots
 
         if self._axis("layer").single and self._axis("head").single:
@@ -174,7 +192,8 @@ class AttentionIntervals(Result):
     - `certain_order`: how many of a row's strongest edges have the same order in every such attention, up to 5; -1
       where it is not decided
 
-    For groups of keys, the last axis is `group`, and the row's own readings are left out.
+    For groups of keys, the last axis is `group`, and the row's own readings are left out. Of a model in half precision,
+    `rounded_lower` and `rounded_upper` are the ends when its output may move by `rounding`, the dtype's, of its norm.
     """
 
     kind = "attention intervals"
@@ -188,6 +207,9 @@ class AttentionIntervals(Result):
     certain_mass = Array("The sum of each row's lower bounds.")
     certain_order = Array("How many of the strongest edges have the same order in all attention; -1: not decided.")
     method = Fact("How the ends were found.")
+    rounded_lower = Array("The least weight when the output may move by half precision's rounding.")
+    rounded_upper = Array("The greatest weight when the output may move by half precision's rounding.")
+    rounding = Fact("The rounding of half precision, relative; 0 for a model in float32 or float64.")
     epsilon = Fact("By which share of its norm the head's output may move.")
 
     @property
@@ -219,26 +241,72 @@ class AttentionIntervals(Result):
         if "certain_mass" in self.source.dims:
             mass, bound = self.certain_mass, "at least " if late else ""
             told.append(f"Certain mass {bound}{float(mass.mean()):.2f}{' on average' if mass.numel() > 1 else ''}.")
+            told += self._strongest()
+        if "groups" in self.about:
+            told.append(self._masses())
         if late:
             told.append(f"{late:,} of {width.numel():,} weights were not bounded in time.")
+        if "rounded_lower" in self.source.dims:
+            told.append(self._rounded())
+        if self.about.get("epsilon"):
+            told.append(f"The head's output may move by {self.epsilon:g} of its norm.")
+        largest = float(self.gap.nan_to_num(0.0).max()) if "gap" in self.source.dims else 0.0
+        if largest > _SHARP:
+            told.append(f"The ends are proven, and at most {largest:.1g} from the sharp ones.")
         ((widest, labels),) = strongest(self, "raw", 1, width.masked_fill(unknown, 0.0))
         if widest > 0:
             at = int(width.masked_fill(unknown, 0.0).argmax())
             raw, lower, upper = (float(part.flatten()[at]) for part in (self.raw, self.lower, self.upper))
             told.append(
                 f"The widest interval is {_edge(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in "
-                "every attention with the same output."
+                f"every attention with {'such an' if self.about.get('epsilon') else 'the same'} output."
             )
         elif late < width.numel():
             told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")
         return " ".join(told)
+
+    def _strongest(self) -> list[str]:
+        """Say of one row how many of its strongest edges are in a certain order; of several, in what share they are."""
+        certain = self.strongest_is_certain
+        if not isinstance(certain, torch.Tensor):
+            order = int(self.certain_order)
+            if certain is None:
+                return ["Whether its strongest edge is certainly the strongest is not decided."]
+            if not certain:
+                return ["Another edge could have been the strongest."]
+            return [
+                f"The order of its {order} strongest edges is certain."
+                if order > 1
+                else "Its strongest edge is certain."
+            ]
+        known = certain[~certain.isnan()]
+        if not len(known):
+            return []
+        undecided = f" ({certain.numel() - len(known):,} rows are undecided)" if len(known) < certain.numel() else ""
+        return [f"The strongest edge is certainly the strongest in {float(known.mean()):.0%} of the rows{undecided}."]
+
+    def _rounded(self) -> str:
+        """Say how much stays certain when the output is only known to half precision."""
+        mass = float(self._read("rounded_lower").sum(-1).mean())
+        kept = f"the lower ends sum to {mass:.2f}{' on average' if self.rounded_lower.ndim > 1 else ''}"
+        return f"If the output is taken to half precision's rounding ({self.rounding:.1g} of its norm), {kept}."
+
+    def _masses(self) -> str:
+        """Say what each group receives, on average over the rows."""
+        axis, parts = self._axis("group"), [self._read(name).flatten(0, -2).mean(0) for name in self.main]
+        named = [
+            f"{axis.name_of(at)} {raw:.3f} in [{lower:.3f}, {upper:.3f}]"
+            for at, (raw, lower, upper) in enumerate(zip(*(part.tolist() for part in parts), strict=True))
+        ]
+        more = f" and {len(named) - _LISTED} more groups" if len(named) > _LISTED else ""
+        return f"Mean weight, and what it could have been: {', '.join(named[:_LISTED])}{more}."
 
     def plot(self, **options: Any) -> Any:
         """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads by certain mass."""
         from identikit import plots
 
         single = [self._axis(name).single for name in ("layer", "head", "query")]
-        if all(single):
+        if all(single) or "groups" in self.about:
             return plots.interval_bars(self, **options)
         if all(single[:2]):
             return plots.interval_maps(self, **options)

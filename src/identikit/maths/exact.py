@@ -1,12 +1,14 @@
 """Exact ends of many rows at once: which solver they are given to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from identikit.errors import IdentikitError
 from identikit.maths.intervals import row_bounds
-from identikit.maths.polytope import Bounds, Rows
+from identikit.maths.polytope import Bounds, Rows, unbounded
 from identikit.shapes import Float, Tensor
 
 FEW = 2  # rows for which compiled code is not worth loading
@@ -22,21 +24,36 @@ def exact_bounds(
 ) -> Bounds:
     """Find the least and the greatest weight of every key, or of these `keys`, or of 0/1 `objectives`.
 
-    With `top`, and with all keys asked for, `Bounds.order` is found for that many of the strongest edges.
+    With `top`, and with all keys asked for, `Bounds.order` is found for that many of the strongest edges. One or two
+    rows go to HiGHS; more go to compiled code, on the GPU where the rows are there. Ends that are not proven to `GAP`
+    go to HiGHS too, and keep 0 and 1 if that fails as well.
     """
-    if int(rows.free.sum()) <= FEW:
+    solve = _compiled(rows)
+    if solve is None:
         return row_bounds(rows, objectives, keys=keys, top=top)
-    from identikit.maths.simplex import simplex_bounds
-
     asked = torch.zeros(rows.attention.shape[1], dtype=torch.bool)
     asked[slice(None) if keys is None else list(keys)] = True
-    found, failed = simplex_bounds(rows, objectives, asked=asked, top=top if keys is None else 0)
-    failed |= (found.gap > GAP).any(-1)
-    for index in failed.nonzero()[:, 0].tolist():
+    found, failed = solve(rows, objectives, asked=asked, top=top if keys is None else 0)
+    for index in (failed | (found.gap > GAP).any(-1)).nonzero()[:, 0].tolist():
         try:
             again = row_bounds(rows.some(torch.tensor([index])), objectives, keys=keys, top=top)
-        except IdentikitError:  # what could not be proven keeps 0 and 1
-            continue
+        except (IdentikitError, ImportError):
+            again = unbounded(rows.some(torch.tensor([index])), objectives)
         for part, end in zip(found, again, strict=True):
             part[index] = end[0]
     return found
+
+
+def _compiled(rows: Rows) -> Callable[..., tuple[Bounds, Any]] | None:
+    """Return the compiled solver for these rows, or None where there is none or too few rows for it."""
+    few = int(rows.free.sum()) <= FEW and find_spec("highspy") is not None
+    if rows.attention.is_cuda and find_spec("triton") is not None:
+        from identikit.maths import simplex_cuda
+
+        if rows.attention.shape[1] <= simplex_cuda.LONGEST:
+            return None if few else simplex_cuda.simplex_bounds
+    if few or find_spec("numba") is None:
+        return None
+    from identikit.maths.simplex import simplex_bounds
+
+    return simplex_bounds

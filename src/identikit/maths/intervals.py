@@ -14,7 +14,6 @@ renormalised in float64, because a sum that is off by float32 rounding leaves th
 """
 
 import math
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +35,6 @@ _NO_COMPONENT = 1e-10  # of a direction's length
 _ROUND_OFF = 1e-13  # a null direction's component this small is 0: against a weight of 0 it would stop every step
 _SAME_OUTPUT = 1e-12  # in the orthonormal coordinates Uᵀa, which are at most 1
 _PENALTY, _ROUNDS = 1e7, 20  # M of `minimum_norm`; scipy below 1.15 squares its condition and loses the norm
-_CALIBRATION_PROGRAMS = 8
 
 
 class Alternative(NamedTuple):
@@ -197,28 +195,6 @@ def minimum_norm(attention: Float[Tensor, " key"], values: Float[Tensor, "key d_
         f"Finding the attention of least norm over {n} keys: after {_ROUNDS} rounds its output is off by "
         f"{np.abs(gap).max():.3g}; expected at most {_SAME_OUTPUT:g}. Please report this row."
     )
-
-
-def predicted_seconds(rows: int, n: int, d_v: int) -> float:
-    """Predict how long `intervals` takes for all keys of `rows` rows of `n` visible keys, measured on this machine.
-
-    It times the first programs of one row of normal random values, and is right within a factor of about two. An
-    identifiable shape, n ≤ d_v + 1, takes no time.
-    """
-    if n <= d_v + 1:
-        return 0.0
-    generator = torch.Generator().manual_seed(0)
-    attention = torch.randn(n, generator=generator, dtype=torch.float64).softmax(dim=0)
-    values = torch.randn(n, d_v, generator=generator, dtype=torch.float64)
-    start = time.perf_counter()
-    row, unit = _Row(*_row(attention, values)), np.eye(n)
-    row.vertex(unit[0])
-    started = time.perf_counter()
-    programs = range(1, min(n, _CALIBRATION_PROGRAMS + 1))
-    for key in programs:
-        row.vertex(unit[key])
-    each = (time.perf_counter() - started) / len(programs)
-    return rows * (started - start + n * each)
 
 
 def _row(

@@ -87,7 +87,7 @@ def rows_of(
     basis, scale = range_basis(values[seen], through)
     count = visible.sum(-1)
     free = rank < count
-    full = matrix_rank(values[seen].double(), Resolution(torch.finfo(values.dtype).eps)) if bool(free.any()) else 0
+    full = matrix_rank(values[seen].cpu().double(), Resolution(torch.finfo(values.dtype).eps))
     alone = (free & (rank < count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
     found = [(seen, basis, scale)]
     group = torch.zeros(len(visible), dtype=torch.long, device=visible.device)
@@ -125,7 +125,8 @@ class Bounds(NamedTuple):
 
     - `lower`, `upper`: no attention of the row's set has less or more
     - `gap`: at most how far an end is from what some attention attains; NaN where none is known
-    - `order`: how many of the strongest edges have the same order in all attention; -1 where it is not decided
+    - `order`: how many of the strongest edges have the same order in all attention, as far as is known; -1 where not
+      even that of the strongest is decided
     """
 
     lower: Float[Tensor, "row quantity"]
@@ -149,6 +150,27 @@ def unbounded(rows: Rows, objectives: Float[Tensor, "quantity key"] | None = Non
     return Bounds(lower, upper, gap, strongest)
 
 
+def ordered(rows: Rows, bounds: Bounds, top: int) -> Bounds:
+    """Read from the ends of all keys how many of the strongest edges, up to `top`, are certainly in that order.
+
+    An edge is certainly above another if its lower end is above the other's upper end. It is certainly not if some
+    attention gives the other more than this one can have there.
+    """
+    place = rows.attention.masked_fill(~rows.visible, -1.0).argsort(dim=-1, descending=True, stable=True)
+    lower, upper = bounds.lower.gather(1, place), bounds.upper.gather(1, place)
+    attained = upper - bounds.gap.gather(1, place).nan_to_num(1.0)
+    count, certain = torch.zeros_like(bounds.order), torch.ones_like(rows.free)
+    beaten = torch.zeros_like(certain)
+    for at in range(min(top, place.shape[1])):
+        others, reached = upper[:, at + 1 :], attained[:, at + 1 :]
+        above = (lower[:, at, None] >= others).all(-1) & (rows.visible.sum(-1) > at)
+        if at == 0:
+            beaten = (reached > torch.minimum(upper[:, :1], 1 - reached)).any(-1)
+        certain = certain & above
+        count += certain
+    return bounds._replace(order=torch.where((count == 0) & ~beaten, -1, count))
+
+
 def range_basis(
     values: Float[Tensor, "key d_v"], through: Float[Tensor, "d_v d"] | None = None
 ) -> tuple[Float[Tensor, "key rank"], Float[Tensor, "rank"]]:
@@ -164,17 +186,18 @@ def range_basis(
     of $V$ under the same tolerance, or one more. `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the
     lengths of $T = VH$; without it, the columns are those of $V$ itself.
     """
-    V = values.detach().double()
+    device, V = values.device, values.detach().cpu().double()  # small matrices: the CPU decomposes them sooner
     n, d_v = V.shape
     left, singular, right = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
     tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * float(torch.linalg.matrix_norm(V, ord=2))
     real = singular > tolerance
     left, scale = left[:, real], singular[real]
     if through is not None and len(scale):
-        turn, scale, _ = torch.linalg.svd(scale[:, None] * (right[real] @ through.double()), full_matrices=False)
+        turn, scale, _ = torch.linalg.svd(scale[:, None] * (right[real] @ through.cpu().double()), full_matrices=False)
         left = left @ turn
     spanning = torch.cat([V.new_ones(n, 1), left], dim=1)
-    return torch.linalg.qr(spanning).Q, torch.cat([scale.new_full((1,), torch.inf), scale])
+    scale = torch.cat([scale.new_full((1,), torch.inf), scale])
+    return torch.linalg.qr(spanning).Q.to(device), scale.to(device)
 
 
 def proven_maximum(

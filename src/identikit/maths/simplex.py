@@ -372,6 +372,8 @@ def simplex_bounds(
 
     Also returns which rows failed: these are for another solver.
     """
+    device, rows = rows.attention.device, Rows(*(part.cpu() for part in rows))
+    objectives = None if objectives is None else objectives.cpu()
     found = unbounded(rows, objectives)
     lower, upper, gap = (part.numpy() for part in found[:3])
     basis, group, attention = rows.basis.numpy(), rows.group.tolist(), rows.attention.numpy()
@@ -386,4 +388,4 @@ def simplex_bounds(
         list(pool.map(solve, rows.free.nonzero()[:, 0].tolist()))
     failed = found.order == -2
     found.order.clamp_(min=-1)
-    return found, failed
+    return Bounds(*(part.to(device) for part in found)), failed.to(device)

@@ -34,6 +34,7 @@ _WITHOUT_EFFECT = frozenset([
 
 MaskRule = Callable[[Any, Any, Any, Any], Any]  # batch, head, query and key indices to bool, by broadcasting
 Selection = slice | Tensor  # a range of queries or heads, or their positions
+BiasKeys = Callable[[int, Tensor, Tensor], Tensor]  # text, heads, queries to (head, query, key, d_k)
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
@@ -68,6 +69,8 @@ class AttentionCall:
     - `query`, `key`, `value`: Q, K, V; rotary applied, keys and values one per key-value head
     - `scaling`: s; `softcap`: c of $c\tanh(\cdot/c)$ on the scaled scores; `bias`: B, added after it
     - `mask`: which keys a query sees, True = sees it; None: all keys
+    - `bias_keys`: where B depends on the query, $B_{ij} = s\,q_i \cdot r_{ij}$ + a constant (XLNet): r of a text of the
+      batch, for the heads and queries asked for; None: it does not
     """
 
     layer: int
@@ -78,6 +81,7 @@ class AttentionCall:
     mask: Bool[Tensor, "batch #head query key"] | RowMask | None = None
     softcap: float | None = None
     bias: Float[Tensor, "#batch head query key"] | None = None
+    bias_keys: BiasKeys | None = None
 
     @property
     def groups(self) -> int:
@@ -113,13 +117,26 @@ class AttentionCall:
         weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
         return weights.masked_fill(~visible, 0.0)
 
+    def slope(self, queries: Selection, *, heads: Selection) -> Float[Tensor, "chosen_head row key"] | None:
+        """Return the soft-cap's derivative at each score of the first text, in float64; None: no soft-cap."""
+        if self.softcap is None:
+            return None
+        chosen = torch.arange(self.query.shape[1], device=self.query.device)[heads]
+        query, key = self.query[0, chosen][:, queries].double(), self.key[0, chosen // self.groups].double()
+        return 1 - torch.tanh(query @ key.mT * self.scaling / self.softcap).square()
+
     def of_text(self, row: int, positions: Int[Tensor, "n"]) -> "AttentionCall":
         """Return the call of one text of the batch without its padding, as if the text had been run alone."""
+        places, bias_keys = positions, self.bias_keys
         if len(positions) == self.query.shape[2]:
             positions = slice(None)  # pyright: ignore[reportAssignmentType]
 
         def part(tensor: Tensor) -> Tensor:
             return tensor[row : row + 1, :, positions]
+
+        def keys_of(_: int, heads: Tensor, queries: Tensor) -> Tensor:
+            assert bias_keys is not None
+            return bias_keys(row, heads, places[queries])[:, :, places]
 
         mask, bias = self.mask, self.bias
         if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(positions, Tensor)):
@@ -128,7 +145,8 @@ class AttentionCall:
             mask = part(mask)[..., positions]
         if bias is not None:
             bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., positions]
-        return replace(self, query=part(self.query), key=part(self.key), value=part(self.value), mask=mask, bias=bias)
+        own = {"query": part(self.query), "key": part(self.key), "value": part(self.value), "mask": mask, "bias": bias}
+        return replace(self, **own, bias_keys=None if bias_keys is None else keys_of)
 
     def row_chunks(self) -> Iterator[slice]:
         """Yield ranges of queries whose scores, for all heads, fit in `ROW_BYTES`."""

@@ -37,6 +37,17 @@ def _core(
     if seg_mat is not None:
         segment = torch.einsum("ibnd,snd->ibns", q_head + module.r_s_bias, module.seg_embed)
         bias = bias + torch.einsum("ijbs,ibns->bnij", seg_mat, segment)
+
+    def bias_keys(row: int, heads: Tensor, queries: Tensor) -> Tensor:
+        """Return what the query meets in the bias beside the key: the relative position's key and the segment's."""
+        n, positions = len(k_head_h), len(k_head_r)
+        place = torch.arange(positions, device=k_head_r.device).expand(1, 1, n, positions)
+        place = module.rel_shift_bnij(place, klen=n)[0, 0, queries]
+        keys = k_head_r[:, min(row, k_head_r.shape[1] - 1), heads][place]
+        if seg_mat is not None:
+            keys = keys + torch.einsum("ijs,snd->ijnd", seg_mat[queries, :, row], module.seg_embed[:, heads])
+        return keys.permute(2, 0, 1, 3)
+
     call = AttentionCall(
         layer=next_layer(),
         query=(q_head + module.r_w_bias).permute(1, 2, 0, 3),
@@ -45,6 +56,7 @@ def _core(
         scaling=module.scale,
         mask=None if attn_mask is None else attn_mask.permute(2, 3, 0, 1) == 0,
         bias=bias * module.scale,
+        bias_keys=bias_keys,
     )
     return hand_over(call).permute(2, 0, 1, 3)
 

@@ -57,19 +57,23 @@ def head_maps(
     """Draw maps of one head side by side, on one diverging scale with one colour bar; return their axes.
 
     `maps` are any of raw, effective and null, and with `intervals` of lower, upper and width (upper − lower); by
-    default all of them. Keys that a query cannot see, and intervals that were not computed, are hatched, not zero.
+    default all of them. If asked for, "simplex" is the attention of least norm with the same output, which needs the
+    model. Keys that a query cannot see, and intervals that were not computed, are hatched, not zero.
     """
-    known = _MAPS + (_BOUNDS if intervals is not None else ())
-    chosen = tuple(maps or known)
+    bounded = _BOUNDS if intervals is not None else ()
+    known = (*_MAPS, "simplex", *bounded)
+    chosen = tuple(maps or _MAPS + bounded)
     if unknown := [name for name in chosen if name not in known]:
         more = "" if intervals is not None else "; lower, upper and width need intervals="
         raise InputError(f"Cannot draw head_maps: maps={unknown[0]!r} is not known: use {', '.join(known)}{more}.")
     data = read("head_maps", attention, _MAPS, axes=("query", "key"))
     seen = table(data, "visible", "query", "key") if "visible" in data else True
-    bounds = {} if intervals is None else _bounds(intervals, data)
+    found = {} if intervals is None else _bounds(intervals, data)
+    if "simplex" in chosen:
+        found["simplex"] = _simplex(attention, data)
     cells = {}
     for name in chosen:
-        weights = bounds[name] if name in bounds else table(data, name, "query", "key")
+        weights = found[name] if name in found else table(data, name, "query", "key")
         cells[f"{head_of(data)} {name}"] = np.where(seen, weights, np.nan)
     return _panels("head_maps", data, cells, axes, footer)
 
@@ -129,13 +133,22 @@ def map_panels(
 
 
 def _map_axes(count: int) -> Panels:
-    columns = min(count, 3)
+    columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)
     width = SINGLE if count == 1 else DOUBLE
     grid = new_axes(width, rows * (0.8 + 0.82 * width / columns), rows=rows, columns=columns)
     for spare in grid[count:]:
         spare.remove()
     return grid[:count].view(Panels)
+
+
+def _simplex(attention: Any, data: "Dataset") -> NDArray[Any]:
+    """Return the attention of least norm on the queries and keys of a map."""
+    least = getattr(attention, "simplex", None)
+    if least is None:
+        kind = data.attrs.get("kind", "this result")
+        raise InputError(f"Cannot draw head_maps: maps='simplex' needs what effective_attention returned, not {kind}.")
+    return least.cpu().numpy().reshape(table(data, "raw", "query", "key").shape)
 
 
 def _bounds(intervals: Drawable, data: "Dataset") -> dict[str, NDArray[Any]]:
@@ -156,12 +169,14 @@ def _bounds(intervals: Drawable, data: "Dataset") -> dict[str, NDArray[Any]]:
 def head_grid(result: Drawable, by: str = "pearson", ax: Axes | None = None, *, footer: str = "") -> Axes:
     """Draw all heads as a grid, layers from below, shaded by a number and, where there is room, with it written.
 
-    `by` is "pearson" (correlation of raw with effective attention), "null_dim" or "certain_mass"; the last two are
-    means over queries. Heads that were not measured are hatched.
+    `by` is "pearson" (correlation of raw with effective attention), "null_dim", "polytope_dim", "reachable_dim" or
+    "certain_mass"; all but the first are means over queries. Heads that were not measured are hatched.
     """
     words = {
         "pearson": "Pearson, raw with effective",
         "null_dim": "mean null dimension",
+        "polytope_dim": "mean dimension of the attention with the same output",
+        "reachable_dim": "mean reachable dimension",
         "certain_mass": "mean certain mass (%)",
     }
     if by not in words:
@@ -171,7 +186,7 @@ def head_grid(result: Drawable, by: str = "pearson", ax: Axes | None = None, *, 
     cells = table(values, by, "layer", "head").astype(float)
     layers, heads = places_of(data, "layer"), places_of(data, "head")
     whole = Scale(sequential(), 0.0, 1.0, 0.0, 1.0)
-    scale = from_zero(cells) if by == "null_dim" else whole
+    scale = from_zero(cells) if by.endswith("_dim") else whole
     if by == "pearson" and np.nanmin(cells, initial=0.0) < 0:
         scale = around_zero(np.array([-1.0, 1.0]))
     with house_style():
@@ -223,9 +238,10 @@ def interval_bars(
     A tick is the raw weight; a dot, with `effective`, the effective one. The `most` keys with the largest "upper" or
     "width" (`order`) are shown.
     """
-    data = read("interval_bars", intervals, ("raw", "lower", "upper"), axes=("key",))
-    names, raw = named(data, "key"), table(data, "raw", "key")
-    lower, upper = table(data, "lower", "key"), table(data, "upper", "key")
+    data = read("interval_bars", intervals, ("raw", "lower", "upper"), axes=("key", "group"))
+    last = "group" if "group" in data.coords else "key"
+    names = named(data, "key") if last == "key" else list(map(str, np.atleast_1d(data["group"].to_numpy())))
+    raw, lower, upper = (table(data, name, last) for name in ("raw", "lower", "upper"))
     if order not in ("upper", "width"):
         raise InputError(f"Cannot draw interval_bars: order={order!r} is not known: use upper or width.")
     known = np.flatnonzero(~np.isnan(upper))
@@ -243,8 +259,8 @@ def interval_bars(
         if effective is not None:
             weights = _effective_row(effective, data)
             axes.plot(weights[chosen], rows, linestyle="", marker="o", color=RED, label="effective")
-        _key_rows(axes, [names[place] for place in chosen], len(known))
-        legend(axes, columns=3, title=f"{_row_of(data)}, keys by {order}")
+        _key_rows(axes, [names[place] for place in chosen], len(known), last)
+        legend(axes, columns=3, title=f"{_row_of(data)}, {last}s by {order}")
         add_footer(sheet_of(axes), footer)
     return axes
 
@@ -291,13 +307,13 @@ def _row_of(data: "Dataset") -> str:
     return f"{head_of(data)}, query {int(data['query'])}{token}"
 
 
-def _key_rows(axes: Axes, names: list[str], count: int) -> None:
-    """Label rows with keys, the first on top; say how many there are where some are not shown."""
+def _key_rows(axes: Axes, names: list[str], count: int, what: str = "key") -> None:
+    """Label rows with keys or groups, the first on top; say how many there are where some are not shown."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     token_axis(axes.yaxis, names)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.set_ylabel("key" if len(names) == count else f"key ({len(names)} of {count} shown)")
+    axes.set_ylabel(what if len(names) == count else f"{what} ({len(names)} of {count} shown)")
     axes.set_xlabel(_WEIGHT)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     percent(axes.xaxis)

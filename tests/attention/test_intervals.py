@@ -1,0 +1,124 @@
+"""Intervals of heads, groups and whole texts, as a user asks for them."""
+
+import pytest
+import torch
+
+import identikit as ik
+from identikit.attention.groups import key_groups
+from tests.attention.test_effective import LONG, TEXTS
+from tests.models import tiny
+from tests.reference import intervals as reference
+
+MODELS = ("bert", "llama", "mistral", "gemma2", "t5")  # bidirectional, causal, windowed, soft-capped, with a bias
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return ik.load()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def attention(request):
+    return ik.effective_attention(tiny.loaded(request.param, dtype=torch.float64), TEXTS[0])
+
+
+def test_every_edge_of_a_text_is_that_of_a_plain_linear_program(attention):
+    found = attention.intervals()
+    assert found.method == "exact" and found.gap.max() < 1e-9
+    assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all()
+    torch.testing.assert_close(found.certain_mass, found.lower.sum(-1))
+    for layer, head, query in ((0, 0, -1), (1, 2, -2), (2, 3, len(attention.tokens) // 2)):
+        row = attention.source.row(layer, head, range(len(attention.tokens))[query])
+        lower, upper = reference.intervals(row.attention.numpy(), row.values.double().numpy())
+        ends = found.sel(layer=layer, head=head, query=query)
+        torch.testing.assert_close(ends.lower[row.keys], torch.from_numpy(lower), atol=1e-7, rtol=0)
+        torch.testing.assert_close(ends.upper[row.keys], torch.from_numpy(upper), atol=1e-7, rtol=0)
+        expected = reference.certain_order(row.attention.numpy(), row.values.double().numpy(), top=5)
+        assert int(ends.certain_order) == expected and ends.strongest_is_certain is (expected > 0)
+
+
+def test_certified_ends_contain_the_exact_ones_and_their_gap_is_true(attention):
+    exact, certified = attention.intervals(), attention.intervals(method="certified")
+    assert certified.method == "certified"
+    assert (certified.lower <= exact.lower + 1e-9).all() and (certified.upper >= exact.upper - 1e-9).all()
+    assert (exact.lower - certified.lower <= certified.gap + 1e-9).all()
+    assert (certified.upper - exact.upper <= certified.gap + 1e-9).all()
+    decided = ~certified.strongest_is_certain.isnan()
+    assert torch.equal(certified.strongest_is_certain[decided], exact.strongest_is_certain[decided])
+
+
+def test_groups_lie_inside_the_sums_of_their_keys(attention):
+    n = len(attention.tokens)
+    groups = {"ends": [0, -1], "one": 2, "all": list(range(n))}
+    found, keys = attention.intervals(groups=groups), attention.intervals()
+    assert found._axis("group").values == ("ends", "one", "all")
+    for at, members in enumerate(([0, n - 1], [2], list(range(n)))):
+        torch.testing.assert_close(found.raw[..., at], keys.raw[..., members].sum(-1))
+        assert (found.lower[..., at] >= keys.lower[..., members].sum(-1) - 1e-9).all()
+        assert (found.upper[..., at] <= keys.upper[..., members].sum(-1) + 1e-9).all()
+    torch.testing.assert_close(found.sel(group="one").lower, keys.lower[..., 2], atol=1e-9, rtol=0)
+    torch.testing.assert_close(found.sel(group="all").lower, torch.ones_like(keys.certain_mass), atol=1e-9, rtol=0)
+    certified = attention.intervals(groups=groups, method="certified")
+    assert (certified.lower <= found.lower + 1e-9).all() and (certified.upper >= found.upper - 1e-9).all()
+
+
+def test_room_for_the_output_widens_every_interval():
+    attention = ik.effective_attention(tiny.loaded("bert", dtype=torch.float64), TEXTS[0]).sel(layer=1, head=2)
+    exact = attention.intervals()
+    before = exact
+    for epsilon in (1e-4, 1e-2, 0.3):
+        wider = attention.intervals(epsilon=epsilon)
+        assert wider.method == "certified" and wider.epsilon == epsilon
+        assert (wider.lower <= before.lower + wider.gap + 1e-9).all()
+        assert (wider.upper >= before.upper - before.gap - 1e-9).all()
+        before = wider
+    assert float((before.upper - before.lower).mean()) > float((exact.upper - exact.lower).mean()) + 0.05
+
+
+def test_half_precision_also_reports_its_rounding():
+    model = tiny.loaded("bert", dtype=torch.bfloat16)
+    found = ik.attention_intervals(model, TEXTS[0], layer=1, head=2, query=3)
+    assert found.rounding == torch.finfo(torch.bfloat16).eps
+    assert (found.rounded_lower <= found.lower + 1e-9).all() and (found.rounded_upper >= found.upper - 1e-9).all()
+    assert "half precision's rounding (0.008 of its norm)" in str(found)
+    whole = ik.attention_intervals(tiny.loaded("bert"), TEXTS[0], layer=1, head=2, query=3)
+    assert whole.rounding == 0 and "rounded_lower" not in whole.arrays
+
+
+def test_named_groups(minilm):
+    attention = ik.effective_attention(minilm, "The cat sat down. Unbelievably, it slept!")
+    groups = key_groups(attention, ["special", "first", "words", "sentences"])
+    tokens = attention.tokens
+    assert groups["special"] == [0, len(tokens) - 1] and groups["first"] == [0]
+    assert groups["sentence 0"] == [1, 2, 3, 4, 5] and groups["sentence 1"] == list(range(6, len(tokens) - 1))
+    (word,) = [places for name, places in groups.items() if name.startswith("unbelievably")]
+    assert len(word) > 1 and "".join(tokens[place].removeprefix("##") for place in word) == "unbelievably"
+
+
+def test_words_say_what_was_found(minilm):
+    attention = ik.effective_attention(minilm, LONG).sel(layer=3, head=2)
+    row = attention.intervals(query=60)
+    assert "strongest" in str(row) and "Certain mass" in str(row)
+    several = attention.intervals(query=[60, 61, 62])
+    assert "The strongest edge is certainly the strongest in" in str(several)
+    groups = attention.intervals(query=60, groups="special")
+    assert "special" in str(groups) and "[" in str(groups)
+    assert groups.plot().get_ylabel() == "group"
+    with pytest.raises(ik.InputError, match='use groups="words"'):
+        groups.words()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"groups": "verbs"}, "groups='verbs' is not known: use 'special'"),
+        ({"groups": 3}, "groups=3 cannot be used"),
+        ({"groups": {"a": "zebra"}}, "There is no key 'zebra'"),
+        ({"groups": "special", "key": 0}, "takes key= or groups=, not both"),
+        ({"epsilon": -0.1}, "epsilon=-0.1 cannot be used: expected a number from 0 to below 1"),
+        ({"epsilon": 0.1, "method": "exact"}, "method='exact' cannot be used with epsilon="),
+    ],
+)
+def test_mistakes(wrong, message):
+    with pytest.raises(ik.InputError, match=message):
+        ik.attention_intervals(tiny.loaded("bert"), TEXTS[0], layer=0, head=0, **wrong)

@@ -1,0 +1,163 @@
+"""The compiled simplex method, on the CPU and on a GPU, against one plain linear program per end."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from identikit.errors import IdentikitError
+from identikit.maths import exact, simplex
+from identikit.maths.intervals import row_bounds
+from identikit.maths.polytope import Rows, joined_rows, proven_maximum, rows_of
+from tests.maths.test_intervals import decaying_values, one_hot, rows
+from tests.reference import intervals as reference
+
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+def rank_of(values, visible):
+    """The rank of each row's visible values, as exact arithmetic has it for the cases here."""
+    return torch.tensor([int(torch.linalg.matrix_rank(values[seen].double(), rtol=1e-6)) for seen in visible])
+
+
+def case(kind: str, n: int = 30, d_v: int = 6, seed: int = 0) -> tuple[Rows, torch.Tensor]:
+    """Rows of one head of a kind, and its values."""
+    generator = torch.Generator().manual_seed(seed)
+    count = n if kind in ("causal", "window") else 8
+    scores = 2 * torch.randn(count, n, generator=generator, dtype=torch.float64)
+    values = torch.randn(n, d_v, generator=generator, dtype=torch.float64)
+    visible = torch.ones(count, n, dtype=torch.bool)
+    if kind in ("causal", "window", "repeated"):
+        visible = torch.ones(n, n, dtype=torch.bool).tril()[-count:]
+    if kind == "window":
+        visible &= torch.ones(n, n, dtype=torch.bool).triu(-14)
+    if kind == "padded":
+        visible[:, 20:] = False
+    if kind == "repeated":
+        values = values[torch.arange(n) % 9]
+    if kind == "deficient":
+        values = decaying_values(n, d_v, rank=4, seed=seed)
+    if kind == "sharp":
+        scores = 8 * scores
+    attention = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return rows_of(attention, values, visible, rank_of(values, visible)), values
+
+
+KINDS = ("random", "causal", "window", "padded", "repeated", "deficient", "sharp")
+
+
+def solved(some: Rows, objectives=None, *, device="cpu", top=5):
+    if device == "cuda":
+        from identikit.maths import simplex_cuda
+
+        solve = simplex_cuda.simplex_bounds
+    else:
+        solve = simplex.simplex_bounds
+    some = Rows(*(part.to(device) for part in some))
+    objectives = None if objectives is None else objectives.to(device)
+    found, failed = solve(some, objectives, asked=torch.ones(some.attention.shape[1], dtype=torch.bool), top=top)
+    assert not failed.any()
+    return type(found)(*(part.cpu() for part in found))
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_end_is_that_of_a_plain_linear_program(kind, device):
+    some, values = case(kind)
+    found = solved(some, device=device)
+    assert found.gap.max() < 1e-9
+    for index, seen in enumerate(some.visible):
+        lower, upper = reference.intervals(some.attention[index, seen].numpy(), values[seen].numpy())
+        np.testing.assert_allclose(found.lower[index, seen], lower, atol=1e-7)
+        np.testing.assert_allclose(found.upper[index, seen], upper, atol=1e-7)
+        assert not found.upper[index, ~seen].any() and not found.lower[index, ~seen].any()
+    assert (found.lower <= some.attention).all() and (some.attention <= found.upper).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_are_those_of_a_plain_linear_program_and_lie_inside_the_sums_of_their_keys(kind, device):
+    some, values = case(kind)
+    generator = torch.Generator().manual_seed(1)
+    objectives = (torch.rand(4, some.attention.shape[1], generator=generator) > 0.7).double()
+    found, keys = solved(some, objectives, device=device), solved(some, device=device)
+    assert found.gap.max() < 1e-9
+    assert (found.lower >= keys.lower @ objectives.mT - 1e-9).all()
+    assert (found.upper <= keys.upper @ objectives.mT + 1e-9).all()
+    own = some.attention @ objectives.mT
+    assert (found.lower <= own).all() and (own <= found.upper).all()
+    for index in (0, len(some.attention) - 1):
+        seen = some.visible[index]
+        for at, objective in enumerate(objectives[:, seen].numpy()):
+            row = some.attention[index, seen].numpy(), values[seen].numpy()
+            assert found.lower[index, at] == pytest.approx(objective @ reference.optimum(objective, *row), abs=1e-7)
+            assert found.upper[index, at] == pytest.approx(objective @ reference.optimum(-objective, *row), abs=1e-7)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_certain_order_is_that_of_all_differences(kind, device):
+    some, values = case(kind)
+    found = solved(some, device=device)
+    for index, seen in enumerate(some.visible):
+        if some.free[index]:
+            expected = reference.certain_order(some.attention[index, seen].numpy(), values[seen].numpy(), top=5)
+            assert int(found.order[index]) == expected
+
+
+@given(rows())
+@settings(max_examples=400)
+def test_rows_with_ties_zeros_and_lost_rank(row):
+    """Such rows may be too degenerate for the compiled method; they are then handed on, and come out right."""
+    attention, values = row
+    visible = torch.ones(1, len(values), dtype=torch.bool)
+    some = rows_of(attention[None], values, visible, rank_of(values, visible))
+    found = exact.exact_bounds(joined_rows([some] * 3), top=5)
+    lower, upper = reference.intervals(attention.numpy(), values.numpy())
+    for index in range(3):
+        np.testing.assert_allclose(found.lower[index], lower, atol=1e-7)
+        np.testing.assert_allclose(found.upper[index], upper, atol=1e-7)
+    assert found.gap.max() < 1e-8
+
+
+def test_what_the_compiled_method_cannot_prove_is_handed_to_highs(monkeypatch):
+    some, _ = case("random")
+    expected = row_bounds(some, None, top=5)
+    monkeypatch.setattr(simplex, "STEPS", 0)
+    monkeypatch.setattr(exact, "GAP", -1.0)
+    found = exact.exact_bounds(some, top=5)
+    for part, known in zip(found, expected, strict=True):
+        assert torch.equal(part, known)
+
+
+def test_what_nobody_can_prove_keeps_the_bounds_that_always_hold(monkeypatch):
+    some, _ = case("random")
+
+    def refuse(*_, **__):
+        raise IdentikitError("no")
+
+    monkeypatch.setattr(exact, "GAP", -1.0)
+    monkeypatch.setattr(exact, "row_bounds", refuse)
+    found = exact.exact_bounds(some)
+    assert not found.lower.any() and (found.upper == 1).all() and found.gap.isnan().all()
+
+
+def test_identifiable_rows_are_their_own_ends():
+    some, _ = case("causal")
+    found = solved(some)
+    fixed = ~some.free
+    assert fixed.sum() == 6  # up to d_v keys have independent values
+    for end in (found.lower, found.upper):
+        assert torch.equal(end[fixed], some.attention[fixed])
+    assert not found.gap[fixed].any()
+
+
+def test_any_dual_vector_proves_a_bound():
+    some, _ = case("causal")
+    found = solved(some)
+    generator = torch.Generator().manual_seed(2)
+    for key in (0, 3, 17):
+        objective = one_hot(30, key).expand(30, -1)
+        y = torch.randn(30, some.basis.shape[2], generator=generator, dtype=torch.float64)
+        bound = proven_maximum(objective, y, some)
+        assert (bound[some.visible[:, key]] >= found.upper[some.visible[:, key], key] - 1e-12).all()
