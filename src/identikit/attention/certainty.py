@@ -34,7 +34,7 @@ READ = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undeci
 WEIGHTS = ("raw", "effective", "lower", "upper")
 
 Place = tuple[int, int, int]
-_UNLIMITED = Bounding(seconds=math.inf)  # the caller has chosen how many rows
+_UNLIMITED = Bounding("exact", seconds=math.inf)  # the caller has chosen how many rows
 
 
 def checked_rows(rows: Any) -> int | str:
