@@ -191,8 +191,8 @@ def attention(
         numbers["intervals_by_length"] = json.loads(by_length.to_json(orient="records", double_precision=15))
         words += (
             f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
-            "any attention with the same output.\nFree rows can be replaced by other attention. Means over texts ± "
-            "standard errors:\n\n"
+            "any attention with the same output.\nFree rows see linearly dependent values; all others are certain. "
+            "Means over texts ± standard errors:\n\n"
             f"{length_words(by_length)}\n"
         )
     run.report(words, numbers, tables)

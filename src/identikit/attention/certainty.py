@@ -247,7 +247,7 @@ _ABOVE = {0: "", 2: "rows", 3: "certain", 4: "strongest edge", 7: "first token"}
 def length_words(frame: "DataFrame") -> str:
     """Return the table by length for a terminal: means over texts with their standard errors.
 
-    `free` is the share of rows that other attention can replace.
+    `free` is the share of rows that see linearly dependent values; all others are certain.
     """
     lines = [["tokens", "texts", "free", *_COLUMNS]]
     for row in frame.to_dict("records"):
