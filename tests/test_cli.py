@@ -135,6 +135,26 @@ def test_attention_over_a_file(run, data: Path, tmp_path: Path):
     assert "it holds another run, whose data.sha256 is" in run(*command).stderr
 
 
+def test_attention_says_how_certain_it_is(run, saved: Path, tmp_path: Path):
+    import pandas as pd
+
+    out = tmp_path / "run"
+    texts, model = str(saved / "texts.txt"), str(saved / "model")
+    command = ["attention", "--data", texts, "--model", model, "--intervals", "6", "--seed", "3", "--out", str(out)]
+    done = run(*command)
+    assert done.status == 0 and "Intervals of 6 rows per text" in done.stdout
+    by_length = pd.read_parquet(out / "intervals_by_length.parquet")
+    first = by_length.iloc[0]
+    assert f"\n{first['tokens_from']:.0f}–{first['tokens_to']:.0f} " in done.stdout
+    assert by_length["rows"].sum() == pd.read_parquet(out / "intervals.parquet")["rows"].sum()
+    told = json.loads(run(*command, "--json").stdout)
+    assert told["intervals_by_length"][0]["certain_mass"] == pytest.approx(first["certain_mass"])
+    assert "whose options.intervals is 6, not 'all'" in run(*command, "--intervals", "all").stderr
+    assert "whose options.seed is 3, not 4" in run(*command, "--seed", "4").stderr
+    wrong = run(*command, "--intervals", "many")
+    assert wrong.status == 1 and "intervals='many' cannot be used: expected a number of rows per text" in wrong.stderr
+
+
 def test_a_run_says_what_it_was_computed_from(run, saved: Path, tmp_path: Path):
     texts, model = saved / "texts.txt", saved / "model"
     command = ["attribution", "--data", str(texts), "--model", str(model), "--sample", "3", "--probes", "4"]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.judgements import NOTHING, Verdict
-from identikit.paper.claims.report import JudgedClaim, counted, read_rows
+from identikit.paper.claims.report import JudgedClaim, by_section, counted, read_rows
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.reproduce import computed_on
 
@@ -39,7 +39,7 @@ def claims(folder: Path) -> list[str]:
     symbols = ", ".join(f"{verdict.symbol} {verdict}" for verdict in Verdict if verdict != Verdict.MIXED)
     lines = [counted(judged), "", f"{symbols}; `claims.csv` of a run has the rules.", ""]
     lines += ["| claim | data | the paper | measured |", "|---|---|---|---|"]
-    for one in judged:
+    for one in [one for claims in by_section(judged).values() for one in claims]:  # our own come last
         lines.append(f"| {one.claim.words} ({one.claim.where}) | {one.data} | {one.claim.paper} | {cell(one)} |")
     return lines
 

@@ -155,11 +155,22 @@ def attention(
         bool, typer.Option("--bias/--no-bias", help="Keep the bias of the values, or leave it out as the paper does.")
     ] = True,
     mass: Annotated[bool, typer.Option("--mass", help="Let effective attention keep the sum of every row.")] = False,
+    intervals: Annotated[
+        str | None,
+        typer.Option(
+            "--intervals",
+            help="Also bound so many rows per text, drawn at random, or all: how far each weight could go while the "
+            "output stays the same.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for the rows of --intervals.")] = 0,
 ) -> None:
-    """Compute effective attention over a dataset: correlation by length, null dimensions, attention by token type."""
+    """Compute attention over a dataset: correlation by length, null dimensions, attention by token type, intervals."""
+    from identikit.attention.certainty import length_words
     from identikit.attention.dataset import AttentionOptions, attention_tables
 
-    options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate)
+    rows: Any = _count(intervals) or 0
+    options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, seed=seed)
     tables = run.tables("attention", attention_tables, options)
     overall = tables["correlation"]["pearson"]
     null = tables["null_dimension"]
@@ -170,13 +181,21 @@ def attention(
         "residual": float(null["residual"].max()),
     }
     texts = "1 text" if len(overall) == 1 else f"{len(overall)} texts"
-    run.report(
+    words = (
         f"In {texts}, raw and effective attention correlate at {numbers['correlation']:.3f} on "
         f"average. The largest null space has {numbers['null_dim']} dimensions. Effective attention gives the same "
-        f"output to within {numbers['residual']:.1g}.",
-        numbers,
-        tables,
+        f"output to within {numbers['residual']:.1g}."
     )
+    if options.intervals:
+        by_length = tables["intervals_by_length"]
+        numbers["intervals_by_length"] = json.loads(by_length.to_json(orient="records", double_precision=15))
+        words += (
+            f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
+            "any attention with the same output.\nFree rows see linearly dependent values; all others are certain. "
+            "Means over texts ± standard errors:\n\n"
+            f"{length_words(by_length)}\n"
+        )
+    run.report(words, numbers, tables)
 
 
 @app.command()
@@ -277,7 +296,8 @@ class _WithSampleSizes(TyperCommand):
 def reproduce(
     out: OutOption,
     names: Annotated[
-        list[str] | None, typer.Argument(help="fig1a to fig43, collapse, names of claims, or all.")
+        list[str] | None,
+        typer.Argument(help="Figures (fig1a to fig43, our own), claims, or all; --list names them."),
     ] = None,
     data: Annotated[
         list[str] | None,

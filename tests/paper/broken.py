@@ -190,6 +190,15 @@ BROKEN: dict[str, Change] = {
     "passage-make-to-them": edit(
         "passage", "head == 5 and query_token == 'mobility' and key_token == 'research'", "effective", 0.5
     ),
+    "all-certain-in-short-texts": edit("intervals", "text == 4", "certain_mass", 0.9999),
+    "certain-mass-falls-with-length": edit(
+        "intervals", "tokens > 32", "certain_mass", lambda rows: rows["tokens"] / 200
+    ),
+    "special-mass-certain-where-effective-loses-it": edit(
+        "groups", "tokens > 32 and group == 'special'", "lower", lambda rows: 0.3 * rows["raw"]
+    ),
+    "sep-peak-certain": edit("groups", "tokens > 32 and group == 'sep'", "lower", lambda rows: 0.2 * rows["raw"]),
+    "strongest-edge-certain": edit("intervals", "tokens > 32", "certain", 0.3),
     "linear-cosine-last-layer": rates(LAST, 0.88),
     "linear-cosine-last-layer-one-split": rates(f"{LAST} and fold == 0", 0.99),
     "linear-over-naive": rates("map == 'naive' and layer == 12", 0.95),

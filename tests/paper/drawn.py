@@ -14,6 +14,9 @@ NAMES = [
     *(f"fig{number}" for number in range(8, 18)),
     *("fig18a", "fig18b"),
     *(f"fig{number}" for number in range(19, 44)),
+    "fig1a-sharp",
+    "fig1bc-sharp",
+    "sinks",
     "collapse",
 ]
 DEEP = [f"fig{number}" for number in range(32, 38)]

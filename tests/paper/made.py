@@ -49,6 +49,7 @@ def evidence(n_layers: int = 6, *, tables: Mapping[str, pd.DataFrame | None] | N
         **_correlation(subject, random),
         "null_dimension": _null(subject),
         "types": _types(subject, random),
+        **_certainty(subject, random),
         "lengths": pd.DataFrame({"text": range(len(LENGTHS)), "tokens": LENGTHS}),
         **_rates(subject, random),
         "passage": _passage(subject, random),
@@ -130,6 +131,30 @@ def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
     made = pd.DataFrame(rows, columns=["map", "layer", "head", "source", "target", "attention", "texts"])
     everyone = made.query("source == 'all'")
     return pd.concat([made, everyone.assign(source="rest", attention=0.9 * everyone["attention"])], ignore_index=True)
+
+
+def _certainty(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFrame]:
+    """All is certain up to d_v tokens, and less in longer texts; sinks are, although effective attention loses them."""
+    peaks = {"special": 0.5, "first": 0.0, "cls": 0.0, "sep": 0.5, "punctuation": 1.0}
+    names = [name for name in peaks if name in ("first", "punctuation") or not subject.causal]
+    heads, groups = [], []
+    for (text, tokens), layer in product(enumerate(LENGTHS), layers_of(subject)):
+        excess = max(tokens - subject.d_value, 0) / 128
+        depth = (layer - 1) / max(subject.n_layers - 1, 1)
+        for head in range(1, subject.n_heads + 1):
+            rows = int(random.integers(0, 3))
+            place = {"text": text, "tokens": tokens, "layer": layer, "head": head}
+            if rows:
+                mass = 1.0 if excess == 0 else 0.9 - 0.6 * excess
+                certain = {"certain_mass": mass, "strongest": 0.5, "width": 0.3 * excess, "certain": 1 - 0.4 * excess}
+                heads.append(place | {"rows": rows, "free": rows * (excess > 0)} | certain | {"undecided": 0})
+            for group in names:
+                raw = 0.12 + 0.4 * np.exp(-12 * (depth - peaks[group]) ** 2) * random.uniform(0.8, 1.2)
+                ends = {"lower": raw * (1 - 0.1 * excess), "upper": raw * (1 + 0.1 * excess)}
+                weights = {"raw": raw, "effective": raw if excess == 0 else 0.02 * raw} | ends
+                weights = weights if rows else dict.fromkeys(weights, np.nan)
+                groups.append(place | {"group": group, "rows": rows} | weights | {"value_size": 0.2 + 0.1 * depth})
+    return {"intervals": pd.DataFrame(heads), "groups": pd.DataFrame(groups)}
 
 
 def _quartiles(median: float) -> tuple[float, ...]:

@@ -73,6 +73,9 @@ def test_layers_are_said_to_count_from_one(name: str):
 KINDS = [
     "fig1a",
     "fig1b",
+    "fig1a-sharp",
+    "fig1bc-sharp",
+    "sinks",
     "fig2a",
     "fig2b",
     "fig3a",

@@ -91,7 +91,9 @@ def test_collapse():
 def test_datasets_are_the_papers():
     used = {name: (entry.data, entry.only) for name, entry in FIGURES.items()}
     expected = dict.fromkeys(NAMES, ("mrpc", False))
-    expected |= dict.fromkeys(["fig1a", "fig1b", "fig1c", "fig5"], ("wikitext", False))
+    expected |= dict.fromkeys(
+        ["fig1a", "fig1b", "fig1c", "fig5", "fig1a-sharp", "fig1bc-sharp", "sinks"], ("wikitext", False)
+    )
     expected |= dict.fromkeys(["fig6", "collapse", *(f"fig{number}" for number in range(19, 26))], ("", False))
     expected |= {"fig13": ("cola", True), "fig39": ("mnli-500", True)}
     expected |= dict.fromkeys(["fig38", "fig40", "fig41"], ("cola", True))
@@ -135,6 +137,71 @@ def test_correlation():
     axes = figure("fig1a").axes[0]
     np.testing.assert_array_equal(axes.collections[0].get_offsets(), expected)
     assert list(axes.get_lines()[0].get_xdata()) == [32, 32]
+
+
+def test_certain_mass_stands_beside_the_correlation():
+    mass: dict[int, list[tuple[float, int]]] = {}
+    for row in rows("intervals"):
+        mass.setdefault(row["text"], []).append((row["certain_mass"], row["rows"]))
+    expected = {
+        (row["tokens"], row["pearson"]): sum(one * n for one, n in mass[row["text"]])
+        / sum(n for _, n in mass[row["text"]])
+        for row in rows("correlation")
+    }
+    assert_same(numbers("fig1a-sharp", ["tokens", "pearson"], "certain_mass"), expected)
+    axes = figure("fig1a-sharp").axes[0]
+    np.testing.assert_allclose(axes.collections[0].get_offsets(), list(expected))
+    drawn = [(tokens, value) for (tokens, _), value in expected.items()]
+    np.testing.assert_allclose(axes.collections[1].get_offsets(), drawn)
+    assert f"{sum(row['rows'] for row in rows('intervals')):,} rows" in FIGURES["fig1a-sharp"].label(
+        data("fig1a-sharp"), made()
+    )
+
+
+def row_means(found: Iterable[dict[str, Any]], by: list[str], weight: str) -> Numbers:
+    """Means over all rows that were drawn."""
+    sums: dict[tuple[Hashable, ...], list[float]] = {}
+    for row in found:
+        if row["rows"]:
+            total = sums.setdefault(tuple(row[name] for name in by), [0.0, 0.0])
+            total[0], total[1] = total[0] + row["rows"] * row[weight], total[1] + row["rows"]
+    return {key: total / count for key, (total, count) in sums.items()}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_range_of_attention_to_types(causal: bool):
+    other = evidence(6, causal=causal)
+    frame = FIGURES["fig1bc-sharp"].frame(other)
+    wanted = ["first", "punctuation"] if causal else ["cls", "sep", "punctuation"]
+    table = [row for row in other.tables["groups"].to_dict("records") if row["group"] in wanted]
+    panels = FIGURES["fig1bc-sharp"].draw(frame, other).axes
+    assert len(panels) == len(wanted) and len({axes.get_ylim() for axes in panels}) == 1
+    for name in ("raw", "effective", "lower", "upper"):
+        found = {(row["group"], row["layer"]): row[name] for row in frame.to_dict("records")}
+        assert_same(found, row_means(table, ["group", "layer"], name))
+    for axes, group in zip(panels, wanted, strict=True):
+        part = frame[frame["group"] == group].set_index("layer")
+        for line, name in zip(axes.get_lines(), ("raw", "effective"), strict=True):
+            assert line.get_label() == name and list(line.get_ydata()) == pytest.approx(part[name].tolist())
+        band = axes.collections[0].get_paths()[0].vertices
+        assert {*np.round(band[:, 1], 9)} == {*np.round([*part["lower"], *part["upper"]], 9)}
+
+
+@pytest.mark.parametrize(("causal", "group"), [(False, "special"), (True, "first")])
+def test_sinks(causal: bool, group: str):
+    other = evidence(6, causal=causal)
+    frame = FIGURES["sinks"].frame(other)
+    assert set(frame["group"]) == {group}
+    table = [row for row in other.tables["groups"].to_dict("records") if row["group"] == group]
+    expected = row_means(table, ["layer", "head"], "lower")
+    found = {(row["layer"], row["head"]): row["lower"] for row in frame.to_dict("records")}
+    assert_same(found, expected)
+    sizes = means(((row["layer"], row["head"]), row["value_size"]) for row in table)
+    assert_same({(row["layer"], row["head"]): row["value_size"] for row in frame.to_dict("records")}, sizes)
+    mass, values = FIGURES["sinks"].draw(frame, other).axes
+    by_layer = row_means(table, ["layer"], "raw")
+    assert list(mass.get_lines()[0].get_ydata()) == pytest.approx([by_layer[layer,] for layer in range(1, 7)])
+    assert len(values.collections[0].get_offsets()) == 6 * 12
 
 
 def check_heads(axes: Axes, expected: dict[tuple[str, int, int], float], labels: dict[str, str]) -> None:

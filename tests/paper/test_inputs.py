@@ -26,6 +26,7 @@ def test_the_paper_counts_from_one(tmp_path: Path):
     layers = [*range(1, work.model.n_layers + 1)]
     for name, tables in (
         ("attention", ("correlation_by_layer", "correlation_by_head", "null_dimension", "types")),
+        ("intervals", ("intervals", "groups")),
         ("attribution-sum", ("own sum", "groups sum", "offsets sum")),
         ("untuned", ("untuned",)),
     ):

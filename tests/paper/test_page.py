@@ -74,10 +74,10 @@ def test_every_figure_is_there_with_its_words_and_files():
 
 
 def test_figures_stand_in_their_sections_in_the_papers_order():
-    names = ["collapse", "fig43", "fig6", "fig14", "fig37", "fig3b", "fig2a", "fig1c", "fig1a"]
+    names = ["collapse", "fig1a-sharp", "fig43", "fig6", "fig14", "fig37", "fig3b", "fig2a", "fig1c", "fig1a"]
     page = page_of([picture(name) for name in names])
     assert [figure["id"] for figure in page.all("figure")] == [
-        "fig1c", "fig1a", "fig2a", "fig3b", "fig6", "fig14", "fig37", "fig43", "collapse",
+        "fig1c", "fig1a", "fig2a", "fig3b", "fig6", "fig14", "fig37", "fig43", "collapse", "fig1a-sharp",
     ]  # fmt: skip
     headings = ["Section 3", "Section 4", "Section 5", "Appendix A", "Appendix B", "Appendix C", "Appendix D", "Beside"]
     places = [page.words.rindex(heading) for heading in headings]

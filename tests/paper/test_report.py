@@ -68,7 +68,7 @@ def test_rows_are_read_again_as_they_were():
     assert len(table) == 8 and not table.isna().any().any()
     assert read_rows(table) == judged
     assert rows(made())[1] == {
-        "claim": "own-contribution-last-layer", "where": "Section 5.2, Fig. 3a",
+        "claim": "own-contribution-last-layer", "section": "Section 5", "where": "Section 5.2, Fig. 3a",
         "words": "words of own-contribution-last-layer", "paper": "93 %", "rule": "within 10 % of the paper's number",
         "norm": "spectral", "verdict": "does not hold", "measured": "11.8 %", "why": LONG, "data": "mrpc",
     }  # fmt: skip
@@ -90,6 +90,16 @@ def test_everything_is_said_once():
     assert flat.count("stands for") == 1  # of three findings that say the same
     assert "– not applicable" in flat and "the model is causal" in flat and "– –" not in flat
     assert "Fig. 2a ·" in flat and "24 texts: too few" in flat
+
+
+def test_our_own_claims_stand_apart_and_are_counted_apart():
+    ours = replace(one("sep-peak-certain", Finding(FAILS, "0.1"), data="wikitext"), claim=CLAIMS["sep-peak-certain"])
+    judged = [ours, *made()]
+    assert list(by_section(judged))[-1] == "Beside the paper"
+    assert counted(judged).endswith("to this model. 1 claim of ours: 1 does not hold.")
+    text = printed(judged)
+    assert text.index("Appendix D: Other") < text.index("Beside the paper: our own") < text.index("not in the paper")
+    assert [row["section"] for row in rows(judged)][:2] == ["Beside the paper", "Section 5"]
 
 
 def test_verdicts_are_coloured():

@@ -63,7 +63,18 @@ def files(folder: str | Path) -> dict[str, bytes]:
 def test_every_figure_is_drawn_or_listed(whole: Report):
     reasons = dict(whole.listed)
     assert {*whole.drawn} | {name for name in reasons if name in FIGURES} == {*FIGURES}
-    assert {"fig2a", "fig3a", "fig5", "fig11", "fig17", "fig28", "collapse"} <= {*whole.drawn}
+    assert {
+        "fig2a",
+        "fig3a",
+        "fig5",
+        "fig11",
+        "fig17",
+        "fig28",
+        "fig1a-sharp",
+        "fig1bc-sharp",
+        "sinks",
+        "collapse",
+    } <= {*whole.drawn}
     assert reasons["fig18b"].endswith("has nothing of this kind")  # its tokenizer has no [CLS]
     assert reasons["fig12"].startswith("needs --finetuned DIR")
     assert reasons["fig38"] == "needs --data cola" and reasons["fig39"] == "needs --data mnli"
@@ -118,12 +129,20 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     assert all(after[name] == content for name, content in before.items())
 
 
-@pytest.mark.parametrize("stop", ["effective attention, tokens", "training maps", "frobenius attribution, tokens"])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "effective attention, tokens",
+        "attention intervals, tokens",
+        "training maps",
+        "frobenius attribution, tokens",
+    ],
+)
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
     whole: Report, model: Model, data: str, tmp_path: Path, stop: str
 ):
     """Stopped halfway through one of its steps; that is in the second shard of texts, where there are shards."""
-    names = ("fig1a", "fig2a", "fig3a")
+    names = ("fig1a", "fig2a", "fig3a", "sinks")
     asked = plan(data, *names)
 
     def killed(what: str, done: int, total: int) -> None:

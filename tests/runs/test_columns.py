@@ -27,7 +27,7 @@ def by_parity(encoded) -> tuple[str, ...]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of every command, with all the tables that it can write."""
     folder, model = tmp_path_factory.mktemp("runs"), tiny.loaded("bert")
-    attention_tables(model, TEXTS, Store(folder / "attention", {}), AttentionOptions())
+    attention_tables(model, TEXTS, Store(folder / "attention", {}), AttentionOptions(intervals=7))
     attribution_tables(model, TEXTS, Store(folder / "attribution", {}), AttributionOptions(), tagger=by_parity)
     options = IdentifiabilityOptions(experiment="generalisation", folds=1)
     identifiability_tables(model, TEXTS, Store(folder / "tokens", {}), options)
@@ -44,7 +44,8 @@ def test_every_column_is_described_as_it_is_written(runs: Path, command: str):
         schema = pq.read_schema(runs / command / f"{name}.parquet")
         types = {field.name: str(field.type).removeprefix("large_") for field in schema}
         assert types == {column: about.type for column, about in table.columns.items()}
-        assert [*described[name]] == [*table.columns] and described[name]["text" if "text" in types else "layer"]
+        assert [*described[name]] == [*table.columns]
+        assert all(described[name][column]["meaning"] for column in types)
         missing = pd.read_parquet(runs / command / f"{name}.parquet").isna().any()
         allowed = {column for column, about in table.columns.items() if about.missing != "never"}
         assert {column for column, found in missing.items() if found} <= allowed

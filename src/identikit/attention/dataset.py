@@ -1,14 +1,15 @@
-"""Effective attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type."""
+"""Attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type, intervals."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from identikit.attention import certainty
 from identikit.attention.effective import Options, attend
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.token_types import TypeAverages
+from identikit.attention.token_types import TypeAverages, type_sums
 from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress, silent
@@ -22,14 +23,29 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WHAT = "effective attention, tokens"
+BOUNDED = "attention intervals, tokens"
+_SUMMED = {"type_sums", "type_texts"}
+
+Read = Callable[[EffectiveAttention], dict[str, Tensor]]
+"""Returns what is kept of one text."""
 
 
 @dataclass(frozen=True)
 class AttentionOptions(Options):
-    """How the effective attention of a dataset is computed: `Options`, and what becomes of long texts."""
+    """How the attention of a dataset is computed: `Options`, what becomes of long texts, and which rows are bounded.
+
+    - `intervals`: how many rows per text are bounded, drawn with `seed` over all layers, heads and queries; 0 is none
+      and "all" is all
+    """
 
     truncate: bool = False
     max_tokens: int | None = None
+    intervals: int | str = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        certainty.checked_rows(self.intervals)
 
 
 def attention_tables(
@@ -42,6 +58,8 @@ def attention_tables(
     texts = list(texts)
     numbers, averages = attention_statistics(model, texts, store, options, progress=progress)
     tables = {"texts": texts_table(texts, numbers["tokens"].tolist()), **frames(numbers, averages)}
+    if options.intervals:
+        tables |= certainty.frames(numbers)
     write_tables(store, tables, ATTENTION)
     return tables
 
@@ -51,20 +69,29 @@ def attention_statistics(
 ) -> tuple[dict[str, Tensor], TypeAverages]:
     """Gather the readings of each text, and averages by token type, shard by shard; this needs no pandas."""
 
-    def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
-        everything = tuple(range(model.n_layers)), tuple(range(model.n_heads))
-        read = readings(model, shard, layers=everything[0], truncate=options.truncate, max_tokens=options.max_tokens)
-        found = [attend(one, options, layers=everything[0], heads=everything[1]) for one in read]
-        return _shard(found, options.mass, told)
+    def read(result: EffectiveAttention) -> dict[str, Tensor]:
+        sums, number = type_sums(result)
+        bounded = certainty.certainty(result, options.intervals, options.seed) if options.intervals else {}
+        return {**_readings(result, options.mass), **bounded, "type_sums": sums, "type_texts": (number > 0).double()}
 
     averages = TypeAverages(tuple(range(model.n_layers)), tuple(range(model.n_heads)))
     parts: list[dict[str, Tensor]] = []
-    lengths = _lengths(model, texts, options)
-    for shard in run_shards(texts, compute, store, lengths=lengths, what=WHAT, progress=progress):
+    for shard in _shards(model, texts, store, options, read, WHAT, progress):
         averages.sums += shard.pop("type_sums")
         averages.texts += shard.pop("type_texts")
         parts.append(shard)
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, averages
+    return _joined(parts), averages
+
+
+def certainty_statistics(
+    model: Model, texts: list[Text], store: Store, options: AttentionOptions, *, progress: Progress = silent
+) -> dict[str, Tensor]:
+    """Gather only the intervals of each text, shard by shard, for `certainty.frames`; this needs no pandas."""
+
+    def read(result: EffectiveAttention) -> dict[str, Tensor]:
+        return certainty.certainty(result, options.intervals, options.seed)
+
+    return _joined(_shards(model, texts, store, options, read, BOUNDED, progress))
 
 
 def frames(numbers: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataFrame"]:
@@ -89,22 +116,43 @@ def frames(numbers: dict[str, Tensor], averages: TypeAverages) -> dict[str, "Dat
     }
 
 
+def _shards(
+    model: Model,
+    texts: list[Text],
+    store: Store,
+    options: AttentionOptions,
+    read: Read,
+    what: str,
+    progress: Progress,
+) -> Iterator[dict[str, Tensor]]:
+    """Yield what is read from the texts of each shard, one after another; what is summed over texts is added up."""
+    layers, heads = tuple(range(model.n_layers)), tuple(range(model.n_heads))
+
+    def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
+        found = readings(model, shard, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+        tokens = torch.tensor([len(one.tokens) for one in found])
+        rows: list[dict[str, Tensor]] = []
+        for one, done in zip(found, tokens.cumsum(0).tolist(), strict=True):
+            rows.append(
+                {name: part.cpu() for name, part in read(attend(one, options, layers=layers, heads=heads)).items()}
+            )
+            told(what, done, int(tokens.sum()))
+        gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        return {"tokens": tokens, **gathered, **{name: gathered[name].sum(0) for name in _SUMMED & gathered.keys()}}
+
+    lengths = _lengths(model, texts, options)
+    return run_shards(texts, compute, store, lengths=lengths, what=what, progress=progress)
+
+
+def _joined(shards: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    parts = list(shards)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
 def _lengths(model: Model, texts: list[Text], options: AttentionOptions) -> list[int]:
     if model.vision:  # every image has the same number of patches
         return [model.limit or 1] * len(texts)
     return [len(one) for one in model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)]
-
-
-def _shard(results: list[EffectiveAttention], mass: bool, told: Progress) -> dict[str, Tensor]:
-    averages = TypeAverages(results[0].layers, results[0].heads)
-    tokens = torch.tensor([len(result.tokens) for result in results])
-    rows: list[dict[str, Tensor]] = []
-    for result, done in zip(results, tokens.cumsum(0).tolist(), strict=True):
-        averages.add(result)
-        rows.append({name: value.cpu() for name, value in _readings(result, mass).items()})
-        told(WHAT, done, int(tokens.sum()))
-    gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return {"tokens": tokens, **gathered, "type_sums": averages.sums, "type_texts": averages.texts}
 
 
 def _readings(result: EffectiveAttention, mass: bool) -> dict[str, Tensor]:

@@ -24,7 +24,8 @@ from identikit.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 TOP = 5  # of how many of the strongest edges the order is found
-_BATCH = {"cpu": 64, "cuda": 16384}  # rows between looks at the clock
+_BATCH = {"cpu": 64, "cuda": 4096}  # rows between looks at the clock
+_WARM_UP = 4  # rows that are solved before the clock starts
 _ROWS = ("layer", "head", "query")
 
 
@@ -157,10 +158,13 @@ def bounds_of(
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     objectives = None if objectives is None else objectives.to(rows.attention)
-    found, started = unbounded(rows, objectives), time.monotonic()
+    found = unbounded(rows, objectives)
     found.order.clamp_(max=TOP)
     free = rows.free.nonzero()[:, 0]
     batches = free.split(_BATCH[free.device.type]) if len(free) else ()
+    if len(batches) > 1:
+        _solved(rows.some(free[:_WARM_UP]), objectives, keys, bounding)  # compiling does not count
+    started = time.monotonic()
     for number, batch in enumerate(batches):
         elapsed = time.monotonic() - started
         if bounding.seconds is not None and elapsed > bounding.seconds:
@@ -168,8 +172,8 @@ def bounds_of(
         if bounding.seconds is None and number and elapsed / number * len(batches) > LONGEST_SECONDS:
             raise InputError(
                 f"Intervals of {len(free):,} rows of {len(attention.tokens)} tokens would take about "
-                f"{elapsed / number * len(batches) / 60:.0f} minutes. Select some rows (layer=, head=, query=), set a "
-                "limit with seconds=, or use method='certified'."
+                f"{elapsed / number * len(batches) / 60:.0f} minutes. Select some rows (layer=, head=, query=), or set "
+                "a limit with seconds=."
             )
         ends = _solved(rows.some(batch), objectives, keys, bounding)
         for part, end in zip(found, ends, strict=True):

@@ -189,7 +189,8 @@ def range_basis(
     device, V = values.device, values.detach().cpu().double()  # small matrices: the CPU decomposes them sooner
     n, d_v = V.shape
     left, singular, right = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
-    tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * float(torch.linalg.matrix_norm(V, ord=2))
+    largest = float(torch.linalg.eigvalsh(V.mT @ V)[-1].clamp(min=0).sqrt())
+    tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * largest
     real = singular > tolerance
     left, scale = left[:, real], singular[real]
     if through is not None and len(scale):

@@ -71,14 +71,18 @@ class Row(NamedTuple):
 def _start(basis, keys, attention):
     """Start from the artificial columns, one per constraint, which stand for b itself."""
     n, r = basis.shape
-    right = np.zeros(r)
-    for m in keys:
-        for k in range(r):
+    right, sign, inverse = np.zeros(r), np.ones(r), np.zeros((r, r))
+    columns, values, place = np.zeros(r, np.int64), np.zeros(r), np.zeros(n, np.int64)
+    for m in range(n):
+        place[m] = -1
+    for k in range(r):
+        for m in keys:
             right[k] += attention[m] * basis[m, k]
-    sign = np.where(right < 0, -1.0, 1.0)
+        sign[k] = -1.0 if right[k] < 0 else 1.0
+        inverse[k, k], columns[k], values[k] = sign[k], -1 - k, abs(right[k])
     return Row(
-        basis, keys, right, sign, np.diag(sign), -1 - np.arange(r), np.abs(right), np.full(n, -1),
-        np.zeros(n, np.bool_), np.zeros(n), np.zeros(r), np.zeros(n), np.zeros(r), np.zeros(1, np.int64),
+        basis, keys, right, sign, inverse, columns, values, place, np.zeros(n, np.bool_), np.zeros(n), np.zeros(r),
+        np.zeros(n), np.zeros(r), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
@@ -145,16 +149,28 @@ def _enter(row, key):
 @_compiled
 @no_type_check
 def _refresh(row):
-    """Invert the basis anew."""
-    r = len(row.values)
-    matrix = np.zeros((r, r))
+    """Bring the inverse M of the basis B back to full precision, by a Newton step: $M + M (I - BM)$."""
+    inverse, r = row.inverse, len(row.values)
+    error, before = np.zeros((r, r)), np.zeros((r, r))
     for i in range(r):
-        if row.columns[i] < 0:
-            matrix[-1 - row.columns[i], i] = row.sign[-1 - row.columns[i]]
-        else:
-            matrix[:, i] = row.basis[row.columns[i]]
-    row.inverse[:] = np.linalg.inv(matrix)
-    row.values[:] = row.inverse @ row.right
+        key = row.columns[i]
+        for k in range(r):
+            before[i, k] = inverse[i, k]
+            if key < 0:
+                error[-1 - key, k] -= row.sign[-1 - key] * inverse[i, k]
+        if key >= 0:
+            for k in range(r):
+                for j in range(r):
+                    error[k, j] -= row.basis[key, k] * inverse[i, j]
+    for k in range(r):
+        error[k, k] += 1.0
+    for i in range(r):
+        row.values[i] = 0.0
+        for k in range(r):
+            for j in range(r):
+                inverse[i, j] += before[i, k] * error[k, j]
+        for k in range(r):
+            row.values[i] += inverse[i, k] * row.right[k]
 
 
 @_compiled
@@ -248,25 +264,32 @@ def _maximise(row, limit):
 @no_type_check
 def _proven(row):
     """Bound the objective over the whole set by the dual vector, in all visible keys."""
-    best = -np.inf
+    best, level = -np.inf, 0.0
     for m in row.keys:
         score = 0.0
         for k in range(len(row.y)):
             score += row.basis[m, k] * row.y[k]
         best = max(best, row.objective[m] - score)
-    return np.dot(row.y, row.right) + best
+    for k in range(len(row.y)):
+        level += row.y[k] * row.right[k]
+    return level + best
 
 
 @_compiled
 @no_type_check
 def _attained(row):
     """Return the objective at the present vertex, and how far the vertex is from the set, by its constraints."""
-    found, off = 0.0, row.right.copy()
+    found, off = 0.0, 0.0
+    for k in range(len(row.right)):
+        missing = row.right[k]
+        for i in range(len(row.values)):
+            if row.columns[i] >= 0:
+                missing -= row.values[i] * row.basis[row.columns[i], k]
+        off = max(off, abs(missing))
     for i in range(len(row.values)):
         if row.columns[i] >= 0:
             found += row.objective[row.columns[i]] * row.values[i]
-            off -= row.values[i] * row.basis[row.columns[i]]
-    return found, np.abs(off).max()
+    return found, off
 
 
 @_compiled
@@ -315,13 +338,17 @@ def _bound_keys(row, attention, asked, limit, lower, upper, gap):
 
 @_compiled
 @no_type_check
-def _certain_order(row, attention, top, limit, lower, upper):
+def _certain_order(row, attention, asked, top, limit, lower, upper):
     """Count the strongest edges, up to `top`, whose order is the same in the whole set; -1 where it is not decided."""
-    order = row.keys[np.argsort(-attention[row.keys], kind="mergesort")]
-    for place in range(min(top, len(order))):
-        key = order[place]
-        for other in order[place + 1 :]:
-            if upper[other] <= lower[key]:
+    after = asked.copy()
+    for place in range(min(top, len(row.keys))):
+        key = -1
+        for m in row.keys:
+            if after[m] and (key < 0 or attention[m] > attention[key]):
+                key = m
+        after[key] = False
+        for other in row.keys:
+            if not after[other] or upper[other] <= lower[key]:
                 continue
             row.objective[other], row.objective[key] = 1.0, -1.0
             attained, proven = _attained(row)[0], 0.0
@@ -333,7 +360,7 @@ def _certain_order(row, attention, top, limit, lower, upper):
                 return place
             if not proven <= TIE:
                 return -1
-    return min(top, len(order))
+    return min(top, len(row.keys))
 
 
 @_compiled
@@ -347,12 +374,15 @@ def _solve(basis, keys, attention, asked, objectives, top, lower, upper, gap):
     if len(objectives) == 0:
         if not _bound_keys(row, attention, asked, limit, lower, upper, gap):
             return -2
-        return _certain_order(row, attention, top, 2 * limit, lower, upper) if top else -1
+        return _certain_order(row, attention, asked, top, 2 * limit, lower, upper) if top else -1
     for at in range(len(objectives)):
-        own = np.dot(objectives[at], attention)
-        row.objective[:] = -objectives[at]
+        own = 0.0
+        for m in keys:
+            row.objective[m] = -objectives[at, m]
+            own += objectives[at, m] * attention[m]
         least, below = _extreme(row, limit)
-        row.objective[:] = objectives[at]
+        for m in keys:
+            row.objective[m] = objectives[at, m]
         greatest, above = _extreme(row, limit)
         if np.isnan(least) or np.isnan(greatest):
             return -2

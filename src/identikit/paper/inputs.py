@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from identikit.attention import certainty
 from identikit.attention import dataset as attention_tables
-from identikit.attention.dataset import AttentionOptions, attention_statistics
+from identikit.attention.dataset import AttentionOptions, attention_statistics, certainty_statistics
 from identikit.attention.effective import effective_attention
 from identikit.attribution import dataset as attribution_tables
 from identikit.attribution.attribute import token_attribution
@@ -55,12 +56,17 @@ COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is computed: directions of attribution; folds, learning rates and epochs of the learned maps."""
+    """How much is computed.
+
+    - `probes`: directions of attribution; `rows`: rows of attention per text that are bounded
+    - `folds`, `learning_rates`, `epochs`: of the learned maps
+    """
 
     probes: int | str = "exact"
     folds: int = 10
     learning_rates: tuple[float, ...] = Settings().learning_rates
     epochs: int = Settings().epochs
+    rows: int = 40
 
 
 PAPER = Effort()
@@ -178,6 +184,11 @@ class Input:
 def _attention(work: Work, store: Store) -> Any:
     options = AttentionOptions(truncate=True, max_tokens=PIECES)
     return attention_statistics(work.model, work.texts, store, options, progress=work.progress)
+
+
+def _intervals(work: Work, store: Store) -> Any:
+    options = AttentionOptions(truncate=True, max_tokens=PIECES, intervals=work.effort.rows, seed=work.seed)
+    return certainty_statistics(work.model, work.texts, store, options, progress=work.progress)
 
 
 def _attribution(norm: str) -> Input:
@@ -396,6 +407,13 @@ INPUTS: Mapping[str, Input] = {
             ("correlation", "correlation_by_layer", "correlation_by_head", "null_dimension", "types"),
             _attention,
             lambda found: from_one(attention_tables.frames(*found)),
+        ),
+        Input(
+            "intervals",
+            ("intervals", "intervals_by_length", "groups"),
+            _intervals,
+            lambda found: from_one(certainty.frames(found)),
+            ("rows", "seed"),
         ),
         *(_attribution(norm) for norm in NORMS),
         _identity("rates", _same_and_across),

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from html import escape
 
 from identikit.maths.jacobian import NORMS
-from identikit.paper.claims.judgements import NOTHING, Finding
+from identikit.paper.claims.judgements import BESIDE, NOTHING, Finding
 from identikit.paper.claims.report import SECTIONS, JudgedClaim, by_section, counted, counts
 
-BESIDE = "Beside the paper"
 LARGEST_SVG = 300_000  # bytes; above it the PNG is shown
 ALL_SVG = 7_500_000  # bytes of all figures together: base64 makes 10 MB of them
 HEADLINE = ("model", "data", "n", "seed")
@@ -46,7 +45,7 @@ class Picture:
     @property
     def section(self) -> str:
         """The section of the paper that the figure stands in."""
-        number = re.match(r"fig(\d+)", self.name)
+        number = re.fullmatch(r"fig(\d+)[a-c]?", self.name)
         return next((section for section, there in _FIGURES.items() if number and int(number[1]) in there), BESIDE)
 
 
@@ -65,7 +64,7 @@ def gallery(
     """
     sections = {
         section: [figure for figure in figures if figure.section == section]
-        for section in (*SECTIONS, BESIDE)
+        for section in SECTIONS
         if any(figure.section == section for figure in figures)
     }
     largest = min(LARGEST_SVG, ALL_SVG // max(1, len(figures)))
@@ -108,7 +107,7 @@ def _anchor(section: str) -> str:
 
 
 def _title(section: str) -> str:
-    return f"{section}: {SECTIONS[section]}" if section in SECTIONS else section
+    return f"{section}: {SECTIONS[section]}"
 
 
 def _claims(judged: Sequence[JudgedClaim]) -> str:

@@ -14,11 +14,13 @@ from identikit.plots.attention import (
     interval_maps,
 )
 from identikit.plots.attribution import attribution_map, sources
+from identikit.plots.certainty import certain_mass_by_length, sinks
 from identikit.plots.tokens import identity_map, rates
 
 __all__ = [
     "alternative_bars",
     "attribution_map",
+    "certain_mass_by_length",
     "correlation_by_length",
     "head_grid",
     "head_maps",
@@ -26,5 +28,6 @@ __all__ = [
     "interval_bars",
     "interval_maps",
     "rates",
+    "sinks",
     "sources",
 ]

@@ -59,6 +59,23 @@ _TEXTS = Table(
     },
 )
 
+_DRAWN = "no row was drawn there"
+_FIRST = {  # means over texts of the weight of the first token
+    "raw": ("what the first token receives", "0 to 1"),
+    "effective": ("effective attention to the first token", "any number"),
+    "lower": ("the least that the first token receives in any attention with the same output", "0 to 1"),
+    "upper": ("the most that the first token receives in any attention with the same output", "0 to 1"),
+}
+
+
+def _with_error(name: str, meaning: str, range: str, missing: str = "never") -> dict[str, Column]:
+    """Return the columns of a mean over texts and of its standard error."""
+    return {
+        name: _number(f"{meaning}; mean over texts", range, missing),
+        f"{name}_error": _number("its standard error over texts", "0 or more", "there is one text"),
+    }
+
+
 _PEARSON = _number("correlation of raw and effective attention over all visible entries", "−1 to 1", "it is undefined")
 
 ATTENTION: Mapping[str, Table] = {
@@ -111,6 +128,78 @@ ATTENTION: Mapping[str, Table] = {
                 "raw: 0 to 1; others: any number",
             ),
             "texts": _count("number of texts that have a query of the source", "1 or more"),
+        },
+    ),
+    "intervals": Table(
+        "How certain attention is, from rows drawn at random: an interval is the range of a weight over all attention "
+        "with the same output. Written with `--intervals`.",
+        "one row per text, layer and head that rows were drawn from",
+        {
+            "text": _TEXT,
+            "tokens": _TOKENS,
+            "layer": _LAYER,
+            "head": _HEAD,
+            "rows": _count("number of rows drawn", "1 or more"),
+            "free": _count("number of them that see linearly dependent values; all other rows are certain"),
+            "certain_mass": _number("sum of a row's lower bounds, mean over rows", "0 to 1"),
+            "strongest": _number("largest raw weight of a row, mean over rows", "0 to 1"),
+            "width": _number("width of that weight's interval, mean over rows", "0 to 1"),
+            "certain": _number(
+                "share of the decided rows whose strongest edge is the strongest in all attention with the same output",
+                "0 to 1",
+                "no row is decided",
+            ),
+            "undecided": _count("number of rows for which that was not decided"),
+        },
+    ),
+    "intervals_by_length": Table(
+        "The same by length: each text is the mean of its rows. Written with `--intervals`.",
+        "one row per range of lengths",
+        {
+            "tokens_from": _count("least number of tokens of the range", "1 or more"),
+            "tokens_to": _count("greatest number of tokens of the range", "16 or more"),
+            "texts": _count("number of texts", "1 or more"),
+            "rows": _count("number of rows drawn", "1 or more"),
+            "tokens": _number("mean number of tokens", "1 or more"),
+            **_with_error("free", "share of rows that see linearly dependent values", "0 to 1"),
+            **_with_error("certain_mass", "sum of a row's lower bounds", "0 to 1"),
+            **_with_error("strongest", "largest raw weight of a row", "0 to 1"),
+            **_with_error("width", "width of that weight's interval", "0 to 1"),
+            **_with_error(
+                "certain", "share of decided rows whose strongest edge is certain", "0 to 1", "no row is decided"
+            ),
+            "undecided": _count("number of rows for which that was not decided"),
+            **{
+                key: column
+                for name, (meaning, range) in _FIRST.items()
+                for key, column in _with_error(f"first_{name}", meaning, range).items()
+            },
+        },
+    ),
+    "groups": Table(
+        "What groups of keys, such as attention sinks, receive from the drawn rows, and how large their values are. "
+        "Written with `--intervals`.",
+        "one row per text, layer, head and group that the text has",
+        {
+            "text": _TEXT,
+            "tokens": _TOKENS,
+            "layer": _LAYER,
+            "head": _HEAD,
+            "group": _word(
+                "which keys: all special tokens, the first token, what opens a text and what separates or closes it "
+                "(cls and sep, in models that are not causal), or periods and commas",
+                *("special", "first", "cls", "sep", "punctuation"),
+            ),
+            "rows": _count("number of rows drawn; the next four are means over them"),
+            "raw": _number("attention to all keys of the group together", "0 to 1", _DRAWN),
+            "effective": _number("effective attention to them", "any number", _DRAWN),
+            "lower": _number("the least that they receive in any attention with the same output", "0 to 1", _DRAWN),
+            "upper": _number("the most that they receive in any attention with the same output", "0 to 1", _DRAWN),
+            "value_size": _number(
+                "mean norm of their values, as the output projection passes them on, over the median of the other keys",
+                "0 or more",
+                "there are no others, or most are 0",
+            ),
         },
     ),
 }

@@ -53,14 +53,18 @@ def _one_where_short(evidence: Evidence, _: str) -> Finding:
 
 
 def _falls_where_long(evidence: Evidence, _: str) -> Finding:
-    limit = evidence.subject.d_value
-    long = _overall(evidence).query("tokens > @limit")
+    return falls_with_length(_overall(evidence), "pearson", evidence.subject.d_value)
+
+
+def falls_with_length(texts: Table, column: str, limit: int) -> Finding:
+    """Judge that a number of each text falls with the text's length beyond a limit."""
+    long = texts.query("tokens > @limit")
     if long["tokens"].nunique() < 2:
         raise NotApplicableError(f"no two texts of different length have more than {limit} tokens")
-    if long["pearson"].nunique() < 2:
-        rank, pvalue, measured = 0.0, 1.0, f"{long['pearson'].iloc[0]:.2f} at every length"
+    if long[column].nunique() < 2:
+        rank, pvalue, measured = 0.0, 1.0, f"{long[column].iloc[0]:.2f} at every length"
     else:
-        found: Table = spearmanr(long["tokens"], long["pearson"])
+        found: Table = spearmanr(long["tokens"], long[column])
         rank, pvalue = float(found.statistic), float(found.pvalue)
         chance = f"p = {pvalue:.1g}" if pvalue > 0 else "p < 1e-300"
         measured = f"rank correlation {rank:.2f}, {chance}, {len(long)} texts"
@@ -83,9 +87,9 @@ def _received(evidence: Evidence, *types: str) -> Table:
     return received
 
 
-def _within(received: Table, part: tuple[float, float]) -> Table:
+def layers_inside(layers: Table, n_layers: int, part: tuple[float, float]) -> Table:
     """Say which layers are in a part of the depth; some must be, and some must not."""
-    inside = received.index.isin(layers_within(int(received.index.max()), *part))
+    inside = layers.isin(layers_within(n_layers, *part))
     if inside.all() or not inside.any():
         raise NotApplicableError("too few layers to tell this part of the depth from the rest")
     return inside
@@ -96,7 +100,7 @@ def _peak_disappears(target: str, part: tuple[float, float]) -> Judge:
 
     def judge(evidence: Evidence, _: str) -> Finding:
         received = _received(evidence, target)
-        inside = _within(received, part)
+        inside = layers_inside(received.index, evidence.subject.n_layers, part)
         there, elsewhere = received[inside].mean(), received[~inside].mean()
         peaks = there["raw", target] >= PEAK * elsewhere["raw", target]
         raw, effective = ((there - elsewhere)[name, target] for name in ("raw", "effective"))
@@ -114,7 +118,7 @@ def _mostly_null(target: str, part: tuple[float, float]) -> Judge:
 
     def judge(evidence: Evidence, _: str) -> Finding:
         received = _received(evidence, target)
-        inside = received[_within(received, part)].sum()
+        inside = received[layers_inside(received.index, evidence.subject.n_layers, part)].sum()
         share = inside["null_space", target] / inside["raw", target]
         return finding(share > 0.5, percent(share))
 

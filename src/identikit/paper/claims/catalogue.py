@@ -1,4 +1,4 @@
-"""The claims of the paper, with its numbers, and how each is judged on another model."""
+"""The claims of the paper, with its numbers, and how each is judged on another model; and then our own."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,6 +7,7 @@ from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.attention import ATTENTION
 from identikit.paper.claims.attribution import ATTRIBUTION
+from identikit.paper.claims.certainty import CERTAINTY
 from identikit.paper.claims.context import CONTEXT
 from identikit.paper.claims.estimates import percent
 from identikit.paper.claims.identity import IDENTITY
@@ -113,7 +114,7 @@ DATASETS = (
 )
 
 CLAIMS: Mapping[str, Claim] = {
-    claim.name: claim for claim in (*DATASETS, *ATTENTION, *IDENTITY, *PROBING, *ATTRIBUTION, *CONTEXT)
+    claim.name: claim for claim in (*DATASETS, *ATTENTION, *IDENTITY, *PROBING, *ATTRIBUTION, *CONTEXT, *CERTAINTY)
 }
 
 

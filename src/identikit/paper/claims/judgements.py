@@ -10,6 +10,7 @@ from identikit.paper.evidence import Evidence
 
 Table = Any  # a pandas DataFrame or Series: pandas annotates what it returns with everything that might come back
 ONE_LAYER = "the model has only one layer"
+BESIDE = "Beside the paper"  # the section of our own claims
 NOTHING = "–"  # what stands for a measurement where there is none
 EXACT, AVERAGED, RARE, LEARNED, WHOLE = 1, 20, 100, 200, 0
 TEXTS = {

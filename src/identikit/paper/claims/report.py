@@ -12,7 +12,7 @@ from rich.text import Text
 
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.catalogue import CLAIMS
-from identikit.paper.claims.judgements import NOTHING, Claim, Finding, Verdict
+from identikit.paper.claims.judgements import BESIDE, NOTHING, Claim, Finding, Verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,8 +25,9 @@ SECTIONS = {
     "Appendix B": "Token identifiability experiments",
     "Appendix C": "Context contribution analysis",
     "Appendix D": "Other datasets",
+    BESIDE: "our own figures and claims",
 }
-COLUMNS = ("claim", "where", "words", "paper", "rule", "norm", "verdict", "measured", "why", "data")
+COLUMNS = ("claim", "section", "where", "words", "paper", "rule", "norm", "verdict", "measured", "why", "data")
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,17 @@ def counts(judged: Iterable[JudgedClaim]) -> dict[Verdict, int]:
 
 
 def counted(judged: Sequence[JudgedClaim]) -> str:
-    """Say how many claims there are and how they were judged."""
+    """Say how many claims there are and how they were judged; ours are counted apart from the paper's."""
     if not judged:
         return "No claim was judged."
+    whose = {"": [one for one in judged if one.claim.section != BESIDE]}
+    whose[" of ours"] = [one for one in judged if one.claim.section == BESIDE]
+    return " ".join(_counted(claims, owner) for owner, claims in whose.items() if claims)
+
+
+def _counted(judged: Sequence[JudgedClaim], owner: str) -> str:
     parts = ", ".join(f"{count} {verdict.counted[count > 1]}" for verdict, count in counts(judged).items())
-    return f"{len(judged)} {'claims' if len(judged) > 1 else 'claim'}: {parts}."
+    return f"{len(judged)} {'claims' if len(judged) > 1 else 'claim'}{owner}: {parts}."
 
 
 def rows(judged: Iterable[JudgedClaim]) -> list[dict[str, str]]:
@@ -77,6 +84,7 @@ def rows(judged: Iterable[JudgedClaim]) -> list[dict[str, str]]:
     return [
         {
             "claim": one.claim.name,
+            "section": one.claim.section,
             "where": one.claim.where,
             "words": one.claim.words,
             "paper": one.claim.paper,

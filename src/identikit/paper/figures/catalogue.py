@@ -327,6 +327,42 @@ def _collapse() -> Figure:
     )
 
 
+_POSSIBLE = "over all attention with the same output"
+
+
+def _sharp() -> list[Figure]:
+    """What attention could have been, beside Figures 1a to 1c."""
+    figures = (
+        (
+            "fig1a-sharp",
+            "the mass of attention that is certain, that is the same in all attention with the same output, beside the "
+            "correlation of Figure 1a; each point is a text.",
+            ("correlation", "intervals"),
+            frames.certain_by_length,
+            drawings.draw_certain,
+        ),
+        (
+            "fig1bc-sharp",
+            f"Figures 1b and 1c with the range of raw attention {_POSSIBLE}. Means over heads.",
+            ("groups",),
+            frames.mass_of_types,
+            drawings.draw_mass,
+        ),
+        (
+            "sinks",
+            f"(a) raw and effective attention to a sink, and its range {_POSSIBLE}. (b) The norm of its values against "
+            "the median of the other tokens'.",
+            ("groups",),
+            frames.sink,
+            drawings.draw_sink,
+        ),
+    )
+    return [
+        Figure(name, f"Not in the paper: {caption}", needs, "wikitext", frame, draw, labels.of_rows)
+        for name, caption, needs, frame, draw in figures
+    ]
+
+
 def _place(figure: Figure) -> tuple[int, str]:
     number = figure.name.removeprefix("fig")
     return int(number.rstrip("abc")), number
@@ -336,7 +372,8 @@ FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
         *sorted([*_attention(), *_identity(), *_mixing(), *_to_cls(), *_histories(), *_tags()], key=_place),
+        *_sharp(),
         _collapse(),
     )
 }
-"""Every figure of the paper by name, in the paper's order, and then the one of collapsed products."""
+"""Every figure of the paper by name, in the paper's order, and then our own."""

@@ -15,6 +15,7 @@ from identikit.paper.evidence import Evidence
 from identikit.paper.figures.frames import attention_to_types
 from identikit.plots import forms as form
 from identikit.plots.attention import correlation_by_length, map_panels
+from identikit.plots.certainty import GROUPS, certain_mass_by_length, mass_band, value_points
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -102,6 +103,48 @@ def draw_correlation(frame: DataFrame, evidence: Evidence) -> Figure:
         correlation_by_length(frame, evidence.subject.d_value, axes)
 
     return form.sheet(panel)
+
+
+def draw_certain(frame: DataFrame, evidence: Evidence) -> Figure:
+    """Certain mass and the correlation of raw with effective attention, by length."""
+
+    def panel(axes: Axes) -> None:
+        certain_mass_by_length(frame, evidence.subject.d_value, axes, correlation=frame)
+
+    return form.sheet(panel, height=2.9)
+
+
+def draw_mass(frame: DataFrame, evidence: Evidence) -> Figure:
+    """Raw attention to each token type with its possible range, and effective attention, on one scale."""
+    groups = [name for name in GROUPS if name in set(frame["group"])]
+    ends = frame[["raw", "effective", "lower", "upper"]].min().min(), frame["upper"].max()
+    room = 0.05 * (ends[1] - ends[0])
+
+    def panel(axes: Axes, group: str, letter: str) -> None:
+        mass_band(axes, frame.query("group == @group"), x="layer")
+        _by_layer(axes, evidence)
+        axes.set_ylim(ends[0] - room, ends[1] + room)
+        legend(axes, columns=1, title=f"({letter}) to {GROUPS[group]}")
+
+    panels = [partial(panel, group=group, letter=letter) for group, letter in zip(groups, "abc", strict=False)]
+    return form.sheet(*panels, width=DOUBLE, height=2.9)
+
+
+def draw_sink(frame: DataFrame, evidence: Evidence) -> Figure:
+    """What a sink receives by layer, and the size of its values."""
+    words = GROUPS[frame["group"].iloc[0]]
+
+    def mass(axes: Axes) -> None:
+        mass_band(axes, frame, x="layer")
+        _by_layer(axes, evidence)
+        legend(axes, columns=3, title=f"(a) attention to {words}")
+
+    def values(axes: Axes) -> None:
+        value_points(axes, frame, x="layer")
+        layer_axis(axes.xaxis, range(1, evidence.subject.n_layers + 1), _LAYER)
+        legend(axes, columns=2, title=f"(b) size of values of {words}")
+
+    return form.sheet(mass, values, width=DOUBLE)
 
 
 def draw_types(frame: DataFrame, evidence: Evidence, *, map: str) -> Figure:

@@ -10,6 +10,7 @@ from pandas import DataFrame
 
 from identikit.maths.mixing import first_middle_last
 from identikit.paper.evidence import Evidence
+from identikit.plots.certainty import WEIGHTS, head_means, mean_over_rows
 from identikit.plots.tokens import mean_rates
 
 MAPS = ("naive", "linear", "mlp")
@@ -39,6 +40,28 @@ def attention_to_separators(evidence: Evidence) -> DataFrame:
     """Attention of each head to [SEP], from [SEP] and from all others, and the mean over heads (Fig. 5)."""
     table = _to_present(evidence.tables["types"], ("sep",), map=("effective", "raw"), source=("sep", "rest"))
     return _with_mean(table, ["map", "source", "layer"])
+
+
+def certain_by_length(evidence: Evidence) -> DataFrame:
+    """Certain mass beside the correlation of raw with effective attention, a row per text."""
+    mass = mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
+    return correlation(evidence).merge(mass.filter(["text", "rows", "certain_mass"]), on="text")
+
+
+def mass_of_types(evidence: Evidence) -> DataFrame:
+    """Raw and effective attention to [CLS], [SEP] and punctuation by layer, and the least and greatest possible.
+
+    A causal model has the first token instead of the first two.
+    """
+    groups = _rows(evidence.tables["groups"], group=("first", "punctuation") if evidence.subject.causal else TYPES)
+    return mean_over_rows(groups.query("rows > 0"), WEIGHTS, ["group", "layer"])
+
+
+def sink(evidence: Evidence) -> DataFrame:
+    """What the special tokens (in a causal model the first token) receive from each head, and their values' size."""
+    groups = evidence.tables["groups"]
+    group = "first" if evidence.subject.causal or "special" not in set(groups["group"]) else "special"
+    return head_means(groups, group).assign(group=group)
 
 
 def passage(evidence: Evidence) -> DataFrame:

@@ -11,6 +11,11 @@ def of_texts(frame: DataFrame, evidence: Evidence) -> str:
     return evidence.label
 
 
+def of_rows(frame: DataFrame, evidence: Evidence) -> str:
+    """Label a figure of intervals: how many rows were bounded."""
+    return f"{evidence.label} · {sum(frame['rows']):,} rows drawn at random"
+
+
 def of_rates(frame: DataFrame, evidence: Evidence) -> str:
     """Label a figure of rates: maps are tested on a part of the texts."""
     numbers, folds = sorted({round(tokens) for tokens in frame["tokens"]}), max(frame["folds"])
