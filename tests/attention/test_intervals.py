@@ -122,3 +122,13 @@ def test_words_say_what_was_found(minilm):
 def test_mistakes(wrong, message):
     with pytest.raises(ik.InputError, match=message):
         ik.attention_intervals(tiny.loaded("bert"), TEXTS[0], layer=0, head=0, **wrong)
+
+
+def test_one_edge_can_be_asked_for_with_epsilon():
+    row = ik.effective_attention(tiny.loaded("bert"), " ".join(f"w{i}" for i in range(5, 20))).sel(
+        layer=1, head=2, query=3
+    )
+    one, whole, exact = row.intervals(key=5, epsilon=0.01), row.intervals(epsilon=0.01), row.intervals(key=5)
+    assert float(one.lower) == pytest.approx(float(whole.lower[5]), abs=1e-3)
+    assert float(one.upper) == pytest.approx(float(whole.upper[5]), abs=1e-3)
+    assert one.lower <= exact.lower + 1e-9 and exact.upper - 1e-9 <= one.upper

@@ -197,7 +197,7 @@ def _solved(
         return ordered(rows, found, TOP)
     if objectives is None:
         every, places = unbounded(rows), list(keys or ())
-        for part, end in zip(every, found, strict=False):
+        for part, end in zip(every[:3], found[:3], strict=True):
             part[:, places] = end
         return every
     return found

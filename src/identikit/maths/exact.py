@@ -8,7 +8,7 @@ import torch
 
 from identikit.errors import IdentikitError
 from identikit.maths.intervals import row_bounds
-from identikit.maths.polytope import Bounds, Rows, rows_of, unbounded
+from identikit.maths.polytope import Bounds, Rows, unbounded
 from identikit.shapes import Float, Tensor
 
 FEW = 2  # rows for which compiled code is not worth loading
@@ -42,15 +42,6 @@ def exact_bounds(
         for part, end in zip(found, again, strict=True):
             part[index] = end[0]
     return found
-
-
-def prepare() -> None:
-    """Load the CPU's compiled code, which is compiled when it is first used, so that a clock can start after it."""
-    count = FEW + 1
-    weights, seen = torch.full((count, 3), 1 / 3, dtype=torch.float64), torch.ones(count, 3, dtype=torch.bool)
-    rows = rows_of(weights, torch.tensor([[0.0], [1.0], [3.0]]), seen, torch.ones(count, dtype=torch.long))
-    exact_bounds(rows, top=1)
-    exact_bounds(rows, torch.ones(1, 3, dtype=torch.float64))
 
 
 def _compiled(rows: Rows) -> Callable[..., tuple[Bounds, Any]] | None:

@@ -7,14 +7,13 @@ seed. Whether a row is drawn does not depend on what it costs, so what is bounde
 
 import time
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
 from identikit.attention.intervals import Bounding, bounds_of, membership
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.exact import FEW, exact_bounds, prepare
+from identikit.maths.exact import FEW, exact_bounds
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 
@@ -67,13 +66,14 @@ def bounded_rows(
 ) -> Sample:
     """Bound free rows of all layers and heads in random order until the time is up; None: until all are bounded."""
     free = attention.null_dim.cpu() > 0
-    order, total = iter(_random_order(free)), int(free.sum())
+    order, total = _random_order(free), int(free.sum())
     objectives = membership(groups, len(attention.tokens))
     found = [_nothing(len(attention.tokens), len(groups))]
-    if total:
-        prepare()
-    done, size, started = 0, FEW + 1, time.monotonic()
-    while batch := sorted(islice(order, size)):
+    done, size = 0, FEW + 1
+    if order:
+        _bounded(attention, sorted(order[:size]), objectives, silent)  # compiling does not count
+    started = time.monotonic()
+    while batch := sorted(order[done : done + size]):
         begun = time.monotonic()
         found.append(_bounded(attention, batch, objectives, _after(progress, done, total)))
         done += len(batch)
