@@ -39,17 +39,19 @@ class Bounding:
 
     def __post_init__(self) -> None:
         known("method", self.method, ("auto", "exact", "certified"))
-        for name, given in (("seconds", self.seconds), ("epsilon", self.epsilon)):
-            number = isinstance(given, int | float) and not isinstance(given, bool)
-            if name == "seconds" and given is not None and not (number and given > 0):
-                raise InputError(f"seconds={given!r:.60} cannot be used: expected a positive number, or None.")
-            if name == "epsilon" and not (number and 0 <= given < 1):
-                raise InputError(f"epsilon={given!r:.60} cannot be used: expected a number from 0 to below 1.")
+        if self.seconds is not None and not (_is_number(self.seconds) and self.seconds > 0):
+            raise InputError(f"seconds={self.seconds!r:.60} cannot be used: expected a positive number, or None.")
+        if not (_is_number(self.epsilon) and 0 <= self.epsilon < 1):
+            raise InputError(f"epsilon={self.epsilon!r:.60} cannot be used: expected a number from 0 to below 1.")
         if self.epsilon and self.method == "exact":
             raise InputError(
                 "method='exact' cannot be used with epsilon=: where the output may move, ends are certified, with a "
                 "gap. Use method='certified' or 'auto'."
             )
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
 
 
 def attention_intervals(
@@ -104,39 +106,31 @@ def intervals_of(
         raise InputError("attention_intervals takes key= or groups=, not both.")
     layers, heads, queries = (attention._axis(name).places for name in _ROWS)
     places = [(i, h, q) for i in layers for h in heads for q in queries]
-    objectives = None
-    if groups is None:
-        last = attention._axis("key").sel(key)
-        asked = None if len(last) == len(attention.tokens) else last.places
-        rows, found = bounds_of(attention, places, keys=asked, bounding=bounding, progress=progress)
-        raw, found = rows.attention[:, list(last.places)], _at(found, last.places)
-    else:
-        members = key_groups(attention, groups)
-        last, asked = Axis("group", tuple(members)), ()
-        objectives = membership(members.values(), len(attention.tokens))
-        rows, found = bounds_of(attention, places, objectives=objectives, bounding=bounding, progress=progress)
-        raw = rows.attention @ objectives.to(rows.attention).mT
-    shape = len(layers), len(heads), len(queries)
+    members = {} if groups is None else key_groups(attention, groups)
+    last = Axis("group", tuple(members)) if members else attention._axis("key").sel(key)
+    objectives = membership(list(members.values()), len(attention.tokens)) if members else None
+    every = not members and len(last) == len(attention.tokens)
+    asked = None if every or members else last.places
+
+    def bounded(bounding: Bounding) -> tuple[Rows, Bounds]:
+        return bounds_of(attention, places, keys=asked, objectives=objectives, bounding=bounding, progress=progress)
+
+    rows, found = bounded(bounding)
+    raw = rows.attention if objectives is None else rows.attention @ objectives.to(rows.attention).mT
     edges = {"raw": raw, "lower": found.lower, "upper": found.upper, "gap": found.gap}
     rounding = _rounding(attention)
     if rounding and not bounding.epsilon:
-        rounded = replace(bounding, method="certified", epsilon=rounding)
-        _, wide = bounds_of(attention, places, keys=asked, objectives=objectives, bounding=rounded, progress=progress)
-        wide = wide if groups is not None else _at(wide, last.places)
+        _, wide = bounded(replace(bounding, method="certified", epsilon=rounding))
         edges |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
-    arrays = {name: array.unflatten(0, shape) for name, array in edges.items()}
-    dims = dict.fromkeys(arrays, (*_ROWS, last.name))
-    if asked is None:  # the sum over some keys is not a row's certain mass
-        arrays |= {
-            "certain_mass": found.lower.sum(-1).unflatten(0, shape),
-            "certain_order": found.order.unflatten(0, shape),
-        }
-        dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
+    of_rows = {"certain_mass": found.lower.sum(-1), "certain_order": found.order} if every else {}
+    arrays = {name: array[:, list(last.places)] for name, array in edges.items()} | of_rows
+    dims = {name: _ROWS if name in of_rows else (*_ROWS, last.name) for name in arrays}
+    shape = len(layers), len(heads), len(queries)
+    arrays = {name: array.unflatten(0, shape) for name, array in arrays.items()}
     axes = (*(attention._axis(name) for name in _ROWS), last)
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
     about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon, "rounding": rounding}
-    if groups is not None:
-        about["groups"] = {name: list(places) for name, places in members.items()}
+    about |= {"groups": members} if members else {}
     return AttentionIntervals(axes, Held(arrays, dims), attention.provenance, about)
 
 
@@ -203,7 +197,7 @@ def _solved(
     return found
 
 
-def membership(groups: Any, n: int) -> Float[Tensor, "group key"]:
+def membership(groups: Sequence[Sequence[int]], n: int) -> Float[Tensor, "group key"]:
     """Return which of n keys belong to each group: 1 or 0."""
     found = torch.zeros(len(groups), n, dtype=torch.float64)
     for at, places in enumerate(groups):
@@ -223,8 +217,3 @@ def _rounding(attention: EffectiveAttention) -> float:
     source: Any = attention.source
     dtype = source.parts[0].call.value.dtype
     return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
-
-
-def _at(bounds: Bounds, keys: Sequence[int]) -> Bounds:
-    places = list(keys)
-    return Bounds(bounds.lower[:, places], bounds.upper[:, places], bounds.gap[:, places], bounds.order)

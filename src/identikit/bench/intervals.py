@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,10 +48,10 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
     model = load(options.model, device=options.device)
     tasks: list[Callable[[], list[Row]]] = []
     if find_spec("highspy") is not None:
-        cases = [(f"random, {n} keys, d_v = {d_v}", *random_row(n, d_v)) for n, d_v in options.shapes]
+        cases = [(f"random, {n} keys, d_v = {d_v}", random_row(n, d_v)) for n, d_v in options.shapes]
         cases.append(model_row(model, options.tokens[-1]))
-        tasks += [lambda case=case: compare(*case, options.repeats) for case in cases]
-    tasks += [lambda tokens=tokens: whole_text(model, tokens) for tokens in options.tokens]
+        tasks += [partial(compare, name, row, options.repeats) for name, row in cases]
+    tasks += [partial(whole_text, model, tokens) for tokens in options.tokens]
     rows = []
     for done, task in enumerate(tasks):
         progress("intervals", done, len(tasks))
@@ -59,8 +60,9 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
     return rows
 
 
-def compare(case: str, attention: torch.Tensor, values: torch.Tensor, repeats: int) -> list[Row]:
+def compare(case: str, row: tuple[torch.Tensor, torch.Tensor], repeats: int) -> list[Row]:
     """Time one row both ways, and compare their answers."""
+    attention, values = row
     found, expected = polytope.intervals(attention, values), linprog_intervals(attention, values)
     tasks = {
         IDENTIKIT: lambda: polytope.intervals(attention, values),
@@ -79,7 +81,8 @@ def whole_text(model: Model, tokens: int) -> list[Row]:
     """Time every edge of all heads of a text, exactly and certified; rows by HiGHS are timed on a sample."""
     rows = text_rows(model, tokens)
     some = torch.linspace(0, len(rows.group) - 1, SAMPLE, device=rows.group.device).long()
-    exact_bounds(rows.some(some), top=TOP), certified_bounds(rows.some(some))  # compile first
+    exact_bounds(rows.some(some), top=TOP)  # compile first
+    certified_bounds(rows.some(some))
     taken, exact = seconds(lambda: exact_bounds(rows, top=TOP))
     slower, certified = seconds(lambda: certified_bounds(rows))
     times = {EXACT: taken, CERTIFIED: slower}
@@ -119,12 +122,12 @@ def random_row(n: int, d_v: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, generator=generator).mul(2).softmax(dim=0), torch.randn(n, d_v, generator=generator)
 
 
-def model_row(model: Model, tokens: int) -> tuple[str, torch.Tensor, torch.Tensor]:
+def model_row(model: Model, tokens: int) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
     """Read a row of a middle layer on a text of this length: what it is, its attention and its values."""
     source, layer = _captured(model, tokens), model.n_layers // 2
     row = source.row(layer, 0, tokens - 1)
     case = f"{model.name} L{layer}H0, {len(row.keys)} keys, d_v = {model.d_value}"
-    return case, row.attention, row.values
+    return case, (row.attention, row.values)
 
 
 def text_rows(model: Model, tokens: int) -> Rows:
@@ -135,6 +138,6 @@ def text_rows(model: Model, tokens: int) -> Rows:
 
 def _captured(model: Model, tokens: int) -> Any:
     """Read the sample texts, one after another as one text, cut to this length."""
-    together = " ".join(part for pair in sample_texts() for part in (pair if isinstance(pair, tuple) else (str(pair),)))
+    together = " ".join(str(part) for pair in sample_texts() for part in pair)
     (encoded,) = model.encode([together], truncate=True, max_tokens=tokens)
     return effective_attention(model, encoded.ids).source

@@ -5,12 +5,12 @@ inverses back to full precision with one Newton step, and the rows that are not 
 what the state is; here a row also keeps what it is doing (`_MODES`), and on which keys.
 """
 
-from typing import NamedTuple, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from identikit.maths.polytope import Bounds, Rows, unbounded
 from identikit.shapes import Bool, Float, Tensor
@@ -321,7 +321,8 @@ def _run(work: _State, sign: Tensor, objectives: Tensor, wanted: tuple[int, int]
         active = (work.state[:, _MODE] < _DONE).nonzero()[:, 0]
         if not len(active):
             break
-        _steps[(len(active),)](*work, objectives, active, n, rank, width, *wanted, _ROUND, **sizes, num_warps=1)
+        launch: Any = _steps[(len(active),)]  # pyright: ignore[reportIndexIssue]
+        launch(*work, objectives, active, n, rank, width, *wanted, _ROUND, **sizes, num_warps=1)
         off[active] = torch.maximum(off[active], _refresh(work, sign, active))
     return off
 
