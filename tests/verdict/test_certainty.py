@@ -1,5 +1,6 @@
 """The verdict on attention rests on intervals: every printed number is held against exact ones, in 50 texts."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -160,7 +161,7 @@ def test_all_rows_are_bounded_when_there_is_time(attention: Any, everything: Sam
     assert torch.allclose(mass.mean, intervals.certain_mass.mean((1, 2))) and not mass.stderr.any()
     raw = groups.raw[..., 0].mean((1, 2))
     for ours, theirs in zip(group_bounds(everything, 0, raw), (groups.lower, groups.upper), strict=True):
-        assert torch.allclose(ours, theirs[..., 0].mean((1, 2)), atol=1e-7)
+        assert torch.allclose(ours.mean, theirs[..., 0].mean((1, 2)), atol=1e-7) and not ours.stderr.any()
 
 
 def first(sample: Sample, count: int) -> Sample:
@@ -224,11 +225,14 @@ def test_part_of_the_rows_comes_with_standard_errors(monkeypatch: Any):
     assert certain["bounded_rows"] == 21 and certain["free_rows"] == 192
     words = " ".join(answer(found))
     assert f"{certain['bounded_rows']:,} were bounded, drawn at random (standard errors " in words
-    assert " Standard errors up to 0." in words
+    assert re.search(r"Standard errors: up to 0\.\d\d, \d+% and, for min and max, 0\.\d\d\.", words)
     truth = Truth(model, LONG)
     error = abs(certain["mass"] - float(truth.intervals.certain_mass.mean()))
     assert 0 < error < 5 * certain["mass_stderr"]
     special = truth.ends((0, 15))
+    for name, true in (("lower", special[1]), ("upper", special[2])):
+        estimated, error = found.array(f"special_{name}"), found.array(f"special_{name}_stderr")
+        assert ((estimated - true).abs() < 5 * error).all() and (error > 0).all()
     assert (found.array("special_lower") <= special[0]).all() and (special[0] <= found.array("special_upper")).all()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -160,10 +161,12 @@ def _legend(explanation: Explanation) -> str:
     unknown = bool(explanation.array("certain_mass").isnan().any())
     told += " –: no row of the layer was bounded in time." if unknown else ""
     certain = explanation.about["certain"]
-    errors = [explanation.array(f"{name}_stderr") for name in ("certain_mass", "strongest_certain")]
-    if certain["bounded_rows"] in (0, certain["free_rows"]) or any(bool(error.isnan().any()) for error in errors):
+    names = "certain_mass", "strongest_certain", "special_lower", "special_upper"
+    errors = torch.stack([explanation.array(f"{name}_stderr") for name in names])
+    if certain["bounded_rows"] in (0, certain["free_rows"]) or bool(errors.isnan().any()):
         return told
-    return f"{told} Standard errors up to {float(errors[0].max()):.2f} and {float(errors[1].max()):.0%}."
+    mass, strongest, lower, upper = errors.amax(1).tolist()
+    return f"{told} Standard errors: up to {mass:.2f}, {strongest:.0%} and, for min and max, {max(lower, upper):.2f}."
 
 
 def _sink(sink: dict[str, Any]) -> str:

@@ -165,15 +165,15 @@ def mean_over_rows(sample: Sample, values: Float[Tensor, "row"], fixed: float) -
     return Mean(*(torch.tensor(part, dtype=torch.float64) for part in (means, errors)))
 
 
-def group_bounds(sample: Sample, group: int, raw: Float[Tensor, "layer"]) -> tuple[Tensor, Tensor]:
+def group_bounds(sample: Sample, group: int, raw: Float[Tensor, "layer"]) -> tuple[Mean, Mean]:
     """Return the least and the greatest mean weight that each layer's rows can give to a group of keys.
 
     `raw` is the mean over all rows. How far below and above it the ends are is what is estimated from the rows that
     were bounded, so the ends always enclose it.
     """
     own, lower, upper = sample.groups[:, :, group].unbind(1)
-    below, above = (mean_over_rows(sample, part, 0.0).mean for part in (own - lower, upper - own))
-    return (raw - below).clamp(min=0), (raw + above).clamp(max=1)
+    below, above = (mean_over_rows(sample, part, 0.0) for part in (own - lower, upper - own))
+    return Mean((raw - below.mean).clamp(min=0), below.stderr), Mean((raw + above.mean).clamp(max=1), above.stderr)
 
 
 def least_certain(sample: Sample) -> list[dict[str, Any]]:

@@ -46,8 +46,8 @@ NEAR = 3  # how many places away a neighbour is near
 PROBES = 16  # directions that attribution is estimated from
 UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
 _BY_LAYER = ("certain_mass", "certain_mass_stderr", "strongest_certain", "strongest_certain_stderr", "special_raw",
-             "special_lower", "special_upper", "special_effective", "least_null_dim", "greatest_null_dim",
-             "identifiable", "reachable_dim", "pearson")  # fmt: skip
+             "special_lower", "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective",
+             "least_null_dim", "greatest_null_dim", "identifiable", "reachable_dim", "pearson")  # fmt: skip
 _PARTS: Mapping[str, type[Result]] = {
     "attention": EffectiveAttention,
     "identity": IdentityMap,
@@ -82,12 +82,13 @@ class Explanation(Result):
     """What can be said about a model on one text: the answers to all three questions.
 
     Arrays by layer, all of them means over rows: the `certain_mass`, the share of rows whose strongest edge is certain
-    (`strongest_certain`), each with its standard error (`…_stderr`: 0 where all rows were bounded), and the weight on
-    special tokens, or on the first token where there are none: `special_raw`, the least and the greatest that attention
-    with the same output can give (`special_lower`, `special_upper`), and `special_effective`. Beside them the least and
-    greatest null dimension of a row, the share of rows that are `identifiable`, the `reachable_dim`, and the
-    correlation `pearson` of raw and effective attention. Arrays by layer and token: whether it is `recovered` (1 or 0,
-    NaN in layers without a map), its `own` contribution, and whether it is `outweighed`.
+    (`strongest_certain`), and the weight on special tokens, or on the first token where there are none: `special_raw`,
+    the least and the greatest that attention with the same output can give (`special_lower`, `special_upper`), and
+    `special_effective`. What intervals give has a standard error (`…_stderr`), which is 0 where all rows were bounded,
+    and NaN where too few were. Beside them the least and greatest null dimension of a row, the share of rows that are
+    `identifiable`, the `reachable_dim`, and the correlation `pearson` of raw and effective attention. Arrays by layer
+    and token: whether it is `recovered` (1 or 0, NaN in layers without a map), its `own` contribution, and whether it
+    is `outweighed`.
 
     `about` has what is said beyond these: `certain` (overall, and how many rows were bounded), the `causes` of freedom,
     the `sinks`, the edges that are `least_certain`, and those whose effective weight is `outside` the interval.
@@ -333,38 +334,43 @@ def _attention(
     tokens = candidates(attention)
     groups = [special or [0], *tokens.values()]
     raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
-    sinks = is_sink(raw, even)[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
-    bounded = [0, *sinks]
+    sunk = is_sink(raw, even)
+    bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
     sample = bounded_rows(attention, [groups[group] for group in bounded], seconds=seconds, progress=progress)
-    ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
-    null, pearson = attention.null_dim.double(), attention.pearson("head")
+    ends = [group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)]
     mass = mean_over_rows(sample, sample.lower.sum(-1), 1.0)
     strongest = mean_over_rows(sample, sample.strongest, 1.0)
-    special_rows = raw[:, 0], *ends[0], effective[:, 0]
-    dims = null.amin((1, 2)), null.amax((1, 2)), (null == 0).double().mean((1, 2))
-    reachable = attention.reachable_dim.double().mean((1, 2))
-    by_layer = (*mass, *strongest, *special_rows, *dims, reachable, attention.pearson("layer"))
-    arrays = dict(zip(_BY_LAYER, by_layer, strict=True))
+    by_layer = (*mass, *strongest, raw[:, 0], *ends[0][0], *ends[0][1], effective[:, 0], *_beside(attention))
+    sinks = [
+        {
+            "token": [*tokens][group - 1],
+            "keys": groups[group],
+            "layers": sunk[:, group].nonzero()[:, 0].tolist(),
+            "value_size": value_sizes(attention, groups[group]),
+            "raw": raw[:, group].tolist(),
+            "effective": effective[:, group].tolist(),
+            "lower": _known(lower.mean.tolist()),
+            "upper": _known(upper.mean.tolist()),
+        }
+        for group, (lower, upper) in zip(bounded[1:], ends[1:], strict=True)
+    ]
     said = {
         "certain": _certain(sample, mass.overall(), strongest.overall()) | {"seconds": seconds},
         "group": "special tokens" if special else "first token",
         "causes": causes(attention),
-        "shared_outputs": _share_outputs(attention),
-        "sinks": [
-            {
-                "token": list(tokens)[group - 1],
-                "keys": groups[group],
-                "layers": [layer for layer, found in enumerate(is_sink(raw, even)[:, group].tolist()) if found],
-                "value_size": value_sizes(attention, groups[group]),
-                **{name: part[:, group].tolist() for name, part in (("raw", raw), ("effective", effective))},
-                **{name: _known(part.tolist()) for name, part in zip(("lower", "upper"), ends[group], strict=True)},
-            }
-            for group in sinks
-        ],
+        "shared_outputs": (attention.joint_null_dim > attention.null_dim.sum(1)).any(1).nonzero()[:, 0].tolist(),
+        "sinks": sinks,
         "least_certain": least_certain(sample),
-        "outside": outside(sample, pearson),
+        "outside": outside(sample, attention.pearson("head")),
     }
-    return {name: array.cpu().double() for name, array in arrays.items()}, said
+    return {name: array.cpu().double() for name, array in zip(_BY_LAYER, by_layer, strict=True)}, said
+
+
+def _beside(attention: EffectiveAttention) -> tuple[Tensor, ...]:
+    """Return what stands beside intervals, by layer: null dimension, reachable dimension, correlation."""
+    null, reachable = attention.null_dim.double(), attention.reachable_dim.double().mean((1, 2))
+    dims = null.amin((1, 2)), null.amax((1, 2)), (null == 0).double().mean((1, 2))
+    return *dims, reachable, attention.pearson("layer")
 
 
 def _certain(sample: Sample, mass: tuple[float, float], strongest: tuple[float, float]) -> dict[str, Any]:
@@ -382,8 +388,3 @@ def _certain(sample: Sample, mass: tuple[float, float], strongest: tuple[float, 
 def _known(numbers: Sequence[float]) -> list[float | None]:
     """Return numbers with None in place of NaN, as JSON holds them."""
     return [None if number != number else number for number in numbers]
-
-
-def _share_outputs(attention: EffectiveAttention) -> list[int]:
-    """Return the layers whose heads can trade outputs: together they are freer than one by one."""
-    return (attention.joint_null_dim > attention.null_dim.sum(1)).any(1).nonzero()[:, 0].tolist()
