@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from identikit.errors import IdentikitError
 from identikit.maths import exact, simplex
 from identikit.maths.intervals import row_bounds
-from identikit.maths.polytope import Rows, joined_rows, proven_maximum, rows_of
+from identikit.maths.polytope import Bounds, Rows, joined_rows, proven_maximum, rows_of, unbounded
 from tests.maths.test_intervals import decaying_values, one_hot, rows
 from tests.reference import intervals as reference
 
@@ -120,13 +120,17 @@ def test_rows_with_ties_zeros_and_lost_rank(row):
     assert found.gap.max() < 1e-8
 
 
-def test_what_the_compiled_method_cannot_prove_is_handed_to_highs(monkeypatch):
+def given_up(rows, objectives, **_):
+    """Stand in for a solver that fails in every row, with nonsense left behind."""
+    found = unbounded(rows, objectives)
+    return Bounds(found.lower + 7, found.upper - 7, found.gap, found.order), rows.free.clone()
+
+
+def test_rows_that_the_compiled_method_gives_up_are_handed_to_highs(monkeypatch):
     some, _ = case("random")
-    expected = row_bounds(some, None, top=5)
-    monkeypatch.setattr(simplex, "STEPS", 0)
-    monkeypatch.setattr(exact, "GAP", -1.0)
+    monkeypatch.setattr(exact, "_compiled", lambda rows: given_up)
     found = exact.exact_bounds(some, top=5)
-    for part, known in zip(found, expected, strict=True):
+    for part, known in zip(found, row_bounds(some, None, top=5), strict=True):
         assert torch.equal(part, known)
 
 
@@ -136,10 +140,24 @@ def test_what_nobody_can_prove_keeps_the_bounds_that_always_hold(monkeypatch):
     def refuse(*_, **__):
         raise IdentikitError("no")
 
-    monkeypatch.setattr(exact, "GAP", -1.0)
+    monkeypatch.setattr(exact, "_compiled", lambda rows: given_up)
     monkeypatch.setattr(exact, "row_bounds", refuse)
     found = exact.exact_bounds(some)
     assert not found.lower.any() and (found.upper == 1).all() and found.gap.isnan().all()
+
+
+def test_of_two_proofs_the_better_one_counts(monkeypatch):
+    some, _ = case("random")
+    sharp = exact.exact_bounds(some, top=5)
+
+    def loose(rows, objectives, **_):
+        ends = sharp.lower - 0.01, sharp.upper + 0.01, sharp.gap + 0.01
+        return Bounds(*ends, torch.full_like(sharp.order, -1)), torch.zeros_like(rows.free)
+
+    monkeypatch.setattr(exact, "_compiled", lambda rows: loose)
+    found = exact.exact_bounds(some, top=5)
+    torch.testing.assert_close(found.lower, sharp.lower, atol=1e-9, rtol=0)
+    assert found.gap.max() < 1e-8 and torch.equal(found.order, sharp.order)
 
 
 def test_identifiable_rows_are_their_own_ends():

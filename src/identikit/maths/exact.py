@@ -1,6 +1,7 @@
 """Exact ends of many rows at once: which solver they are given to."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,13 +36,19 @@ def exact_bounds(
     asked[slice(None) if keys is None else list(keys)] = True
     found, failed = solve(rows, objectives, asked=asked, top=top if keys is None else 0)
     for index in (failed | (found.gap > GAP).any(-1)).nonzero()[:, 0].tolist():
-        try:
-            again = row_bounds(rows.some(torch.tensor([index])), objectives, keys=keys, top=top)
-        except (IdentikitError, ImportError):
-            again = unbounded(rows.some(torch.tensor([index])), objectives)
-        for part, end in zip(found, again, strict=True):
+        one = rows.some(torch.tensor([index]))
+        known = unbounded(one, objectives) if bool(failed[index]) else Bounds(*(part[[index]] for part in found))
+        with suppress(IdentikitError, ImportError):  # what was proven stays
+            known = _both(known, row_bounds(one, objectives, keys=keys, top=top))
+        for part, end in zip(found, known, strict=True):
             part[index] = end[0]
     return found
+
+
+def _both(one: Bounds, other: Bounds) -> Bounds:
+    """Return the better of two proofs, end by end; the smaller gap holds for it."""
+    ends = torch.maximum(one.lower, other.lower), torch.minimum(one.upper, other.upper), one.gap.fmin(other.gap)
+    return Bounds(*ends, torch.maximum(one.order, other.order))
 
 
 def _compiled(rows: Rows) -> Callable[..., tuple[Bounds, Any]] | None:
