@@ -257,9 +257,10 @@ class AttentionIntervals(Result):
         if widest > 0:
             at = int(width.masked_fill(unknown, 0.0).argmax())
             raw, lower, upper = (float(part.flatten()[at]) for part in (self.raw, self.lower, self.upper))
+            edge = _edge(self, labels) if width.numel() == 1 else f"The widest interval is {_edge(self, labels)}"
             told.append(
-                f"The widest interval is {_edge(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in "
-                f"every attention with {'such an' if self.about.get('epsilon') else 'the same'} output."
+                f"{edge}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in every attention with "
+                f"{'such an' if self.about.get('epsilon') else 'the same'} output."
             )
         elif late < width.numel():
             told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")
