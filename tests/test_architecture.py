@@ -23,7 +23,8 @@ FLOORS = [
     {"verdict"},
     {"plots"},
     {"__init__"},
-    {"paper", "bench", "terminal"},
+    {"paper", "bench", "terminal", "options"},
+    {"cli_bench"},
     {"cli"},
     {"__main__"},
 ]

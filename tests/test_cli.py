@@ -68,9 +68,16 @@ def test_explain_short_text_as_json(run):
     assert told["provenance"]["model"] == "all-MiniLM-L6-v2"
 
 
+def test_explain_stops_bounding_rows_in_time(run):
+    text = " ".join(["the cat sat on a mat and the dog ran to a tree by the old red house near the river ."] * 2)
+    told = json.loads(run("explain", text, "--seconds", "0.01", "--json").stdout)
+    assert 0 < told["certain"]["bounded_rows"] < told["certain"]["free_rows"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["explain", "A text.", "--seconds", "0"], "seconds=0.0 cannot be used: expected a positive number"),
         (["explain", ""], "blank"),
         (["explain", "a", "--pair", "  "], "blank"),
         (["explain", "--pair", "b"], "--pair needs a first text"),

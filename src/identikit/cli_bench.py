@@ -1,0 +1,134 @@
+"""The benchmarks on the command line: `identikit bench NAME`."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from identikit.options import DataDirOption, JsonOption, ModelOption
+
+bench = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Measure speed and memory, as ratios taken side by side in one run.",
+)
+
+BenchDeviceOption = Annotated[str, typer.Option("--device", help="Where to compute: cpu or cuda.")]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", min=1, help="How often to time everything; the best time counts.")
+]
+
+
+@bench.command("attention")
+def bench_attention(
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", min=2, help="A text length; repeat for more. Default: 128 and 512.")
+    ] = None,
+    memory_tokens: Annotated[
+        int, typer.Option("--memory-tokens", min=128, help="The text length to measure memory with.")
+    ] = 8192,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Time effective attention, and measure its memory.
+
+    BERT-base shapes, compared with a forward pass and with the SVD that defines effective attention.
+    """
+    from identikit.bench.attention import run
+
+    lengths = tuple(tokens or (128, 512))
+    _measure("attention", partial(run, lengths, memory_tokens=memory_tokens, repeats=repeats), as_json)
+
+
+@bench.command("intervals")
+def bench_intervals(
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", min=2, help="A text length; repeat for more. Default: 64 and 128.")
+    ] = None,
+    model: ModelOption = None,
+    device: BenchDeviceOption = "cpu",
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Time intervals.
+
+    Three rows, compared with one linear program of scipy per end; then every edge of texts, exact and certified,
+    compared with HiGHS row by row.
+    """
+    from identikit.bench.intervals import Options, run
+
+    options = Options(tokens=tuple(tokens or (64, 128)), model=model, device=device, repeats=repeats)
+    _measure("intervals", partial(run, options), as_json, device)
+
+
+@bench.command("attribution")
+def bench_attribution(
+    device: BenchDeviceOption = "cpu",
+    model: ModelOption = None,
+    data: Annotated[str | None, typer.Option("--data", help="Time all texts of a file or dataset instead.")] = None,
+    data_dir: DataDirOption = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Time exact attribution.
+
+    On a CPU, a model on 24 tokens, compared with vmap(jvp) and with backward passes. On a GPU, BERT-base shapes,
+    compared with the GPU's matrix rate.
+    """
+    from identikit.bench.attribution import Options, run
+
+    options = Options(device, model, data, data_dir, repeats=repeats)
+    _measure("attribution", partial(run, options), as_json, device)
+
+
+@bench.command("tokens")
+def bench_tokens(
+    parts: Annotated[
+        list[str] | None,
+        typer.Option("--part", help="together, ridge or grid; repeat for more. Default: all."),
+    ] = None,
+    states: Annotated[
+        str | None,
+        typer.Option("--states", help="A safetensors file of hidden states. Default: those of the sample texts."),
+    ] = None,
+    model: ModelOption = None,
+    device: BenchDeviceOption = "cpu",
+    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 products on a GPU.")] = False,
+    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds to run.")] = 10,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many epochs 'together' trains for.")] = 3,
+    maps: Annotated[
+        list[str] | None, typer.Option("--map", help="A map of 'grid'; repeat for more. Default: linear.")
+    ] = None,
+    distances: Annotated[
+        list[str] | None, typer.Option("--distance", help="A distance of 'grid'; repeat for both. Default: cosine.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time the training of maps.
+
+    Linear maps trained together, compared with one after another; ridge for all folds; a full grid of maps.
+    """
+    from identikit.bench.tokens import Options, run
+
+    given = {"parts": parts, "maps": maps, "distances": distances}
+    chosen = {name: tuple(value) for name, value in given.items() if value}
+    options = Options(states, model, device, tf32, folds=folds, epochs=epochs, **chosen)
+    _measure("tokens", partial(run, options), as_json, device)
+
+
+def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: str = "cpu") -> None:
+    from identikit.bench.measure import about, table
+    from identikit.models.load import checked_device
+    from identikit.terminal import step_progress
+
+    checked_device(device)
+    with step_progress() as told:
+        rows = run(progress=told)
+    if as_json:
+        typer.echo(json.dumps({"benchmark": name, **about(device), "rows": [row._asdict() for row in rows]}))
+        return
+    Console().print(table(rows))
+    typer.echo("Measured on {device}, {threads} CPU threads, torch {torch}.".format(**about(device)))
