@@ -1,5 +1,6 @@
 """Other attention with the same output, on the real model: put in, measured, and bounded."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,6 +58,27 @@ def test_a_wrong_row_changes_the_output(minilm: Model, monkeypatch: pytest.Monke
     """`output_change` is measured, not assumed: a row with another output must show."""
     monkeypatch.setattr(alternatives.polytope, "witnesses", lambda a, v, keys: [torch.full_like(a, 1 / len(a))] * 2)
     assert ik.alternative_attention(minilm, LONG, **WHERE, query=60, toward=0).output_change.hidden > 1e-4
+
+
+def test_a_weight_that_the_output_fixes_is_refused_and_the_others_are_not():
+    model = tiny.loaded("llama")  # rotary: repeated tokens have equal values in the first layer
+    ids = [5, 6, 7, 6, 8]
+    where = {"layer": 0, "head": 0, "query": 4}
+    moved = ik.alternative_attention(model, ids, **where, toward=1)
+    assert abs(float(moved.attention[1] - moved.raw[1])) > 1e-4
+    assert float(moved.attention[1] + moved.attention[3]) == pytest.approx(float(moved.raw[1] + moved.raw[3]), abs=1e-6)
+    with pytest.raises(
+        ik.InputError, match=r"toward=0: the output fixes this weight at 0\.\d+, though others can move"
+    ):
+        ik.alternative_attention(model, ids, **where, toward=0)
+
+
+def test_an_alternative_can_be_saved_whatever_it_went_toward(minilm: Model, tmp_path):
+    for number, toward in enumerate((np.int64(3), slice(0, 3), [0, 1], "[CLS]")):
+        found = ik.alternative_attention(minilm, LONG, **WHERE, query=60, toward=toward)
+        found.save(tmp_path / str(number))
+        again = ik.open_result(tmp_path / str(number))
+        assert str(again) == str(found) and " goes from " in str(found)
 
 
 def test_intervals_of_a_row(minilm: Model, captured):

@@ -132,3 +132,49 @@ def test_one_edge_can_be_asked_for_with_epsilon():
     assert float(one.lower) == pytest.approx(float(whole.lower[5]), abs=1e-3)
     assert float(one.upper) == pytest.approx(float(whole.upper[5]), abs=1e-3)
     assert one.lower <= exact.lower + 1e-9 and exact.upper - 1e-9 <= one.upper
+
+
+def test_options_of_effective_attention_do_not_change_what_the_attention_could_have_been():
+    model = tiny.loaded("bert", dtype=torch.float64)
+    wanted = {"layer": 1, "head": 2, "query": 3}
+    plain = ik.effective_attention(model, TEXTS[0])
+    for options in ({"mass": True}, {"bias": False}, {"tolerance": 0.1}):
+        other = ik.effective_attention(model, TEXTS[0], **options)
+        for epsilon in (0.0, 0.05):
+            ends = plain.intervals(**wanted, epsilon=epsilon), other.intervals(**wanted, epsilon=epsilon)
+            torch.testing.assert_close(ends[0].lower, ends[1].lower, atol=1e-6, rtol=0)
+            torch.testing.assert_close(ends[0].upper, ends[1].upper, atol=1e-6, rtol=0)
+
+
+def test_values_of_half_precision_keep_all_of_their_dimensions():
+    text = TEXTS[0]
+    for dtype in (torch.bfloat16, torch.float32):
+        captured = ik.effective_attention(tiny.loaded("bert", dtype=dtype), text)
+        rows = captured.source.rows([(1, 2, 3)])
+        assert rows.basis.shape[2] == captured.about["d_value"] + 1
+
+
+def test_room_is_measured_by_what_the_output_projection_passes_on():
+    """A head whose projection drops dimensions: the literal definition, on a random point of the allowed set."""
+    model = tiny.loaded("bert", dtype=torch.float64)
+    model.hf.encoder.layer[1].attention.output.dense.weight.data[:, 12:15] = 0  # half of head 2's six dimensions
+    captured = ik.effective_attention(model, TEXTS[0])
+    rows = captured.source.rows([(1, 2, 3)])
+    part = captured.source.parts[1]
+    T = part.call.value[0, 2].double() @ part.projection[2].double()
+    assert rows.basis.shape[2] == 4
+    torch.testing.assert_close(rows.output[0], (rows.attention[0] @ T).norm())
+    centred = T - T.mean(0)
+    torch.testing.assert_close(rows.scale[0, 1:4], torch.linalg.svdvals(centred)[:3])
+
+
+def test_a_time_limit_is_kept():
+    import time
+
+    attention = ik.effective_attention(ik.load(), LONG)
+    for method in ("exact", "certified"):
+        attention.intervals(layer=0, head=0, query=[0, 1, 2], method=method)
+        started = time.monotonic()
+        found = attention.intervals(method=method, seconds=0.2)
+        assert found.gap.isnan().any()
+        assert time.monotonic() - started < 20  # all of it takes minutes

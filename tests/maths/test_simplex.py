@@ -179,3 +179,18 @@ def test_any_dual_vector_proves_a_bound():
         y = torch.randn(30, some.basis.shape[2], generator=generator, dtype=torch.float64)
         bound = proven_maximum(objective, y, some)
         assert (bound[some.visible[:, key]] >= found.upper[some.visible[:, key], key] - 1e-12).all()
+
+
+def test_rows_that_do_not_see_a_huge_value_keep_the_directions_it_drowns():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(24, 8, generator=generator)
+    values[0] *= 3e6
+    visible = torch.ones(2, 24, dtype=torch.bool)
+    visible[1, 0] = False
+    attention = torch.rand(2, 24, generator=generator, dtype=torch.float64).masked_fill(~visible, 0.0)
+    attention /= attention.sum(-1, keepdim=True)
+    some = rows_of(attention, values, visible, torch.tensor([7, 8]))
+    alone = rows_of(attention[1:], values, visible[1:], torch.tensor([8]))
+    found, expected = exact.exact_bounds(joined_rows([some, some])), exact.exact_bounds(alone)
+    torch.testing.assert_close(found.lower[1], expected.lower[0], atol=1e-7, rtol=0)
+    torch.testing.assert_close(found.upper[1], expected.upper[0], atol=1e-7, rtol=0)

@@ -1,5 +1,6 @@
 """The verdict on attention rests on intervals: every printed number is held against exact ones, in 50 texts."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 
 import identikit as ik
 from identikit.models.model import Model
@@ -18,7 +18,15 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
 from identikit.verdict import certainty
 from identikit.verdict.causes import candidates, causes, equal_values, is_sink
-from identikit.verdict.certainty import Sample, bounded_rows, group_bounds, least_certain, mean_over_rows, outside
+from identikit.verdict.certainty import (
+    Sample,
+    bounded_rows,
+    group_bounds,
+    least_certain,
+    mean_over_rows,
+    outside,
+    share_of_rows,
+)
 from identikit.verdict.numbers import Explanation, explain
 from tests.models import tiny
 from tests.verdict.truth import LEAST, OUTSIDE, Truth, answer, check
@@ -201,31 +209,52 @@ def test_rows_without_a_null_space_count_as_certain():
 
 def test_time_that_is_up_ends_it_and_says_so(attention: Any):
     few = bounded_rows(attention, [[0]], seconds=1e-9)
-    assert sorted(few.places[:, 0].tolist()) == [0, 1, 2] and few.free.tolist() == [64] * 3
+    assert few.places[:, 0].tolist() == [0, 0, 1, 1, 2, 2] and few.free.tolist() == [64] * 3
     mass = mean_over_rows(few, few.lower.sum(-1), 1.0)
-    assert mass.stderr.isnan().all() and mass.overall()[0] == pytest.approx(float(few.lower.sum() / 3))
+    assert not mass.stderr.isnan().any() and mass.overall()[0] == pytest.approx(float(few.lower.sum() / 6))
     told = explain(tiny.loaded("bert"), LONG, maps=MAPS, probes=2, seconds=1e-9)
     words = " ".join(answer(told))
-    assert "Of the 192 rows with a null space, 3 were bounded, drawn at random (too few for an error)." in words
+    assert "Of the 192 rows with a null space, 6 were bounded, drawn at random (standard errors " in words
     assert "nan" not in words.lower() and "no row of the layer" not in words
-    assert told.to_dict()["certain_mass_stderr"] == [None] * 3
-    deep = hf.BertConfig(vocab_size=60, hidden_size=24, num_hidden_layers=4, num_attention_heads=4)
-    told = explain(Model(hf.BertModel(deep).eval(), tiny.tokenizer(), name="deep"), LONG, maps=MAPS, seconds=1e-9)
-    assert "–: no row of the layer was bounded in time." in " ".join(answer(told))
-    assert told.to_dict()["certain_mass"].count(None) == 1 and told.to_dict()["certain"]["mass"] is not None
+
+
+def test_rows_that_agree_do_not_make_a_share_certain(attention: Any):
+    few = bounded_rows(attention, [[0]], seconds=1e-9)
+    share = share_of_rows(few, torch.ones(6, dtype=torch.float64))
+    assert share.mean.tolist() == [1.0] * 3
+    expected = math.sqrt((1 - 2 / 64) * 0.75 * 0.25 / 2) * 64 / few.rows
+    assert share.stderr.tolist() == pytest.approx([expected] * 3)
+
+
+def test_rows_that_could_not_be_proven_are_not_counted(attention: Any, monkeypatch: Any):
+    bounds = certainty.bounds_of
+
+    def unproven(one: Any, places: Any, **options: Any) -> Any:
+        rows, found = bounds(one, places, **options)
+        lost = torch.tensor([[layer == 1] for layer, _, _ in places])
+        return rows, found._replace(gap=found.gap.masked_fill(lost, torch.nan))
+
+    monkeypatch.setattr(certainty, "bounds_of", unproven)
+    few = bounded_rows(attention, [[0]], seconds=1e-9)
+    assert few.places[:, 0].tolist() == [0, 0, 2, 2]
+    mass = mean_over_rows(few, few.lower.sum(-1), 1.0)
+    assert mass.mean.isnan().tolist() == [False, True, False]
 
 
 def test_part_of_the_rows_comes_with_standard_errors(monkeypatch: Any):
-    """By a clock that moves a second at every look, three batches of rows fit: 3, then at their pace 9 and 9."""
+    """By a clock that moves a second at every look, three batches of rows fit: 6, then at their pace 18 and 18."""
     ticks = iter(range(100))
     monkeypatch.setattr(certainty, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     model = tiny.loaded("bert")
     found = explain(model, LONG, maps=MAPS, probes=2, seconds=5)
     certain = found.about["certain"]
-    assert certain["bounded_rows"] == 21 and certain["free_rows"] == 192
+    assert certain["bounded_rows"] == 42 and certain["free_rows"] == 192
     words = " ".join(answer(found))
     assert f"{certain['bounded_rows']:,} were bounded, drawn at random (standard errors " in words
-    assert re.search(r"Standard errors: up to 0\.\d\d, \d+% and, for min and max, 0\.\d\d\.", words)
+    assert re.search(
+        r"Standard errors: (up to|below) 0\.\d\d, (up to|below) \d+% and, for min and max, (up to|below) 0\.\d\d\.",
+        words,
+    )
     truth = Truth(model, LONG)
     error = abs(certain["mass"] - float(truth.intervals.certain_mass.mean()))
     assert 0 < error < 5 * certain["mass_stderr"]

@@ -26,9 +26,9 @@ EDGE = re.compile(
 )
 LEAST, OUTSIDE = "The least certain edges:", "Where effective attention is outside the interval:"
 SINK = re.compile(
-    rf"(.+?)(?: \((\d+) of them\))? is a sink in (.+?): it gets {NUMBER} of the weight there, between {NUMBER} and "
-    rf"{NUMBER} in every attention with the same output \(effective: {NUMBER}\)\. Its value is {NUMBER} times as long "
-    r"as the median\."
+    rf"(.+?)(?: \((\d+) of them\))? is a sink in (.+?): on average it gets {NUMBER} of a row's weight there, and "
+    rf"between {NUMBER} and {NUMBER} in any attention with the same output \(effective: {NUMBER}\)\. Its value is "
+    rf"{NUMBER} times as long as the median of the others\."
 )
 
 
@@ -284,8 +284,13 @@ def _sink(truth: Truth, match: re.Match) -> None:
     for told, true in zip((match[4], match[5], match[6], match[7]), ends, strict=True):
         assert near(told, float(true[layers].mean()), 2), match[0]
     assert all(float(ends[0][layer]) > 0.3 for layer in layers)
-    lengths = [truth.attention.source.parts[layer].call.value[0].double().norm(dim=-1) for layer in layers]
-    sizes = [float((length[:, keys] / length.median(1, keepdim=True).values).mean()) for length in lengths]
+    others = [place for place in range(len(tokens)) if place not in keys]
+    sizes = []
+    for layer in layers:
+        part = truth.attention.source.parts[layer]
+        values = part.call.value[0].double().repeat_interleave(part.call.groups, 0)
+        lengths = (values @ part.projection.double()).norm(dim=-1)
+        sizes.append(float((lengths[:, keys].mean(1) / lengths[:, others].quantile(0.5, dim=1)).mean()))
     assert near(match[8], sum(sizes) / len(sizes), 2)
 
 

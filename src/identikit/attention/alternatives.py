@@ -61,12 +61,13 @@ def alternative_attention(
     arrays = {"raw": row.attention, "attention": other, "direction": moved / step if step else moved}
     arrays = {name: row.over_all_keys(array)[None, None, None] for name, array in arrays.items()}
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in captured.axes)
-    settings = captured.provenance.settings | {"query": place, "toward": toward if direction is None else "direction"}
+    asked = None if toward is None else list(captured._axis("key").sel(toward).values)
+    settings = captured.provenance.settings | {"query": place, "toward": asked if direction is None else "direction"}
     return AlternativeAttention(
         axes,
         Held(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
         replace(captured.provenance, settings=settings),
-        {**captured.about, "step": step, "output_change": list(change)},
+        {**captured.about, "step": step, "output_change": list(change), "toward": asked},
     )
 
 
@@ -82,12 +83,23 @@ def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "seen"]:
             raise InputError(f"toward={toward!r:.60}: the query does not see this key (it is masked).")
     ends = polytope.witnesses(row.attention, row.values, wanted)
     other = max(ends, key=lambda end: float((end - row.attention)[wanted].sum().abs()))
-    if float((other - row.attention).abs().max()) < SAME:
+    if abs(float((other - row.attention)[wanted].sum())) < SAME:
+        if toward is not None and _width(row) >= SAME:
+            raise InputError(
+                f"toward={toward!r:.60}: the output fixes this weight at {float(row.attention[wanted].sum()):.3g}, "
+                "though others can move. Choose another key, or leave toward= out."
+            )
         raise InputError(
             "Looking for another attention: only the row's own attention gives this output (keys that it sees: "
             f"{len(row.keys)}). Choose a query that sees more keys, or another head."
         )
     return other
+
+
+def _width(row: Row) -> float:
+    """Return the width of the widest interval of a row."""
+    ends = polytope.intervals(row.attention, row.values)
+    return float((ends.upper - ends.lower).max())
 
 
 def _along(row: Row, direction: Tensor) -> Float[Tensor, "seen"]:

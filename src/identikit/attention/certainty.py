@@ -66,7 +66,7 @@ def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[st
     captured: Any = result.source
     shape = len(result.layers), len(result.heads), len(result.tokens)
     places = drawn_places(result.provenance.text, shape, rows, seed)
-    groups = key_groups(result)
+    groups = token_groups(result)
     return {
         "row_sums": _summed(_of_rows(result, places), places, shape),
         "group_sums": _summed(_of_groups(result, places, [*groups.values()]), places, shape),
@@ -99,7 +99,7 @@ def _of_groups(
     return torch.stack([weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups], dim=1)
 
 
-def key_groups(result: EffectiveAttention) -> dict[str, list[int]]:
+def token_groups(result: EffectiveAttention) -> dict[str, list[int]]:
     """Return the positions of each of the `GROUPS`; a group that the text does not have has none."""
     captured: Any = result.source
     types = token_types(captured.reading.model.tokenizer, result.tokens)

@@ -1,7 +1,7 @@
 """Effective attention of every layer and head of a text, in factors, with its certificate."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -98,8 +98,13 @@ class Layer:
             yield rows, self.edges(heads, rows, torch.arange(self.call.key.shape[2], device=rows.device))
 
     def passed_on(self, head: int) -> Float[Tensor, "key d_v"]:
-        """Return a head's values as the output projection passes them on, in the precision they were computed in."""
-        return self.factors.values[head // self.factors.group].to(self.call.value.dtype)
+        """Return a head's values as the output projection passes them on, bias and all.
+
+        They come in the precision they were computed in, which decides their rank; half precision's are exact as they
+        are, and come in float32.
+        """
+        dtype = torch.promote_types(self.call.value.dtype, torch.float32)
+        return self.passed.values[head // self.passed.group].to(dtype)
 
     def rows(self, head: int, queries: Int[Tensor, "row"]) -> Rows:
         """Return rows of one head with the set of attention that gives each its output."""
@@ -107,9 +112,13 @@ class Layer:
         visible = self.factors.visible.block(queries, keys)
         weights = self.call.weights(queries, heads=self.heads[[head]], dtype=torch.float64)[0, 0]
         attention = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        through = torch.linalg.qr(self.projection[head].double().mT, mode="r").R.mT
-        through = through if self.factors.values is self.plain.values else None
-        return rows_of(attention, self.passed_on(head), visible, self.factors.rank[head, queries], through)
+        through = maths.lengths_through(self.passed, self.projection, head)
+        return rows_of(attention, self.passed_on(head), visible, self._rank[head, queries], through)
+
+    @cached_property
+    def _rank(self) -> Int[Tensor, "head query"]:
+        """The rank of each row's values as the output projection passes them on, whatever the options are."""
+        return maths.effective_factors(self.passed).rank
 
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:
@@ -126,9 +135,9 @@ class Layer:
     @cached_property
     def passed(self) -> maths.Heads:
         """The heads with their values as the output projection passes them on, bias and all."""
-        return maths.through_projection(
-            maths.attention_heads(*_chosen(self.call, self.heads), self.factors.visible), self.projection
-        )
+        heads = maths.attention_heads(*_chosen(self.call, self.heads), self.factors.visible)
+        heads = replace(heads, eps=min(heads.eps, torch.finfo(torch.float32).eps))
+        return maths.through_projection(heads, self.projection)
 
     @cached_property
     def polytope_dim(self) -> Int[Tensor, "head query"]:

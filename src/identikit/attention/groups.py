@@ -30,7 +30,7 @@ def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int
     else:
         raise InputError(f"groups={groups!r:.60} cannot be used: expected a mapping from names to keys, or {NAMED}.")
     if not found:
-        raise InputError(f"groups={groups!r:.60}: the text has no such tokens.")
+        raise InputError(f"groups={groups!r:.60} names no keys of this text.")
     return found
 
 

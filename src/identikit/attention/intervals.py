@@ -1,8 +1,9 @@
 """How far each weight could go while the head's output stays the same."""
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from identikit.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 TOP = 5  # of how many of the strongest edges the order is found
-_BATCH = {"cpu": 64, "cuda": 4096}  # rows between looks at the clock
+_FIRST = {"cpu": 8, "cuda": 1024}  # rows in the first batch; later ones grow
+_LONGEST_BATCH = 10.0  # seconds between looks at the clock, about
 _WARM_UP = 4  # rows that are solved before the clock starts
 _ROWS = ("layer", "head", "query")
 
@@ -115,12 +117,14 @@ def intervals_of(
     def bounded(bounding: Bounding) -> tuple[Rows, Bounds]:
         return bounds_of(attention, places, keys=asked, objectives=objectives, bounding=bounding, progress=progress)
 
+    started = time.monotonic()
     rows, found = bounded(bounding)
     raw = rows.attention if objectives is None else rows.attention @ objectives.to(rows.attention).mT
     edges = {"raw": raw, "lower": found.lower, "upper": found.upper, "gap": found.gap}
     rounding = _rounding(attention)
     if rounding and not bounding.epsilon:
-        _, wide = bounded(replace(bounding, method="certified", epsilon=rounding))
+        left = math.inf if bounding.seconds is None else max(started + bounding.seconds - time.monotonic(), 1e-9)
+        _, wide = bounded(Bounding("certified", rounding, left))
         edges |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
     of_rows = {"certain_mass": found.lower.sum(-1), "certain_order": found.order} if every else {}
     arrays = {name: array[:, list(last.places)] for name, array in edges.items()} | of_rows
@@ -155,38 +159,46 @@ def bounds_of(
     found = unbounded(rows, objectives)
     found.order.clamp_(max=TOP)
     free = rows.free.nonzero()[:, 0]
-    batches = free.split(_BATCH[free.device.type]) if len(free) else ()
-    if len(batches) > 1:
-        _solved(rows.some(free[:_WARM_UP]), objectives, keys, bounding)  # compiling does not count
-    started = time.monotonic()
-    for number, batch in enumerate(batches):
-        elapsed = time.monotonic() - started
-        if bounding.seconds is not None and elapsed > bounding.seconds:
-            break
-        if bounding.seconds is None and number and elapsed / number * len(batches) > LONGEST_SECONDS:
+    batch = _FIRST[free.device.type]
+    if len(free) > batch:
+        _solved(rows.some(free[:_WARM_UP]), objectives, keys, bounding, math.inf)  # compiling does not count
+    started, done = time.monotonic(), 0
+    limit = math.inf if bounding.seconds is None else started + bounding.seconds
+    while done < len(free) and batch and time.monotonic() < limit:
+        begun, chosen = time.monotonic(), free[done : done + batch]
+        ends = _solved(rows.some(chosen), objectives, keys, bounding, limit)
+        for part, end in zip(found, ends, strict=True):
+            part[chosen] = end.to(part)
+        done += len(chosen)
+        now = time.monotonic()
+        expected = (now - started) / done * len(free)
+        if bounding.seconds is None and expected > LONGEST_SECONDS:
             raise InputError(
                 f"Intervals of {len(free):,} rows of {len(attention.tokens)} tokens would take about "
-                f"{elapsed / number * len(batches) / 60:.0f} minutes. Select some rows (layer=, head=, query=), or set "
-                "a limit with seconds=."
+                f"{expected / 60:.0f} minutes. Select some rows (layer=, head=, query=), or set a limit with seconds=."
             )
-        ends = _solved(rows.some(batch), objectives, keys, bounding)
-        for part, end in zip(found, ends, strict=True):
-            part[batch] = end.to(part)
-        progress("attention intervals, rows", int(batch[-1]) + 1, len(places))
+        rate = len(chosen) / max(now - begun, 1e-6)
+        batch = int(min(2 * batch, rate * _LONGEST_BATCH + 1, rate * (limit - now)))
+        progress("attention intervals, rows", int(chosen[-1]) + 1, len(places))
     progress("attention intervals, rows", len(places), len(places))
     found.lower.abs_()  # -0.0 is 0
     return rows, found
 
 
 def _solved(
-    rows: Rows, objectives: Float[Tensor, "quantity key"] | None, keys: Sequence[int] | None, bounding: Bounding
+    rows: Rows,
+    objectives: Float[Tensor, "quantity key"] | None,
+    keys: Sequence[int] | None,
+    bounding: Bounding,
+    limit: float,
 ) -> Bounds:
+    """Bound these rows in the way that was chosen; certified ends stop at the limit of the monotonic clock."""
     if _method(bounding) == "exact":
         return exact_bounds(rows, objectives, keys=keys, top=TOP)
     asked = objectives
     if objectives is None and keys is not None:
         asked = membership([[key] for key in keys], rows.attention.shape[1]).to(rows.attention)
-    found = certified_bounds(rows, asked, epsilon=bounding.epsilon)
+    found = certified_bounds(rows, asked, epsilon=bounding.epsilon, deadline=lambda: time.monotonic() > limit)
     if objectives is None and keys is None:
         return ordered(rows, found, TOP)
     if objectives is None:

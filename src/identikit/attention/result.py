@@ -246,7 +246,7 @@ class AttentionIntervals(Result):
             told.append(self._masses())
         if late:
             told.append(f"{late:,} of {width.numel():,} weights were not bounded in time.")
-        if "rounded_lower" in self.source.dims:
+        if "rounded_lower" in self.source.dims and "certain_mass" in self.source.dims:
             told.append(self._rounded())
         if self.about.get("epsilon"):
             told.append(f"The head's output may move by {self.epsilon:g} of its norm.")
@@ -336,8 +336,17 @@ class AlternativeAttention(Result):
         return Change(*self.about["output_change"])
 
     def said(self) -> str:
-        """Say which weight moved most, and what it did to the output."""
+        """Say how far the weight went that was asked for, or the one that moved most, and what it did to the output."""
         key, place = self._axis("key"), int((self.attention - self.raw).abs().argmax())
+        asked = self.about.get("toward")
+        if asked and set(asked) <= set(key.values) and len(key) > 1:
+            at = [key.values.index(one) for one in asked]
+            raw, other = (float(part.reshape(-1)[at].sum()) for part in (self.raw, self.attention))
+            names = ", ".join(map(key.name_of, at[:_LISTED])) + (" …" if len(at) > _LISTED else "")
+            return (
+                f"{self._axis('query').label} → {names} goes from {raw:.3f} to {other:.3f}. Putting the row into the "
+                f"model {self.output_change.words()}."
+            )
         raw, other = (float(part.reshape(-1)[place]) for part in (self.raw, self.attention))
         largest = ", the largest change" if len(key) == len(self.tokens) else ""
         return (

@@ -47,6 +47,8 @@ class Heads:
     output: Float[Tensor, "head query d_v"]
     visible: Visible
     eps: float
+    basis: Float[Tensor, "head wide wide"] | None = None
+    """What $V$ was multiplied by, where $H$ does not pass all of it on."""
 
     @property
     def group(self) -> int:
@@ -84,6 +86,13 @@ def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
     return replace(heads, values=heads.values.double() - shift, output=output)
 
 
+def lengths_through(heads: Heads, projection: Float[Tensor, "head d_v d"], head: int) -> Float[Tensor, "d_v d_v"]:
+    """Return the matrix that gives a head's values, after `through_projection`, the lengths of $T = VH$."""
+    H = projection[head].double()
+    R = torch.linalg.qr(H.mT, mode="r").R.mT  # ‖XH‖ = ‖XRᵀ‖ with Hᵀ = QR
+    return R if heads.basis is None else heads.basis[head].mT @ R
+
+
 def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) -> Heads:
     """Leave out of $V$ and $O$ what the output projection $H$ does not pass on.
 
@@ -101,7 +110,7 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
         return heads
     basis = vectors * real[:, None]
     values = heads.values.double().repeat_interleave(heads.group, 0)
-    return replace(heads, values=values @ basis, output=heads.output.double() @ basis)
+    return replace(heads, values=values @ basis, output=heads.output.double() @ basis, basis=basis)
 
 
 def keeping_mass(heads: Heads) -> Heads:

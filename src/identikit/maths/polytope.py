@@ -79,16 +79,16 @@ def rows_of(
 ) -> Rows:
     r"""Describe rows of one head: their attention, the head's values $V$, the keys each row sees, and $V$'s rank there.
 
-    All rows share the basis over the keys that any of them sees, except those whose visible values have a lower rank
-    than their number and width allow (repeated tokens, say): what rounding decides there is decided for their own keys,
-    and each gets a basis of its own. `through` is as in `range_basis`.
+    All rows share the basis over the keys that any of them sees, except those whose visible values have another rank
+    than their number and the head's rank allow (repeated tokens, say): what rounding decides there is decided for their
+    own keys, and each gets a basis of its own. `through` is as in `range_basis`.
     """
     seen = visible.any(0)
     basis, scale = range_basis(values[seen], through)
     count = visible.sum(-1)
     free = rank < count
     full = matrix_rank(values[seen].cpu().double(), Resolution(torch.finfo(values.dtype).eps))
-    alone = (free & (rank < count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
+    alone = (free & (rank != count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
     found = [(seen, basis, scale)]
     group = torch.zeros(len(visible), dtype=torch.long, device=visible.device)
     for row in alone:

@@ -166,7 +166,14 @@ def _legend(explanation: Explanation) -> str:
     if certain["bounded_rows"] in (0, certain["free_rows"]) or bool(errors.isnan().any()):
         return told
     mass, strongest, lower, upper = errors.amax(1).tolist()
-    return f"{told} Standard errors: up to {mass:.2f}, {strongest:.0%} and, for min and max, {max(lower, upper):.2f}."
+    told += f" Standard errors: {_at_most(mass, '.2f')}, {_at_most(strongest, '.0%')}"
+    return f"{told} and, for min and max, {_at_most(max(lower, upper), '.2f')}."
+
+
+def _at_most(error: float, form: str) -> str:
+    """Say a standard error with few digits, and not that it is 0."""
+    smallest = 0.01
+    return f"below {smallest:{form}}" if error < smallest / 2 else f"up to {error:{form}}"
 
 
 def _sink(sink: dict[str, Any]) -> str:
@@ -181,11 +188,11 @@ def _sink(sink: dict[str, Any]) -> str:
     where = _layers(sink["layers"], Axis("layer", tuple(range(len(sink["raw"])))))
     ends = ""
     if lower is not None and upper is not None:
-        ends = f", between {lower:.2f} and {upper:.2f} in every attention with the same output"
+        ends = f", and between {lower:.2f} and {upper:.2f} in any attention with the same output"
     return (
-        f"{sink['token']}{several} is a sink in {where}: it gets "
-        f"{mean('raw'):.2f} of the weight there{ends} (effective: {mean('effective'):.2f}). Its value is "
-        f"{mean('value_size'):.2f} times as long as the median."
+        f"{sink['token']}{several} is a sink in {where}: on average it gets {mean('raw'):.2f} of a row's weight there"
+        f"{ends} (effective: {mean('effective'):.2f}). Its value is {mean('value_size'):.2f} times as long as the "
+        "median of the others."
     )
 
 

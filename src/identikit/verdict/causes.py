@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from identikit.attention.certainty import value_sizes as sizes_of_values
 from identikit.attention.effective import Layer
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.linalg import Resolution, matrix_rank
@@ -122,10 +123,6 @@ def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bo
 
 
 def value_sizes(attention: EffectiveAttention, keys: list[int]) -> list[float]:
-    """Return the length of these keys' values against the median over all tokens: the mean over heads, by layer."""
+    """Return the length of these keys' values against the median of the others: the mean over heads, by layer."""
     source: Any = attention.source
-    sizes = []
-    for part in source.parts:
-        lengths = part.call.value[0].double().norm(dim=-1)
-        sizes.append(float((lengths[:, keys] / lengths.median(1, keepdim=True).values).mean()))
-    return sizes
+    return [float(sizes_of_values(part, [keys]).nanmean()) for part in source.parts]

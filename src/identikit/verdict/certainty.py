@@ -5,6 +5,7 @@ certain as it is and needs no bounds. Free rows are drawn without replacement, l
 seed. Whether a row is drawn does not depend on what it costs, so what is bounded in time is a random sample.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -69,7 +70,7 @@ def bounded_rows(
     order, total = _random_order(free), int(free.sum())
     objectives = membership(groups, len(attention.tokens))
     found = [_nothing(len(attention.tokens), len(groups))]
-    done, size = 0, FEW + 1
+    done, size = 0, max(FEW + 1, 2 * len(free))  # two rows of each layer at least
     if order:
         _bounded(attention, sorted(order[:size]), objectives, silent)  # compiling does not count
     started = time.monotonic()
@@ -117,7 +118,7 @@ def _bounded(
 ) -> tuple[Tensor, ...]:
     """Return what a `Sample` holds of these rows, which are sorted; one that was not finished is left out."""
     source: Any = attention.source
-    rows, ends = bounds_of(attention, places, bounding=Bounding(method="exact"), progress=progress)
+    rows, ends = bounds_of(attention, places, bounding=Bounding("exact", seconds=math.inf), progress=progress)
     heads: dict[tuple[int, int], list[int]] = {}
     for layer, head, query in places:
         heads.setdefault((layer, head), []).append(query)
@@ -141,6 +142,24 @@ def _bounded(
     )
     finished = ~(ends.gap.isnan().any(-1) | together.gap.isnan().any(-1)).cpu()
     return torch.tensor(places)[finished], *(part.cpu()[finished] for part in parts)
+
+
+def share_of_rows(sample: Sample, holds: Float[Tensor, "row"]) -> Mean:
+    r"""Estimate in what share of each layer's rows something `holds` (1 or 0; NaN is left out); it does in all others.
+
+    As `mean_over_rows`, with the variance $\tilde p (1 - \tilde p)$ of $\tilde p = (k + 1) / (m + 2)$ when it holds in
+    k of m rows: rows that all agree do not make a share certain.
+    """
+    found = mean_over_rows(sample, holds, 1.0)
+    errors = []
+    for layer, free in enumerate(sample.free.tolist()):
+        x = holds[sample.places[:, 0] == layer]
+        x = x[~x.isnan()]
+        p, m = (float(x.sum()) + 1) / (len(x) + 2), len(x)
+        errors.append(
+            free / sample.rows * math.sqrt((1 - m / free) * p * (1 - p) / m) if m else float(found.stderr[layer])
+        )
+    return Mean(found.mean, torch.tensor(errors, dtype=torch.float64))
 
 
 def mean_over_rows(sample: Sample, values: Float[Tensor, "row"], fixed: float) -> Mean:

@@ -37,6 +37,7 @@ from identikit.verdict.certainty import (
     least_certain,
     mean_over_rows,
     outside,
+    share_of_rows,
 )
 
 NOT_COMPUTED = Unavailable("It was not computed.")
@@ -339,7 +340,7 @@ def _attention(
     sample = bounded_rows(attention, [groups[group] for group in bounded], seconds=seconds, progress=progress)
     ends = [group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)]
     mass = mean_over_rows(sample, sample.lower.sum(-1), 1.0)
-    strongest = mean_over_rows(sample, sample.strongest, 1.0)
+    strongest = share_of_rows(sample, sample.strongest)
     by_layer = (*mass, *strongest, raw[:, 0], *ends[0][0], *ends[0][1], effective[:, 0], *_beside(attention))
     sinks = [
         {
