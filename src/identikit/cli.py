@@ -154,8 +154,8 @@ def attention(
         str | None,
         typer.Option(
             "--intervals",
-            help="Also bound so many rows per text, drawn at random, or all: how far each weight could go while the "
-            "output stays the same.",
+            help="Also compute intervals for N random rows of attention per text, or for 'all': the range of each "
+            "weight over every attention with the same output.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for the rows of --intervals.")] = 0,

@@ -131,7 +131,7 @@ ATTENTION: Mapping[str, Table] = {
         },
     ),
     "intervals": Table(
-        "How certain attention is, from rows drawn at random: an interval is the range of a weight over all attention "
+        "How certain attention is, measured on rows of attention (one query in one head) drawn at random. An interval is the range of a weight over all attention "
         "with the same output. Written with `--intervals`.",
         "one row per text, layer and head that rows were drawn from",
         {
