@@ -131,8 +131,8 @@ ATTENTION: Mapping[str, Table] = {
         },
     ),
     "intervals": Table(
-        "How certain attention is, measured on rows of attention (one query in one head) drawn at random. An interval is the range of a weight over all attention "
-        "with the same output. Written with `--intervals`.",
+        "How certain attention is, measured on rows of attention (one query in one head) drawn at random. An interval "
+        "is the range of a weight over all attention with the same output. Written with `--intervals`.",
         "one row per text, layer and head that rows were drawn from",
         {
             "text": _TEXT,
