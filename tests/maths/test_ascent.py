@@ -116,9 +116,7 @@ def hard_rows(draw):
     return some_rows(head(), head())
 
 
-@settings(max_examples=400)
-@given(hard_rows(), st.sampled_from(HALF_AND_MORE), st.integers(0, 14))
-def test_bounds_are_valid_in_any_precision_and_after_any_number_of_steps(case, dtype, steps):
+def assert_valid(case, dtype, steps):
     rows, values = case
     lower, upper = exact_ends(rows, values)
     found = certified_bounds(rows, dtype=dtype, steps=steps)
@@ -128,6 +126,22 @@ def test_bounds_are_valid_in_any_precision_and_after_any_number_of_steps(case, d
     assert (rows.attention <= found.upper).all()
     assert (found.lower >= 0).all()
     assert (found.upper <= 1).all()
+
+
+ANY_SEARCH = (hard_rows(), st.sampled_from(HALF_AND_MORE), st.integers(0, 14))
+
+
+@settings(max_examples=400)
+@given(*ANY_SEARCH)
+def test_bounds_are_valid_in_any_precision_and_after_any_number_of_steps(case, dtype, steps):
+    assert_valid(case, dtype, steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=4000)
+@given(*ANY_SEARCH)
+def test_bounds_are_valid_in_thousands_of_cases(case, dtype, steps):
+    assert_valid(case, dtype, steps)
 
 
 @settings(max_examples=150)
