@@ -52,7 +52,8 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     share = re.search(r"Which attention is real\? (\d+)% of it is certain", told)
     assert share and 42 <= int(share[1]) <= 62  # 52 if there is time for all rows
     assert "a query sees up to 55 keys, and a head's values have only 32 dimensions (every layer)" in told
-    assert "3,960 rows with a null space" in told and "[CLS] is a sink in layers 1 to 4: on average it gets 0.45" in told
+    assert "3,960 rows with a null space" in told
+    assert "[CLS] is a sink in layers 1 to 4: on average it gets 0.45" in told
     assert "bit-identical" in told
     assert "Which token is this? After layers 0 to 5, 100%, 100%, 100%" in told
     assert "Where did it come from? A token contributes" in told
