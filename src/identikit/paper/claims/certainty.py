@@ -147,7 +147,7 @@ CERTAINTY = (
     _claim(
         "special-mass-certain-where-effective-loses-it",
         f"{BESIDE}, next to Fig. 1b and 1c",
-        "Where effective attention loses the mass on special tokens, all attention with the same output keeps it",
+        "Where effective attention loses special tokens' mass, all attention with the same output keeps most of it",
         rule="in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of "
         "that of effective attention, more than half of the raw mass is certain; texts of more than d_v tokens",
         needs=("groups",),
@@ -166,7 +166,7 @@ CERTAINTY = (
     _claim(
         "strongest-edge-certain",
         f"{BESIDE}, next to Section 3.5",
-        "Beyond d_v tokens, a row's strongest edge is the strongest in all attention with the same output",
+        "Beyond d_v tokens, the strongest edge of most rows is the strongest in all attention with the same output",
         rule="in more than half of the rows of texts of more than d_v tokens",
         needs=("intervals",),
         judge=_strongest_is_certain,
