@@ -22,6 +22,7 @@ from transformers.masking_utils import and_masks, causal_mask_function, padding_
 from identikit.errors import ModelError
 from identikit.shapes import Bool, Float, Int, Tensor
 
+GATE = "identikit_gate"  # where an attention module keeps the gate of its next call
 NAME = "identikit_tap"  # must contain none of: sdpa, flash, flex, '/', 'paged|' (transformers matches on those)
 LONGEST_MASK = 4096  # tokens up to which a mask is materialised
 ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunks
@@ -29,7 +30,7 @@ ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunk
 # Arguments of the attention call that are already in the mask, or have no effect in evaluation mode.
 _WITHOUT_EFFECT = frozenset([
     "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position", "past_key_values", "deterministic",
-    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch",
 ])  # fmt: skip
 
 MaskRule = Callable[[Any, Any, Any, Any], Any]  # batch, head, query and key indices to bool, by broadcasting
@@ -38,7 +39,15 @@ BiasKeys = Callable[[int, Tensor, Tensor], Tensor]  # text, heads, queries to (h
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
-_layer: ContextVar[list[int]] = ContextVar("identikit_layer")
+_place: ContextVar["Place"] = ContextVar("identikit_place")
+
+
+@dataclass
+class Place:
+    """Where a run is: the index of the block that is running, and how many attention calls were made so far."""
+
+    block: int = 0
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class AttentionCall:
     - `mask`: which keys a query sees, True = sees it; None: all keys
     - `bias_keys`: where B depends on the query, $B_{ij} = s\,q_i \cdot r_{ij}$ + a constant (XLNet): r of a text of the
       batch, for the heads and queries asked for; None: it does not
+    - `gate`: what multiplies O before the output projection (Qwen3-Next), so that H is diag(gate)·H; None: nothing
+    - `layer`: the index of the block, also where other blocks have no softmax attention
     """
 
     layer: int
@@ -82,6 +93,7 @@ class AttentionCall:
     softcap: float | None = None
     bias: Float[Tensor, "#batch head query key"] | None = None
     bias_keys: BiasKeys | None = None
+    gate: Float[Tensor, "batch head query d_v"] | None = None
 
     @property
     def groups(self) -> int:
@@ -146,6 +158,7 @@ class AttentionCall:
         if bias is not None:
             bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., positions]
         own = {"query": part(self.query), "key": part(self.key), "value": part(self.value), "mask": mask, "bias": bias}
+        own["gate"] = None if self.gate is None else part(self.gate)
         return replace(self, **own, bias_keys=None if bias_keys is None else keys_of)
 
     def row_chunks(self) -> Iterator[slice]:
@@ -189,10 +202,10 @@ def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
 
 
 def next_layer() -> int:
-    """Return the index of the next attention call: ALBERT calls one module many times, so only call order counts."""
-    counter = _layer.get()
-    counter[0] += 1
-    return counter[0] - 1
+    """Count an attention call; return the index of its block: ALBERT runs one module many times, so order counts."""
+    place = _place.get()
+    place.calls += 1
+    return place.block
 
 
 def _attention(
@@ -223,6 +236,7 @@ def _attention(
         mask=_understood(module, attention_mask, query),
         softcap=softcap,
         bias=position_bias,
+        gate=getattr(module, GATE, None),
     )
     return hand_over(call).transpose(1, 2).contiguous(), None
 
@@ -276,15 +290,15 @@ def _mask(
 
 
 @contextmanager
-def visiting(visitor: Visitor) -> Iterator[list[int]]:
-    """Send the attention calls made inside to `visitor`; yield their running count."""
-    counter = [0]
-    tokens = _visitor.set(visitor), _layer.set(counter)
+def visiting(visitor: Visitor) -> Iterator[Place]:
+    """Send the attention calls made inside to `visitor`; yield where the run is, for who watches its blocks to set."""
+    place = Place()
+    tokens = _visitor.set(visitor), _place.set(place)
     try:
-        yield counter
+        yield place
     finally:
         _visitor.reset(tokens[0])
-        _layer.reset(tokens[1])
+        _place.reset(tokens[1])
 
 
 @contextmanager
