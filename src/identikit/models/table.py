@@ -135,7 +135,10 @@ FAMILIES: dict[str, Family] = {
     "glm4": _like(_LLAMA, name="GLM-4 (2025)", checkpoints="zai-org/GLM-4-9B-0414"),
     "glm4_moe": _like(_LLAMA, name="GLM-4.5", checkpoints="zai-org/GLM-4.5, zai-org/GLM-4.5-Air"),
     "gpt2": _like(_GPT2, name="GPT-2", checkpoints="openai-community/gpt2, distilbert/distilgpt2"),
-    "gpt_bigcode": _like(_GPT2, name="StarCoder, SantaCoder", checkpoints="bigcode/starcoder, bigcode/gpt_bigcode-santacoder"),
+    "gpt_bigcode": _like(
+        _GPT2, name="StarCoder, SantaCoder", checkpoints="bigcode/starcoder, bigcode/gpt_bigcode-santacoder"
+    ),
+    "gpt_oss": _like(_LLAMA, name="gpt-oss", checkpoints="openai/gpt-oss-20b, openai/gpt-oss-120b"),
     "gpt_neox": Family(
         "layers.*",
         "attention.dense",
@@ -148,7 +151,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite": _like(_LLAMA, name="Granite", checkpoints="ibm-granite/granite-3.0-8b-base"),
     "granitemoe": _like(_LLAMA, name="Granite MoE", checkpoints="ibm-granite/granite-3.0-1b-a400m-base"),
-    "granitemoeshared": _like(_LLAMA, name="Granite MoE, shared expert", checkpoints="ibm-research/moe-7b-1b-active-shared-experts"),
+    "granitemoeshared": _like(
+        _LLAMA, name="Granite MoE, shared expert", checkpoints="ibm-research/moe-7b-1b-active-shared-experts"
+    ),
     "helium": _like(_LLAMA, name="Helium", checkpoints="kyutai/helium-1-preview-2b"),
     "llama": _like(
         _LLAMA,
@@ -189,9 +194,22 @@ FAMILIES: dict[str, Family] = {
     "olmo2": _like(_LLAMA, name="OLMo 2", checkpoints="allenai/OLMo-2-0425-1B, allenai/OLMo-2-1124-7B"),
     "olmo3": _like(_LLAMA, name="OLMo 3", checkpoints="allenai/Olmo-3-7B-Instruct"),
     "olmoe": _like(_LLAMA, name="OLMoE", checkpoints="allenai/OLMoE-1B-7B-0924"),
-    "opt": _like(_LLAMA, blocks="decoder.layers.*", output="self_attn.out_proj", name="OPT", checkpoints="facebook/opt-125m, facebook/opt-1.3b"),
-    "phi": _like(_LLAMA, output="self_attn.dense", name="Phi-1, Phi-2", checkpoints="microsoft/phi-1_5, microsoft/phi-2"),
-    "phi3": _like(_LLAMA, value="self_attn.qkv_proj", name="Phi-3, Phi-4", checkpoints="microsoft/Phi-3-mini-4k-instruct, microsoft/phi-4"),
+    "opt": _like(
+        _LLAMA,
+        blocks="decoder.layers.*",
+        output="self_attn.out_proj",
+        name="OPT",
+        checkpoints="facebook/opt-125m, facebook/opt-1.3b",
+    ),
+    "phi": _like(
+        _LLAMA, output="self_attn.dense", name="Phi-1, Phi-2", checkpoints="microsoft/phi-1_5, microsoft/phi-2"
+    ),
+    "phi3": _like(
+        _LLAMA,
+        value="self_attn.qkv_proj",
+        name="Phi-3, Phi-4",
+        checkpoints="microsoft/Phi-3-mini-4k-instruct, microsoft/phi-4",
+    ),
     "qwen2": _like(_LLAMA, name="Qwen 2, Qwen 2.5", checkpoints="Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-7B-Instruct"),
     "qwen2_moe": _like(_LLAMA, name="Qwen MoE", checkpoints="Qwen/Qwen1.5-MoE-A2.7B"),
     "qwen3": _like(_LLAMA, name="Qwen 3", checkpoints="Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
@@ -205,9 +223,21 @@ FAMILIES: dict[str, Family] = {
     "smollm3": _like(_LLAMA, name="SmolLM3", checkpoints="HuggingFaceTB/SmolLM3-3B"),
     "stablelm": _like(_LLAMA, name="StableLM", checkpoints="stabilityai/stablelm-2-1_6b, stabilityai/stablelm-3b-4e1t"),
     "starcoder2": _like(_LLAMA, name="StarCoder2", checkpoints="bigcode/starcoder2-3b"),
-    "t5": _like(_T5, model_class="T5EncoderModel", name="T5, Flan-T5 (encoder)", checkpoints="google-t5/t5-small, google/flan-t5-base"),
+    "t5": _like(
+        _T5,
+        model_class="T5EncoderModel",
+        name="T5, Flan-T5 (encoder)",
+        checkpoints="google-t5/t5-small, google/flan-t5-base",
+    ),
     "umt5": _like(_T5, model_class="UMT5EncoderModel", name="uMT5 (encoder)", checkpoints="google/umt5-small"),
-    "vit": Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_patches, name="ViT", checkpoints="google/vit-base-patch16-224"),
+    "vit": Family(
+        "layers.*",
+        "attention.o_proj",
+        "attention.v_proj",
+        limit=_patches,
+        name="ViT",
+        checkpoints="google/vit-base-patch16-224",
+    ),
     "xlm-roberta": _like(_ROBERTA, name="XLM-RoBERTa", checkpoints="FacebookAI/xlm-roberta-base, BAAI/bge-m3"),
     "xlm-roberta-xl": _like(_ROBERTA, embedding=None, name="XLM-RoBERTa XL", checkpoints="facebook/xlm-roberta-xl"),
     "xlnet": Family(
