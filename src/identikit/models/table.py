@@ -33,6 +33,12 @@ def _none(config: Any) -> None:
     return None
 
 
+def _own_keys(config: Any) -> str | None:
+    if config.multi_query:
+        return None
+    return "its config says multi_query=False; only multi_query=True is supported, as in StarCoder and SantaCoder."
+
+
 def _patches(config: Any) -> int:
     return (config.image_size // config.patch_size) ** 2 + 1
 
@@ -136,7 +142,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": _like(_LLAMA, name="GLM-4.5", checkpoints="zai-org/GLM-4.5, zai-org/GLM-4.5-Air"),
     "gpt2": _like(_GPT2, name="GPT-2", checkpoints="openai-community/gpt2, distilbert/distilgpt2"),
     "gpt_bigcode": _like(
-        _GPT2, name="StarCoder, SantaCoder", checkpoints="bigcode/starcoder, bigcode/gpt_bigcode-santacoder"
+        _GPT2, refusal=_own_keys, name="StarCoder, SantaCoder", checkpoints="bigcode/starcoder, bigcode/gpt_bigcode-santacoder"
     ),
     "gpt_oss": _like(_LLAMA, name="gpt-oss", checkpoints="openai/gpt-oss-20b, openai/gpt-oss-120b"),
     "gpt_neox": Family(
@@ -163,10 +169,11 @@ FAMILIES: dict[str, Family] = {
     "llama4": _like(
         _LLAMA,
         blocks="language_model.model.layers.*",
+        positions=False,  # it scales queries by their place in the batch, padding included
         name="Llama 4 (its text model)",
         checkpoints="meta-llama/Llama-4-Scout-17B-16E",
     ),
-    "llama4_text": _like(_LLAMA, name="Llama 4, text"),
+    "llama4_text": _like(_LLAMA, blocks="model.layers.*", positions=False, name="Llama 4, text"),
     "marian": _like(_BART, embedding=None, name="Marian (encoder)", checkpoints="Helsinki-NLP/opus-mt-en-de"),
     "mbart": _like(_BART, name="mBART (encoder)", checkpoints="facebook/mbart-large-50-many-to-many-mmt"),
     "ministral": _like(_LLAMA, name="Ministral", checkpoints="mistralai/Ministral-8B-Instruct-2410"),
