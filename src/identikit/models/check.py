@@ -14,7 +14,7 @@ import torch
 from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
-from identikit.models.tap import AttentionCall, evaluating, switched
+from identikit.models.tap import AttentionCall, evaluating, plain_experts, switched
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
@@ -162,7 +162,7 @@ def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
         lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
     )
     try:
-        with evaluating(model.hf), torch.no_grad():
+        with evaluating(model.hf), plain_experts(model.hf), torch.no_grad():
             model.hf(**{name: given for name, given in model.arguments(batch).items() if name != "position_ids"})
     finally:
         hook.remove()
@@ -180,6 +180,8 @@ def _split_is_by_position(model: Model, batch: TokenBatch) -> None:
         for layer, block in enumerate(split.blocks):
             x, output = block.input, block.call.output
             moved, other = _moved(x, 1), _moved(output, 2)
+            for made, own in zip(block.pre(x), (block.call.query, block.call.key, block.call.value), strict=True):
+                _near(model, made, own, f"layer {layer}: `pre` makes the same queries, keys and values again")
             for before, after in zip(block.pre(x), block.pre(moved), strict=True):
                 _unmoved(model, before.transpose(1, 2), after.transpose(1, 2), f"layer {layer}: `pre`")
             _unmoved(model, block.post(x, output), block.post(moved, other), f"layer {layer}: `post`")
@@ -198,6 +200,11 @@ def _unmoved(model: Model, before: Tensor, after: Tensor, what: str) -> None:
 
 
 def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
+    if found.shape != expected.shape:
+        raise ModelError(
+            f"Proving {model.name}: it does not hold that {what} (the shapes are {list(found.shape)} and "
+            f"{list(expected.shape)}). Numbers read from this model would be wrong."
+        )
     difference = (found.double() - expected.double()).abs().max()
     scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     if not difference <= _TOLERANCE[model.dtype] * scale:

@@ -16,7 +16,7 @@ from identikit.encoding import encode
 from identikit.errors import InputError, ModelError
 from identikit.indexing import Index, chosen
 from identikit.models import families
-from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, visiting
+from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches, encode_images
 
@@ -89,7 +89,7 @@ class Model:
         self.name = name
         self.revision = revision
         self.limit = self.family.limit(hf.config)
-        self._accepted = frozenset(inspect.signature(hf.forward).parameters)
+        self._accepted = _accepted(hf)
         self._modules = families.find_all(hf.base_model, self.family.blocks)
         self._measure()
 
@@ -328,7 +328,7 @@ class Model:
 
     @contextmanager
     def _switched(self) -> Iterator[None]:
-        with evaluating(self.hf), self.family.tap(self.hf):
+        with evaluating(self.hf), plain_experts(self.hf), self.family.tap(self.hf):
             yield
 
     @contextmanager
@@ -385,6 +385,13 @@ def checked_model(model: Any) -> Model:
         f"Expected a model from identikit.load, got {type(model).__name__}. Load it first: "
         "model = identikit.load(hf_model, tokenizer), or identikit.load('a folder or hub id')."
     )
+
+
+def _accepted(hf: PreTrainedModel) -> frozenset[str]:
+    """Return the arguments that a model's forward takes, by name or handed on to its base model's."""
+    own = inspect.signature(hf.forward).parameters
+    hands_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
+    return frozenset([*own, *(inspect.signature(hf.base_model.forward).parameters if hands_on else ())])
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -316,16 +316,31 @@ def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[Non
     """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
     AttentionInterface.register(NAME, _attention)  # it cannot be unregistered; doing it again is harmless
     AttentionMaskInterface.register(NAME, _mask)
+    with _restored(model, "_attn_implementation_internal"):
+        model.set_attn_implementation(implementation)
+        yield
+
+
+@contextmanager
+def plain_experts(model: PreTrainedModel) -> Iterator[None]:
+    """Run experts one by one: the fused products have no derivative forward, and none in float64."""
+    with _restored(model, "_experts_implementation_internal"):
+        model.set_experts_implementation("eager")
+        yield
+
+
+@contextmanager
+def _restored(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Give every configuration in a model this setting of its own back at the end."""
     configs = {
         id(config): config for config in (getattr(m, "config", None) for m in model.modules()) if config is not None
     }
-    before = [(config, config._attn_implementation) for config in configs.values()]
+    before = [(config, getattr(config, name, None)) for config in configs.values()]
     try:
-        model.set_attn_implementation(implementation)
         yield
     finally:
         for config, own in before:
-            config._attn_implementation_internal = own
+            setattr(config, name, own)
 
 
 @contextmanager
