@@ -4,12 +4,14 @@ Every parameter is redrawn, gains and biases included: the defaults (gain 1, bia
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from identikit.models.families import FAMILIES, Family
 from identikit.models.model import Model
 
 VOCABULARY = 60
@@ -38,6 +40,12 @@ _DELTA = _WIDE | {
     "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "attention_bias": True,
 }  # fmt: skip
+_SHARED = _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 12}
+_MAMBA = {
+    "mamba_n_heads": 4, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4,
+}  # fmt: skip
+_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}}
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24}
 _VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 _LLAMA4 = _WIDE | _LOCAL | {
     "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attention_chunk_size": 6, "no_rope_layers": [1, 0, 1],
@@ -117,12 +125,12 @@ BUILDERS: dict[str, Builder] = {
     "gemma": _lm("Gemma", _WIDE),
     "gemma2": _lm("Gemma2", _WIDE, sliding_window=6, attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
     "gemma3": _lm("Gemma3", _WIDE, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=8),
-    "gemma3-images": lambda: hf.Gemma3ForConditionalGeneration(
-        hf.Gemma3Config(
-            text_config=_WIDE | {"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8},
-            vision_config=_VISION | {"image_size": 16, "patch_size": 4},
-            mm_tokens_per_image=4,
-        )
+    "gemma3-images": _made(
+        "Gemma3ForConditionalGeneration",
+        {},
+        text_config=_WIDE | {"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8},
+        vision_config=_VISION | {"image_size": 16, "patch_size": 4},
+        mm_tokens_per_image=4,
     ),
     "apertus": _lm("Apertus", attention_bias=True),
     "arcee": _lm("Arcee"),
@@ -143,7 +151,7 @@ BUILDERS: dict[str, Builder] = {
     "stablelm": _lm("StableLm", use_qkv_bias=True, use_parallel_residual=True, qk_layernorm=True),
     "starcoder2": _lm("Starcoder2", use_bias=True, sliding_window=6),
     "mixtral": _lm("Mixtral", **_LOCAL),
-    "qwen2_moe": _lm("Qwen2Moe", **_EXPERTS, num_experts=4, shared_expert_intermediate_size=12, qkv_bias=True),
+    "qwen2_moe": _lm("Qwen2Moe", **_SHARED, qkv_bias=True),
     "qwen3_moe": _lm("Qwen3Moe", _WIDE, **_EXPERTS, num_experts=4, decoder_sparse_step=2),
     "olmoe": _lm("Olmoe", **_EXPERTS, num_experts=4),
     "granitemoe": _lm("GraniteMoe", **_GRANITE, **_LOCAL),
@@ -151,21 +159,77 @@ BUILDERS: dict[str, Builder] = {
     "glm4_moe": _lm("Glm4Moe", **_EXPERTS, head_dim=8, n_routed_experts=4, first_k_dense_replace=1, use_qk_norm=True),
     "deepseek_v2": _lm("DeepseekV2", _LATENT, topk_method="group_limited_greedy"),
     "deepseek_v3": _lm("DeepseekV3", _LATENT),
-    "llama4": lambda: hf.Llama4ForConditionalGeneration(
-        hf.Llama4Config(
-            text_config=_LLAMA4,
-            vision_config=_VISION | {"image_size": 16, "patch_size": 4, "vision_output_dim": 16},
-        )
+    "llama4": _made(
+        "Llama4ForConditionalGeneration",
+        {},
+        text_config=_LLAMA4,
+        vision_config=_VISION
+        | {"image_size": 16, "patch_size": 4, "vision_output_dim": 16}
+        | {"projector_input_dim": 16, "projector_output_dim": 16},
     ),
     "llama4-text": _lm("Llama4", _LLAMA4),
-    "qwen3_next": _lm("Qwen3Next", _DELTA, **_EXPERTS, num_experts=4, shared_expert_intermediate_size=12),
-    "qwen3_5": lambda: hf.Qwen3_5ForConditionalGeneration(
-        hf.Qwen3_5Config(
-            text_config=_DELTA,
-            vision_config={"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24},
-        )
-    ),
+    "qwen3_next": _lm("Qwen3Next", _DELTA, **_SHARED),
+    "qwen3_5": _made("Qwen3_5ForConditionalGeneration", {}, text_config=_DELTA, vision_config=_QWEN_VISION),
     "qwen3_5-text": _lm("Qwen3_5", _DELTA),
+    "qwen3_5_moe": _made(
+        "Qwen3_5MoeForConditionalGeneration", {}, text_config=_DELTA | _SHARED, vision_config=_QWEN_VISION
+    ),
+    "qwen3_5_moe-text": _lm("Qwen3_5Moe", _DELTA, **_SHARED),
+    "lfm2": _lm("Lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2),
+    "jamba": _lm(
+        "Jamba",
+        **_LOCAL,
+        num_hidden_layers=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+    ),
+    "granitemoehybrid": _lm(
+        "GraniteMoeHybrid",
+        **_GRANITE,
+        **_LOCAL,
+        **_MAMBA,
+        layer_types=["mamba", "attention", "mamba"],
+        shared_intermediate_size=12,
+        mamba_expand=2,
+    ),
+    "falcon_h1": _lm("FalconH1", **_MAMBA, mamba_d_ssm=48, head_dim=6),
+    "llava": _made(
+        "LlavaForConditionalGeneration",
+        {},
+        text_config=_GROUPED | {"model_type": "llama"},
+        vision_config=_VISION | {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
+    ),
+    "mistral3": _made(
+        "Mistral3ForConditionalGeneration",
+        {},
+        text_config=_WIDE | {"model_type": "mistral"},
+        vision_config=_VISION | {"model_type": "pixtral", "image_size": 16, "patch_size": 4, "head_dim": 8},
+    ),
+    "qwen2_vl": _made(
+        "Qwen2VLForConditionalGeneration",
+        {},
+        text_config=_GROUPED | _ROTARY,
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2},
+    ),
+    "qwen2_5_vl": _made(
+        "Qwen2_5_VLForConditionalGeneration", {}, text_config=_GROUPED | _ROTARY, vision_config=_QWEN_VISION
+    ),
+    "qwen3_vl": _made(
+        "Qwen3VLForConditionalGeneration",
+        {},
+        text_config=_GROUPED | _ROTARY | {"head_dim": 6},
+        vision_config=_QWEN_VISION | {"deepstack_visual_indexes": []},
+    ),
+    "granite_swa": _lm("GraniteSWA", **_GRANITE, sliding_window=6),
+    "ministral3": _lm("Ministral3", _WIDE),
+    "phimoe": _lm("Phimoe", **_LOCAL),
+    "minimax_m2": _lm("MiniMaxM2", _WIDE, **_LOCAL),
+    "hunyuan_v1_dense": _lm("HunYuanDenseV1", _WIDE),
+    "ernie4_5_moe": _lm("Ernie4_5_Moe", **_EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1),
+    "vaultgemma": _lm("VaultGemma", _WIDE, sliding_window=6),
     "t5": _made("T5EncoderModel", _T5),
     "t5-both": _made("T5ForConditionalGeneration", _T5),
     "mt5": _made("MT5EncoderModel", _T5),
@@ -173,6 +237,8 @@ BUILDERS: dict[str, Builder] = {
     "bart": _made("BartForConditionalGeneration", _TWO_STACKS),
     "mbart": _made("MBartForConditionalGeneration", _TWO_STACKS),
     "marian": _made("MarianMTModel", _TWO_STACKS),
+    "pegasus": _made("PegasusForConditionalGeneration", _TWO_STACKS),
+    "m2m_100": _made("M2M100ForConditionalGeneration", _TWO_STACKS),
     "vit": _made("ViTModel", _SMALL, image_size=16, patch_size=4, num_channels=3),
     "xlnet": _made("XLNetLMHeadModel", _COMMON, d_model=24, n_layer=3, n_head=4, d_inner=40, mem_len=None),
 }
@@ -205,6 +271,13 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="w3"
     )
+
+
+@cache
+def family(name: str) -> Family:
+    """Return the row of the tiny model called `name`."""
+    with torch.device("meta"):
+        return FAMILIES[BUILDERS[name]().config.model_type]
 
 
 def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:

@@ -76,8 +76,8 @@ def _fits(family: Family, stack: PreTrainedModel) -> None:
             weighted = part is not None and (field == "embedding" or hasattr(part, "weight"))
             if attends and not (weighted or isinstance(part, nn.Parameter)):
                 raise ModelError(
-                    f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says {field}={path!r}, and "
-                    f"{type(module).__name__} has no {'module' if field == 'embedding' else 'weights'} there."
+                    f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says {field}={path!r}, "
+                    f"and {type(module).__name__} has no {'module' if field == 'embedding' else 'weights'} there."
                 )
     if family.positions and "position_ids" not in inspect.signature(stack.forward).parameters:
         raise ModelError(

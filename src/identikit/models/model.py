@@ -388,10 +388,11 @@ def checked_model(model: Any) -> Model:
 
 
 def _accepted(hf: PreTrainedModel) -> frozenset[str]:
-    """Return the arguments that a model's forward takes, by name or handed on to its base model's."""
+    """Return the arguments that a model's forward takes; those it hands on to its text model may say `use_cache`."""
     own = inspect.signature(hf.forward).parameters
     hands_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
-    return frozenset([*own, *(inspect.signature(hf.base_model.forward).parameters if hands_on else ())])
+    caches = hands_on and hasattr(hf.config.get_text_config(), "use_cache")
+    return frozenset([*own, "use_cache"] if caches else own)
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

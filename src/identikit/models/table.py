@@ -92,6 +92,7 @@ _LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=Tr
 _INSIDE = _like(_LLAMA, blocks="language_model.layers.*")  # the text model of a model that also reads images
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)
 _HYBRID = _like(_LLAMA, instead="linear_attn", splits=False, tap=gated.switched)
+_MAMBA = _like(_LLAMA, instead="mamba", splits=False)
 _T5 = Family("block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=_none, stack="encoder")
 _BART = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", embedding="layernorm_embedding", stack="encoder")
 
@@ -107,7 +108,9 @@ FAMILIES: dict[str, Family] = {
     "apertus": _like(_LLAMA, name="Apertus", checkpoints="swiss-ai/Apertus-8B-Instruct-2509"),
     "arcee": _like(_LLAMA, name="Arcee", checkpoints="arcee-ai/AFM-4.5B"),
     "bart": _like(_BART, name="BART (encoder)", checkpoints="facebook/bart-base, facebook/bart-large-cnn"),
-    "bert": _like(_BERT, name="BERT", checkpoints="google-bert/bert-base-uncased, BAAI/bge-base-en-v1.5"),
+    "bert": _like(
+        _BERT, name="BERT", checkpoints="google-bert/bert-base-uncased, sentence-transformers/all-MiniLM-L6-v2"
+    ),
     "biogpt": _like(_LLAMA, output="self_attn.out_proj", name="BioGPT", checkpoints="microsoft/biogpt"),
     "camembert": _like(_ROBERTA, name="CamemBERT", checkpoints="almanach/camembert-base"),
     "cohere": _like(_LLAMA, name="Command R", checkpoints="CohereLabs/c4ai-command-r-v01"),
@@ -128,11 +131,13 @@ FAMILIES: dict[str, Family] = {
     "electra": _like(_BERT, name="ELECTRA", checkpoints="google/electra-base-discriminator"),
     "ernie": _like(_BERT, name="ERNIE", checkpoints="nghuyong/ernie-3.0-base-zh"),
     "ernie4_5": _like(_LLAMA, name="ERNIE 4.5", checkpoints="baidu/ERNIE-4.5-0.3B-PT"),
+    "ernie4_5_moe": _like(_LLAMA, name="ERNIE 4.5 MoE", checkpoints="baidu/ERNIE-4.5-21B-A3B-PT"),
     "esm": _like(
         _BERT, embedding=None, limit=_after_padding, name="ESM (proteins)", checkpoints="facebook/esm2_t33_650M_UR50D"
     ),
     "eurobert": _like(_LLAMA, causal=False, name="EuroBERT", checkpoints="EuroBERT/EuroBERT-210m"),
     "exaone4": _like(_LLAMA, name="EXAONE 4", checkpoints="LGAI-EXAONE/EXAONE-4.0-32B"),
+    "falcon_h1": _like(_LLAMA, splits=False, name="Falcon-H1", checkpoints="tiiuae/Falcon-H1-0.5B-Base"),
     "gemma": _like(_LLAMA, name="Gemma", checkpoints="google/gemma-2b, google/gemma-7b"),
     "gemma2": _like(_LLAMA, name="Gemma 2", checkpoints="google/gemma-2-2b, google/gemma-2-9b-it"),
     "gemma3": _like(_INSIDE, name="Gemma 3, multimodal (its text model)", checkpoints="google/gemma-3-4b-it"),
@@ -142,9 +147,11 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": _like(_LLAMA, name="GLM-4.5", checkpoints="zai-org/GLM-4.5, zai-org/GLM-4.5-Air"),
     "gpt2": _like(_GPT2, name="GPT-2", checkpoints="openai-community/gpt2, distilbert/distilgpt2"),
     "gpt_bigcode": _like(
-        _GPT2, refusal=_own_keys, name="StarCoder, SantaCoder", checkpoints="bigcode/starcoder, bigcode/gpt_bigcode-santacoder"
+        _GPT2,
+        refusal=_own_keys,
+        name="StarCoder, SantaCoder",
+        checkpoints="bigcode/starcoder, bigcode/gpt_bigcode-santacoder",
     ),
-    "gpt_oss": _like(_LLAMA, name="gpt-oss", checkpoints="openai/gpt-oss-20b, openai/gpt-oss-120b"),
     "gpt_neox": Family(
         "layers.*",
         "attention.dense",
@@ -155,12 +162,26 @@ FAMILIES: dict[str, Family] = {
         name="Pythia, GPT-NeoX",
         checkpoints="EleutherAI/pythia-160m, EleutherAI/gpt-neox-20b",
     ),
+    "gpt_oss": _like(_LLAMA, name="gpt-oss", checkpoints="openai/gpt-oss-20b, openai/gpt-oss-120b"),
     "granite": _like(_LLAMA, name="Granite", checkpoints="ibm-granite/granite-3.0-8b-base"),
+    "granite_swa": _like(_LLAMA, name="Granite, sliding window"),
     "granitemoe": _like(_LLAMA, name="Granite MoE", checkpoints="ibm-granite/granite-3.0-1b-a400m-base"),
+    "granitemoehybrid": _like(
+        _MAMBA, name="Granite 4", checkpoints="ibm-granite/granite-4.0-h-tiny, ibm-granite/granite-4.0-micro"
+    ),
     "granitemoeshared": _like(
         _LLAMA, name="Granite MoE, shared expert", checkpoints="ibm-research/moe-7b-1b-active-shared-experts"
     ),
     "helium": _like(_LLAMA, name="Helium", checkpoints="kyutai/helium-1-preview-2b"),
+    "hunyuan_v1_dense": _like(_LLAMA, name="Hunyuan", checkpoints="tencent/Hunyuan-7B-Instruct"),
+    "jamba": _like(_MAMBA, positions=False, limit=_none, name="Jamba", checkpoints="ai21labs/Jamba-v0.1"),
+    "lfm2": _like(
+        _MAMBA,
+        output="self_attn.out_proj",
+        instead="conv",
+        name="LFM2",
+        checkpoints="LiquidAI/LFM2-350M, LiquidAI/LFM2-1.2B",
+    ),
     "llama": _like(
         _LLAMA,
         name="Llama, SmolLM2, TinyLlama, Yi, Vicuna",
@@ -174,10 +195,21 @@ FAMILIES: dict[str, Family] = {
         checkpoints="meta-llama/Llama-4-Scout-17B-16E",
     ),
     "llama4_text": _like(_LLAMA, blocks="model.layers.*", positions=False, name="Llama 4, text"),
+    "llava": _like(_INSIDE, name="LLaVA (its text model)", checkpoints="llava-hf/llava-1.5-7b-hf"),
+    "m2m_100": _like(
+        _BART, embedding=None, name="NLLB, M2M100 (encoder)", checkpoints="facebook/nllb-200-distilled-600M"
+    ),
     "marian": _like(_BART, embedding=None, name="Marian (encoder)", checkpoints="Helsinki-NLP/opus-mt-en-de"),
     "mbart": _like(_BART, name="mBART (encoder)", checkpoints="facebook/mbart-large-50-many-to-many-mmt"),
+    "minimax_m2": _like(_LLAMA, name="MiniMax-M2", checkpoints="MiniMaxAI/MiniMax-M2"),
     "ministral": _like(_LLAMA, name="Ministral", checkpoints="mistralai/Ministral-8B-Instruct-2410"),
+    "ministral3": _like(_LLAMA, name="Ministral 3, text"),
     "mistral": _like(_LLAMA, name="Mistral", checkpoints="mistralai/Mistral-7B-v0.1"),
+    "mistral3": _like(
+        _INSIDE,
+        name="Mistral Small 3, Ministral 3 (their text model)",
+        checkpoints="mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    ),
     "mixtral": _like(_LLAMA, name="Mixtral", checkpoints="mistralai/Mixtral-8x7B-v0.1"),
     "modernbert": Family(
         "layers.*",
@@ -208,6 +240,7 @@ FAMILIES: dict[str, Family] = {
         name="OPT",
         checkpoints="facebook/opt-125m, facebook/opt-1.3b",
     ),
+    "pegasus": _like(_BART, embedding=None, name="Pegasus (encoder)", checkpoints="google/pegasus-xsum"),
     "phi": _like(
         _LLAMA, output="self_attn.dense", name="Phi-1, Phi-2", checkpoints="microsoft/phi-1_5, microsoft/phi-2"
     ),
@@ -217,13 +250,21 @@ FAMILIES: dict[str, Family] = {
         name="Phi-3, Phi-4",
         checkpoints="microsoft/Phi-3-mini-4k-instruct, microsoft/phi-4",
     ),
+    "phimoe": _like(_LLAMA, name="Phi-3.5 MoE", checkpoints="microsoft/Phi-3.5-MoE-instruct"),
     "qwen2": _like(_LLAMA, name="Qwen 2, Qwen 2.5", checkpoints="Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-7B-Instruct"),
+    "qwen2_5_vl": _like(_INSIDE, name="Qwen 2.5 VL (its text model)", checkpoints="Qwen/Qwen2.5-VL-7B-Instruct"),
     "qwen2_moe": _like(_LLAMA, name="Qwen MoE", checkpoints="Qwen/Qwen1.5-MoE-A2.7B"),
+    "qwen2_vl": _like(_INSIDE, name="Qwen 2 VL (its text model)", checkpoints="Qwen/Qwen2-VL-7B-Instruct"),
     "qwen3": _like(_LLAMA, name="Qwen 3", checkpoints="Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
+    "qwen3_5": _like(_HYBRID, blocks=_INSIDE.blocks, name="Qwen 3.5 (its text model)", checkpoints="Qwen/Qwen3.5-27B"),
+    "qwen3_5_moe": _like(
+        _HYBRID, blocks=_INSIDE.blocks, name="Qwen 3.5 MoE (its text model)", checkpoints="Qwen/Qwen3.5-35B-A3B"
+    ),
+    "qwen3_5_moe_text": _like(_HYBRID, name="Qwen 3.5 MoE, text"),
+    "qwen3_5_text": _like(_HYBRID, name="Qwen 3.5, text"),
     "qwen3_moe": _like(_LLAMA, name="Qwen 3 MoE", checkpoints="Qwen/Qwen3-30B-A3B"),
     "qwen3_next": _like(_HYBRID, name="Qwen3-Next", checkpoints="Qwen/Qwen3-Next-80B-A3B-Instruct"),
-    "qwen3_5": _like(_HYBRID, blocks=_INSIDE.blocks, name="Qwen 3.5 (its text model)", checkpoints="Qwen/Qwen3.5-27B"),
-    "qwen3_5_text": _like(_HYBRID, name="Qwen 3.5, text"),
+    "qwen3_vl": _like(_INSIDE, name="Qwen 3 VL (its text model)", checkpoints="Qwen/Qwen3-VL-4B-Instruct"),
     "roberta": _like(_ROBERTA, name="RoBERTa", checkpoints="FacebookAI/roberta-base, cardiffnlp/twitter-roberta-base"),
     "roberta-prelayernorm": _like(_ROBERTA, name="RoBERTa-PreLN", checkpoints="andreasmadsen/efficient_mlm_m0.40"),
     "seed_oss": _like(_LLAMA, name="Seed-OSS", checkpoints="ByteDance-Seed/Seed-OSS-36B-Instruct"),
@@ -237,6 +278,7 @@ FAMILIES: dict[str, Family] = {
         checkpoints="google-t5/t5-small, google/flan-t5-base",
     ),
     "umt5": _like(_T5, model_class="UMT5EncoderModel", name="uMT5 (encoder)", checkpoints="google/umt5-small"),
+    "vaultgemma": _like(_LLAMA, name="VaultGemma", checkpoints="google/vaultgemma-1b"),
     "vit": Family(
         "layers.*",
         "attention.o_proj",

@@ -332,10 +332,8 @@ def plain_experts(model: PreTrainedModel) -> Iterator[None]:
 @contextmanager
 def _restored(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Give every configuration in a model this setting of its own back at the end."""
-    configs = {
-        id(config): config for config in (getattr(m, "config", None) for m in model.modules()) if config is not None
-    }
-    before = [(config, getattr(config, name, None)) for config in configs.values()]
+    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
+    before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
     try:
         yield
     finally:
