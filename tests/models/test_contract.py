@@ -23,7 +23,8 @@ from tests.reference import attention as reference
 
 NAMES = list(tiny.BUILDERS)
 CAUSAL = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
-SPLITTING = [name for name in NAMES if name != "xlnet"]
+CAUSAL += ["bloom", "falcon", "falcon-7b", "falcon-rw", "gptj"]
+SPLITTING = [name for name in NAMES if name not in ("xlnet", "deberta-v2", "deberta-v2-conv")]
 # Families whose norms or rotary tables compute in float32 whatever the model's dtype.
 CASTING = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "t5", "modernbert"}
 # (layer, kind of mask, window) for the layers of each family that do not simply see everything, or everything before.
@@ -115,7 +116,8 @@ def test_output_with_the_tap_is_output_without(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "side"), [(n, "right") for n in NAMES if n != "vit"] + [(n, "left") for n in (*CAUSAL, "t5", "xlnet")]
+    ("name", "side"),
+    [(n, "right") for n in NAMES if n != "vit"] + [(n, "left") for n in (*CAUSAL, "t5", "xlnet", "deberta-v2")],
 )
 def test_padded_batch_is_one_by_one(name: str, side: str):
     model = tiny.loaded(name)
@@ -132,7 +134,7 @@ def test_padded_batch_is_one_by_one(name: str, side: str):
         assert torch.equal(together.inputs[row][keep[row]], alone.inputs[0])
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet"])
+@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "bloom", "falcon-rw", "mpnet", "deberta-v2"])
 def test_a_text_of_a_batch_is_the_text_alone(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6), "left" if model.causal else "right")
@@ -231,12 +233,11 @@ def test_unknown_terms_of_attention_are_refused_by_name():
         Model(model, tiny.tokenizer(), name="sinks")
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa's module, on import
 @pytest.mark.parametrize(("family", "options"), [
-    ("Bloom", {"hidden_size": 24, "n_layer": 1, "n_head": 4}),
-    ("GPTJ", {"n_embd": 24, "n_layer": 1, "n_head": 4, "rotary_dim": 4}),
-    ("DebertaV2", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
-    ("MPNet", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    ("GPTNeo", {"hidden_size": 24, "num_layers": 1, "num_heads": 4, "attention_types": [[["global"], 1]]}),
+    ("RoFormer", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    ("BigBird", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    ("Longformer", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "attention_window": 4}),
 ])  # fmt: skip
 def test_attention_outside_the_interface_is_refused(family: str, options: dict):
     config = getattr(hf, f"{family}Config")(vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2, **options)
@@ -298,7 +299,7 @@ def test_block_jacobian_from_the_two_halves(name: str):
 
 def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
     """The path for long texts, forced on short ones: plain causal, padded, windowed, soft-capped."""
-    for name in ("llama", "mistral", "gemma2", "bert", "modernbert"):
+    for name in ("llama", "mistral", "gemma2", "bert", "modernbert", "bloom", "gptj", "falcon", "mpnet"):
         model = tiny.loaded(name)
         for lengths in ((12,), (12, 7)):
             batch = batch_of(model, lengths)
@@ -312,5 +313,5 @@ def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
                 for long, short in zip(by_rule, calls, strict=True):
                     assert long.mask is not None and not isinstance(long.mask, torch.Tensor)
                     assert torch.equal(long.visible(slice(2, 9)), short.visible(slice(2, 9)))
-                    plain = name == "llama" or (name == "gemma2" and long.layer == 1)
+                    plain = name in ("llama", "bloom", "gptj", "falcon") or (name == "gemma2" and long.layer == 1)
                     assert long.mask.plain_causal == (plain and len(lengths) == 1)

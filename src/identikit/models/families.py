@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.models import xlnet
+from identikit.models import deberta, methods, xlnet
 from identikit.models.tap import switched
 from identikit.shapes import Float, Tensor
 
@@ -45,7 +45,7 @@ class Family:
     - `blocks`: its blocks, from the base model; `*` stands for every entry of a list
     - `output`: the output projection, from the block: a linear layer, or a bare (d, head, d_v) parameter
     - `value`: the layer that makes the values, alone or last of query, key, value; None: bare parameters, no bias
-    - `interleaved`: that layer holds query, key and value in turn for each head
+    - `interleaved`: that layer holds, for each key-value head in turn, its queries, its key and its value
     - `embedding`: the module whose input is the embedding sum x; None: the first block
     - `positions`: takes `position_ids`; `limit`: how many tokens it has positions for
     - `splits`: a block is post(x, mix(pre(x))) where mix is only the tap's softmax attention
@@ -120,10 +120,47 @@ FAMILIES: dict[str, Family] = {
         watch_output=xlnet.watch_output,
         refusal=xlnet.refusal,
     ),
+    "bloom": Family(
+        "h.*",
+        "self_attention.dense",
+        "self_attention.query_key_value",
+        interleaved=True,
+        embedding="word_embeddings_layernorm",
+        limit=_none,
+        tap=methods.bloom,
+        refusal=methods.bloom_refusal,
+    ),
+    "deberta-v2": Family(
+        _BERT.blocks,
+        _BERT.output,
+        "attention.self.value_proj",
+        embedding=_BERT.embedding,
+        limit=deberta.limit,
+        splits=False,
+        tap=deberta.switched,
+    ),
+    "falcon": Family(
+        "h.*",
+        "self_attention.dense",
+        "self_attention.query_key_value",
+        interleaved=True,
+        positions=True,
+        tap=methods.falcon,
+        refusal=methods.falcon_refusal,
+    ),
+    "gptj": Family("h.*", "attn.out_proj", "attn.v_proj", positions=True, tap=methods.gptj),
+    "mpnet": Family(
+        _BERT.blocks,
+        "attention.attn.o",
+        "attention.attn.v",
+        embedding=_BERT.embedding,
+        limit=methods.after_two,
+        tap=methods.mpnet,
+    ),
 }
 
 # Architectures people ask for that compute attention outside transformers' attention interface.
-_OWN_ATTENTION = frozenset(["bloom", "deberta", "deberta-v2", "gptj", "mpnet"])
+_OWN_ATTENTION = frozenset(["deberta", "gpt_neo", "roformer", "big_bird", "longformer"])
 
 
 def family_of(model: PreTrainedModel) -> Family:
@@ -194,7 +231,7 @@ def value_part(
 ) -> Float[Tensor, "*rest kv d"]:
     """Return the values of every key-value head from what the value layer makes."""
     if family.interleaved:
-        return made.unflatten(-1, (kv_heads, 3, d_v)).select(-2, 2)
+        return made.unflatten(-1, (kv_heads, -1, d_v)).select(-2, -1)
     return made[..., -kv_heads * d_v :].unflatten(-1, (kv_heads, d_v))
 
 

@@ -220,14 +220,14 @@ def _attention(
         key=key,
         value=value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        mask=_understood(module, attention_mask, query),
+        mask=understood(module, attention_mask, query),
         softcap=softcap,
         bias=position_bias,
     )
     return hand_over(call).transpose(1, 2).contiguous(), None
 
 
-def _understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
+def understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
     """Return the mask as bool or as its rule, and refuse one that did not come from our mask function."""
     if mask is None:
         if getattr(module, "is_causal", False) and query.shape[2] > 1:
@@ -288,8 +288,8 @@ def visiting(visitor: Visitor) -> Iterator[list[int]]:
 
 
 @contextmanager
-def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
-    """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
+def restored(model: PreTrainedModel) -> Iterator[list[Any]]:
+    """Make the tap known, yield the model's configs, and give each its own attention implementation back at the end."""
     AttentionInterface.register(NAME, _attention)  # it cannot be unregistered; doing it again is harmless
     AttentionMaskInterface.register(NAME, _mask)
     configs = {
@@ -297,11 +297,18 @@ def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[Non
     }
     before = [(config, config._attn_implementation) for config in configs.values()]
     try:
-        model.set_attn_implementation(implementation)
-        yield
+        yield list(configs.values())
     finally:
         for config, own in before:
             config._attn_implementation_internal = own
+
+
+@contextmanager
+def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
+    """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
+    with restored(model):
+        model.set_attn_implementation(implementation)
+        yield
 
 
 @contextmanager
