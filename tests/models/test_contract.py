@@ -22,11 +22,11 @@ from tests.models import tiny
 from tests.reference import attention as reference
 
 NAMES = list(tiny.BUILDERS)
-CAUSAL = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+CAUSAL = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3"]
 CAUSAL += ["bloom", "falcon", "falcon-7b", "falcon-rw", "gptj"]
 SPLITTING = [name for name in NAMES if name not in ("xlnet", "deberta-v2", "deberta-v2-conv")]
 # Families whose norms or rotary tables compute in float32 whatever the model's dtype.
-CASTING = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "t5", "modernbert"}
+CASTING = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3", "t5", "modernbert"}
 # (layer, kind of mask, window) for the layers of each family that do not simply see everything, or everything before.
 WINDOWS = {
     "mistral": {0: 6, 1: 6, 2: 6},
@@ -34,6 +34,7 @@ WINDOWS = {
     "qwen2": {1: 6, 2: 6},
     "gemma2": {0: 6, 2: 6},
     "gemma3": {0: 6, 2: 6},
+    "gpt_oss": {0: 6, 2: 6},
     "modernbert": {1: 3},
 }
 
@@ -96,6 +97,7 @@ def test_head_output_is_rebuilt_from_what_is_captured(name: str):
             expected = reference.head_output(
                 call.query[row, head, :length], call.key[row, shared], call.value[row, shared],
                 sees, call.scaling, call.softcap, None if call.bias is None else call.bias[row % len(call.bias), head],
+                None if call.sink is None else float(call.sink[head]),
             )  # fmt: skip
             assert relative(call.output[row, head, :length], expected) < 1e-12
             assert relative(call.weights()[row, head, :length] @ call.value[row, shared], expected) < 1e-12
@@ -154,6 +156,8 @@ def test_the_forms_that_break_other_tools_are_among_the_families():
     assert not captured(model, batch_of(model, (9,)))[0].visible()[0, 0, 8, 2].item()  # sliding window
     model = tiny.loaded("gemma2")
     assert captured(model, batch_of(model, (9,)))[0].softcap == 2.0
+    model = tiny.loaded("gpt_oss")
+    assert (captured(model, batch_of(model, (9,)))[1].weights().sum(-1) < 0.999).all()  # a learned sink takes the rest
     model = tiny.loaded("t5")
     assert captured(model, batch_of(model, (9,)))[2].bias is not None
 
@@ -228,8 +232,8 @@ def test_unknown_terms_of_attention_are_refused_by_name():
     model = tiny.build("llama")
     for layer in model.base_model.layers:
         forward = layer.self_attn.forward
-        layer.self_attn.forward = lambda *a, forward=forward, **k: forward(*a, s_aux=torch.zeros(4), **k)
-    with pytest.raises(ModelError, match="passes s_aux, which identikit does not know"):
+        layer.self_attn.forward = lambda *a, forward=forward, **k: forward(*a, indices=torch.zeros(4), **k)
+    with pytest.raises(ModelError, match="passes indices, which identikit does not know"):
         Model(model, tiny.tokenizer(), name="sinks")
 
 
@@ -283,7 +287,10 @@ def test_block_jacobian_from_the_two_halves(name: str):
             scores = query @ key.repeat_interleave(call.groups, 1).transpose(-1, -2) * call.scaling
             scores = call.softcap * torch.tanh(scores / call.softcap) if call.softcap else scores
             scores = scores if call.bias is None else scores + call.bias
-            weights = torch.softmax(scores.masked_fill(~call.visible(), -torch.inf), -1)
+            scores = scores.masked_fill(~call.visible(), -torch.inf)
+            if call.sink is not None:
+                scores = torch.cat([scores, call.sink[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+            weights = torch.softmax(scores, -1)[..., : key.shape[2]]
             return weights @ value.repeat_interleave(call.groups, 1)
 
         n = x.numel()

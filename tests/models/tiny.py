@@ -46,6 +46,16 @@ BUILDERS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     ),
     "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**_COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64)),
     "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**_ENCODER)),
+    "gpt_oss": lambda: hf.GptOssForCausalLM(
+        hf.GptOssConfig(
+            **_GROUPED,
+            head_dim=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=6,
+            experts_implementation="eager",  # the only one that runs in float64
+        )
+    ),
     "opt": lambda: hf.OPTForCausalLM(
         hf.OPTConfig(
             **_COMMON,

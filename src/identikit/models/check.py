@@ -79,7 +79,8 @@ def _watch(module: Any, record: list[Tensor]) -> list[Any]:
 def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
     weights, where = call.weights(), f"layer {call.layer}:"
     sums = weights.sum(-1)[call.visible().any(-1).expand(weights.shape[:-1])]
-    _near(model, sums, torch.ones_like(sums), f"{where} rows of attention sum to 1")
+    whole = torch.ones_like(sums) if call.sink is None else sums.clamp(0, 1)
+    _near(model, sums, whole, f"{where} rows of attention sum to 1, or to less with a learned sink")
     rebuilt = weights @ call.value.repeat_interleave(call.groups, dim=1)
     _near(model, rebuilt, call.output, f"{where} attention times values is the head output")
 

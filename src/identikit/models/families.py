@@ -91,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": _LLAMA,
     "gemma3_text": _LLAMA,
     "gpt2": Family("h.*", "attn.c_proj", "attn.c_attn", positions=True),
+    "gpt_oss": _LLAMA,
     "gpt_neox": Family("layers.*", "attention.dense", "attention.query_key_value", interleaved=True, positions=True),
     "llama": _LLAMA,
     "mistral": _LLAMA,

@@ -29,7 +29,7 @@ ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunk
 # Arguments of the attention call that are already in the mask, or have no effect in evaluation mode.
 _WITHOUT_EFFECT = frozenset([
     "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position", "past_key_values", "deterministic",
-    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch",
 ])  # fmt: skip
 
 MaskRule = Callable[[Any, Any, Any, Any], Any]  # batch, head, query and key indices to bool, by broadcasting
@@ -71,6 +71,8 @@ class AttentionCall:
     - `mask`: which keys a query sees, True = sees it; None: all keys
     - `bias_keys`: where B depends on the query, $B_{ij} = s\,q_i \cdot r_{ij}$ + a constant (XLNet): r of a text of the
       batch, for the heads and queries asked for; None: it does not
+    - `sink`: a learned score per head that competes with the keys, as an extra key of value 0 would (gpt-oss), so that
+      rows of A sum to less than 1; None: there is none
     """
 
     layer: int
@@ -82,6 +84,7 @@ class AttentionCall:
     softcap: float | None = None
     bias: Float[Tensor, "#batch head query key"] | None = None
     bias_keys: BiasKeys | None = None
+    sink: Float[Tensor, "head"] | None = None
 
     @property
     def groups(self) -> int:
@@ -110,12 +113,16 @@ class AttentionCall:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.bias is not None:
             scores = scores + self.bias[:, chosen][:, :, queries].to(dtype)
-        if self.mask is None:
-            return torch.softmax(scores, dim=-1)
-        visible = self.visible(queries)
-        visible = visible[:, chosen] if visible.shape[1] > 1 else visible
-        weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
-        return weights.masked_fill(~visible, 0.0)
+        visible = None
+        if self.mask is not None:
+            visible = self.visible(queries)
+            visible = visible[:, chosen] if visible.shape[1] > 1 else visible
+            scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sink is not None:
+            sink = self.sink[chosen].to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
+        return weights if visible is None else weights.masked_fill(~visible, 0.0)
 
     def slope(self, queries: Selection, *, heads: Selection) -> Float[Tensor, "chosen_head row key"] | None:
         """Return the soft-cap's derivative at each score of the first text, in float64; None: no soft-cap."""
@@ -159,10 +166,11 @@ class AttentionCall:
     def output(self) -> Float[Tensor, "batch head query d_v"]:
         """The head output $O = AV$, through the fused kernel where the layer allows it."""
         value = self.value.repeat_interleave(self.groups, dim=1)
-        if isinstance(self.mask, RowMask) and self.mask.plain_causal and self.softcap is None and self.bias is None:
+        fused = self.softcap is None and self.sink is None
+        if isinstance(self.mask, RowMask) and self.mask.plain_causal and fused and self.bias is None:
             key = self.key.repeat_interleave(self.groups, dim=1)
             return F.scaled_dot_product_attention(self.query, key, value, is_causal=True, scale=self.scaling)
-        attend = self._fused_rows if self.softcap is None else self._explicit_rows
+        attend = self._fused_rows if fused else self._explicit_rows
         return torch.cat([attend(value, rows) for rows in self.row_chunks()], dim=2)
 
     def _explicit_rows(self, value: Tensor, rows: slice) -> Tensor:
@@ -205,6 +213,7 @@ def _attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers asks, and show the visitor the call."""
@@ -223,6 +232,7 @@ def _attention(
         mask=understood(module, attention_mask, query),
         softcap=softcap,
         bias=position_bias,
+        sink=None if s_aux is None else s_aux.detach(),
     )
     return hand_over(call).transpose(1, 2).contiguous(), None
 
