@@ -22,7 +22,8 @@ from tests.models import tiny
 from tests.reference import attention as reference
 
 NAMES = list(tiny.BUILDERS)
-CAUSAL = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3"]
+CAUSAL = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3",
+          "clip-text"]  # fmt: skip
 SPLITTING = [name for name in NAMES if name != "xlnet"]
 # Families whose norms or rotary tables compute in float32 whatever the model's dtype.
 CASTING = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3", "t5", "modernbert"}
@@ -39,7 +40,7 @@ WINDOWS = {
 
 
 def batch_of(model: Model, lengths: tuple[int, ...], side: str = "right") -> TokenBatch:
-    if model.vision:
+    if model.modality != "text":
         return model.sample(lengths)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(3, tiny.VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
@@ -117,7 +118,9 @@ def test_output_with_the_tap_is_output_without(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "side"), [(n, "right") for n in NAMES if n != "vit"] + [(n, "left") for n in (*CAUSAL, "t5", "xlnet")]
+    ("name", "side"),
+    [(n, "right") for n in NAMES if n not in tiny.IMAGES | tiny.SOUNDS]
+    + [(n, "left") for n in (*CAUSAL, "t5", "xlnet")],
 )
 def test_padded_batch_is_one_by_one(name: str, side: str):
     model = tiny.loaded(name)

@@ -6,7 +6,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.models import xlnet
+from identikit.features import Images, Sounds
+from identikit.models import beit, xlnet
 from identikit.models.tap import switched
 from identikit.shapes import Float, Tensor
 
@@ -34,8 +35,41 @@ def _none(config: Any) -> None:
     return None
 
 
-def _patches(config: Any) -> int:
-    return (config.image_size // config.patch_size) ** 2 + 1
+def _no_prefix(config: Any) -> tuple[str, ...]:
+    return ()
+
+
+def _distilled(config: Any) -> tuple[str, ...]:
+    return "[CLS]", "[DIST]"
+
+
+def _registers(config: Any) -> tuple[str, ...]:
+    return "[CLS]", *(f"reg{index}" for index in range(config.num_register_tokens))
+
+
+def _source_positions(config: Any) -> int:
+    return config.max_source_positions
+
+
+def _spectrogram(config: Any) -> tuple[int, int, int]:
+    return 1, 320, config.max_source_positions  # frames of 160 samples, and a convolution that takes every other
+
+
+def _mel_bins(config: Any) -> tuple[int, int]:
+    return config.num_mel_bins, 2 * config.max_source_positions
+
+
+def _convolutions(config: Any) -> tuple[int, int, None]:
+    """Return the samples under the first token, and from one to the next, of a stack of convolutions over samples."""
+    first, step = 1, 1
+    for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+        first, step = first + (kernel - 1) * step, step * stride
+    return first, step, None
+
+
+def _samples(config: Any) -> tuple[int]:
+    first, step, _ = _convolutions(config)
+    return (first + 6 * step,)  # seven tokens
 
 
 @dataclass(frozen=True)
@@ -53,6 +87,8 @@ class Family:
     - `tap`: switches the tap in, and the model's own attention back at the end
     - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
     - `model_class`: the transformers class to load; None: the one that the checkpoint names
+    - `features`: how it reads images or sounds; None: it reads texts
+    - `part`: what is read of a model with an encoder and a decoder, from its base model; None: all of it
     - `refusal`: why a model with this configuration cannot be read; None: it can
     """
 
@@ -68,12 +104,25 @@ class Family:
     tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
     watch_output: Watch | None = None
     model_class: str | None = None
+    features: Images | Sounds | None = None
+    part: str | None = None
     refusal: Callable[[Any], str | None] = _none
 
 
 _BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.value", embedding="embeddings.LayerNorm")
 _ROBERTA = Family(_BERT.blocks, _BERT.output, _BERT.value, embedding=_BERT.embedding, limit=_after_padding)
 _LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True)
+_VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_none, features=Images())
+_DINO = replace(
+    _VIT,
+    blocks="encoder.layer.*",
+    output="attention.o_proj|attention.output.dense",  # before and after transformers gave vision models one form
+    value="attention.v_proj|attention.attention.value",
+    features=Images(any_size=True),
+)
+_CLIP = Family("encoder.layers.*", "self_attn.out_proj", "self_attn.v_proj")
+_WAVES = Sounds(_convolutions, _samples)
+_WAV2VEC2 = Family("encoder.layers.*", "attention.out_proj", "attention.v_proj", limit=_none, features=_WAVES)
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(
@@ -108,7 +157,7 @@ FAMILIES: dict[str, Family] = {
         limit=_none,
         model_class="T5EncoderModel",
     ),
-    "vit": Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_patches),
+    "vit": _VIT,
     "xlm-roberta": _ROBERTA,
     "xlnet": Family(
         "layer.*",
@@ -120,6 +169,27 @@ FAMILIES: dict[str, Family] = {
         tap=xlnet.switched,
         watch_output=xlnet.watch_output,
         refusal=xlnet.refusal,
+    ),
+    # Images and sounds, and models of two towers
+    "beit": replace(_VIT, tap=beit.switched, features=Images(any_size=True)),
+    "clip_text_model": replace(_CLIP, positions=True),
+    "clip_vision_model": replace(_CLIP, embedding="pre_layrnorm", limit=_none, features=Images()),
+    "deit": replace(_VIT, features=Images(_distilled)),
+    "dinov2": _DINO,
+    "dinov2_with_registers": replace(_DINO, features=Images(_registers, any_size=True)),
+    "dinov3_vit": replace(_VIT, blocks="layer.*", features=Images(_registers, any_size=True)),
+    "hubert": _WAV2VEC2,
+    "siglip_text_model": _CLIP,
+    "siglip2_text_model": _CLIP,
+    "siglip_vision_model": replace(_CLIP, limit=_none, features=Images(_no_prefix)),
+    "wav2vec2": _WAV2VEC2,
+    "whisper": Family(
+        "layers.*",
+        "self_attn.out_proj",
+        "self_attn.v_proj",
+        limit=_source_positions,
+        features=Sounds(_spectrogram, _mel_bins),
+        part="encoder",
     ),
 }
 
@@ -174,10 +244,14 @@ def find_all(root: nn.Module, path: str) -> list[nn.Module]:
 
 
 def find(root: nn.Module, path: str) -> Any:
-    """Return the module or parameter at a dotted path."""
+    """Return the module or parameter at a dotted path, or at the first of several (`a.b|c.d`) that there is."""
+    path, _, others = path.partition("|")
+    found: Any = root
     for name in path.split("."):
-        root = getattr(root, name)
-    return root
+        if others and not hasattr(found, name):
+            return find(root, others)
+        found = getattr(found, name)
+    return found
 
 
 def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Tensor, "head d_v d"]:

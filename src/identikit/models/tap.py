@@ -203,7 +203,7 @@ def next_layer() -> int:
     return counter[0] - 1
 
 
-def _attention(
+def attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -300,7 +300,7 @@ def visiting(visitor: Visitor) -> Iterator[list[int]]:
 @contextmanager
 def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
     """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
-    AttentionInterface.register(NAME, _attention)  # it cannot be unregistered; doing it again is harmless
+    AttentionInterface.register(NAME, attention)  # it cannot be unregistered; doing it again is harmless
     AttentionMaskInterface.register(NAME, _mask)
     configs = {
         id(config): config for config in (getattr(m, "config", None) for m in model.modules()) if config is not None
