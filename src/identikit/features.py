@@ -122,7 +122,7 @@ class Source:
 
     def read(self, *given: Any, **options: Any) -> Float[Tensor, "*shape"]:
         """Return the features of one image or sound."""
-        return torch.as_tensor(np.asarray(self.reader(*given, **options, return_tensors="np")[self.argument][0]))
+        return self.reader(*given, **options, return_tensors="pt")[self.argument][0]
 
     def misfit(self, name: str, features: Tensor, expected: tuple[int, ...]) -> InputError:
         """Return the error for features of a size that the model does not take."""

@@ -194,7 +194,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 # Architectures people ask for that compute attention outside transformers' attention interface.
-_OWN_ATTENTION = frozenset(["bloom", "deberta", "deberta-v2", "gptj", "mpnet"])
+_OWN_ATTENTION = frozenset(["bloom", "deberta", "deberta-v2", "gptj", "mpnet", "wavlm"])
 
 
 def family_of(model: PreTrainedModel) -> Family:

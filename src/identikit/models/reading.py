@@ -124,7 +124,7 @@ class Reading:
 def readings(
     model: Model, text: Any, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
 ) -> list[Reading]:
-    """Run texts (or images, or sounds) through the model, each once, and keep the attention of some layers; in order."""
+    """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
     found: dict[int, Reading] = {}
     for batch, texts in encoded_batches(model, text, truncate=truncate, max_tokens=max_tokens):
         calls: list[dict[int, AttentionCall]] = [{} for _ in batch.order]
