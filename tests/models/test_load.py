@@ -248,5 +248,5 @@ def test_images(tmp_path: Path):
     (batch,) = model.batches(encoded)
     assert batch.tokens[0][:3] == ("[CLS]", "r0c0", "r0c1") and len(batch.tokens[0]) == 17
     assert model.trace(batch).hidden[-1].shape == (2, 17, 24)
-    with pytest.raises(ik.InputError, match="the image: there is no file 'a text'. The model reads images"):
+    with pytest.raises(ik.InputError, match=r"the image: there is no file 'a text'\. The model reads images"):
         model.encode("a text")
