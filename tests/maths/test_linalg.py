@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from identikit.maths.linalg import (
     Resolution,
-    _later_block,
     matrix_rank,
-    prefix_solve,
     right_spectrum,
     rowwise_solve,
     shared_solve,
     triangular_roots,
 )
+from identikit.maths.prefix import _all_blocks, _block_roots, _distinct, prefix_solve
 
 SINGLE = Resolution(torch.finfo(torch.float32).eps)
 DOUBLE = Resolution(torch.finfo(torch.float64).eps)
@@ -138,26 +137,3 @@ def test_prefix_solve(case, resolution):
     slow, slow_rank = rowwise_solve(values, output, seen, resolution)
     torch.testing.assert_close(weights(slow, values, seen), weights(expected, values, seen), atol=2e-9, rtol=0)
     assert torch.equal(slow_rank, rank)
-
-
-def test_a_block_is_solved_at_once_when_earlier_keys_are_well_conditioned():
-    """The fast way is taken, row-wise solves are not: 64 rows of one block all come out certified."""
-    values, ends = random(3, 256, 64), torch.arange(193, 257)
-    gram = values[:, :192].mT @ values[:, :192]
-    for dtype in (torch.float32, torch.float16):
-        resolution = Resolution(torch.finfo(dtype).eps)
-        _, good = _later_block(values, gram, random(3, 1, 64, 64, seed=1), ends, resolution)
-        assert bool(good.all())
-    _, good = _later_block(values, gram * torch.tensor([0.0, 1, 1])[:, None, None], random(3, 1, 64, 64), ends, SINGLE)
-    assert good.all(1).tolist() == [False, True, True]
-
-
-def test_a_block_far_larger_than_the_keys_before_it_is_refined():
-    values, ends = random(2, 16, 8), torch.arange(9, 17)
-    values[:, :11] *= 1e-3
-    seen = torch.arange(16) < ends[:, None]
-    output = (random(2, 1, 8, 16, seed=1).softmax(-1) * seen) @ values[:, None]
-    solution, good = _later_block(values, values[:, :8].mT @ values[:, :8], output, ends, SINGLE)
-    assert bool(good.all())
-    expected = weights(by_pseudo_inverse(values, output, seen), values, seen)
-    torch.testing.assert_close(weights(solution, values, seen), expected, atol=1e-11, rtol=0)

@@ -18,12 +18,17 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.linalg import cholesky_ex, qr, solve_triangular, svd, svdvals
+from torch.linalg import cholesky_ex, matrix_norm, qr, solve_triangular, svd, svdvals
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
 BYTES = 2**27  # about what a chunk of rows may take
-WELL_CONDITIONED = 1e-10  # λ_min/λ_max of a Gram above which its Cholesky factor is used; far above d·eps of float64
+WELL_CONDITIONED = 1e-10  # λ_min/λ_max of a Gram above which its inverse needs no refinement; far above its rounding
+
+
+def rounding_floor(width: int) -> float:
+    """Return λ_min/λ_max of a Gram matrix above which rounding does not decide its rank: 16·d·eps of float64."""
+    return 16 * width * torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -69,24 +74,24 @@ def certified(
     r"""Tell whether a Gram matrix $G$ is surely of full rank and well conditioned, from bounds on its eigenvalues.
 
     The bounds are `smallest` $\le \lambda_{min}$ and $\lambda_{max} \le$ `largest`. Some need no eigenvalues:
-    $\lambda_{max}(G) \le \mathrm{tr}(G)$ and, with $G = LL^\top$,
-    $\lambda_{min}(G) \ge 1/\mathrm{tr}(G^{-1}) = 1/\|L^{-1}\|^2$. $L$ is the exact factor of a matrix within
-    $d\,\mathrm{eps}\,\mathrm{tr}(G)$ of $G$ (eps of float64), some $10^{-14}\,\mathrm{tr}(G)$, and
-    $10^{-10}\,\mathrm{tr}(G)$ is required: rounding cannot turn a singular $G$ into a certified one.
+    $\lambda_{max}(G) \le \|G\| \le \mathrm{tr}(G)$ (the Frobenius norm) and, with $G = LL^\top$,
+    $\lambda_{min}(G) \ge 1/\|G^{-1}\| \ge 1/\mathrm{tr}(G^{-1}) = 1/\|L^{-1}\|^2$. $L$ is the exact factor of a matrix
+    within some $d\,\mathrm{eps}\,\|G\|$ of $G$ (eps of float64), and `floor` $\cdot\|G\|$ is required beyond the
+    cutoff: rounding cannot turn a singular $G$ into a certified one.
     """
     needed = resolution.cutoff(largest.sqrt(), count, width).square()
     return smallest > needed + floor * largest
 
 
 def triangular_roots(
-    gram: Float[Tensor, "*rows d d"], count: Tensor | int, resolution: Resolution
+    gram: Float[Tensor, "*rows d d"], count: Tensor | int, resolution: Resolution, floor: float = WELL_CONDITIONED
 ) -> tuple[Float[Tensor, "*rows d d"], Bool[Tensor, "*rows"]]:
     r"""Find $F$ with $G^{-1} = FF^\top$ by Cholesky, and where it may be used (elsewhere $F$ is meaningless)."""
     factor, failed = cholesky_ex(gram)
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     inverse = solve_triangular(factor, identity, upper=False)
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    good = certified(1 / inverse.square().sum((-2, -1)), trace, count, gram.shape[-1], resolution)
+    bounds = 1 / inverse.square().sum((-2, -1)), matrix_norm(gram)
+    good = certified(*bounds, count, gram.shape[-1], resolution, floor)
     return inverse.mT, good & (failed == 0)
 
 
@@ -127,7 +132,8 @@ def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> 
     """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
     full, count = wide.shape
-    if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution)[1]):
+    floor = WELL_CONDITIONED if resolution.exact else rounding_floor(full)
+    if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution, floor)[1]):
         return full
     return int(resolution.real(svdvals(qr(wide.mT, mode="r").R), count).sum())
 
@@ -142,7 +148,7 @@ def masked_multiply(
     return ((coefficients @ values[:, None].mT) * seen) @ other[:, None]
 
 
-def apply_gram(rows: Float[Tensor, "kv *group query d"], values: Float[Tensor, "kv *group key d"]) -> Tensor:
+def apply_gram(rows: Float[Tensor, "... query d"], values: Float[Tensor, "... key d"]) -> Tensor:
     r"""Compute $Y V^\top V$ without making $V^\top V$, which would square $V$'s rounding.
 
     It takes some keys at a time, to save memory.

@@ -19,10 +19,9 @@ import torch
 from torch.linalg import cholesky_ex, eigvalsh, matrix_norm, qr, solve_triangular
 
 from identikit.maths import linalg
-from identikit.maths.linalg import WELL_CONDITIONED, Resolution, certified
+from identikit.maths.linalg import WELL_CONDITIONED, Resolution, certified, rounding_floor
 from identikit.shapes import Bool, Float, Int, Tensor
 
-EPS = torch.finfo(torch.float64).eps
 SHORTEST = 4  # keys in the first block after the first d distinct keys
 REFINED_ABOVE = (1e7, 1e10)  # conditions of a Gram above which a solution is refined once, and once more
 
@@ -43,8 +42,8 @@ def prefix_solve(
     if len(rows):
         found = _first_rows(values[:, :start], which, output[:, :, rows], stop[rows], resolution)
         coefficients[:, :, rows], rank[:, rows], good[:, rows] = found
-    for blocks in _all_blocks(values, start, resolution.exact):
-        begin, length = int(blocks.start[0]), blocks.keys.shape[2]
+    for begin, blocks in _all_blocks(values, start, 1 if resolution.exact else _at_once(output)):
+        length = blocks.keys.shape[2]
         rows = ((stop > begin) & (stop <= begin + len(blocks.start) * length)).nonzero()[:, 0]
         if len(rows):
             line, table = _tabulate((stop[rows] - 1 - begin) // length, length)
@@ -135,16 +134,21 @@ class _Blocks:
         return _Blocks(self.start[which], *chosen, self.earlier)
 
 
-def _all_blocks(values: Float[Tensor, "kv key d"], start: int, exact: bool) -> Iterator[_Blocks]:
-    """Yield the keys from `start` on in blocks: short ones first, then of d keys, many at once.
+def _at_once(output: Float[Tensor, "kv group query d"]) -> int:
+    """Return how many blocks of d keys are solved together; a GPU needs more of them to be busy."""
+    heads, group, _, width = output.shape
+    room = linalg.BYTES * (8 if output.is_cuda else 1)
+    return max(1, room // (8 * heads * width * width * (6 * group + 8)))
 
-    Gram matrices are carried along: they are sums of positive terms, so nothing cancels. Values of float64 come one
-    block at a time, as they are multiplied with the keys themselves.
+
+def _all_blocks(values: Float[Tensor, "kv key d"], start: int, many: int) -> Iterator[tuple[int, _Blocks]]:
+    """Yield the keys from `start` on in blocks, and where they begin: short ones first, then of d keys, `many` at once.
+
+    Gram matrices are carried along: they are sums of positive terms, so nothing cancels.
     """
-    heads, keys, width = values.shape
+    keys, width = values.shape[1:]
     first, length = start, min(SHORTEST, width)
     gram = values[:, :start].mT @ values[:, :start]
-    many = 1 if exact else max(1, linalg.BYTES // (64 * heads * width * width))
     while start < keys:
         stop = start + length * (many if length == width else 1)
         part = values[:, start:stop]
@@ -152,7 +156,7 @@ def _all_blocks(values: Float[Tensor, "kv key d"], start: int, exact: bool) -> I
         after = gram[:, None] + (part.mT @ part).cumsum(1)
         starts = torch.arange(start, start + part.shape[1] * length, length, device=values.device)
         before = torch.cat([gram[:, None], after[:, :-1]], 1)
-        yield _Blocks(starts, part, before, after, values[:, :start])
+        yield start, _Blocks(starts, part, before, after, values[:, :start])
         start, gram = stop, after[:, -1]
         length = min(width, start - first)
 
@@ -181,7 +185,7 @@ def _block_roots(
     Also returns the largest condition of $G$ that was accepted.
     """
     gram, width = blocks.gram, blocks.gram.shape[-1]
-    floor = WELL_CONDITIONED if resolution.exact else 16 * width * EPS
+    floor = WELL_CONDITIONED if resolution.exact else rounding_floor(width)
     factor, failed = cholesky_ex(gram)
     identity = torch.eye(width, dtype=gram.dtype, device=gram.device)
     root = solve_triangular(factor, identity, upper=False).mT
