@@ -13,7 +13,7 @@ from identikit.maths.linalg import (
     shared_solve,
     triangular_roots,
 )
-from identikit.maths.prefix import _all_blocks, _block_roots, _distinct, prefix_solve
+from identikit.maths.prefix import prefix_solve
 
 SINGLE = Resolution(torch.finfo(torch.float32).eps)
 DOUBLE = Resolution(torch.finfo(torch.float64).eps)
@@ -108,32 +108,8 @@ def test_float64_values_are_solved_as_well_as_their_conditioning_allows():
             torch.testing.assert_close(weights(coefficients, values, seen), expected, atol=3e-11, rtol=0)
 
 
-@pytest.mark.parametrize("resolution", [SINGLE, DOUBLE])
-@pytest.mark.parametrize("case", ["plain", "repeats", "small_start", "constant_start", "zeros", "low_rank"])
-def test_prefix_solve(case, resolution):
-    """Rows before, at and after full rank; repeated keys; first keys that are tiny or constant beside what follows."""
-    values = random(2, 70, 8)
-    if case == "repeats":
-        values = values[:, torch.randint(12, (70,), generator=torch.Generator().manual_seed(0))]
-    elif case == "small_start":
-        values[:, :11] *= 2e-4
-    elif case == "constant_start":
-        values[:, :20] = values[:, :1]
-    elif case == "zeros":
-        values[0, 3:30] = 0
-    elif case == "low_rank":
-        values = random(2, 70, 5) @ random(2, 5, 8, seed=3)
-    stop = torch.cat([torch.arange(0, 71), torch.tensor([7, 30, 30])])
-    seen = torch.arange(70) < stop[:, None]
-    output = (random(2, 3, 74, 70, seed=1).softmax(-1) * seen) @ values[:, None]
-    coefficients, rank = prefix_solve(values, output, stop, resolution)
-    expected = by_pseudo_inverse(values, output, seen)
-    torch.testing.assert_close(weights(coefficients, values, seen), weights(expected, values, seen), atol=2e-9, rtol=0)
-    torch.testing.assert_close(coefficients, expected, atol=1e-7 * float(expected.abs().max()), rtol=0)
-    exact = [
-        [int(torch.linalg.matrix_rank(values[h, row], rtol=1e-9)) if row.any() else 0 for row in seen] for h in (0, 1)
-    ]
-    assert rank.tolist() == exact
-    slow, slow_rank = rowwise_solve(values, output, seen, resolution)
-    torch.testing.assert_close(weights(slow, values, seen), weights(expected, values, seen), atol=2e-9, rtol=0)
-    assert torch.equal(slow_rank, rank)
+def test_a_square_matrix_of_full_rank_needs_no_singular_values(monkeypatch):
+    """Its smallest singular value is some 1e-4 of the largest, so the Gram matrix's is below 1e-8."""
+    matrix = random(300, 300) * torch.arange(1, 301) ** -0.5
+    monkeypatch.setattr("identikit.maths.linalg.svdvals", None)
+    assert matrix_rank(matrix, SINGLE) == 300

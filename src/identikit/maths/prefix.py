@@ -1,7 +1,7 @@
 r"""Minimum-norm solutions where each row sees the first keys up to some point, as under a causal mask.
 
-The question is that of `linalg`: the coefficients $y_p = G_p^+ o$ and the rank of $G_p = \sum_{m < p} v_m v_m^\top$, for
-rows that see the first p keys. Rows share factorisations, and every answer comes with whether it is certain:
+The question is that of `linalg`: the coefficients $y_p = G_p^+ o$ and the rank of $G_p = \sum_{m < p} v_m v_m^\top$,
+for rows that see the first p keys. Rows share factorisations, and every answer comes with whether it is certain:
 
 1. Rows that see at most d **distinct** keys share one QR of these keys (`_first_rows`). Equal keys count as one with a
    weight: repeated tokens have equal values in the first layer of a model without positions in its inputs.
@@ -56,8 +56,9 @@ def prefix_solve(
     for head in (~good).any(1).nonzero()[:, 0].tolist():
         left = (~good[head]).nonzero()[:, 0]
         seen = torch.arange(int(stop[left].max()), device=stop.device) < stop[left, None]
-        slow = linalg.rowwise_solve(values[head, None, : seen.shape[1]], output[head, None, :, left], seen, resolution)
-        coefficients[head, :, left], rank[head, left] = slow[0][0], slow[1][0]
+        own = values[head][None, : seen.shape[1]], output[head][None, :, left]
+        solution, ranks = linalg.rowwise_solve(*own, seen, resolution)
+        coefficients[head][:, left], rank[head][left] = solution[0], ranks[0]
     return coefficients, rank
 
 
@@ -90,8 +91,8 @@ def _first_rows(
 
     Key m is the distinct key number `which[m]`. Row p sees the first k distinct keys, $U_k$, with counts $C$. With
     $U^\top = QR$, $U_k^\top = Q_k R_k$. $R_k$ is the leading block of $R$, and its inverse is the leading block of
-    $R^{-1}$. So $y = Q_k R_k^{-\top} C^{-1} R_k^{-1} Q_k^\top o$ for all rows from one factorisation, by leaving out the
-    coordinates from k on.
+    $R^{-1}$. So $y = Q_k R_k^{-\top} C^{-1} R_k^{-1} Q_k^\top o$ for all rows from one factorisation, by leaving out
+    the coordinates from k on.
 
     It is safe because $\lambda_{min}(R_k C R_k^\top) \ge \lambda_{min}(R_k R_k^\top) \ge 1/\|R_k^{-1} R_k^{-\top}\|$, a
     norm over leading blocks of $R^{-\top}R^{-1}$. No Gram matrix is made, so nothing is squared by rounding.
@@ -130,8 +131,8 @@ class _Blocks:
 
     def take(self, which: Int[Tensor, "line"]) -> "_Blocks":
         """Return chosen blocks."""
-        chosen = (part[:, which] for part in (self.keys, self.gram, self.after))
-        return _Blocks(self.start[which], *chosen, self.earlier)
+        keys, gram, after = (part[:, which] for part in (self.keys, self.gram, self.after))
+        return _Blocks(self.start[which], keys, gram, after, self.earlier)
 
 
 def _at_once(output: Float[Tensor, "kv group query d"]) -> int:
@@ -204,7 +205,10 @@ def _block_roots(
 
 
 def _solve_blocks(
-    blocks: _Blocks, output: Float[Tensor, "kv block group row d"], ends: Int[Tensor, "block row"], resolution: Resolution
+    blocks: _Blocks,
+    output: Float[Tensor, "kv block group row d"],
+    ends: Int[Tensor, "block row"],
+    resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv block group row d"], Bool[Tensor, "kv block row"]]:
     r"""Solve rows that see all keys before a block and its first k, and tell which solutions are surely right.
 
