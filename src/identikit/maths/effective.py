@@ -27,6 +27,7 @@ import torch
 from identikit.errors import InputError
 from identikit.maths import linalg
 from identikit.maths.linalg import Resolution
+from identikit.maths.prefix import prefix_solve
 from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
 
@@ -176,7 +177,7 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
         attends = visible.stop > 0
         Y, rank = Y.masked_fill_(~attends[:, None], 0), rank[:, None] * attends
     elif visible.nested:
-        Y, rank = linalg.prefix_solve(V, right, visible.stop, resolution)
+        Y, rank = prefix_solve(V, right, visible.stop, resolution)
     else:
         rows = torch.arange(right.shape[2], device=V.device).split(1024)
         keys = visible.keys
