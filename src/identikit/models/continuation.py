@@ -26,8 +26,8 @@ def check_continues(model: Model) -> None:
         raise InputError(f"Inverting {model.name}: it reads images, and patches have no vocabulary to search.")
     if not model.causal:
         raise InputError(
-            f"Inverting {model.name}: it is not causal. Its hidden vectors depend on later tokens too, so tokens cannot "
-            "be recovered one by one. Use a causal model; identikit.token_identifiability works for any model."
+            f"Inverting {model.name}: it is not causal. Its hidden vectors depend on later tokens too, so tokens "
+            "cannot be recovered one by one. Use a causal model; identikit.token_identifiability works for any model."
         )
     weight = getattr(model.hf.get_input_embeddings(), "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
@@ -156,7 +156,7 @@ class Position:
                     f"Inverting {model.name}: the hidden vector at position {i} overflows in layer {layer}. Run the "
                     "model in a wider dtype, such as float32."
                 )
-            off = float((found[0].double() - expected).norm() / expected.norm())
+            off = float((found[0].double() - expected).norm() / expected.norm().clamp(min=1e-30))
             if not off <= _TOLERANCE[model.dtype]:
                 raise ModelError(
                     f"Inverting {model.name}: a token tried alone at position {i} differs from the same token in the "
