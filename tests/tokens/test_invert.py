@@ -40,7 +40,7 @@ def test_a_candidate_comes_out_as_in_a_run_of_its_own(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     if model.vision or not model.causal:
         assert name not in FAMILIES
-        with pytest.raises(ik.InputError, match="it is not causal|it reads images"):
+        with pytest.raises(ik.InputError, match=r"it is not causal|it reads images"):
             ik.invert(model, TEXT)
         return
     text = read(model, TEXT)
