@@ -286,7 +286,7 @@ def test_inversion_over_a_file(run, saved: Path, tmp_path: Path):
     assert len(told["inversion"]) == 3 and told["inversion"][0]["tokens"] == 10 and told["inversion"][0]["rate"] < 1
     for wrong, words in (
         ([*causal, "--map", "ridge"], "uses no maps"),
-        ([*causal[:-1], "guessed"], "prefix='guessed' is not known"),
+        ([*causal, "--prefix", "guessed"], "prefix='guessed' is not known"),
         ([*command, "--model", str(saved / "model")], "it is not causal"),
         (["tokens", *command[3:], "--noise", "1"], "--noise and --prefix are for --experiment inversion"),
     ):

@@ -293,3 +293,16 @@ def test_it_is_saved_and_shown(llama: Model, tmp_path: Path):
     bare = ik.invert(llama, read(llama, TEXT).trace.hidden[1][0], layer=1)
     assert bare.plot().get_title(loc="left") == "recovered tokens"
     assert result.words().recovered.shape[0] == 3
+
+
+def test_the_identity_map_shows_it_beside(llama: Model, tmp_path: Path):
+    texts = [f"w{i} w{i + 3} w{i + 1} w{i + 7} w{i + 9}" for i in range(4, 44)]
+    fit = ik.token_identifiability(llama, texts, maps="naive", distances="cosine", layers=[0, 2])
+    plain, both = fit.identity_map(TEXT), fit.identity_map(TEXT, invert=True)
+    assert plain.invertible is None and both.invertible.shape == (2, 12) and both.invertible.all()
+    assert not both.recovered.all() and torch.equal(plain.recovered, both.recovered)
+    assert "Invertible, by trying the whole vocabulary: 100%, 100%." in str(both) and "Invertible" not in str(plain)
+    assert both.sel(layer=2, token="w9").invertible.ndim == 0 and both.words().invertible.all()
+    assert "24 invertible" in both.plot().get_title(loc="left")
+    with pytest.raises(ik.InputError, match="it is not causal"):
+        ik.token_identifiability(tiny.loaded("bert"), texts, maps="naive").identity_map(TEXT, invert=True)

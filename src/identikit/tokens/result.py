@@ -12,6 +12,7 @@ import torch
 from identikit.errors import InputError
 from identikit.indexing import Axis
 from identikit.models.model import Model
+from identikit.progress import Progress, silent
 from identikit.provenance import Provenance
 from identikit.result import Array, Fact, Held, Result
 from identikit.shapes import Bool, Float, Tensor
@@ -63,10 +64,20 @@ class TokenIdentifiability(Result):
 
         return summary(self.rates)
 
-    def identity_map(self, text: Any, *, map: str | None = None, distance: str | None = None) -> "IdentityMap":
+    def identity_map(
+        self,
+        text: Any,
+        *,
+        map: str | None = None,
+        distance: str | None = None,
+        invert: bool = False,
+        progress: Progress = silent,
+    ) -> "IdentityMap":
         """Read one text: for each layer and token, whether it is recovered, by what margin, and what won instead.
 
         `map` is the kind of map to read with; by default the first of linear, ridge, mlp and naive that was fitted.
+        With `invert` the whole vocabulary is tried too (`identikit.invert`; causal models only, some seconds per
+        token), which says what a linear map misses and the hidden vector still holds: `invertible`.
         """
         from identikit.tokens.identify import identity_of_text
 
@@ -75,7 +86,9 @@ class TokenIdentifiability(Result):
                 "identity_map() needs the model, and this result was opened from a folder. Use "
                 "identikit.explain(model, text, maps=result), or fit the maps again."
             )
-        return identity_of_text(self.model, text, self.maps, map=map, distance=distance)
+        return identity_of_text(
+            self.model, text, self.maps, map=map, distance=distance, invert=invert, progress=progress
+        )
 
     def save_maps(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted maps to a safetensors file; `tokens.maps.load_maps` reads it."""
@@ -145,11 +158,13 @@ class IdentityMap(Result):
 
     Tokens whose input vectors are equal (repeated tokens, where a model's inputs hold no position) cannot be told
     apart: any of them counts as right. `repeated` says how many tokens that concerns.
+
+    `invertible`, where it was asked for, says which tokens are found exactly by trying the whole vocabulary.
     """
 
     kind = "identity map"
     main = ("recovered", "margin", "winner")
-    by_word: ClassVar = {"recovered": {"token": "all"}, "margin": {"token": "min"}}
+    by_word: ClassVar = {"recovered": {"token": "all"}, "margin": {"token": "min"}, "invertible": {"token": "all"}}
 
     recovered = Array("Whether each token is recovered.")
     margin = Array("How much nearer the token's own input is than the best other; negative where another won.")
@@ -157,6 +172,11 @@ class IdentityMap(Result):
     map = Fact("The kind of map it was read with.")
     distance = Fact("The distance it was read with.")
     repeated = Fact("How many tokens share their input vector with another token of the text.")
+
+    @property
+    def invertible(self) -> Bool[Tensor, "*axis"] | None:
+        """Whether each token is found by trying the whole vocabulary; None where that was not asked for."""
+        return self.array("invertible") if "invertible" in self.source.dims else None
 
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
@@ -178,7 +198,11 @@ class IdentityMap(Result):
             if self.repeated
             else ""
         )
-        return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance).{repeated}"
+        exact = ""
+        if "invertible" in self.source.dims:
+            found = self._read("invertible").double().mean(1).tolist()
+            exact = f" Invertible, by trying the whole vocabulary: {', '.join(f'{share:.0%}' for share in found)}."
+        return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance).{exact}{repeated}"
 
     def plot(self, **options: Any) -> Any:
         """Draw layers × tokens: recovered or not, by what margin, and what won."""
