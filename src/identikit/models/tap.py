@@ -22,6 +22,7 @@ from transformers.masking_utils import and_masks, causal_mask_function, padding_
 from identikit.errors import ModelError
 from identikit.shapes import Bool, Float, Int, Tensor
 
+GATE = "identikit_gate"  # where an attention module keeps the gate of its next call
 NAME = "identikit_tap"  # must contain none of: sdpa, flash, flex, '/', 'paged|' (transformers matches on those)
 LONGEST_MASK = 4096  # tokens up to which a mask is materialised
 ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunks
@@ -29,7 +30,7 @@ ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunk
 # Arguments of the attention call that are already in the mask, or have no effect in evaluation mode.
 _WITHOUT_EFFECT = frozenset([
     "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position", "past_key_values", "deterministic",
-    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch",
 ])  # fmt: skip
 
 MaskRule = Callable[[Any, Any, Any, Any], Any]  # batch, head, query and key indices to bool, by broadcasting
@@ -38,7 +39,15 @@ BiasKeys = Callable[[int, Tensor, Tensor], Tensor]  # text, heads, queries to (h
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
-_layer: ContextVar[list[int]] = ContextVar("identikit_layer")
+_place: ContextVar["Place"] = ContextVar("identikit_place")
+
+
+@dataclass
+class Place:
+    """Where a run is: the index of the block that is running, and how many attention calls were made so far."""
+
+    block: int = 0
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,10 @@ class AttentionCall:
     - `mask`: which keys a query sees, True = sees it; None: all keys
     - `bias_keys`: where B depends on the query, $B_{ij} = s\,q_i \cdot r_{ij}$ + a constant (XLNet): r of a text of the
       batch, for the heads and queries asked for; None: it does not
+    - `gate`: what multiplies O before the output projection (Qwen3-Next), so that H is diag(gate)·H; None: nothing
+    - `layer`: the index of the block, also where other blocks have no softmax attention
+    - `sink`: a learned score per head that competes with the keys, as an extra key of value 0 would (gpt-oss), so that
+      rows of A sum to less than 1; None: there is none
     """
 
     layer: int
@@ -82,6 +95,8 @@ class AttentionCall:
     softcap: float | None = None
     bias: Float[Tensor, "#batch head query key"] | None = None
     bias_keys: BiasKeys | None = None
+    gate: Float[Tensor, "batch head query d_v"] | None = None
+    sink: Float[Tensor, "head"] | None = None
 
     @property
     def groups(self) -> int:
@@ -110,12 +125,16 @@ class AttentionCall:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.bias is not None:
             scores = scores + self.bias[:, chosen][:, :, queries].to(dtype)
-        if self.mask is None:
-            return torch.softmax(scores, dim=-1)
-        visible = self.visible(queries)
-        visible = visible[:, chosen] if visible.shape[1] > 1 else visible
-        weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
-        return weights.masked_fill(~visible, 0.0)
+        visible = None
+        if self.mask is not None:
+            visible = self.visible(queries)
+            visible = visible[:, chosen] if visible.shape[1] > 1 else visible
+            scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sink is not None:
+            sink = self.sink[chosen].to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
+        return weights if visible is None else weights.masked_fill(~visible, 0.0)
 
     def slope(self, queries: Selection, *, heads: Selection) -> Float[Tensor, "chosen_head row key"] | None:
         """Return the soft-cap's derivative at each score of the first text, in float64; None: no soft-cap."""
@@ -146,6 +165,7 @@ class AttentionCall:
         if bias is not None:
             bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., positions]
         own = {"query": part(self.query), "key": part(self.key), "value": part(self.value), "mask": mask, "bias": bias}
+        own["gate"] = None if self.gate is None else part(self.gate)
         return replace(self, **own, bias_keys=None if bias_keys is None else keys_of)
 
     def row_chunks(self) -> Iterator[slice]:
@@ -159,10 +179,11 @@ class AttentionCall:
     def output(self) -> Float[Tensor, "batch head query d_v"]:
         """The head output $O = AV$, through the fused kernel where the layer allows it."""
         value = self.value.repeat_interleave(self.groups, dim=1)
-        if isinstance(self.mask, RowMask) and self.mask.plain_causal and self.softcap is None and self.bias is None:
+        fused = self.softcap is None and self.sink is None
+        if isinstance(self.mask, RowMask) and self.mask.plain_causal and fused and self.bias is None:
             key = self.key.repeat_interleave(self.groups, dim=1)
             return F.scaled_dot_product_attention(self.query, key, value, is_causal=True, scale=self.scaling)
-        attend = self._fused_rows if self.softcap is None else self._explicit_rows
+        attend = self._fused_rows if fused else self._explicit_rows
         return torch.cat([attend(value, rows) for rows in self.row_chunks()], dim=2)
 
     def _explicit_rows(self, value: Tensor, rows: slice) -> Tensor:
@@ -189,10 +210,10 @@ def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
 
 
 def next_layer() -> int:
-    """Return the index of the next attention call: ALBERT calls one module many times, so only call order counts."""
-    counter = _layer.get()
-    counter[0] += 1
-    return counter[0] - 1
+    """Count an attention call; return the index of its block: ALBERT runs one module many times, so order counts."""
+    place = _place.get()
+    place.calls += 1
+    return place.block
 
 
 def _attention(
@@ -205,6 +226,7 @@ def _attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers asks, and show the visitor the call."""
@@ -220,14 +242,16 @@ def _attention(
         key=key,
         value=value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        mask=_understood(module, attention_mask, query),
+        mask=understood(module, attention_mask, query),
         softcap=softcap,
         bias=position_bias,
+        gate=getattr(module, GATE, None),
+        sink=None if s_aux is None else s_aux.detach(),
     )
     return hand_over(call).transpose(1, 2).contiguous(), None
 
 
-def _understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
+def understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
     """Return the mask as bool or as its rule, and refuse one that did not come from our mask function."""
     if mask is None:
         if getattr(module, "is_causal", False) and query.shape[2] > 1:
@@ -276,32 +300,45 @@ def _mask(
 
 
 @contextmanager
-def visiting(visitor: Visitor) -> Iterator[list[int]]:
-    """Send the attention calls made inside to `visitor`; yield their running count."""
-    counter = [0]
-    tokens = _visitor.set(visitor), _layer.set(counter)
+def visiting(visitor: Visitor) -> Iterator[Place]:
+    """Send the attention calls made inside to `visitor`; yield where the run is, for who watches its blocks to set."""
+    place = Place()
+    tokens = _visitor.set(visitor), _place.set(place)
     try:
-        yield counter
+        yield place
     finally:
         _visitor.reset(tokens[0])
-        _layer.reset(tokens[1])
+        _place.reset(tokens[1])
+
+
+@contextmanager
+def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
+    """Make the tap known, yield the model's configurations, and give each its own setting back at the end."""
+    AttentionInterface.register(NAME, _attention)  # it cannot be unregistered; doing it again is harmless
+    AttentionMaskInterface.register(NAME, _mask)
+    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
+    before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
+    try:
+        yield [config for config, _ in before]
+    finally:
+        for config, own in before:
+            setattr(config, name, own)
 
 
 @contextmanager
 def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
     """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
-    AttentionInterface.register(NAME, _attention)  # it cannot be unregistered; doing it again is harmless
-    AttentionMaskInterface.register(NAME, _mask)
-    configs = {
-        id(config): config for config in (getattr(m, "config", None) for m in model.modules()) if config is not None
-    }
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    try:
+    with restored(model):
         model.set_attn_implementation(implementation)
         yield
-    finally:
-        for config, own in before:
-            config._attn_implementation_internal = own
+
+
+@contextmanager
+def plain_experts(model: PreTrainedModel) -> Iterator[None]:
+    """Run experts one by one: the fused products have no derivative forward, and none in float64."""
+    with restored(model, "_experts_implementation_internal"):
+        model.set_experts_implementation("eager")
+        yield
 
 
 @contextmanager
