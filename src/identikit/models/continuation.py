@@ -29,6 +29,12 @@ def check_continues(model: Model) -> None:
             f"Inverting {model.name}: it is not causal. Its hidden vectors depend on later tokens too, so tokens "
             "cannot be recovered one by one. Use a causal model; identikit.token_identifiability works for any model."
         )
+    if len(model.attention_layers) < model.n_layers:
+        raise InputError(
+            f"Inverting {model.name}: only {len(model.attention_layers)} of its {model.n_layers} layers have softmax "
+            "attention. The others carry a state from token to token that is not kept, so tokens cannot be tried one "
+            "by one. Use another model."
+        )
     weight = getattr(model.hf.get_input_embeddings(), "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise InputError(f"Inverting {model.name}: it has no embedding of a vocabulary, so there are no candidates.")
@@ -87,8 +93,8 @@ class Position:
     depth: int
 
     @cached_property
-    def _before(self) -> list[_Before]:
-        return [self._before_layer(call) for call in self.text.calls[: self.depth]]
+    def _before(self) -> dict[int, _Before]:
+        return {call.layer: self._before_layer(call) for call in self.text.calls if call.layer < self.depth}
 
     def _before_layer(self, call: AttentionCall) -> _Before:
         i, name = self.position, self.text.model.name
@@ -135,9 +141,8 @@ class Position:
         if before.bias is not None:
             scores = scores + before.bias
         scores = scores.masked_fill(~before.visible, -torch.inf)
-        sink = getattr(call, "sink", None)
-        if sink is not None:
-            scores = torch.cat([scores, sink.to(scores)[:, None].expand(*scores.shape[:2], 1)], dim=-1)
+        if call.sink is not None:
+            scores = torch.cat([scores, call.sink.to(scores)[:, None].expand(*scores.shape[:2], 1)], dim=-1)
         weights = torch.softmax(scores, dim=-1).unflatten(1, (-1, groups))
         i = self.position
         output = torch.einsum("chgj,hjd->chgd", weights[..., :i], before.value)
@@ -161,5 +166,5 @@ class Position:
                 raise ModelError(
                     f"Inverting {model.name}: a token tried alone at position {i} differs from the same token in the "
                     f"whole text by {off:.1e} of its norm in layer {layer} (allowed: {_TOLERANCE[model.dtype]:.0e}). "
-                    "Its blocks carry more from token to token than keys and values, so candidates cannot be tried."
+                    "Its blocks depend on more than keys, values and the position, so candidates cannot be tried."
                 )

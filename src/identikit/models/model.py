@@ -258,7 +258,7 @@ class Model:
         block makes of the token.
         """
         arguments = self.arguments(batch)
-        if self.family.positions:
+        if "position_ids" in self._accepted:
             arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
 
         def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
