@@ -76,6 +76,14 @@ class EffectiveAttention(Result):
     )
     joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
     residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
+    norm_ratio = Array("‖a⊥‖/‖a‖ of each row, at most 1 because it is a projection: (layer, head, query).")
+    rank_is_sure = Array(
+        "Whether each row's rank stays the same at a coarser resolution: 10 times that of float32 (or float64), or the "
+        "rounding noise of half precision: (layer, head, query)."
+    )
+    rounded_duplicates = Array(
+        "How many repeated tokens have the values of an earlier one but for the rounding of the model's dtype: (layer)."
+    )
 
     def pearson(self, by: str | None = None) -> Tensor:
         """Return the correlation of raw and effective attention over the visible entries of the selected rows.

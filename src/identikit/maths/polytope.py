@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from identikit.maths.linalg import Resolution, matrix_rank
+from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
 from identikit.shapes import Bool, Float, Int, Tensor
 
 
@@ -87,7 +87,7 @@ def rows_of(
     basis, scale = range_basis(values[seen], through)
     count = visible.sum(-1)
     free = rank < count
-    full = matrix_rank(values[seen].cpu().double(), Resolution(torch.finfo(values.dtype).eps))
+    full = matrix_rank(values[seen].cpu().double(), Resolution(rounding_unit(values.dtype)))
     alone = (free & (rank != count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
     found = [(seen, basis, scale)]
     group = torch.zeros(len(visible), dtype=torch.long, device=visible.device)
@@ -177,10 +177,10 @@ def range_basis(
     r"""Find $U$, an orthonormal basis of $[T, 1]$, and the scale $\Sigma$ of its columns.
 
     $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$: the ones vector is exact and comes
-    first, so rows keep their sum whatever the scale of $V$. The precision in which $V$ (argument `values`) was computed
-    decides the rank: singular values of the centred $V$ up to
+    first, so rows keep their sum whatever the scale of $V$. The unit eps in which $V$ (argument `values`) is read
+    (`linalg.rounding_unit`) decides the rank: singular values of the centred $V$ up to
 
-    $$4\,\mathrm{eps}(V)\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
+    $$4\,\mathrm{eps}\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
 
     are rounding. The scale is that of $V$ before centring, where it was rounded. By interlacing, this rank is the rank
     of $V$ under the same tolerance, or one more. `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the
@@ -190,7 +190,7 @@ def range_basis(
     n, d_v = V.shape
     left, singular, right = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
     largest = float(torch.linalg.eigvalsh(V.mT @ V)[-1].clamp(min=0).sqrt())
-    tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * largest
+    tolerance = 4 * rounding_unit(values.dtype) * (1 + math.sqrt(d_v / n)) * largest
     real = singular > tolerance
     left, scale = left[:, real], singular[real]
     if through is not None and len(scale):
