@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from identikit.attention.precision import Recomputed, coarser_unit, computed_in, equal_values, recomputed, warn_of
 from identikit.attention.result import EffectiveAttention
@@ -29,7 +30,7 @@ _REACH = {"reachable_dim": "dim", "nearly_reachable_dim": "nearly_dim", "reachab
 DIMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("raw", "effective", "null"), _EDGE),
     "visible": ("layer", "query", "key"),
-    **dict.fromkeys(("rank", "null_dim", "polytope_dim", "rank_is_sure", "norm_ratio"), _ROW),
+    **dict.fromkeys(("rank", "null_dim", "polytope_dim", "rank_is_sure", "norm_ratio", "sink"), _ROW),
     **dict.fromkeys(_REACH, _ROW),
     "joint_null_dim": ("layer", "query"),
     "rounded_duplicates": ("layer",),
@@ -118,10 +119,16 @@ class Layer:
         """Return rows of one head with the set of attention that gives each its output."""
         keys = torch.arange(self.call.key.shape[2], device=queries.device)
         visible = self.factors.visible.block(queries, keys)
+        attention = self.attention(head, queries)
+        through, sink = maths.lengths_through(self.passed, self.projection, head), self.call.sink is not None
+        return rows_of(attention, self.passed_on(head), visible, self._rank[head, queries], through, sink=sink)
+
+    def attention(self, head: int, queries: Int[Tensor, "row"]) -> Float[Tensor, "row key"]:
+        """Return rows of one head in float64; they sum to exactly 1 unless a learned sink takes a part of them."""
         weights = self.call.weights(queries, heads=self.heads[[head]], dtype=torch.float64)[0, 0]
-        attention = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        through = maths.lengths_through(self.passed, self.projection, head)
-        return rows_of(attention, self.passed_on(head), visible, self._rank[head, queries], through)
+        if self.call.sink is not None:
+            return weights
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
 
     @cached_property
     def _rank(self) -> Int[Tensor, "head query"]:
@@ -141,6 +148,12 @@ class Layer:
         square = (self.factors.coefficients.double() * self.read.output.double()).sum(-1).clamp(min=0)
         ratio = square.sqrt() / self.made.norm.double().clamp(min=torch.finfo(torch.float32).tiny)
         return ratio.masked_fill(self.factors.identifiable, 1.0)
+
+    @property
+    def sink(self) -> Float[Tensor, "head query"]:
+        """What a learned sink takes of each row; 0 where there is none."""
+        mass = self.made.mass
+        return torch.zeros_like(self.made.norm) if mass is None else 1 - mass
 
     @cached_property
     def rank_is_sure(self) -> Bool[Tensor, "head query"]:
@@ -163,7 +176,12 @@ class Layer:
 
     @cached_property
     def polytope_dim(self) -> Int[Tensor, "head query"]:
-        """Dimension of the attention rows with the same output, visible keys − rank([T, 1]); never above `null_dim`."""
+        """Dimension of the attention rows with the same output, visible keys − rank([T, 1]); never above `null_dim`.
+
+        With a learned sink rows need not keep their sum, and it is visible keys − rank(T).
+        """
+        if self.call.sink is not None:
+            return (self.factors.visible.count - self._rank).minimum(self.factors.null_dim)
         found = maths.effective_factors(maths.keeping_mass(self.passed)).null_dim
         return found.minimum(self.factors.null_dim)
 
@@ -188,8 +206,12 @@ class Layer:
         keys, values = call.key[0, own // call.groups, None], self.passed.values[heads // self.passed.group]
         if call.bias_keys is not None:
             keys = keys + call.bias_keys(0, own, queries)
-        weights = call.weights(queries, heads=own, dtype=torch.float64)[0]
-        return reachable.reachable(weights, keys, values, eps=eps, slope=call.slope(queries, heads=own))
+        weights, slope = call.weights(queries, heads=own, dtype=torch.float64)[0], call.slope(queries, heads=own)
+        if call.sink is not None:  # a key and a value of 0, whose score no query moves
+            rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
+            weights, slope = torch.cat([weights, rest], -1), None if slope is None else F.pad(slope, (0, 1))
+            keys, values = F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1))
+        return reachable.reachable(weights, keys, values, eps=eps, slope=slope)
 
     @cached_property
     def sums(self) -> measures.PearsonSums:
@@ -234,7 +256,7 @@ class Captured:
             found = [part.factors.visible.block(at["query"], at["key"]) for part in parts]
         elif name in ("rank", "null_dim"):
             found = [getattr(part.factors, name)[at["head"]][:, at["query"]] for part in parts]
-        elif name in ("polytope_dim", "rank_is_sure", "norm_ratio"):
+        elif name in ("polytope_dim", "rank_is_sure", "norm_ratio", "sink"):
             found = [getattr(part, name)[at["head"]][:, at["query"]] for part in parts]
         elif name == "rounded_duplicates":
             found = [torch.tensor(equal_values(part.call, self.reading.tokens)[1]) for part in parts]
@@ -266,9 +288,11 @@ class Captured:
         part = self.parts[layer]
         positions = self.positions(range(len(self.reading.tokens)))
         keys = positions[part.factors.visible.block(positions[[query]], positions)[0]]
-        weights = part.call.weights(positions[[query]], heads=part.heads[[head]], dtype=torch.float64)[0, 0, 0]
-        attention = weights[keys] / weights[keys].sum()
-        return Row(keys, attention, part.passed_on(head)[keys], len(positions))
+        attention, values = part.attention(head, positions[[query]])[0, keys], part.passed_on(head)[keys]
+        if part.call.sink is not None:
+            attention = torch.cat([attention, (1 - attention.sum(0, keepdim=True)).clamp(min=0)])
+            values = F.pad(values, (0, 0, 0, 1))
+        return Row(keys, attention, values, len(positions))
 
     def rows(self, places: Sequence[tuple[int, int, int]]) -> Rows:
         """Return these rows (layer, head and query, all rows of a head together) for the questions about many."""
@@ -280,17 +304,17 @@ class Captured:
 
 
 class Row(NamedTuple):
-    """One row of one head: attention over its visible keys, and their values."""
+    """One row of one head: attention over its visible keys, and their values; a learned sink is one more, the last."""
 
     keys: Int[Tensor, "seen"]
-    attention: Float[Tensor, "seen"]
-    values: Float[Tensor, "seen d_v"]
+    attention: Float[Tensor, "weighed"]
+    values: Float[Tensor, "weighed d_v"]
     n: int
 
-    def over_all_keys(self, weights: Tensor) -> Float[Tensor, "key"]:
-        """Return weights of the visible keys as weights of all keys, invisible ones 0."""
+    def over_all_keys(self, weights: Float[Tensor, "weighed"]) -> Float[Tensor, "key"]:
+        """Return weights of the visible keys as weights of all keys, invisible ones 0, without the sink's."""
         full = torch.zeros(self.n, dtype=torch.float64, device=self.keys.device)
-        full[self.keys] = weights.to(full)
+        full[self.keys] = weights[: len(self.keys)].to(full)
         return full
 
 
@@ -354,7 +378,7 @@ def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head que
     wanted, at = source.positions(queries), source.positions(keys)
 
     def least(part: Layer) -> Float[Tensor, "head query key"]:
-        rows = joined_rows([part.rows(head, wanted) for head in heads])
+        rows = joined_rows([part.rows(head, wanted) for head in heads])  # a learned sink's column is not in `keys`
         return least_norm(rows)[:, at].unflatten(0, (len(heads), len(queries)))
 
     return torch.stack([least(source.parts[layer]) for layer in layers])

@@ -195,7 +195,7 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
 
 def row_ranks(heads: Heads, *, eps: float | None = None) -> Int[Tensor, "head query"]:
     """Find only the rank of each row's values: in the unit that they were rounded to, or in another, `eps`."""
-    one = replace(heads, output=heads.output[:: heads.group], eps=heads.eps if eps is None else eps)
+    one = replace(heads, output=heads.output[:: heads.group], eps=heads.eps if eps is None else eps, mass=None)
     return effective_factors(one).rank.repeat_interleave(heads.group, 0)
 
 
