@@ -31,6 +31,15 @@ def rounding_floor(width: int) -> float:
     return 16 * width * torch.finfo(torch.float64).eps
 
 
+def rounding_unit(dtype: torch.dtype) -> float:
+    """Return the unit in which a model's numbers are read, which decides every rank: eps of float64 or float32.
+
+    Numbers in half precision are read in float32's unit. They are exact as they are: what their own eps calls noise is
+    mostly real, and equal tokens have equal bits.
+    """
+    return min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+
+
 @dataclass(frozen=True)
 class Resolution:
     r"""How small a singular value still counts: above the rounding of its dtype, and above a tolerance if one is given.
