@@ -32,14 +32,15 @@ CAUSAL = [name for name in NAMES if tiny.family(name).causal]
 EXACT = {
     "albert", "albert-groups", "bart", "bert", "bert-mlm", "biogpt", "camembert", "data2vec-text", "distilbert",
     "electra", "ernie", "esm-absolute", "gpt2", "gpt_bigcode", "gpt_neox", "m2m_100", "marian", "mbart", "nemotron",
-    "nomic_bert", "opt", "pegasus", "phi", "phimoe", "roberta", "roberta-prelayernorm", "stablelm", "starcoder2",
-    "vit", "xlm-roberta", "xlm-roberta-xl", "xlnet",
+    "nomic_bert", "bloom", "falcon-rw", "gptj", "mpnet", "opt", "pegasus", "phi", "phimoe", "roberta",
+    "roberta-prelayernorm", "stablelm", "starcoder2", "vit", "xlm-roberta", "xlm-roberta-xl", "xlnet",
 }  # fmt: skip
 # One family for each way in which blocks differ; the others are tried in the slow tests.
 STRUCTURES = {
     "albert", "albert-groups", "bart", "bert", "cohere", "deepseek_v3", "distilbert", "electra", "esm", "exaone4",
     "gemma2", "gemma3", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granitemoe", "llama", "llama4-text",
     "mistral", "mixtral", "modernbert", "olmo2", "opt", "phi3", "qwen2_vl", "qwen3", "stablelm", "t5", "vit",
+    "bloom", "falcon", "falcon-7b", "falcon-rw", "gptj", "mpnet",
 }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ WINDOWS = {
 }
 CHUNKS = {"llama4": _ENDS, "llama4-text": _ENDS}
 # Families without absolute positions, which may be padded on the left though they take no `position_ids`.
-RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba"]
+RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba", "deberta-v2"]
 
 
 def batch_of(model: Model, lengths: tuple[int, ...], side: str = "right") -> TokenBatch:
@@ -174,7 +175,7 @@ def test_padded_batch_is_one_by_one(name: str, side: str):
         assert torch.equal(together.inputs[row][keep[row]], alone.inputs[0])
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet"])
+@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "bloom", "falcon-rw", "mpnet", "deberta-v2"])
 def test_a_text_of_a_batch_is_the_text_alone(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6), "left" if model.causal else "right")
@@ -429,7 +430,7 @@ def test_block_jacobian_from_the_two_halves(name: str):
 
 def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
     """The path for long texts, forced on short ones: plain causal, padded, windowed, soft-capped."""
-    for name in ("llama", "mistral", "gemma2", "bert", "modernbert"):
+    for name in ("llama", "mistral", "gemma2", "bert", "modernbert", "bloom", "gptj", "falcon", "mpnet"):
         model = tiny.loaded(name)
         for lengths in ((12,), (12, 7)):
             batch = batch_of(model, lengths)
@@ -443,5 +444,5 @@ def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
                 for long, short in zip(by_rule, calls, strict=True):
                     assert long.mask is not None and not isinstance(long.mask, torch.Tensor)
                     assert torch.equal(long.visible(slice(2, 9)), short.visible(slice(2, 9)))
-                    plain = name == "llama" or (name == "gemma2" and long.layer == 1)
+                    plain = name in ("llama", "bloom", "gptj", "falcon") or (name == "gemma2" and long.layer == 1)
                     assert long.mask.plain_causal == (plain and len(lengths) == 1)
