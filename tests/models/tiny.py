@@ -85,7 +85,9 @@ def _made(name: str, sizes: dict[str, Any], **options: Any) -> Builder:
     """Return what builds the class called `name` from its configuration."""
 
     def build() -> hf.PreTrainedModel:
-        model = getattr(hf, name)
+        with warnings.catch_warnings():  # some modules compile a function on import, in a way that torch deprecates
+            warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+            model = getattr(hf, name)
         return model(model.config_class(**sizes | options))
 
     return build
@@ -249,7 +251,7 @@ BUILDERS: dict[str, Builder] = {
         text_config=_GROUPED | _ROTARY | {"head_dim": 6},
         vision_config=_QWEN_VISION | {"deepstack_visual_indexes": []},
     ),
-    "granite_swa": _lm("GraniteSWA", **_GRANITE, sliding_window=6),
+    "granite_swa": _lm("GraniteSWA", **_GRANITE, **_WINDOW),
     "ministral3": _lm("Ministral3", _WIDE),
     "phimoe": _lm("Phimoe", **_LOCAL),
     "minimax_m2": _lm("MiniMaxM2", _WIDE, **_LOCAL),
@@ -338,7 +340,9 @@ def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf
         for key, buffer in model.named_buffers():
             if key.endswith("correction_bias"):  # what learned routers keep beside their parameters
                 buffer.copy_(torch.randn(buffer.shape, generator=generator, dtype=torch.float64) * 0.2)
-    return model.to(dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Casting complex values")  # the rotary table of a part not run here
+        return model.to(dtype)
 
 
 def tokenizer() -> hf.PreTrainedTokenizerFast:

@@ -122,8 +122,8 @@ class Model:
         """Refuse a row whose vectors are not one per token, and a model whose layers differ in their heads."""
         row = f"Reading {self.name}: the row of {self.hf.config.model_type!r} says"
         where = {
-            f"embedding={self.family.embedding!r}": [inputs],
             f"blocks={self.family.blocks!r} and sequence_first={self.family.sequence_first}": hidden,
+            f"embedding={self.family.embedding!r}": [inputs],
         }
         for said, tensors in where.items():
             for one in tensors:
@@ -281,6 +281,10 @@ class Model:
         """
         if not self.family.splits:
             raise ModelError(f"{self.name} cannot be taken apart: its blocks mix tokens by more than softmax(QK)V.")
+        if self.family.sequence_first:
+            raise ModelError(
+                f"{self.name} cannot be taken apart: its row says sequence_first, and a part is batch first."
+            )
         if run is None:
             calls: list[AttentionCall] = []
             run = self.trace(batch, calls.append), calls
