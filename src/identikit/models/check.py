@@ -14,6 +14,7 @@ from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
 from identikit.models.tap import AttentionCall, evaluating, switched
+from identikit.models.weights import linear_bias
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
@@ -88,7 +89,7 @@ def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
 def _projections_are_the_modules(model: Model, call: AttentionCall, made: _Made) -> None:
     block, where = model.blocks[call.layer], f"layer {call.layer}:"
     projected = torch.einsum("bhqv,hvd->bqd", call.output, model.projection(call.layer))
-    bias = getattr(families.find(block, model.family.output), "bias", None)
+    bias = linear_bias(families.find(block, model.family.output))
     projected = projected if bias is None else projected + bias
     _near(model, projected, made.outputs[call.layer], f"{where} head outputs times H is the module's output")
     if model.family.value is not None:

@@ -16,6 +16,7 @@ from identikit.encoding import encode
 from identikit.errors import InputError, ModelError
 from identikit.models import families
 from identikit.models.tap import AttentionCall, Visitor, evaluating, visiting
+from identikit.models.weights import adapter_state
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches, encode_images
 
@@ -131,7 +132,7 @@ class Model:
 
         It tells checkpoints apart without reading gigabytes. It does not prove that two models agree in every entry.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(adapter_state(self.hf).encode())
         for name, parameter in sorted(self.hf.named_parameters()):
             flat = parameter.detach().flatten()
             sample = flat[:: max(1, flat.numel() // 1024)].double().cpu().numpy()
