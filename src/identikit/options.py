@@ -6,6 +6,10 @@ import typer
 
 ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder. Default: the packaged MiniLM.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
+DtypeOption = Annotated[
+    str,
+    typer.Option("--dtype", help="float32, float64, bfloat16, float16, or auto: the one that the checkpoint names."),
+]
 OutOption = Annotated[
     str, typer.Option("--out", help="The folder for the results. A stopped run resumes there (tokens starts again).")
 ]
