@@ -369,3 +369,15 @@ def test_mistakes_of_reproduce_and_finetune(run, tmp_path: Path):
         done = run(*command)
         assert done.status == 1 and done.stdout == "" and done.stderr.count("\n") == 1 and message in done.stderr
     assert not Path(out).exists()
+
+
+def test_the_number_format_is_an_option_and_part_of_the_run(run, saved: Path, tmp_path: Path):
+    out, model = tmp_path / "run", str(saved / "model")
+    command = ["attention", "--data", str(saved / "texts.txt"), "--model", model, "--out", str(out)]
+    assert run(*command, "--dtype", "float64").status == 0
+    assert json.loads((out / "run.json").read_text())["run"]["dtype"] == "float64"
+    other = run(*command)
+    assert other.status == 1 and "it holds another run, whose dtype is 'float64', not 'float32'" in other.stderr
+    assert "The dtype 'int7' is not known" in run("explain", "w5 w6", "--model", model, "--dtype", "int7").stderr
+    told = run("explain", "w5 w6 w7", "--model", model, "--dtype", "bfloat16", "--seconds", "0.1", "--json")
+    assert told.status == 0 and '"dtype": "bfloat16"' in told.stdout

@@ -21,6 +21,7 @@ from identikit.options import (
     ColumnOption,
     DataDirOption,
     DeviceOption,
+    DtypeOption,
     JsonOption,
     ModelOption,
     OutOption,
@@ -54,6 +55,7 @@ class DatasetRun:
     model: ModelOption = None
     tower: TowerOption = None
     device: DeviceOption = None
+    dtype: DtypeOption = "float32"
     truncate: TruncateOption = False
     as_json: JsonOption = False
 
@@ -68,7 +70,7 @@ class DatasetRun:
         data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
         found = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
         texts = list(islice(found, self.sample))
-        model = identikit.load(self.model, tower=self.tower, device=self.device)
+        model = identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
         settings = asdict(options) | (also or {})
         store = Store(self.out, *manifest(command, model, texts, data=data, options=settings))
         with step_progress() as told:
@@ -116,6 +118,7 @@ def explain(
     model: ModelOption = None,
     tower: TowerOption = None,
     device: DeviceOption = None,
+    dtype: DtypeOption = "float32",
     probes: Annotated[
         str | None,
         typer.Option("--probes", help="exact, or the number of random directions to estimate from. Default: 16."),
@@ -135,7 +138,7 @@ def explain(
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
     with step_progress() as told:
         explanation = explained(
-            identikit.load(model, tower=tower, device=device),
+            identikit.load(model, tower=tower, device=device, dtype=dtype),
             text if pair is None or text is None else (text, pair),
             probes=_count(probes),
             seconds=seconds,
@@ -366,6 +369,7 @@ def reproduce(
     ] = None,
     model: ModelOption = None,
     device: DeviceOption = None,
+    dtype: DtypeOption = "float32",
     precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation and random directions.")
@@ -386,7 +390,7 @@ def reproduce(
     chosen = {name: tuple(value) for name, value in given.items() if value}
     plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
     with step_progress() as told:
-        report = reproduced(identikit.load(model, device=device), plan, out, progress=told)
+        report = reproduced(identikit.load(model, device=device, dtype=dtype), plan, out, progress=told)
     if as_json:
         listed = [{"name": name, "why": why} for name, why in report.listed]
         found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}

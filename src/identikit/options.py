@@ -9,6 +9,10 @@ DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to com
 TowerOption = Annotated[
     str | None, typer.Option("--tower", help="text or vision: which one of a model of two towers to read.")
 ]
+DtypeOption = Annotated[
+    str,
+    typer.Option("--dtype", help="float32, float64, bfloat16, float16, or auto: the one that the checkpoint names."),
+]
 OutOption = Annotated[
     str, typer.Option("--out", help="The folder for the results. A stopped run resumes there (tokens starts again).")
 ]

@@ -15,6 +15,7 @@ from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
 from identikit.models.tap import AttentionCall, evaluating, plain_experts, switched
+from identikit.models.weights import linear_bias
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
@@ -105,7 +106,7 @@ def _output_is_projected(model: Model, call: AttentionCall, made: Tensor) -> Non
         )
     heads = call.output if call.gate is None else call.output * call.gate
     projected = torch.einsum("bhqv,hvd->bqd", heads, model.projection(call.layer))
-    bias = getattr(families.find(model.blocks[call.layer], model.family.output), "bias", None)
+    bias = linear_bias(families.find(model.blocks[call.layer], model.family.output))
     projected = projected if bias is None else projected + bias
     what = f"layer {call.layer}: head outputs times H is the module's output (`output={model.family.output!r}`)"
     _near(model, projected, made, what)

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
 from identikit.models.table import FAMILIES, Family
+from identikit.models.weights import linear_bias, linear_weight
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
@@ -141,9 +141,7 @@ def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Ten
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
         return projection.detach().permute(1, 2, 0)
-    weight = projection.weight.detach()
-    weight = weight if isinstance(projection, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
-    return weight.unflatten(0, (heads, -1))
+    return linear_weight(projection).unflatten(0, (heads, -1))
 
 
 def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
@@ -151,7 +149,7 @@ def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
         return projection.shape[1:].numel(), projection.shape[0]
-    taken, made = projection.weight.shape if isinstance(projection, Conv1D) else projection.weight.T.shape
+    taken, made = linear_weight(projection).shape
     return taken, made
 
 
@@ -168,5 +166,5 @@ def value_bias(family: Family, block: nn.Module, kv_heads: int, d_v: int) -> Flo
     """Return the bias that is in every value of a head, or None if there is none."""
     if family.value is None:
         return None
-    bias = find(block, family.value).bias
-    return None if bias is None else value_part(family, bias.detach(), kv_heads, d_v)
+    bias = linear_bias(find(block, family.value))
+    return None if bias is None else value_part(family, bias, kv_heads, d_v)

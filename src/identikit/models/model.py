@@ -18,6 +18,7 @@ from identikit.features import Source, encode_features
 from identikit.indexing import Index, chosen
 from identikit.models import families
 from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
+from identikit.models.weights import adapter_state
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches
 
@@ -161,7 +162,7 @@ class Model:
 
         It tells checkpoints apart without reading gigabytes. It does not prove that two models agree in every entry.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(adapter_state(self.hf).encode())
         for name, parameter in sorted(self.hf.named_parameters()):
             flat = parameter.detach().flatten()
             sample = flat[:: max(1, flat.numel() // 1024)].double().cpu().numpy()

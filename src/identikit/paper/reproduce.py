@@ -185,7 +185,7 @@ class _Run:
             return None
         name = f"{data} of {folder}"
         if name not in self.works:
-            model = load(folder, device=str(self.model.device))
+            model = load(folder, device=str(self.model.device), dtype=self.model.dtype)
             if (model.n_layers, model.d_model) != (self.model.n_layers, self.model.d_model):
                 raise InputError(
                     f"Comparing {self.model.name} with {folder}: one has {self.model.n_layers} layers of width "
