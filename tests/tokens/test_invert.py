@@ -256,6 +256,7 @@ def test_half_precision(name: str, dtype: torch.dtype):
 
 
 @needs_stories
+@pytest.mark.filterwarnings("ignore:Inverting .* takes about")  # on a busy machine
 def test_a_real_model_on_two_positions():
     """The winner, the runner-up and some others against one full pass each; all 32,000 are searched."""
     model = ik.load(STORIES)
@@ -276,6 +277,7 @@ def test_a_real_model_on_two_positions():
 
 @pytest.mark.slow
 @needs_stories
+@pytest.mark.filterwarnings("ignore:Inverting .* takes about")
 def test_a_real_model_against_one_pass_for_each_candidate():
     model = ik.load(STORIES)
     text = read(model, STORY)
