@@ -261,7 +261,7 @@ def tokens(
             "--noise",
             min=0.0,
             help="Noise on the hidden vectors for the inversion, relative to their norm; repeat for several. Default: "
-            "0, 0.01, 0.1, 0.3 and 1.",
+            "0, 0.1, 0.3, 1 and 3.",
         ),
     ] = None,
     prefix: Annotated[

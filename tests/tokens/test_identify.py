@@ -113,3 +113,25 @@ def test_mistakes(minilm: Model):
         ik.token_identifiability(repeated, ["w5 w5 w5"] * 20)
     with pytest.raises(ik.InputError, match="text 0 has only one token"):
         ik.token_identifiability(repeated, ["w5"] * 20)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rates_in_half_precision_are_those_of_float32(minilm: Model, fit: identity.TokenIdentifiability, dtype: str):
+    """Hidden vectors are widened before anything is fitted; the same tokens are distinct."""
+    half, texts = ik.load(dtype=dtype), sample_texts()[:24]
+    found = ik.token_identifiability(
+        half, texts, maps=["naive", "ridge"], distances=["cosine"], layers=[0, 5], settings=QUICK
+    )
+    states, full = hidden_states(half, texts), hidden_states(minilm, texts)
+    assert states.dtype == torch.float32 and len(states.identity.unique()) == len(full.identity.unique())
+    both = [one.summary.set_index(["map", "layer"])["rate"] for one in (found, fit)]
+    assert (both[0] - both[1]).abs().max() < 0.02
+
+
+def test_what_overflows_in_half_precision_is_told():
+    model = tiny.loaded("llama", dtype=torch.float16)
+    for block in model.blocks:
+        block.mlp.down_proj.weight.data *= 1e5
+    texts = [f"w{i} w{i + 1} w{i + 2}" for i in range(4, 44)]
+    with pytest.raises(ik.InputError, match=r"Reading layer 0 of tiny llama: some hidden states are not finite"):
+        ik.token_identifiability(model, texts, maps="naive", distances="cosine", settings=QUICK)

@@ -24,7 +24,7 @@ from identikit.shapes import Tensor
 from identikit.tokens.invert import Inversion, judged
 from identikit.tokens.invert import Options as Inverting
 
-NOISES = (0.0, 0.01, 0.1, 0.3, 1.0)
+NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
 MADE_UP = "made-up:"
 APPENDED = 10  # texts that are also inverted with each winner appended
 

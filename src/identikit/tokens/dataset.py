@@ -66,7 +66,7 @@ def identifiability_tables(
     return tables
 
 
-NOISES = (0.0, 0.01, 0.1, 0.3, 1.0)
+NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True)
