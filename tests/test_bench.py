@@ -9,11 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from identikit.bench import attention, attribution, intervals, inversion, tokens
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, extra_mib, seconds, table, time_rows
-from identikit.bench.shapes import made_up_llama
-from identikit.cli import main
+from identikit.bench.shapes import made_up_llama, shape_of
+from identikit.cli import app, main
 from identikit.errors import InputError
 from identikit.maths.jacobian import contributions
 from identikit.models.check import prove
@@ -92,6 +93,27 @@ def test_a_made_up_model_is_read_like_any_other(dtype):
     assert float(embedding.detach().float().std()) == pytest.approx(0.02, rel=0.1)
     with pytest.raises(InputError, match="'9b' is not known"):
         made_up_llama("9b")
+
+
+def test_attention_of_an_llm():
+    given = ["--shape", "tiny", "--tokens", "24", "--repeats", "1", "--dtype", "float32", "--json"]
+    shown = CliRunner().invoke(app, ["bench", "attention", *given])
+    assert shown.exit_code == 0, shown.output
+    found = named([Row(**row) for row in json.loads(shown.stdout)["rows"]])
+    case = "tiny, 2 layers, float32, 24 tokens"
+    assert {what for _, what in found} == {attention.FORWARD, *attention.LLM_BESIDE, attention.LATER}
+    assert found[case, attention.BY_ROW].to == attention.FIRST
+    with pytest.raises(InputError, match="the dtype 'int3' is not known"):
+        attention.run_llm(attention.Llm("tiny", dtype="int3"))
+
+
+def test_a_made_up_first_layer_repeats_tokens_and_its_outputs_are_attention():
+    options = attention.Llm("tiny", dtype="float32")
+    first, later = (attention.made_up_layer(shape_of("tiny"), 40, options, repeated) for repeated in (True, False))
+    assert len(first.values[0].unique(dim=0)) < 40 == len(later.values[0].unique(dim=0))
+    factors = attention.effective_factors(first)
+    weights = attention.effective_rows(factors) @ first.values.double().repeat_interleave(2, 0)
+    torch.testing.assert_close(weights, first.output.double(), atol=1e-5, rtol=0)
 
 
 def test_the_svd_is_what_effective_attention_is_compared_with():

@@ -30,15 +30,31 @@ def bench_attention(
     memory_tokens: Annotated[
         int, typer.Option("--memory-tokens", min=128, help="The text length to measure memory with.")
     ] = 8192,
+    shape: Annotated[
+        str | None,
+        typer.Option("--shape", help="Measure an LLM's shape instead: llama-8b, gemma-2b, smollm2-135m or tiny."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="The LLM's number format: bfloat16, float16 or float32.")
+    ] = "bfloat16",
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="How many of the LLM's layers to make. Default: all.")
+    ] = None,
+    device: BenchDeviceOption = "cpu",
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
     """Time effective attention, and measure its memory.
 
-    BERT-base shapes, compared with a forward pass and with the SVD that defines effective attention.
+    BERT-base shapes on a CPU, compared with a forward pass and with the SVD that defines effective attention. With
+    --shape, an LLM with made-up weights, and made-up layers compared with rows solved one by one.
     """
-    from identikit.bench.attention import run
+    from identikit.bench.attention import Llm, run, run_llm
 
+    if shape is not None:
+        options = Llm(shape, tuple(tokens or (512, 2048)), dtype, device, layers, repeats)
+        _measure("attention", partial(run_llm, options), as_json, device)
+        return
     lengths = tuple(tokens or (128, 512))
     _measure("attention", partial(run, lengths, memory_tokens=memory_tokens, repeats=repeats), as_json)
 

@@ -1,12 +1,18 @@
 """How long effective attention takes, compared with the model's own forward pass and with the SVD that defines it."""
 
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from transformers import BertConfig, BertModel
 
-from identikit.bench.measure import Row, Task, best_seconds, extra_mib, time_rows
-from identikit.maths.effective import attention_heads, effective_factors, effective_rows
+from identikit.attention.effective import effective_attention
+from identikit.attention.result import EffectiveAttention
+from identikit.bench.measure import Row, Task, best_seconds, cuda_peak_gib, extra_mib, seconds, time_rows
+from identikit.bench.shapes import Shape, made_up_llama, shape_of
+from identikit.errors import InputError
+from identikit.maths import linalg
+from identikit.maths.effective import Heads, attention_heads, effective_factors, effective_rows
 from identikit.maths.visible import visible_window
 from identikit.progress import Progress, silent
 
@@ -15,6 +21,11 @@ SVD_HEADS = 3
 FORWARD, FACTORS, CAUSAL, MAPS = "forward pass", "factors of all heads", "causal factors of all heads", "all maps"
 SVD = f"SVD of every head (from {SVD_HEADS} heads)"
 BESIDE = {FACTORS: FORWARD, CAUSAL: FORWARD, MAPS: FORWARD, SVD: MAPS}
+SAMPLED = 64
+EFFECTIVE, READ = "effective attention of all layers", "its ranks and residual"
+FIRST, LATER = "factors of a first layer", "factors of a later layer"
+BY_ROW = f"a first layer row by row (from {SAMPLED} rows)"
+LLM_BESIDE = {EFFECTIVE: FORWARD, READ: FORWARD, FIRST: LATER, BY_ROW: FIRST}
 
 
 def run(
@@ -103,3 +114,93 @@ def large_layer(length: int, causal: bool) -> Task:
     visible = visible_window(torch.ones(length, dtype=torch.bool), after=0 if causal else None)
     effective_factors(attention_heads(values[:, :128], output[:, :128]))
     return partial(effective_factors, attention_heads(values, output, visible))
+
+
+# LLM shapes
+
+
+@dataclass(frozen=True)
+class Llm:
+    """Which LLM's shape to measure, at which lengths, in which number format, where, and how much of it."""
+
+    shape: str = "8b"
+    tokens: tuple[int, ...] = (512, 2048)
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    layers: int | None = None
+    repeats: int = 3
+
+    @property
+    def format(self) -> torch.dtype:
+        """The number format itself."""
+        known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+        if self.dtype not in known:
+            raise InputError(f"Measuring attention: the dtype {self.dtype!r} is not known. Use {', '.join(known)}.")
+        return known[self.dtype]
+
+
+def run_llm(options: Llm, *, progress: Progress = silent) -> list[Row]:
+    """Time effective attention of a made-up LLM, and the factors of layers whose values have an LLM's spectrum.
+
+    Values of random weights are well conditioned, and those of real models are not: so layers are made up too.
+    """
+    sizes, rows = shape_of(options.shape), []
+    progress("attention", 0, 2 * len(options.tokens))
+    model = made_up_llama(options.shape, dtype=options.format, device=options.device, layers=options.layers)
+    name = f"{options.shape}, {model.n_layers} layers, {options.dtype}"
+    for done, length in enumerate(options.tokens):
+        case = f"{name}, {length} tokens"
+        batch = model.sample((length,))
+        ids = torch.randint(sizes.vocabulary, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+        tasks: dict[str, Task] = {
+            FORWARD: partial(model.trace, batch),
+            EFFECTIVE: partial(effective_attention, model, ids),
+        }
+        taken = best_seconds(tasks, repeats=options.repeats)
+        taken[READ] = seconds(partial(read, effective_attention(model, ids)))[0]
+        progress("attention", 2 * done + 1, 2 * len(options.tokens))
+        taken |= best_seconds(layer_tasks(sizes, length, options), repeats=options.repeats)
+        taken[BY_ROW] *= length / min(length, SAMPLED)
+        rows += time_rows(case, taken, LLM_BESIDE)
+        if options.device != "cpu":
+            rows.append(Row(case, "peak GPU memory", cuda_peak_gib(tasks[EFFECTIVE]), "GiB"))
+        progress("attention", 2 * done + 2, 2 * len(options.tokens))
+    return rows
+
+
+def read(found: EffectiveAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read what has no map in it."""
+    return found.null_dim, found.residual
+
+
+def layer_tasks(sizes: Shape, length: int, options: Llm) -> dict[str, Task]:
+    """Return the tasks that compute the factors of a first and of a later layer, and some rows of the first alone."""
+    first, later = (made_up_layer(sizes, length, options, repeated) for repeated in (True, False))
+    some = torch.linspace(0, length - 1, min(length, SAMPLED)).long().to(first.values.device)
+
+    def by_row() -> None:
+        V, right = first.values.double(), first.output.double().unflatten(0, (len(first.values), -1))
+        seen = first.visible.block(some, first.visible.keys)
+        linalg.rowwise_solve(V, right[:, :, some], seen, linalg.Resolution(first.eps))
+
+    return {LATER: partial(effective_factors, later), FIRST: partial(effective_factors, first), BY_ROW: by_row}
+
+
+def made_up_layer(sizes: Shape, length: int, options: Llm, repeated: bool) -> Heads:
+    """Make values and causal head outputs of a layer whose singular values fall as those of trained models do.
+
+    Tokens are drawn by Zipf's law. `repeated`: equal tokens have equal values, as in a first layer without positions in
+    its inputs; otherwise a third of each value is its own. A head's attention is a random weight per key, normalised.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.multinomial(1 / torch.arange(1, 5001), length, replacement=True, generator=generator)
+    values = torch.randn(5000, sizes.kv_heads, sizes.d_value, generator=generator)[tokens].transpose(0, 1)
+    if not repeated:
+        values = values + torch.randn(values.shape, generator=generator) / 3
+    falling = torch.arange(1, sizes.d_value + 1) ** -0.6
+    values = (values * falling).to(options.device, options.format)
+    weights = torch.rand(sizes.heads, length, 1, generator=generator).to(options.device).square()
+    wide = values.float().repeat_interleave(sizes.heads // sizes.kv_heads, 0)
+    output = (weights * wide).cumsum(1) / weights.cumsum(1)
+    causal = visible_window(torch.ones(length, dtype=torch.bool, device=options.device), after=0)
+    return replace(attention_heads(values, output, causal), eps=torch.finfo(torch.float32).eps)

@@ -35,10 +35,11 @@ SHAPES = {
 
 
 def shape_of(name: str) -> Shape:
-    """Return the sizes that go by this name."""
-    if name not in SHAPES:
+    """Return the sizes that go by this name; "llama-8b" is "8b"."""
+    sizes = SHAPES.get(name.removeprefix("llama-"))
+    if sizes is None:
         raise InputError(f"Making up a model: the shape {name!r} is not known. Use one of {', '.join(SHAPES)}.")
-    return SHAPES[name]
+    return sizes
 
 
 @torch.no_grad()
