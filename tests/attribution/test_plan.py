@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from identikit.attribution import plan as attribution
-from identikit.attribution import sweep
+from identikit.attribution import request, sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
 from identikit.models.load import load
@@ -119,7 +119,7 @@ def test_chunks_halve_until_they_fit():
             raise torch.OutOfMemoryError("CUDA out of memory")
         done.append((first, last))
 
-    sweep.in_chunks(7, 5, work, ticks.append)
+    request.in_chunks(7, 5, work, ticks.append)
     assert done == [(0, 2), (2, 4), (4, 6), (6, 7)]
     assert ticks == [2, 2, 2, 1]
 
@@ -143,7 +143,7 @@ def test_what_halving_cannot_mend_is_told(error: Exception, told: type[Exception
         raise error
 
     with pytest.raises(told, match=message):
-        sweep.in_chunks(4, 4, work, lambda count: None)
+        request.in_chunks(4, 4, work, lambda count: None)
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from itertools import repeat
 from typing import Any
 
 from identikit.attribution.plan import Options, Plan, estimate, plan
+from identikit.attribution.request import Request, Tick
 from identikit.attribution.result import TokenAttribution
-from identikit.attribution.sweep import Request, Tick
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index
 from identikit.maths import jacobian

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from identikit.attribution import sweep as engines
-from identikit.attribution.sweep import Request
+from identikit.attribution import passes, sweep
+from identikit.attribution.request import Request, Tick, product_bytes, working_bytes
 from identikit.errors import InputError
 from identikit.indexing import Index, chosen, known, whole_number
 from identikit.machine import PRECISIONS, free_bytes, product_rate
@@ -133,11 +133,11 @@ class Plan(NamedTuple):
     chunk: int
     keep: bool
 
-    def run(self, reading: Reading, request: Request, tick: engines.Tick) -> Tensor:
+    def run(self, reading: Reading, request: Request, tick: Tick) -> Tensor:
         """Run the engine on a text."""
         if self.cost.engine == "sweep":
-            return engines.sweep(reading, request, chunk=self.chunk, keep=self.keep, tick=tick)
-        engine = engines.generic if self.cost.engine == "generic" else engines.reverse
+            return sweep.sweep(reading, request, chunk=self.chunk, together=self.chunk, keep=self.keep, tick=tick)
+        engine = passes.generic if self.cost.engine == "generic" else passes.reverse
         return engine(reading, request, chunk=self.chunk, tick=tick)
 
 
@@ -180,8 +180,8 @@ def _costs(model: Model, n: int, request: Request) -> list[Cost]:
     """Return what each engine that can do it would take."""
     d, depth = model.d_model, max(request.layers) + 1
     targets = n if request.targets is None else len(request.targets)
-    product = engines.product_bytes(n, d, model.n_heads, model.dtype.itemsize)
-    working = max(engines.working_bytes(model.device), product)
+    product = product_bytes(n, d, model.n_heads, model.dtype.itemsize)
+    working = max(working_bytes(model.device), product)
     basis = d if request.after else model.d_input
     directions = request.probes or basis
     vectors = 2 * model.dtype.itemsize * n * d
@@ -212,7 +212,7 @@ def _sweep_cost(model: Model, n: int, depth: int, directions: int) -> Cost:
     prepared = n * d * 2 * _block_parameters(model)
     layer = model.dtype.itemsize * n * (d * (d + outputs) + d * read + n * outputs)
     unit = model.dtype.itemsize * n * directions * (2 * d + outputs + read + n)
-    held = 2 * layer + engines.working_bytes(model.device)
+    held = 2 * layer + working_bytes(model.device)
     return Cost("sweep", 2 * depth * (pushed + prepared), held, held + (depth - 1) * layer, unit, n)
 
 

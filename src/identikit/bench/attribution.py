@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel
 from identikit.attribution import sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.attribution.plan import plan
-from identikit.attribution.sweep import Request
+from identikit.attribution.request import Request
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, seconds, time_rows
 from identikit.data import read_texts
 from identikit.machine import PRECISIONS, product_rate
