@@ -24,6 +24,7 @@ from identikit.options import (
     JsonOption,
     ModelOption,
     OutOption,
+    TowerOption,
     TruncateOption,
 )
 
@@ -51,6 +52,7 @@ class DatasetRun:
     split: Annotated[str | None, typer.Option("--split", help="Which split of the dataset to read.")] = None
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read only the first N texts.")] = None
     model: ModelOption = None
+    tower: TowerOption = None
     device: DeviceOption = None
     truncate: TruncateOption = False
     as_json: JsonOption = False
@@ -66,7 +68,7 @@ class DatasetRun:
         data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
         found = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
         texts = list(islice(found, self.sample))
-        model = identikit.load(self.model, device=self.device)
+        model = identikit.load(self.model, tower=self.tower, device=self.device)
         settings = asdict(options) | (also or {})
         store = Store(self.out, *manifest(command, model, texts, data=data, options=settings))
         with step_progress() as told:
@@ -106,9 +108,13 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def explain(
-    text: Annotated[str | None, typer.Argument(help="The text. Default: the embedded sample.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The text, or the path of an image or sound. Default: the embedded sample."),
+    ] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
     model: ModelOption = None,
+    tower: TowerOption = None,
     device: DeviceOption = None,
     probes: Annotated[
         str | None,
@@ -129,7 +135,7 @@ def explain(
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
     with step_progress() as told:
         explanation = explained(
-            identikit.load(model, device=device),
+            identikit.load(model, tower=tower, device=device),
             text if pair is None or text is None else (text, pair),
             probes=_count(probes),
             seconds=seconds,

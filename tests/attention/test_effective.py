@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import identikit as ik
 from identikit.attention.token_types import SOURCES, TYPES, TypeAverages, token_types, type_sums
@@ -156,10 +157,8 @@ def test_pearson_is_over_visible_entries():
 
 
 def test_images_are_texts_of_patches():
-    model = Model(tiny.build("vit"), None, name="tiny vit")
-    batch = model.sample((1,))
-    model.images = lambda images: batch  # pyright: ignore - pixels as an image processor gives them
-    result = ik.effective_attention(model, "an image")
+    image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    result = ik.effective_attention(tiny.loaded("vit"), Image.fromarray(image))
     assert result.null_dim.unique().tolist() == [11]  # 17 patches, values of 6 dimensions
     assert result.verify().hidden < 1e-4
 

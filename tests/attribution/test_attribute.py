@@ -48,7 +48,7 @@ def read(model: Model, batch: TokenBatch) -> Reading:
 def one_row(batch: TokenBatch, row: int) -> TokenBatch:
     """One text of a batch, its padding kept."""
     part = slice(row, row + 1)
-    tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments", "pixels")}
+    tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments", "features")}
     cut = {name: tensor[part] for name, tensor in tensors.items() if tensor is not None}
     return dataclasses.replace(batch, tokens=batch.tokens[part], words=batch.words[part], order=(0,), **cut)
 
@@ -134,7 +134,7 @@ def test_sweep_agrees_to_float64_once_the_norms_are(name: str, float64_norms: No
     assert_sweep_is_autograd(name, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["xlnet", "gpt2"])
+@pytest.mark.parametrize("name", ["xlnet", "gpt2", "llama", "deberta-v2", "deberta-v2-conv"])
 def test_generic_engine_agrees_with_autograd(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = one_row(batch_of(model, (6, 5)), 1)
@@ -142,8 +142,8 @@ def test_generic_engine_agrees_with_autograd(name: str):
     expected = reference_norms(model, batch, outputs, jacobian.NORMS)
     for norm, one in zip(jacobian.NORMS, expected, strict=True):
         request = asked(model, norm=norm, targets=tuple(outputs))
-        found = passes.generic(read(model, batch), request, chunk=4, tick=lambda count: None)
-        assert off(found, one) <= 1e-9
+        found = passes.generic(read(model, batch), request, chunk=2, tick=lambda count: None)
+        assert off(found, one) <= (1e-6 if name in CASTING else 1e-9)
 
 
 @pytest.mark.parametrize("name", ["bert", "electra"])
@@ -167,6 +167,16 @@ def test_inputs_after_the_embeddings_norm(name: str):
     request = asked(model, after=True, targets=(1, 4))
     for engine in (passes.generic, passes.reverse):
         assert off(engine(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["deberta-v2-conv", "xlnet"])
+@pytest.mark.parametrize("after", [False, True])
+def test_inputs_of_a_model_that_does_not_split(name: str, after: bool):
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = batch_of(model, (5,))
+    (expected,) = reference_norms(model, batch, [1, 4], ["frobenius"], after=after)
+    request = asked(model, after=after, targets=(1, 4))
+    assert off(passes.generic(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
 
 
 def test_chunks_and_kept_derivatives_change_nothing():

@@ -22,7 +22,7 @@ def peak_bytes(task: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         task()
     assert watched.profiler is not None and watched.profiler.kineto_results is not None
-    events = [one for one in watched.profiler.kineto_results.events() if one.name() == "[memory]"]
+    events: list[Any] = [one for one in watched.profiler.kineto_results.events() if one.name() == "[memory]"]
     live = most = 0
     for event in sorted(events, key=lambda one: one.start_ns()):
         live += event.nbytes()

@@ -29,10 +29,10 @@ from identikit.attribution.request import (
     sees_no_later_token,
 )
 from identikit.machine import products
-from identikit.models.model import Block, Model, Split
+from identikit.models import families
+from identikit.models.model import Block, Split
 from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor
-from identikit.text import TokenBatch
 
 
 def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
@@ -106,14 +106,17 @@ def _narrows(split: Split) -> bool:
 
 def _through_all(reading: Reading, request: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through the whole model at once, for models that do not split."""
-    model, batch = reading.model, reading.batch
-    x = (model.trace(batch) if reading.trace is None else reading.trace).inputs
+    model = reading.model
+    trace = model.trace(reading.batch) if reading.trace is None else reading.trace
+    name = None if request.after else model.family.embedding
+    entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
+    x = trace.inputs if name == model.family.embedding else trace.blocks[0][1][0]
     _, n, d_x = x.shape
     directions = request.directions(d_x, x)
     answer = request.nothing(n, x)
 
     def hidden(vectors: Tensor) -> Tensor:
-        found = _outputs(model, batch, vectors, max(request.layers) + 1)
+        found = _outputs(reading, entered, vectors, max(request.layers) + 1)
         return torch.stack([found[layer][0] for layer in request.layers])
 
     def work(first: int, last: int) -> None:
@@ -166,9 +169,9 @@ class _Enough(Exception):  # noqa: N818 - not an error: it ends a run whose want
     pass
 
 
-def _outputs(model: Model, batch: TokenBatch, vectors: Tensor, depth: int) -> list[Tensor]:
-    """Run a model that does not split from its first block on, up to block `depth`; its blocks are all distinct."""
-    turned = model.family.sequence_first
+def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) -> list[Tensor]:
+    """Run a model that does not split with `vectors` entering `first`, up to block `depth`; its blocks are distinct."""
+    model, turned = reading.model, reading.model.family.sequence_first
     found: list[Tensor] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -181,9 +184,9 @@ def _outputs(model: Model, batch: TokenBatch, vectors: Tensor, depth: int) -> li
             raise _Enough  # before the language-model head, which would cost more than the blocks
 
     with ExitStack() as stack:
-        stack.callback(model.blocks[0].register_forward_pre_hook(enter).remove)
+        stack.callback(first.register_forward_pre_hook(enter).remove)
         for block in model.blocks:
             stack.callback(block.register_forward_hook(leave).remove)
         with suppress(_Enough):
-            model.trace(batch)
+            model.trace(reading.batch)
     return found

@@ -1,12 +1,7 @@
-"""One table of what differs between architectures: where each keeps its blocks and projections, and how it is tapped.
+"""What a row of the table says of a model: which row is its own, why it cannot be read, and where its parts are."""
 
-`check.py` proves every row against the module's own output. To support another architecture, add its row
-(CONTRIBUTING.md, 'Add a family').
-"""
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import inspect
+import sys
 from typing import Any
 
 from torch import nn
@@ -14,170 +9,113 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.models import xlnet
-from identikit.models.tap import switched
+from identikit.models.table import FAMILIES, Family
 from identikit.shapes import Float, Tensor
 
-Watch = Callable[[nn.Module, Callable[[Tensor], None]], list[Any]]
-"""Called with a block and what to tell its output to; returns the hooks, to be removed at the end."""
-
-
-def _table_size(config: Any) -> int:
-    return config.max_position_embeddings
-
-
-def _after_padding(config: Any) -> int:
-    return config.max_position_embeddings - config.pad_token_id - 1  # positions count up from the padding index
-
-
-def _none(config: Any) -> None:
-    return None
-
-
-def _patches(config: Any) -> int:
-    return (config.image_size // config.patch_size) ** 2 + 1
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture: what it calls its parts, and what it does differently.
-
-    - `blocks`: its blocks, from the base model; `*` stands for every entry of a list
-    - `output`: the output projection, from the block: a linear layer, or a bare (d, head, d_v) parameter
-    - `value`: the layer that makes the values, alone or last of query, key, value; None: bare parameters, no bias
-    - `interleaved`: that layer holds query, key and value in turn for each head
-    - `embedding`: the module whose input is the embedding sum x; None: the first block
-    - `positions`: takes `position_ids`; `limit`: how many tokens it has positions for
-    - `splits`: a block is post(x, mix(pre(x))) where mix is only the tap's softmax attention
-    - `sequence_first`: its blocks put the sequence before the batch
-    - `tap`: switches the tap in, and the model's own attention back at the end
-    - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
-    - `model_class`: the transformers class to load; None: the one that the checkpoint names
-    - `refusal`: why a model with this configuration cannot be read; None: it can
-    """
-
-    blocks: str
-    output: str
-    value: str | None
-    interleaved: bool = False
-    embedding: str | None = None
-    positions: bool = False
-    limit: Callable[[Any], int | None] = _table_size
-    splits: bool = True
-    sequence_first: bool = False
-    tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
-    watch_output: Watch | None = None
-    model_class: str | None = None
-    refusal: Callable[[Any], str | None] = _none
-
-
-_BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.value", embedding="embeddings.LayerNorm")
-_ROBERTA = Family(_BERT.blocks, _BERT.output, _BERT.value, embedding=_BERT.embedding, limit=_after_padding)
-_LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True)
-
-FAMILIES: dict[str, Family] = {
-    "albert": Family(
-        "encoder.albert_layer_groups.*.albert_layers.*",
-        "attention.dense",
-        "attention.value",
-        embedding="embeddings.LayerNorm",
-    ),
-    "bert": _BERT,
-    "camembert": _ROBERTA,
-    "distilbert": Family(
-        "transformer.layer.*", "attention.out_lin", "attention.v_lin", embedding="embeddings.LayerNorm"
-    ),
-    "electra": _BERT,
-    "gemma2": _LLAMA,
-    "gemma3_text": _LLAMA,
-    "gpt2": Family("h.*", "attn.c_proj", "attn.c_attn", positions=True),
-    "gpt_oss": _LLAMA,
-    "gpt_neox": Family("layers.*", "attention.dense", "attention.query_key_value", interleaved=True, positions=True),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "modernbert": Family("layers.*", "attn.Wo", "attn.Wqkv", embedding="embeddings.norm"),
-    "opt": Family("decoder.layers.*", "self_attn.out_proj", "self_attn.v_proj", positions=True),
-    "phi3": Family("layers.*", "self_attn.o_proj", "self_attn.qkv_proj", positions=True),
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "roberta": _ROBERTA,
-    "t5": Family(
-        "encoder.block.*",
-        "layer.0.SelfAttention.o",
-        "layer.0.SelfAttention.v",
-        limit=_none,
-        model_class="T5EncoderModel",
-    ),
-    "vit": Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_patches),
-    "xlm-roberta": _ROBERTA,
-    "xlnet": Family(
-        "layer.*",
-        "rel_attn.o",
-        None,
-        limit=_none,
-        splits=False,
-        sequence_first=True,
-        tap=xlnet.switched,
-        watch_output=xlnet.watch_output,
-        refusal=xlnet.refusal,
-    ),
-}
-
-# Architectures people ask for that compute attention outside transformers' attention interface.
-_OWN_ATTENTION = frozenset(["bloom", "deberta", "deberta-v2", "gptj", "mpnet"])
+_WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
 
 
 def family_of(model: PreTrainedModel) -> Family:
     """Return a model's row, or say why the model cannot be read."""
-    kind, named = model.config.model_type, type(model).__name__
-    family = FAMILIES.get(kind)
+    family, named = FAMILIES.get(model.config.model_type), type(model).__name__
     if family is None:
-        reason = (
-            "it computes attention outside transformers' attention interface, so it needs a tap of its own"
-            if kind in _OWN_ATTENTION
-            else "its blocks and projections are not in the table of families"
-        )
-        raise ModelError(
-            f"Loading {named}: the architecture {kind!r} is not supported: {reason}. "
-            f"Supported: {', '.join(FAMILIES)}. To add it, see 'Add a family' in CONTRIBUTING.md."
-        )
+        raise ModelError(f"Loading {named}: {_unlisted(model)}")
     reason = family.refusal(model.config) or _refusal(model, family)
     if reason is not None:
         raise ModelError(f"Loading {named}: {reason}")
+    _fits(family, stack_of(family, model))
     return family
+
+
+def _unlisted(model: PreTrainedModel) -> str:
+    """Say why an architecture that is not in the table cannot be read."""
+    kind, classes = model.config.model_type, {type(module) for module in model.modules()}
+    if kind in _WITHOUT_SOFTMAX or not any("attention" in one.__name__.lower() for one in classes):
+        return f"the architecture {kind!r} has no softmax attention, which is what identikit reads. Use another model."
+    if any("Indexer" in one.__name__ for one in classes):
+        return (
+            f"the architecture {kind!r} picks a few keys for each query (sparse attention), and its attention does not "
+            "say which in its mask. Read as dense attention it would be wrong, so it is not supported."
+        )
+    if not any(hasattr(sys.modules[one.__module__], "ALL_ATTENTION_FUNCTIONS") for one in classes):
+        return (
+            f"the architecture {kind!r} is not supported: it computes attention on its own, outside transformers' "
+            "attention interface, so it needs a tap of its own ('Add a family' in CONTRIBUTING.md)."
+        )
+    return (
+        f"the architecture {kind!r} is not supported: its blocks and projections are not in the table of families "
+        "(`identikit models` prints it). To add it, see 'Add a family' in CONTRIBUTING.md."
+    )
 
 
 def _refusal(model: PreTrainedModel, family: Family) -> str | None:
     """Say why a class of a supported architecture cannot be read; None if it can."""
-    instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
+    base, kind = stack_of(family, model).base_model, model.config.model_type
     if any(base.__name__.endswith("ForMultipleChoice") for base in type(model).__mro__):
         return (
             "it reads several choices at once (inputs of three dimensions), and identikit reads one text at a time. "
             "Pass its encoder: load(model.base_model, tokenizer)."
         )
-    if not find_all(model.base_model, family.blocks):
-        return f"it has no blocks at {family.blocks!r}, where {model.config.model_type} keeps them.{instead}"
-    if getattr(model.config, "is_encoder_decoder", False) and hasattr(model.base_model, "decoder"):
-        return f"it has an encoder and a decoder, and identikit reads one stack.{instead}"
+    if not find_all(base, family.blocks):
+        instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
+        return f"the row of {kind!r} says blocks={family.blocks!r}, and {type(base).__name__} has none there.{instead}"
+    if getattr(model.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
+        return "it has an encoder and a decoder, and identikit reads one stack. Pass its encoder: model.get_encoder()."
     return None
 
 
-def find_all(root: nn.Module, path: str) -> list[nn.Module]:
-    """Return the modules at a dotted path in which `*` stands for every entry of a list."""
-    found: list[nn.Module] = [root]
+def _fits(family: Family, stack: PreTrainedModel) -> None:
+    """Refuse a row that names a part which is not there; `check.py` proves that what is there is the right part."""
+    blocks = find_all(stack.base_model, family.blocks)
+    roots = {"output": blocks, "value": blocks, "embedding": [stack.base_model]}
+    for field, modules in roots.items():
+        path = getattr(family, field)
+        for module in modules if path is not None else []:
+            attends = field == "embedding" or mixer_instead(family, module) is None
+            part = next(iter(find_all(module, path)), None)
+            weighted = part is not None and (field == "embedding" or hasattr(part, "weight"))
+            if attends and not (weighted or isinstance(part, nn.Parameter)):
+                raise ModelError(
+                    f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says {field}={path!r}, "
+                    f"and {type(module).__name__} has no {'module' if field == 'embedding' else 'weights'} there."
+                )
+    if family.positions and "position_ids" not in inspect.signature(stack.forward).parameters:
+        raise ModelError(
+            f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says positions=True, and its "
+            "forward takes no position_ids."
+        )
+
+
+def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a model that is read: the model itself, or where the row says so one of its stacks."""
+    stack = None if family.stack is None else getattr(model.base_model, family.stack, None)
+    return model if stack is None else stack
+
+
+def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:
+    """Return what a block has in the place of softmax attention; None: it attends."""
+    found = None if family.instead is None else getattr(block, family.instead, None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def find_all(root: nn.Module, path: str) -> list[Any]:
+    """Return what is at a dotted path in which `*` stands for every entry of a list; [] where there is nothing.
+
+    Of several paths (`a.b|c.d`), the first that leads anywhere counts.
+    """
+    path, _, others = path.partition("|")
+    found: list[Any] = [root]
     for name in path.split("."):
         if name == "*":
             found = [child for module in found for child in module.children()]
         else:
             found = [getattr(module, name) for module in found if hasattr(module, name)]
-    return found
+    return find_all(root, others) if others and not found else found
 
 
 def find(root: nn.Module, path: str) -> Any:
     """Return the module or parameter at a dotted path."""
-    for name in path.split("."):
-        root = getattr(root, name)
-    return root
+    return find_all(root, path)[0]
 
 
 def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Tensor, "head d_v d"]:
@@ -190,12 +128,21 @@ def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Ten
     return weight.unflatten(0, (heads, -1))
 
 
+def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
+    """Return how many numbers of all heads a block's output projection takes, and how many it makes."""
+    projection = find(block, family.output)
+    if isinstance(projection, nn.Parameter):
+        return projection.shape[1:].numel(), projection.shape[0]
+    taken, made = projection.weight.shape if isinstance(projection, Conv1D) else projection.weight.T.shape
+    return taken, made
+
+
 def value_part(
     family: Family, made: Float[Tensor, "*rest made"], kv_heads: int, d_v: int
 ) -> Float[Tensor, "*rest kv d"]:
     """Return the values of every key-value head from what the value layer makes."""
     if family.interleaved:
-        return made.unflatten(-1, (kv_heads, 3, d_v)).select(-2, 2)
+        return made.unflatten(-1, (kv_heads, -1, d_v)).select(-2, -1)
     return made[..., -kv_heads * d_v :].unflatten(-1, (kv_heads, d_v))
 
 

@@ -55,7 +55,7 @@ def identifiability_tables(
         max_tokens=options.max_tokens,
         progress=told,
     )
-    lengths = [len(one) for one in model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)]
-    tables = {"texts": texts_table(texts, lengths), "rates": fit.rates, "summary": fit.summary}
+    read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    tables = {"texts": texts_table(texts, [len(one) for one in read]), "rates": fit.rates, "summary": fit.summary}
     write_tables(store, tables, TOKENS)
     return tables

@@ -190,6 +190,10 @@ def explain(
     - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
     """
     model, bounding = checked_model(model), Bounding(seconds=seconds)
+    if text is None and model.modality != "text":
+        raise InputError(
+            f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
+        )
     text = sample_text() if text is None else text
     if is_several(text):
         raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
@@ -199,7 +203,7 @@ def explain(
     everything = tuple(range(model.n_layers))
     (reading,) = readings(model, text, layers=everything, truncate=truncate)
     attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
-    identity = Unavailable("The model reads images.") if model.vision else _identity(reading, fitted, progress)
+    identity = _identity(reading, fitted, progress)
     attribution = _attribution(reading, probes, progress)
     arrays, said = _attention(attention, bounding.seconds, progress)
     return _explanation(reading, attention, identity, attribution, arrays, said)
@@ -261,7 +265,12 @@ def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
 
 
 def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
-    unknown = 0.0
+    unknown, reads = 0.0, reading.model.modality
+    if maps is None and reads != "text":
+        return Unavailable(
+            f"The sample texts do not fit a model that reads {reads}s. "
+            f"Pass maps=identikit.token_identifiability(model, {reads}s)."
+        )
     if maps is None:
         samples = sample_texts()
         unknown = _unknown_share(reading.model, samples)
