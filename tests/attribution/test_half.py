@@ -35,9 +35,10 @@ def test_powers_of_two_change_no_bit(name, probes, highest, monkeypatch):
 def growing(dtype: torch.dtype) -> Model:
     """A model whose derivatives grow from layer to layer, past what float16 can hold; its weights are float16's."""
     stock = tiny.build("llama").half()
-    stock.embed_tokens.weight.data *= 2.0**-5
-    for layer in stock.layers:
-        layer.mlp.down_proj.weight.data *= 2.0**4
+    stock.model.embed_tokens.weight.data *= 2.0**-5
+    for layer in stock.model.layers:
+        layer.mlp.down_proj.weight.data *= 2.0**8
+        layer.self_attn.o_proj.weight.data *= 2.0**8
     return load(stock.to(dtype), tiny.tokenizer())
 
 
@@ -45,8 +46,7 @@ def test_float16_does_not_overflow_where_its_sizes_only_grow(monkeypatch):
     exact = token_attribution(growing(torch.float32), TEXTS[0]).contribution
     for probes in ("exact", 24):
         found = token_attribution(growing(torch.float16), TEXTS[0], probes=probes).contribution
-        print(((found - exact).abs() / exact)[exact > 1e-3].max())
-        assert ((found - exact).abs() / exact)[exact > 1e-3].max() <= 0.02
+        assert ((found - exact).abs() / exact)[exact > 1e-3].max() <= 0.005
     monkeypatch.setattr(request, "SCALED", ())
     with pytest.raises(InputError, match="overflow"):
         token_attribution(growing(torch.float16), TEXTS[0])
@@ -81,8 +81,7 @@ def test_bfloat16_is_close_to_float32():
     model = load(stock.to(torch.bfloat16), load().tokenizer)
     found = token_attribution(model, text)
     errors = ((found.contribution - exact).abs() / exact)[exact > 1e-3]
-    print(errors.median(), errors.max())
     assert errors.median() <= 0.005
-    assert errors.max() <= 0.05
+    assert errors.max() <= 0.03
     assert found.contribution.dtype is torch.float32
     assert torch.allclose(found.contribution.sum(1), torch.ones(6, len(found.tokens)), atol=1e-6)
