@@ -56,8 +56,10 @@ def token_attribution(
     - `precision`: of the sweep: "full" is the model's own; "tf32" and "bfloat16" are faster, and good to some 0.3 %
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
 
-    A request that does not fit in memory is refused before it starts; `identikit.attribution.plan.estimate` says how
-    long one will take.
+    A request that does not fit in memory is refused before it starts, with what would fit. One that takes more than a
+    minute (ten seconds on a GPU) says beforehand how long and how much memory, as `attribution.plan.estimate` does. In
+    half precision, `underflow` of the result says which share of a layer's contributions is too small to be told
+    from 0.
     """
     model = checked_model(model)
     options = Options(probes=probes, norm=norm, source=source, precision=precision, seed=seed)

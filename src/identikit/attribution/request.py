@@ -112,9 +112,9 @@ def at_once(x: Float[Tensor, "1 n d"], heads: int = 0) -> int:
 def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:
     """Return what one product through a block has in flight: some 36 vectors per token, and three maps of each head.
 
-    Where the product does not go through attention, there are no `heads`.
+    Maps are computed in float32 or better. Where the product does not go through attention, there are no `heads`.
     """
-    return itemsize * n * (36 * d + 3 * heads * n)
+    return n * (36 * d * itemsize + 3 * heads * n * max(4, itemsize))
 
 
 def working_bytes(device: torch.device) -> int:
