@@ -180,6 +180,19 @@ def test_attribution_of_shapes_on_a_device(monkeypatch):
     assert told == [("attribution", done, 2) for done in range(3)]
 
 
+@pytest.mark.parametrize(("probes", "how"), [(None, "exact"), (2, "2 probes")])
+def test_attribution_of_an_llms_shape(probes: int | None, how: str):
+    told = []
+    options = attribution.Options(shape="tiny", tokens=(3, 5), probes=probes)
+    rows = named(attribution.run(options, progress=lambda *call: told.append(call)))
+    cases = list(dict.fromkeys(case for case, _ in rows))
+    assert [case.split(", ")[-2:] for case in cases] == [["3 tokens", how], ["5 tokens", how]]
+    for case in cases:
+        (timed,) = (row for row in rows.values() if row.case == case and row.to == "planned")
+        assert timed.what in ("sweep", "generic") and rows[case, "planned memory"].unit == "GiB"
+    assert told == [("attribution", done, 2) for done in range(3)]
+
+
 def test_attribution_of_a_dataset(saved: str, tmp_path: Path):
     (tmp_path / "texts.txt").write_text("w3 w4 w5\nw6 w7\n")
     (row,) = attribution.run(attribution.Options(model=saved, data=str(tmp_path / "texts.txt")))

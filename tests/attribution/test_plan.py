@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from identikit.attribution import plan as attribution
-from identikit.attribution import sweep
+from identikit.attribution import request, sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
 from identikit.models.load import load
@@ -50,7 +50,7 @@ def test_derivatives_that_overflow_are_told():
     stock.embeddings.position_embeddings.weight.data *= 1e-3
     stock.embeddings.token_type_embeddings.weight.data *= 1e-3
     model = load(stock.half(), tiny.tokenizer())
-    with pytest.raises(InputError, match=r"Derivatives of BertModel overflow in torch\.float16\. Load it in another"):
+    with pytest.raises(InputError, match=r"overflow in torch\.float16 from layer 0 on: [\d.]+ of .* Load it in"):
         token_attribution(model, TEXTS[0])
 
 
@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
     model = load()
     text = "word " * 60
     monkeypatch.setattr(sweep, "sweep", lambda *args, **options: pytest.fail("it started"))
-    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 28)
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 27)
     with pytest.raises(InputError, match=r"Exact attribution of 62 tokens .* needs at least .*Use probes=\d+, an est"):
         token_attribution(model, text)
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
 
 def test_the_probes_that_are_named_do_fit(monkeypatch: pytest.MonkeyPatch):
     model = load()
-    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 28)
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 27)
     with pytest.raises(InputError) as refusal:
         attribution.plan(model, 62, asked(model))
     named = int(str(refusal.value).split("probes=")[1].split(",")[0])
@@ -79,7 +79,7 @@ def test_what_will_take_long_says_so(monkeypatch: pytest.MonkeyPatch):
     model = load()
     monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e10)
     monkeypatch.setattr(attribution.Plan, "run", lambda *rest: torch.ones(6, 62, 62))
-    with pytest.warns(UserWarning, match=r"takes about \d+ minutes on this machine\. With probes=\d+ it takes"):
+    with pytest.warns(UserWarning, match=r"about \d+ minutes and \d\.\d GiB of memory .*\. With probes=\d+ it takes"):
         token_attribution(model, "word " * 60)
 
 
@@ -107,7 +107,8 @@ def test_saved_attention_counts_as_memory():
     few = asked(model, targets=(0,), probes=2)
     costs = {cost.engine: cost for cost in attribution._costs(model, 4096, few)}
     maps = model.n_layers * model.n_heads * 4096**2 * 4
-    assert costs["reverse"].held > 2 * maps > costs["generic"].held
+    back, forth = (costs[engine].peak(1, 1, keep=False, causal=False) for engine in ("reverse", "generic"))
+    assert back > 2 * maps > forth
 
 
 def test_chunks_halve_until_they_fit():
@@ -119,7 +120,7 @@ def test_chunks_halve_until_they_fit():
             raise torch.OutOfMemoryError("CUDA out of memory")
         done.append((first, last))
 
-    sweep.in_chunks(7, 5, work, ticks.append)
+    request.in_chunks(7, 5, work, ticks.append)
     assert done == [(0, 2), (2, 4), (4, 6), (6, 7)]
     assert ticks == [2, 2, 2, 1]
 
@@ -131,6 +132,8 @@ def test_memory_is_used_again_until_it_is_far_too_large():
     assert scratch.take(1, 4, 8).data_ptr() != first.data_ptr()
     scratch.take(0, 2, 8)
     assert scratch._flat[0].numel() == 16
+    scratch.swap(0, 2)
+    assert scratch._flat[2].numel() == 16 and 0 not in scratch._flat
 
 
 @pytest.mark.parametrize(("error", "told", "message"), [
@@ -143,7 +146,7 @@ def test_what_halving_cannot_mend_is_told(error: Exception, told: type[Exception
         raise error
 
     with pytest.raises(told, match=message):
-        sweep.in_chunks(4, 4, work, lambda count: None)
+        request.in_chunks(4, 4, work, lambda count: None)
 
 
 @pytest.mark.slow

@@ -84,6 +84,27 @@ def block_parts(n: int, heads: int, kv_heads: int, *, shared: bool, d: int = 5, 
     return layer, pre, post
 
 
+def folded(layer: Attention, pre, post) -> jacobian.BlockDerivative:
+    """The derivative that `push` takes, made of the block's parts by its definition."""
+    (d_query, d_key, d_value), (by_vector, by_output), derivative = pre, post, layer.derivative()
+    heads, n, d_k = layer.query.shape
+    kv_heads, d = d_key.shape[1], d_key.shape[-1]
+    own = by_vector + torch.einsum("ndhv,nhvk,nhke->nde", by_output, derivative.of_query, d_query.expand(n, -1, -1, -1))
+    rows = d_key.flatten(1, 2)
+    if folds := jacobian.folds(n, d, (heads, d_k), kv_heads):
+        d_key = d_key.repeat_interleave(heads // kv_heads, 1)
+        rows = torch.einsum("hjk,mhkd->mjhd", layer.query, d_key).flatten(1, 2)
+    return jacobian.BlockDerivative(
+        read=torch.cat([rows, d_value.flatten(1, 2)], dim=1),
+        own=own,
+        by_output=by_output.flatten(2),
+        query=None if folds else layer.query,
+        of_values=derivative.of_values,
+        of_scores=derivative.of_scores,
+        kv_heads=kv_heads,
+    )
+
+
 def dense_push(layer: Attention, pre, post, tangents: torch.Tensor) -> torch.Tensor:
     """The block's derivative along each tangent, by the chain rule over the reference attention."""
     columns = []
@@ -112,7 +133,7 @@ def pushed(block: jacobian.BlockDerivative, tangents: torch.Tensor) -> torch.Ten
 )
 def test_push_is_the_chain_rule(n, heads, kv_heads, folds, shared):
     layer, pre, post = block_parts(n, heads, kv_heads, shared=shared)
-    block = jacobian.fold(layer.derivative(), layer.query, pre, post)
+    block = folded(layer, pre, post)
     assert (block.query is None) == folds
     tangents = drawn(n, 5, 7, seed=30)
     expected = dense_push(layer, pre, post, tangents)
@@ -123,7 +144,7 @@ def test_push_is_the_chain_rule(n, heads, kv_heads, folds, shared):
 @pytest.mark.parametrize(("first", "inputs"), [(0, 1), (1, 1), (0, 2)])
 def test_first_push_is_the_push_of_tangents_at_their_own_token(n, heads, kv_heads, first, inputs):
     layer, pre, post = block_parts(n, heads, kv_heads, shared=False)
-    block = jacobian.fold(layer.derivative(), layer.query, pre, post)
+    block = folded(layer, pre, post)
     start = drawn(inputs, 5, 3, seed=40)
     spread = torch.zeros(n, 5, inputs, 3, dtype=torch.float64)
     for index in range(inputs):
@@ -138,7 +159,7 @@ def test_first_push_is_the_push_of_tangents_at_their_own_token(n, heads, kv_head
 @pytest.mark.parametrize("shared", [True, False])
 def test_later_tokens_of_a_causal_block_are_a_block(n, heads, shared):
     layer, pre, post = block_parts(n, heads, heads, shared=shared, kind="causal")
-    block = jacobian.fold(layer.derivative(), layer.query, pre, post)
+    block = folded(layer, pre, post)
     tangents = drawn(n, 5, 4, seed=50)
     tangents[:2] = 0.0
     whole = pushed(block, tangents)

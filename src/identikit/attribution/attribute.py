@@ -7,9 +7,11 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
+import torch
+
 from identikit.attribution.plan import Options, Plan, estimate, plan
+from identikit.attribution.request import Request, Tick
 from identikit.attribution.result import TokenAttribution
-from identikit.attribution.sweep import Request, Tick
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index
 from identikit.maths import jacobian
@@ -20,6 +22,7 @@ from identikit.models.reading import Reading, unread
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance
 from identikit.result import Held
+from identikit.shapes import Tensor
 from identikit.text import is_several
 
 _DIMS = ("layer", "input", "output")
@@ -53,14 +56,16 @@ def token_attribution(
     - `precision`: of the sweep: "full" is the model's own; "tf32" and "bfloat16" are faster, and good to some 0.3 %
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
 
-    A request that does not fit in memory is refused before it starts; `identikit.attribution.plan.estimate` says how
-    long one will take.
+    A request that does not fit in memory is refused before it starts, with what would fit. One that takes more than a
+    minute (ten seconds on a GPU) says beforehand how long and how much memory, as `attribution.plan.estimate` does. In
+    half precision, `underflow` of the result says which share of a layer's contributions is too small to be told
+    from 0.
     """
     model = checked_model(model)
     options = Options(probes=probes, norm=norm, source=source, precision=precision, seed=seed)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
     ahead = estimate(model, [len(one.tokens) for one in texts], options.request(model, layers))
-    if ahead.long and targets is None:
+    if ahead.said and targets is None:
         warnings.warn(ahead.words(), stacklevel=2)
     found = attribute(texts, options, layers=layers, targets=targets, progress=progress)
     return found if is_several(text) else found[0]
@@ -100,11 +105,7 @@ def _attributed(reading: Reading, request: Request, way: Plan, options: Options,
     model, tokens = reading.model, reading.tokens
     own = replace(request, seed=request.seed + zlib.crc32(repr(tokens).encode()))  # texts differ in their directions
     measured = way.run(reading, own, tick)
-    if not measured.isfinite().all():
-        raise InputError(
-            f"Derivatives of {model.name} overflow in {model.dtype}. Load it in another number format: "
-            'identikit.load(…, dtype="float32").'
-        )
+    _check_overflow(measured, request, model)
     if request.probes is None:
         arrays = {"contribution": jacobian.contributions(measured)}
     else:
@@ -123,6 +124,7 @@ def _attributed(reading: Reading, request: Request, way: Plan, options: Options,
         "engine": way.cost.engine,
         "causal": model.causal,
     }
+    about |= {"underflow": _underflow(measured, reading, request)}
     about |= {"cls": _position(reading, "cls"), "separator": _position(reading, "sep")}
     settings = {"norm": request.norm, "probes": request.probes or "exact", "source": options.source}
     settings |= {"precision": request.precision, "seed": request.seed, "engine": way.cost.engine}
@@ -130,6 +132,45 @@ def _attributed(reading: Reading, request: Request, way: Plan, options: Options,
     return TokenAttribution(
         axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance(model, reading.text, **settings), about
     )
+
+
+def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
+    """Refuse derivatives that are too large for their number format, and say from which layer on."""
+    lost = (~measured.isfinite()).flatten(1).double().mean(1).tolist()
+    if not any(lost):
+        return
+    layer, share = min((layer, share) for layer, share in zip(request.layers, lost, strict=True) if share)
+    before = f", ask only for layers before {layer}" if layer else ""
+    raise InputError(
+        f"Derivatives of {model.name} overflow in {model.dtype} from layer {layer} on: {share:.2g} of that layer's are "
+        f'not finite. Load it in another number format{before}: identikit.load(…, dtype="bfloat16") or "float32".'
+    )
+
+
+def _underflow(measured: Tensor, reading: Reading, request: Request) -> list[float] | None:
+    """Return, by layer, which share of the pairs of tokens that attention connects came out as exactly 0.
+
+    Attention connects two tokens where its weights lead from one to the other through the layers. None where it cannot
+    be said: the model does not split, or the norm may be 0 by itself.
+    """
+    if request.norm == "sum" or not reading.model.family.splits:
+        return None
+    moved = (measured if request.probes is None else measured.sum(-1)).double() > 0
+    if moved.all():
+        return [0.0] * len(request.layers)
+    n = moved.shape[1]
+    targets = slice(None) if request.targets is None else list(request.targets)
+    connected, shares = torch.eye(n), {}
+    with reading.split() as split:
+        for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
+            weights = torch.cat(
+                [block.call.weights(rows, dtype=torch.float32)[0] for rows in block.call.row_chunks()], 1
+            )
+            sees = (weights > 0).any(0).float().cpu()
+            connected = ((connected + connected @ sees.T) > 0).float()  # (input, output)
+            shares[layer] = connected[:, targets] > 0
+    pairs = [(shares[layer], one) for layer, one in zip(request.layers, moved, strict=True)]
+    return [float((felt & ~one).sum() / felt.sum().clamp(min=1)) for felt, one in pairs]
 
 
 def _position(reading: Reading, name: str) -> int | None:

@@ -81,7 +81,7 @@ def attribution_statistics(
     lengths = [len(one) for one in encoded]
     if ahead := remaining(lengths, store):
         expected = estimate(model, ahead, options.request(model))
-        if expected.long:
+        if expected.said:
             warnings.warn(expected.words(), stacklevel=3)
         if tagger is not None:
             tagger(encoded[0])  # a tagger that cannot work says so before anything is computed

@@ -1,24 +1,28 @@
 """What attribution is asked for, what it will take, and how a text will be done."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from identikit.attribution import sweep as engines
-from identikit.attribution.sweep import Request
+from identikit.attribution import passes, sweep
+from identikit.attribution.request import Request, Tick, product_bytes, working_bytes
 from identikit.errors import InputError
 from identikit.indexing import Index, chosen, known, whole_number
 from identikit.machine import PRECISIONS, duration, free_bytes, product_rate
 from identikit.maths import jacobian
+from identikit.maths.jacobian import folds
 from identikit.models.model import Model
 from identikit.models.reading import Reading
 from identikit.shapes import Tensor
 
 SOURCES = ("before", "after")
 LONG_SECONDS = 60.0
+SAID_SECONDS = {"cpu": LONG_SECONDS}  # the cost is said beforehand from here on; elsewhere from 10 seconds on
 _PROBES = (256, 128, 64, 32, 16, 8)  # with fewer, the standard errors are too rough to go by
 _SPECTRAL = 2.5  # what largest singular values cost beside the Jacobians, as measured
-_CHUNK_BYTES = {"cpu": 1 << 28}  # on a CPU larger chunks only leave the cache
+_CHUNK_BYTES = {"cpu": 1 << 28}  # on a CPU larger chunks only leave the cache; elsewhere 4 GiB fill the machine
+_USABLE = 0.8  # of the memory that is free
+_PASS = {"cpu": 3.0}  # what a pass through a block takes beside a product of as much arithmetic; elsewhere 1.5
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,14 @@ class Options:
 
 
 class Estimate(NamedTuple):
-    """About how long attribution will take here, and a faster way if it will take long.
+    """About how long attribution will take here and how much memory, and a faster way if it will take long.
 
     `probes` is a number of random directions that takes `probes_seconds`; None where it is short or nothing is faster.
     """
 
     seconds: float
+    peak: int
+    device: str
     probes: int | None = None
     probes_seconds: float = 0.0
 
@@ -79,90 +85,146 @@ class Estimate(NamedTuple):
         """Whether it will take more than a minute."""
         return self.seconds > LONG_SECONDS
 
+    @property
+    def said(self) -> bool:
+        """Whether it is said beforehand: if it will take more than a minute, or on a GPU more than ten seconds."""
+        return self.seconds > SAID_SECONDS.get(self.device, 10.0)
+
     def words(self) -> str:
-        """Say how long it takes here, and what is much faster."""
+        """Say how long it takes here and how much memory, and what is much faster."""
         much = self.probes is not None and self.probes_seconds < 0.7 * self.seconds
         faster = f" With probes={self.probes} it takes {duration(self.probes_seconds)}." if much else ""
-        return f"Attribution takes about {duration(self.seconds)} on this machine.{faster}"
+        cost = f"about {duration(self.seconds)} and {_gibibytes(self.peak)}"
+        return f"Attribution takes {cost} of memory on this machine.{faster}"
 
 
 def estimate(model: Model, lengths: Sequence[int], request: Request) -> Estimate:
-    """Return about how long attributing texts of these lengths will take on this machine."""
-    operations = sum(plan(model, n, request).cost.operations for n in lengths)
-    if operations < LONG_SECONDS * 1e9:  # any machine does that in time
-        return Estimate(operations / 1e9)
+    """Return about how long attributing texts of these lengths will take on this machine, and how much memory."""
+    ways = [plan(model, n, request) for n in lengths]
+    operations, peak, device = sum(way.operations for way in ways), max(way.peak for way in ways), model.device.type
+    if operations < 10.0 * 1e9:  # any machine does that in time
+        return Estimate(operations / 1e9, peak, device)
     rate = product_rate(model.device, model.dtype, request.precision)
     seconds = operations / rate
     if seconds <= LONG_SECONDS:
-        return Estimate(seconds)
+        return Estimate(seconds, peak, device)
 
     def taking(probes: int) -> float:
-        found = [_cheapest(_costs(model, n, replace(request, probes=probes))) for n in lengths]
-        return sum(cost.operations for cost in found if cost is not None) / rate
+        found = [_cheapest(model, n, replace(request, probes=probes)) for n in lengths]
+        return sum(way.operations for way in found if way is not None) / rate
 
     fewer = [k for k in _fewer_probes(model, request) if taking(k) < seconds]
     better = next((k for k in fewer if taking(k) <= LONG_SECONDS), fewer[-1] if fewer else None)
-    return Estimate(seconds) if better is None else Estimate(seconds, better, taking(better))
+    return Estimate(seconds, peak, device, better, 0.0 if better is None else taking(better))
+
+
+def _gibibytes(size: int) -> str:
+    return f"{size / 2**30:.0f} GiB" if size >= 10 * 2**30 else f"{size / 2**30:.1f} GiB"
 
 
 class Cost(NamedTuple):
-    """What an engine takes for one text: arithmetic, and bytes.
+    """What an engine takes for one text: arithmetic, and bytes beside the model's own.
 
-    `held` is the least it holds throughout, `kept` what it holds to compute nothing twice, `unit` what each of the
-    `units` inputs (or targets) in a chunk adds. Passes through the model run at about a third of a product's rate.
+    - `operations`: done once; `prepared`: done once per round, or once where derivatives are kept
+    - `held`: bytes held throughout; `kept`: to keep every layer's derivative, 0 where there are none
+    - `working`: for a batch of passes through a block at most; a sweep's scratch memory takes its place afterwards
+    - `tangent`: what each of the `units` inputs (or targets) of a round holds; `unit`: what one in a chunk adds
     """
 
     engine: str
     operations: float
+    prepared: float
     held: int
     kept: int
+    working: int
+    tangent: int
     unit: int
     units: int
 
+    def peak(self, chunk: int, together: int, *, keep: bool, causal: bool) -> int:
+        """Return the bytes that are held at once at most.
+
+        Where no token sees a later one, tangents are held only of the tokens from a chunk's first one on.
+        """
+        inputs = together
+        if causal and self.engine == "sweep":
+            inputs = sum(self.units - place // chunk * chunk for place in range(together)) / self.units
+        passing = (max if self.engine == "sweep" else min)(self.working, chunk * self.unit)
+        return int(self.held + keep * self.kept + inputs * self.tangent + passing)
+
 
 class Plan(NamedTuple):
-    """How one text will be done: what it takes, how many inputs at a time, and whether derivatives are kept."""
+    """How one text will be done: so many inputs together and in a chunk, and whether derivatives are kept; see `sweep`.
+
+    `operations` and `peak` are what it takes: arithmetic, and bytes beside the model's own.
+    """
 
     cost: Cost
     chunk: int
+    together: int
     keep: bool
+    operations: float
+    peak: int
 
-    def run(self, reading: Reading, request: Request, tick: engines.Tick) -> Tensor:
+    def run(self, reading: Reading, request: Request, tick: Tick) -> Tensor:
         """Run the engine on a text."""
         if self.cost.engine == "sweep":
-            return engines.sweep(reading, request, chunk=self.chunk, keep=self.keep, tick=tick)
-        engine = engines.generic if self.cost.engine == "generic" else engines.reverse
+            how = {"chunk": self.chunk, "together": self.together, "keep": self.keep}
+            return sweep.sweep(reading, request, **how, tick=tick)
+        engine = passes.generic if self.cost.engine == "generic" else passes.reverse
         return engine(reading, request, chunk=self.chunk, tick=tick)
 
 
 def plan(model: Model, n: int, request: Request) -> Plan:
     """Choose the cheapest engine that fits in memory for a text of `n` tokens, or say what would fit."""
-    free = int(0.8 * free_bytes(model.device))
-    costs = _costs(model, n, request)
-    cost = _cheapest(costs, free)
-    if cost is None:
-        what = "exact attribution" if request.probes is None else f"attribution with probes={request.probes}"
-        fewer = (
-            k for k in _fewer_probes(model, request) if _cheapest(_costs(model, n, replace(request, probes=k)), free)
-        )
-        probes = next(fewer, None)
-        advice = "Use a smaller model" if probes is None else f"Use probes={probes}, an estimate with standard errors"
-        least = min(cost.held + cost.unit for cost in costs)
-        raise InputError(
-            f"{what.capitalize()} of {n} tokens with {model.name} needs at least {least / 2**30:.1f} GiB of memory, "
-            f"and {free / 2**30:.1f} GiB can be used. {advice}, or a shorter text."
-        )
-    keep = cost.kept + cost.unit <= free
-    room = free - (cost.kept if keep else cost.held)
+    free = int(_USABLE * free_bytes(model.device))
+    way = _cheapest(model, n, request, free)
+    if way is not None:
+        return way
+    what = "exact attribution" if request.probes is None else f"attribution with probes={request.probes}"
+    fewer = (k for k in _fewer_probes(model, request) if _cheapest(model, n, replace(request, probes=k), free))
+    probes = next(fewer, None)
+    advice = "Use a smaller model" if probes is None else f"Use probes={probes}, an estimate with standard errors"
+    least = min(cost.peak(1, 1, keep=False, causal=model.causal) for cost in _costs(model, n, request))
+    raise InputError(
+        f"{what.capitalize()} of {n} tokens with {model.name} needs at least {least / 2**30:.1f} GiB of memory, "
+        f"and {free / 2**30:.1f} GiB can be used. {advice}, or a shorter text."
+    )
+
+
+def _cheapest(model: Model, n: int, request: Request, free: int | None = None) -> Plan | None:
+    """Return the way of least arithmetic, and of least memory among equals; `free` None: whether it fits or not."""
+    found = (_fitting(model, cost, free) for cost in _costs(model, n, request))
+    return min((way for way in found if way is not None), key=lambda way: way.operations, default=None)
+
+
+def _fitting(model: Model, cost: Cost, free: int | None) -> Plan | None:
+    """Return how an engine fits in memory: preparing once if it can, with the largest chunks that are of use."""
+
+    def way(chunk: int, together: int, keep: bool) -> Plan:
+        rounds = 1 if keep else -(-cost.units // together)
+        peak = cost.peak(chunk, together, keep=keep, causal=model.causal)
+        return Plan(cost, chunk, together, keep, cost.operations + rounds * cost.prepared, peak)
+
+    for chunk in _halving(_useful_chunk(model, cost)):
+        once = [way(chunk, cost.units, False), way(chunk, chunk, True)] if cost.kept else [way(chunk, chunk, False)]
+        fitting = [one for one in once if free is None or one.peak <= free]
+        if fitting:
+            return min(fitting, key=lambda one: one.peak)
+    several = (way(1, together, False) for together in _halving(cost.units))
+    return next((one for one in several if free is None or one.peak <= free), None)
+
+
+def _useful_chunk(model: Model, cost: Cost) -> int:
     # Under a causal mask a chunk works on all tokens from its first one on: small chunks waste less.
-    most = n // 8 if model.causal and cost.engine == "sweep" else cost.units
-    fitting = min(room, _CHUNK_BYTES.get(model.device.type, room)) // cost.unit
-    return Plan(cost, max(1, min(most, fitting)), keep)
+    most = cost.units // 8 if model.causal and cost.engine != "reverse" else cost.units
+    return max(1, min(most, _CHUNK_BYTES.get(model.device.type, 1 << 32) // (cost.tangent + cost.unit)))
 
 
-def _cheapest(costs: list[Cost], free: int | None = None) -> Cost | None:
-    fitting = [cost for cost in costs if free is None or cost.held + cost.unit <= free]
-    return min(fitting, key=lambda cost: cost.operations, default=None)
+def _halving(size: int) -> Iterator[int]:
+    while size:
+        yield size
+        size //= 2
 
 
 def _fewer_probes(model: Model, request: Request) -> list[int]:
@@ -172,43 +234,61 @@ def _fewer_probes(model: Model, request: Request) -> list[int]:
 
 def _costs(model: Model, n: int, request: Request) -> list[Cost]:
     """Return what each engine that can do it would take."""
-    d, depth = model.d_model, max(request.layers) + 1
+    depth = max(request.layers) + 1
     targets = n if request.targets is None else len(request.targets)
-    product = engines.product_bytes(n, d, model.n_heads, model.dtype.itemsize)
-    working = max(engines.working_bytes(model.device), product)
-    basis = d if request.after else model.d_input
-    directions = request.probes or basis
-    vectors = 2 * model.dtype.itemsize * n * d
-    one_pass = 3 * 2 * n * _block_parameters(model)
-    forward = n * directions * depth * one_pass
-    costs = [Cost("generic", forward, working, working, len(request.layers) * directions * vectors, n)]
-    costs += [_sweep_cost(model, n, depth, directions)] if model.family.splits else []
+    basis = model.d_model if request.after else model.d_input
+    costs = [_forward_cost(model, n, request, request.probes or basis)]
+    costs += [_sweep_cost(model, n, request, request.probes or basis)] if model.family.splits else []
     summed = request.norm == "sum"
     # Probes go over the targets' directions there: as many as the inputs have need not be all, and would not be exact.
-    few = request.targets is not None and request.probes != basis and (request.probes or d) <= d
+    few = request.targets is not None and request.probes != basis and (request.probes or model.d_model) <= model.d_model
     if model.family.splits and (request.probes is None if summed else few):
-        rows = 1 if summed else request.probes or d
-        backward = targets * rows * sum(layer + 1 for layer in request.layers) * one_pass
+        rows = 1 if summed else request.probes or model.d_model
+        backward = targets * rows * sum(layer + 1 for layer in request.layers) * _pass_operations(model, n)
+        product = product_bytes(n, model.d_model, model.n_heads, model.dtype.itemsize)
         saved = depth * product  # of the way forward, for the way back
-        costs.append(Cost("reverse", backward, working + saved, working + saved, rows * vectors, targets))
+        vectors = 2 * model.dtype.itemsize * n * model.d_model
+        working = max(working_bytes(model.device), product)
+        costs.append(Cost("reverse", backward, 0.0, saved, 0, working, rows * vectors, rows * product, targets))
     answer = 4 * 4 * len(request.layers) * n * targets * (request.probes or 1)  # with what is made of it at the end
     times = _SPECTRAL if request.norm == "spectral" else 1.0
     return [
-        cost._replace(operations=times * cost.operations, held=cost.held + answer, kept=cost.kept + answer)
+        cost._replace(operations=times * cost.operations, prepared=times * cost.prepared, held=cost.held + answer)
         for cost in costs
     ]
 
 
-def _sweep_cost(model: Model, n: int, depth: int, directions: int) -> Cost:
+def _forward_cost(model: Model, n: int, request: Request, directions: int) -> Cost:
+    vector, splits = model.dtype.itemsize * n * model.d_model, model.family.splits
+    product = product_bytes(n, model.d_model, model.n_heads, model.dtype.itemsize)
+    working = max(working_bytes(model.device), product)
+    # Block by block, tangents are held once, and those of earlier tokens are left out. Else of all layers, twice.
+    tangent = directions * vector * (1 if splits else 2 * len(request.layers))
+    share = 0.55 if splits and model.causal else 1.0
+    operations = share * n * directions * (max(request.layers) + 1) * _pass_operations(model, n)
+    start = directions * vector if splits else 0
+    return Cost("generic", operations, 0.0, start, 0, working, tangent, directions * product, n)
+
+
+def _sweep_cost(model: Model, n: int, request: Request, directions: int) -> Cost:
     d, outputs, values = model.d_model, model.n_heads * model.d_value, model.n_key_value_heads * model.d_value
-    read = min(n * model.n_heads, values) + values
-    pushed = n * n * directions * (d * (read + d + outputs) + 2 * n * outputs) * (0.5 if model.causal else 1.0)
-    prepared = n * d * 2 * _block_parameters(model)
-    layer = model.dtype.itemsize * n * (d * (d + outputs) + d * read + n * outputs)
-    unit = model.dtype.itemsize * n * directions * (2 * d + outputs + read + n)
-    held = 2 * layer + engines.working_bytes(model.device)
-    return Cost("sweep", 2 * depth * (pushed + prepared), held, held + (depth - 1) * layer, unit, n)
+    depth = max(request.layers) + 1
+    folded = folds(n, d, (model.n_heads, model.d_value), model.n_key_value_heads)
+    read = (n * model.n_heads if folded else values) + values
+    scores = 0 if folded else n
+    pushed = n * n * directions * (d * (read + d + outputs) + 2 * n * outputs) * (0.55 if model.causal else 1.0)
+    prepared = depth * d * _pass_operations(model, n)
+    own, size = model.dtype.itemsize, 2 if request.precision == "bfloat16" else model.dtype.itemsize
+    derivative = n * (d * (d + outputs) + d * read + 2 * n * outputs)
+    layer = size * derivative + (own * derivative if size != own else 0)  # converted as a whole
+    held = layer + own * n * (d * directions + outputs * model.d_value) + own * d * d
+    unit = size * n * directions * (d + outputs + read + scores)
+    working = max(working_bytes(model.device), product_bytes(n, d, 0, own))
+    kept = (depth - 1) * size * derivative
+    return Cost("sweep", 2 * depth * pushed, prepared, held, kept, working, size * n * directions * d, unit, n)
 
 
-def _block_parameters(model: Model) -> float:
-    return sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim > 1) / model.n_layers
+def _pass_operations(model: Model, n: int) -> float:
+    """Return what one pass of a tangent through a block takes, in operations of a product that would take as long."""
+    sizes = (p.numel() for block in model.blocks for p in block.parameters() if p.ndim > 1)
+    return _PASS.get(model.device.type, 1.5) * 2 * n * sum(sizes) / model.n_layers

@@ -18,6 +18,8 @@ class TokenAttribution(Result):
     - `contribution`: sums to 1 over inputs (all 0 for a hidden vector that no input moves)
     - `stderr`: standard errors of the contributions; None where they are exact
     - `norm`: of the Jacobian blocks; `probes`: how many random directions, None where exact; `engine`: what computed it
+    - `underflow`: by layer, which share of the pairs of tokens that attention connects came out as exactly 0, too small
+      for the number format; None where that is not known
     - `cls`, `separator`: where [CLS] and the first [SEP] stand, if there are any
     """
 
@@ -74,6 +76,7 @@ class TokenAttribution(Result):
     probes = Fact("How many random directions were used; None where contributions are exact.")
     engine = Fact('What computed it: "sweep", "generic" or "reverse".')
     causal = Fact("Whether tokens see only what comes before them.")
+    underflow = Fact("By layer, which share of connected pairs underflowed to 0; None where that is not known.")
     cls = Fact("Where [CLS] stands.")
     separator = Fact("Where the first [SEP] stands.")
 
@@ -99,8 +102,12 @@ class TokenAttribution(Result):
         share = f"{float(lost[-1]):.0%} of the tokens are no longer their" if lost[-1] else "every token is still its"
         return (
             f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {first}{more} (medians; "
-            f"{self.norm} norm, {how}). After layer {last}, {share} own largest contributor."
+            f"{self.norm} norm, {how}). After layer {last}, {share} own largest contributor.{self._underflowed()}"
         )
+
+    def _underflowed(self) -> str:
+        share = max(self.underflow or [0.0])
+        return f" Up to {share:.2g} of a layer's contributions underflowed to 0." if share else ""
 
     def plot(self, **options: Any) -> Any:
         """Draw where one selected token came from, layer by layer; or one layer as a map, by default the last."""

@@ -1,86 +1,56 @@
-"""Three ways to the same Jacobians, for one text: the structured sweep, plain forward mode, and reverse mode.
+"""The structured sweep: the Jacobians of all layers and pairs of one text, for models that split.
 
-- `sweep`: all layers and pairs in one forward sweep over the parts of a model that splits; chunks of inputs outside,
-  layers inside, since the Jacobian of a whole text does not fit in memory;
-- `generic`: forward mode through the whole model, for models that do not split and for a handful of probes;
-- `reverse`: one backward pass for each direction of each target's vector, for few targets.
+The tangents of some inputs (a round) go through a layer in chunks, then through the next: each layer's derivative is
+prepared once per round and dropped again, and tangents are held once. Where all inputs do not fit, there are several
+rounds, and where that is less memory, every layer's derivative is kept and a round is a single chunk.
 
-Each returns the norms of the Jacobian blocks (layer, input, output), or with probes the squared length of each block's
-image of each direction (layer, input, output, direction).
+Engines return the norms of the Jacobian blocks (layer, input, output), or with probes the squared length of each
+block's image of each direction (layer, input, output, direction).
 """
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Hashable
+from functools import cache
 from math import prod
-from typing import Any
 
 import torch
-from torch import nn
-from torch.func import jvp, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import vjp, vmap
 
-from identikit.errors import InputError
+from identikit.attribution import request as shared
+from identikit.attribution.request import (
+    Request,
+    Tick,
+    at_once,
+    first_tangents,
+    forward,
+    forward_mode,
+    in_chunks,
+    scaled,
+    sees_no_later_token,
+    working_bytes,
+)
 from identikit.machine import products
 from identikit.maths import jacobian
-from identikit.maths.jacobian import BlockDerivative
-from identikit.models import families
-from identikit.models.model import Block, Model, Split
+from identikit.maths.jacobian import AttentionDerivative, BlockDerivative
+from identikit.models.model import Block
 from identikit.models.reading import Reading
-from identikit.shapes import Float, Tensor
-from identikit.text import TokenBatch
+from identikit.models.tap import AttentionCall
+from identikit.shapes import Float, Int, Tensor
 
-Tick = Callable[[int], None]
-Run = Callable[[Tensor, int], list[Tensor]]
+RETRIES = 3  # with tangents scaled down, where a block makes them overflow
 
 
-@dataclass(frozen=True)
-class Request:
-    """What an engine is asked for.
+def sweep(reading: Reading, request: Request, *, chunk: int, together: int, keep: bool, tick: Tick) -> Tensor:
+    """Push tangents through all layers: `together` inputs in a round, `chunk` at a time.
 
-    - `layers`, `targets`: layers and output positions; `targets` None: all
-    - `norm`: of the Jacobian blocks; `probes`: how many random directions (from `seed`), None: the whole basis
-    - `after`: x is what enters the first block, not the embedding sum
-    - `precision`: "full" computes in the model's dtype, "tf32" lets float32 products round so, "bfloat16" holds
-      tangents and derivatives in it
+    `keep`: hold every layer's derivative, so that no round prepares it again.
     """
-
-    layers: tuple[int, ...]
-    targets: tuple[int, ...] | None
-    norm: str
-    probes: int | None
-    seed: int
-    after: bool
-    precision: str
-
-    def measure(self, tangents: Float[Tensor, "output feature input direction"]) -> Tensor:
-        """Return the blocks' norms, or with probes the squares along each direction: (input, output, …)."""
-        measured = (jacobian.block_norms if self.probes is None else jacobian.direction_squares)(tangents, self.norm)
-        return measured.transpose(0, 1)
-
-    def directions(self, d: int, like: Tensor) -> Float[Tensor, "direction d"]:
-        """Return the directions of R^d to go along, in the dtype and at the place of `like`."""
-        if self.probes is None:
-            return torch.eye(d, dtype=like.dtype, device=like.device)
-        return jacobian.orthogonal_probes(d, self.probes, seed=self.seed).to(like)
-
-    def nothing(self, n: int, like: Tensor) -> Tensor:
-        """Return the answer of a model in which no input moves anything."""
-        outputs = n if self.targets is None else len(self.targets)
-        shape = (len(self.layers), n, outputs, *(() if self.probes is None else (self.probes,)))
-        return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-
-
-def sweep(reading: Reading, request: Request, *, chunk: int, keep: bool, tick: Tick) -> Tensor:
-    """Push the tangents of `chunk` inputs at a time through all layers; `keep`: hold every layer's derivative."""
     with reading.split() as split, forward_mode(), products(request.precision):
-        start = _first_tangents(split, request)
-        n, _, directions = start.shape
-        causal = not any(block.call.visible().triu(1).any() for block in split.blocks)
+        dtype = torch.bfloat16 if request.precision == "bfloat16" else split.inputs.dtype
+        start = first_tangents(split, request, dtype)
+        n, depth = len(start), max(request.layers) + 1
+        causal = sees_no_later_token(split)
         targets = torch.arange(n) if request.targets is None else torch.tensor(request.targets)
-        answer, scratch = request.nothing(n, split.inputs), _Scratch(start)
+        answer, scratch, told = request.nothing(n, split.inputs), _Scratch(start), _Told(tick)
 
         def derivative(layer: int) -> BlockDerivative:
             return block_derivative(split.blocks[layer]).to(start.dtype)
@@ -88,48 +58,96 @@ def sweep(reading: Reading, request: Request, *, chunk: int, keep: bool, tick: T
         derivative = cache(derivative) if keep else derivative
 
         def work(first: int, last: int) -> None:
-            before = first if causal else 0  # what comes earlier feels nothing of these inputs
-            blocks = (derivative(layer).after(before) for layer in range(max(request.layers) + 1))
-            felt = targets >= before
-            outputs = (targets[felt] - before).to(start.device)
-            for layer, moved in enumerate(_through(blocks, start[first:last], first - before, scratch)):
-                if layer in request.layers:
-                    moved = moved if request.targets is None else moved[outputs]
-                    found = request.measure(moved.unflatten(-1, (last - first, directions)))
-                    answer[request.layers.index(layer), first:last, felt] = found
+            places = [(at, min(at + chunk, last)) for at in range(first, last, chunk)]
+            chunks = [_Chunk(start, place, causal, (scratch, index)) for index, place in enumerate(places)]
+            for layer in range(depth):
+                block = derivative(layer)
+                for one in chunks:
+                    one.push(block, alone=len(chunks) == 1)
+                    if layer in request.layers:
+                        felt = targets >= one.before
+                        found = one.measured(request, None if request.targets is None else targets[felt])
+                        answer[request.layers.index(layer), one.first : one.last, felt] = found
+                    told.reach(first + ((last - first) * layer + one.last - first) / depth)
+                del block  # before the next is prepared
 
-        in_chunks(n, chunk, work, tick)
+        in_chunks(n, together, work, lambda count: None)
     return answer.cpu()
 
 
-def _first_tangents(split: Split, request: Request) -> Float[Tensor, "n d direction"]:
-    """Return how the first block's input at each token moves along each direction of the token's own x."""
-    dtype = torch.bfloat16 if request.precision == "bfloat16" else split.inputs.dtype
-    if request.after:
-        directions = request.directions(split.blocks[0].input.shape[-1], split.inputs)
-        return directions.T.expand(split.inputs.shape[1], -1, -1).to(dtype)
-    _, n, d_x = split.inputs.shape
-    directions = request.directions(d_x, split.inputs)[:, None, None].expand(-1, 1, n, -1)
-    return _forward(split.tail, split.inputs, directions)[:, 0].permute(1, 2, 0).to(dtype)
+class _Told:
+    """Progress in whole inputs, from how far the work has come; work that is done again is not told again."""
+
+    def __init__(self, tick: Tick):
+        self._tick, self._done = tick, 0
+
+    def reach(self, place: float) -> None:
+        more = int(place + 1e-9) - self._done
+        if more > 0:
+            self._tick(more)
+            self._done += more
 
 
-def _through(
-    blocks: Iterator[BlockDerivative], start: Float[Tensor, "input d direction"], first: int, scratch: "_Scratch"
-) -> Iterator[Float[Tensor, "n d tangent"]]:
-    """Yield the tangents of every block's output in turn; each is written over two blocks later."""
-    inputs, d, directions = start.shape
-    moved = start
-    for layer, block in enumerate(blocks):
-        n, _, outputs = block.by_output.shape
-        mixed = scratch.take(2, n, outputs, inputs * directions)
-        result = scratch.take(layer % 2, n, d, inputs * directions)
-        if layer == 0:
-            jacobian.push_first(start, block, first=first, mixed=mixed, result=result)
+class _Chunk:
+    """The tangents of a few inputs on their way through the layers; see `sweep`.
+
+    In float16 they are kept from overflowing and underflowing: each input's tangents are scaled by a power of two after
+    every block, which `measured` undoes exactly, since derivatives are linear in the tangents.
+    """
+
+    def __init__(self, start: Tensor, inputs: tuple[int, int], causal: bool, memory: tuple["_Scratch", int]):
+        self.first, self.last = first, last = inputs
+        self.before = first if causal else 0  # earlier tokens feel nothing
+        self._start, (self._scratch, self._place) = start[first:last], memory
+        self._held: Tensor | None = None
+        self._exponent = torch.zeros(last - first, dtype=torch.int32, device=start.device)
+
+    def push(self, block: BlockDerivative, *, alone: bool) -> None:
+        """Push the tangents through the next block; `alone`: no other chunk is on its way beside this one."""
+        block = block.after(self.before)
+        result = self._through(block)
+        for _ in range(RETRIES if result.dtype in shared.SCALED else 0):
+            if result.isfinite().all():
+                self._exponent += scaled(result.unflatten(-1, (self.last - self.first, -1)), dim=2)
+                break
+            self._lower()
+            result = self._through(block)
+        if alone:
+            self._scratch.swap("result", self._place)
+            self._held = result
         else:
-            read = scratch.take(3, n, block.read.shape[1], inputs * directions)
-            jacobian.push(moved, block, read=read, mixed=mixed, result=result)
-        moved = result
-        yield moved
+            self._held = self._scratch.take(self._place, *result.shape).copy_(result)
+
+    def measured(self, asked: Request, targets: Int[Tensor, "output"] | None) -> Tensor:
+        """Return what is asked of the tangents, without the scale: (input, output, …)."""
+        held = self._moved if targets is None else self._moved[(targets - self.before).to(self._moved.device)]
+        found = asked.measure(held.unflatten(-1, (self.last - self.first, -1)))
+        return asked.unscaled(found, self._exponent)
+
+    @property
+    def _moved(self) -> Tensor:
+        assert self._held is not None
+        return self._held
+
+    def _through(self, block: BlockDerivative) -> Float[Tensor, "n d tangent"]:
+        inputs, d, directions = self._start.shape
+        n, _, outputs = block.by_output.shape
+        take = self._scratch.take
+        mixed, result = take("mixed", n, outputs, inputs * directions), take("result", n, d, inputs * directions)
+        if self._held is None:
+            jacobian.push_first(self._start, block, first=self.first - self.before, mixed=mixed, result=result)
+        else:
+            read = take("read", n, block.read.shape[1], inputs * directions)
+            jacobian.push(self._held, block, read=read, mixed=mixed, result=result)
+        return result
+
+    def _lower(self) -> None:
+        """Make room for growth that overflowed: scale what enters the block down."""
+        if self._held is None:
+            self._start = self._start * 2.0**-8
+        else:
+            self._held *= 2.0**-8
+        self._exponent += 8
 
 
 class _Scratch:
@@ -137,9 +155,9 @@ class _Scratch:
 
     def __init__(self, like: Tensor):
         self._like = like
-        self._flat: dict[int, Tensor] = {}
+        self._flat: dict[Hashable, Tensor] = {}
 
-    def take(self, place: int, *shape: int) -> Tensor:
+    def take(self, place: Hashable, *shape: int) -> Tensor:
         """Return the memory at a place in this shape, with whatever it holds."""
         size, held = prod(shape), self._flat.get(place)
         if held is None or not size <= held.numel() < 2 * size:  # what is far too large is given back
@@ -148,210 +166,119 @@ class _Scratch:
             self._flat[place] = self._like.new_empty(size)
         return self._flat[place][:size].view(shape)
 
+    def swap(self, place: Hashable, other: Hashable) -> None:
+        """Exchange what two places hold."""
+        first, second = self._flat.pop(place, None), self._flat.pop(other, None)
+        self._flat |= {name: held for name, held in ((place, second), (other, first)) if held is not None}
+
 
 def block_derivative(block: Block) -> BlockDerivative:
     """Return a block's derivative at one text: each token's own Jacobians, and attention's in closed form.
 
-    `pre` and `post` act on each position alone, so one product with a basis vector broadcast over positions gives a
-    column (forward) or a row (backward) of every token's Jacobian at once.
+    `pre` and `post` act on each position alone, so one product with a basis vector broadcast over positions gives a row
+    of every token's Jacobian at once. The rows are written where they stay.
     """
     call, x = block.call, block.input
-    attention = jacobian.attention_derivative(
-        call.query[0], call.key[0], call.value[0], call.weights()[0], scaling=call.scaling, softcap=call.softcap
-    )
-    pull = vjp(block.post, x, call.output)[1]
-    basis = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    by_vector, by_output = vmap(lambda row: pull(row.expand_as(x)), chunk_size=_at_once(x))(basis)
-    post = by_vector[:, 0].transpose(0, 1), by_output[:, 0].permute(2, 0, 1, 3)
-    return jacobian.fold(attention, call.query[0], _pre_jacobians(block), post)
+    attention = _attention_derivative(call)
+    through_post, through_query = vjp(block.post, x, call.output)[1], vjp(lambda v: block.pre(v)[0], x)[1]
 
+    def pull(row: Tensor) -> tuple[Tensor, Tensor]:
+        by_vector, by_output = through_post(row.expand_as(x))
+        by_query = torch.einsum("bhnv,nhvk->bhnk", by_output, attention.of_query)
+        return by_vector + through_query(by_query)[0], by_output
 
-def _pre_jacobians(block: Block) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the Jacobians of queries, keys and values by each token's vector; one for all tokens where they agree.
-
-    They agree where `pre` is linear and knows no position. Each position can then carry a basis vector of its own.
-    """
-    x = block.input
-    _, n, d = x.shape
-    drawn = torch.randn(1, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
-    differing = [_spread_over_positions(part) for part in _forward(block.pre, x, drawn.expand(1, 1, n, d))]
-    agree = bool((torch.stack(differing) <= 16 * torch.finfo(x.dtype).eps).all())
+    _, heads, n, d_v = call.output.shape
+    d, step = x.shape[2], at_once(x)
+    own, by_output = x.new_empty(n, d, d), x.new_empty(n, d, heads, d_v)
     basis = torch.eye(d, dtype=x.dtype, device=x.device)
-    if not agree:
-        columns = _forward(block.pre, x, basis[:, None, None].expand(-1, 1, n, -1))
-        query, key, value = (part[:, 0].permute(2, 1, 3, 0) for part in columns)
-        return query, key, value
-    packed = torch.cat([basis, basis.new_zeros(-d % n, d)]).view(-1, 1, n, d)
-    columns = (part[:, 0].transpose(1, 2).flatten(0, 1)[:d] for part in _forward(block.pre, x, packed))
-    query, key, value = (part.permute(1, 2, 0).unsqueeze(0) for part in columns)
-    return query, key, value
+    for first in range(0, d, step):
+        rows = slice(first, first + step)
+        by_vector, by_head = vmap(pull)(basis[rows])
+        own[:, rows], by_output[:, rows] = by_vector[:, 0].transpose(0, 1), by_head[:, 0].permute(2, 0, 1, 3)
+        del by_vector, by_head
+    kv_heads, d_k = call.key.shape[1], call.key.shape[3]
+    folded = jacobian.folds(n, d, (heads, d_k), kv_heads)
+    return BlockDerivative(
+        read=_read_rows(block, folded),
+        own=own,
+        by_output=by_output.flatten(2),
+        query=None if folded else call.query[0],
+        of_values=attention.of_values,
+        of_scores=attention.of_scores,
+        kv_heads=kv_heads,
+    )
 
 
-def _spread_over_positions(part: Float[Tensor, "1 1 head n d"]) -> Float[Tensor, ""]:
-    """Return how far positions lie apart, of the largest entry; nothing is brought to the CPU for it."""
-    return (part - part[..., :1, :]).abs().max() / part.abs().max()
-
-
-def _forward(
-    function: Callable[[Tensor], Any], x: Tensor, tangents: Float[Tensor, "tangent 1 n d"], heads: int = 0
-) -> Any:
-    """Return a function's derivatives along each tangent; `heads` as in `product_bytes`."""
-    return vmap(lambda tangent: jvp(function, (x,), (tangent,))[1], chunk_size=_at_once(x, heads))(tangents)
-
-
-def _at_once(x: Tensor, heads: int = 0) -> int:
-    """Return how many products through a block may run at once."""
-    return max(1, working_bytes(x.device) // product_bytes(x.shape[1], x.shape[2], heads, x.dtype.itemsize))
-
-
-def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:
-    """Return what one product through a block has in flight: some 24 vectors a token, and three maps of each head.
-
-    Where the product does not go through attention, there are no `heads`.
-    """
-    return itemsize * n * (24 * d + 3 * heads * n)
-
-
-def working_bytes(device: torch.device) -> int:
-    """Return what one batch of Jacobian-vector products may take."""
-    return 1 << (26 if device.type == "cpu" else 32)  # on a CPU more only leaves the cache
-
-
-def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
-    """Run the whole model in forward mode, with the tangents of `chunk` inputs at a time."""
-    model = reading.model
-    with _running(reading, request) as (x, run), forward_mode(), products(request.precision):
-        _, n, d_x = x.shape
-        directions = request.directions(d_x, x)
-        answer = request.nothing(n, x)
-
-        def hidden(vectors: Tensor) -> Tensor:
-            found = run(vectors, max(request.layers) + 1)
-            return torch.stack([found[layer][0] for layer in request.layers])
-
-        def work(first: int, last: int) -> None:
-            at = torch.eye(n, dtype=x.dtype, device=x.device)[first:last]
-            tangents = torch.einsum("in,bd->ibnd", at, directions).flatten(0, 1).unsqueeze(1)
-            moved = _forward(hidden, x, tangents, model.n_heads)
-            for index, layer in enumerate(moved.unflatten(0, (last - first, -1)).permute(2, 3, 4, 0, 1)):
-                layer = layer if request.targets is None else layer[list(request.targets)]
-                answer[index, first:last] = request.measure(layer)
-
-        in_chunks(n, chunk, work, tick)
-    return answer.cpu()
-
-
-def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
-    """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
-
-    The sum of a vector's components is a single direction, so that norm takes one pass per target.
-    """
-    model = reading.model
-    with _running(reading, request) as (x, run), sdpa_kernel(SDPBackend.MATH), products(request.precision):
-        n = x.shape[1]
-        targets = list(range(n)) if request.targets is None else list(request.targets)
-        answer = request.nothing(n, x)
-        summed = request.norm == "sum"
-        directions = x.new_ones(1, model.d_model) if summed else request.directions(model.d_model, x)
-        lengths = replace(request, norm="frobenius") if summed else request
-
-        def work(first: int, last: int) -> None:
-            for index, layer in enumerate(request.layers):
-                pull = vjp(lambda vectors: run(vectors, layer + 1)[-1], x)[1]  # noqa: B023 - used only in this turn
-                at = torch.eye(n, dtype=x.dtype, device=x.device)[targets[first:last]]
-                rows = torch.einsum("jn,bd->jbnd", at, directions).flatten(0, 1).unsqueeze(1)
-                gradients = vmap(lambda row: pull(row)[0][0], chunk_size=_at_once(x, model.n_heads))(rows)  # noqa: B023
-                blocks = gradients.unflatten(0, (last - first, -1)).permute(2, 3, 0, 1)  # each block transposed
-                answer[index, :, first:last] = lengths.measure(blocks).transpose(0, 1)
-
-        in_chunks(len(targets), chunk, work, tick)
-    return answer.cpu()
-
-
-@contextmanager
-def _running(reading: Reading, request: Request) -> Iterator[tuple[Tensor, Run]]:
-    """Yield x, and the function from x to the outputs of the first so many blocks."""
-    if not reading.model.family.splits:
-        model = reading.model
-        trace = model.trace(reading.batch) if reading.trace is None else reading.trace
-        name = None if request.after else model.family.embedding
-        first = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
-        x = trace.inputs if name == model.family.embedding else trace.blocks[0][1][0]
-        yield x, partial(_outputs, model, reading.batch, first)
-        return
-    with reading.split() as split:
-
-        def run(vectors: Tensor, depth: int) -> list[Tensor]:
-            hidden = [vectors if request.after else split.tail(vectors)]
-            for block in split.blocks[:depth]:
-                hidden.append(block.whole(hidden[-1]))
-            return hidden[1:]
-
-        yield split.blocks[0].input if request.after else split.inputs, run
-
-
-class _Enough(Exception):  # noqa: N818 - not an error: it ends a run whose wanted part is done
-    pass
-
-
-def _outputs(model: Model, batch: TokenBatch, first: nn.Module, vectors: Tensor, depth: int) -> list[Tensor]:
-    """Run a model that does not split with `vectors` entering `first`, up to block `depth`; its blocks are distinct."""
-    turned = model.family.sequence_first
-    found: list[Tensor] = []
-
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (vectors.transpose(0, 1) if turned else vectors, *args[1:])
-
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        found.append(hidden.transpose(0, 1) if turned else hidden)
-        if len(found) == depth:
-            raise _Enough  # before the language-model head, which would cost more than the blocks
-
-    with ExitStack() as stack:
-        stack.callback(first.register_forward_pre_hook(enter).remove)
-        for block in model.blocks:
-            stack.callback(block.register_forward_hook(leave).remove)
-        with suppress(_Enough):
-            model.trace(batch)
+def _attention_derivative(call: AttentionCall) -> AttentionDerivative:
+    """Return attention's derivative in the dtype of the call, computed in float32 or better some queries at a time."""
+    dtype, (_, heads, n, d_k) = call.query.dtype, call.query.shape
+    wide = torch.promote_types(dtype, torch.float32)
+    key, value = call.key[0].to(wide), call.value[0].to(wide)
+    d_v = value.shape[2]
+    empty = call.query.new_empty
+    found = AttentionDerivative(empty(heads, n, n), empty(n, heads, d_v, n), empty(n, heads, d_v, d_k))
+    step = max(1, working_bytes(key.device) // (4 * wide.itemsize * n * heads * d_v))
+    for first in range(0, n, step):
+        rows = slice(first, first + step)
+        weights = call.weights(rows, dtype=wide)[0]
+        part = jacobian.attention_derivative(
+            call.query[0, :, rows].to(wide), key, value, weights, scaling=call.scaling, softcap=call.softcap
+        )
+        found.of_values[:, rows], found.of_scores[rows], found.of_query[rows] = part
     return found
 
 
-def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tick) -> None:
-    """Do `work(first, last)` over a range, `size` at a time, and half as many each time memory runs out."""
-    first = 0
-    while first < total:
-        last = min(first + size, total)
-        if _fits(work, first, last):
-            tick(last - first)
-            first = last
-        elif size > 1:
-            size //= 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        else:
-            raise InputError(
-                "Attributing a text: memory ran out even for the tangents of a single token. Use fewer probes "
-                "(probes=16, say), or a shorter text."
-            )
+def _read_rows(block: Block, folded: bool) -> Float[Tensor, "#n read d"]:
+    """Return the rows of keys and values by each token's vector (see `BlockDerivative`); once where all tokens agree.
+
+    They agree where `pre` is linear and knows no position. Each position can then carry a row of its own.
+    """
+    call, x = block.call, block.input
+    _, n, d = x.shape
+    pull = vjp(lambda vectors: block.pre(vectors)[1:], x)[1]
+    keys, values = _cotangents(call, folded)
+
+    def one(key: Float[Tensor, "kv_head #n d_k"], value: Float[Tensor, "kv_head #n d_v"]) -> Tensor:
+        return pull((key.expand(call.key.shape), value.expand(call.value.shape)))[0][0]
+
+    if _agree(block):
+        packed = (torch.cat([part, part.new_zeros(-len(part) % n, *part.shape[1:])]) for part in (keys, values))
+        by_position = (part.unflatten(0, (-1, n)).transpose(1, 2) for part in packed)
+        return vmap(one, chunk_size=at_once(x))(*by_position).flatten(0, 1)[None, : len(keys)]
+    read, step = x.new_empty(n, len(keys), d), at_once(x)
+    for first in range(0, len(keys), step):
+        rows = slice(first, first + step)
+        read[:, rows] = vmap(one)(keys[rows].unsqueeze(2), values[rows].unsqueeze(2)).transpose(0, 1)
+    return read
 
 
-def _fits(work: Callable[[int, int], None], first: int, last: int) -> bool:
-    """Do the work and say whether there was memory for it."""
-    try:
-        work(first, last)
-    except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError; on a CPU it has no type of its own
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
-            return False
-        raise
-    return True
+def _cotangents(
+    call: AttentionCall, folded: bool
+) -> tuple[Float[Tensor, "read kv_head d_k"], Float[Tensor, "read kv_head d_v"]]:
+    """Return, for each row to read, its weights on a token's keys and on its values."""
+    _, heads, _, d_k = call.query.shape
+    _, kv_heads, _, d_v = call.value.shape
+
+    def basis(size: int) -> Tensor:
+        return torch.eye(size, dtype=call.query.dtype, device=call.query.device)
+
+    if folded:  # by query and head
+        own = basis(kv_heads).repeat_interleave(heads // kv_heads, 0)
+        keys = torch.einsum("hjk,hg->jhgk", call.query[0], own).flatten(0, 1)
+    else:
+        keys = basis(kv_heads * d_k).unflatten(1, (kv_heads, d_k))
+    values = basis(kv_heads * d_v).unflatten(1, (kv_heads, d_v))
+    return (
+        torch.cat([keys, keys.new_zeros(len(values), kv_heads, d_k)]),
+        torch.cat([values.new_zeros(len(keys), kv_heads, d_v), values]),
+    )
 
 
-@contextmanager
-def forward_mode() -> Iterator[None]:
-    """Compute derivatives forward: attention by the kernel that has them."""
-    with warnings.catch_warnings():  # torch compiles some of its own rules on first use, in a way it deprecates
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
-        jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
+def _agree(block: Block) -> bool:
+    """Say whether the Jacobians of keys and values are the same at all tokens: on a random direction they are."""
+    _, n, d = block.input.shape
+    drawn = torch.randn(1, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(block.input)
+    parts = forward(block.pre, block.input, drawn.expand(1, 1, n, d))
+    differing = [(part - part[..., :1, :]).abs().max() / part.abs().max() for part in parts]
+    eps = torch.finfo(block.input.dtype).eps
+    return bool((torch.stack(differing) <= min(16 * eps, max(2 * eps, 1e-4))).all())

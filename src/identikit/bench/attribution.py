@@ -1,14 +1,15 @@
 """How long exact attribution takes, compared with forward mode and with one backward pass per output number.
 
 On a CPU: a model on a text of 24 tokens. On a GPU: BERT-base shapes in each precision, by text length and by depth.
-With texts: how long a whole dataset takes. The plain ways are timed on a sample and scaled up, since both are sums of
+With texts: how long a whole dataset takes. With a shape: an LLM of that shape and made-up weights, time and memory as
+planned and as measured. The plain ways are timed on a sample and scaled up, since both are sums of
 equal parts; half of the sample is timed before the sweep and half after it. Needs only torch, transformers, numpy and
 safetensors.
 """
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,10 @@ from transformers import BertConfig, BertModel
 
 from identikit.attribution import sweep
 from identikit.attribution.attribute import token_attribution
-from identikit.attribution.plan import plan
-from identikit.attribution.sweep import Request
+from identikit.attribution.plan import estimate, plan
+from identikit.attribution.request import Request
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, seconds, time_rows
+from identikit.bench.shapes import made_up_llama
 from identikit.data import read_texts
 from identikit.machine import PRECISIONS, product_rate
 from identikit.maths.jacobian import contributions
@@ -46,6 +48,7 @@ class Options:
     - `data`, `data_dir`: texts to attribute, all of them, as `read_texts` takes them; None for no dataset
     - `samples`: on a CPU, how many inputs and how many numbers per layer the plain ways are timed on; an even number
     - `tokens`, `depths`: on a GPU, text lengths (the first in each precision) and numbers of layers of the shapes
+    - `shape`, `probes`: an LLM's shape (see `bench.shapes`) to measure instead, exact or with so many random directions
     - `repeats`: how often each precision is timed
     """
 
@@ -57,12 +60,16 @@ class Options:
     tokens: tuple[int, ...] = (58, 16, 32, 96, 128)
     depths: tuple[int, ...] = (12, 3, 6)
     repeats: int = 3
+    shape: str | None = None
+    probes: int | None = None
 
 
 def run(options: Options, *, progress: Progress = silent) -> list[Row]:
     """Measure a dataset if there is one, else what fits the device."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Attribution takes")  # how long it will take is what is measured
+        if options.shape is not None:
+            return of_shape(made_up_llama(options.shape, device=options.device), options, progress)
         if options.data is not None:
             return whole_dataset(load(options.model, device=options.device), options, progress)
         if options.device == "cpu":
@@ -227,6 +234,34 @@ def operations(model: Model, n: int) -> float:
     mixed, written = 2 * n * d, d * d
     per_tangent = (model.n_layers - 1) * (read + mixed + 2 * written) + written
     return 2.0 * n * (n * d) * per_tangent
+
+
+# An LLM of a given shape
+
+
+def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
+    """Attribute texts of each length once: time and peak memory beside the model's own, planned and measured."""
+    request = replace(exactly(model), probes=options.probes)
+    how, rows = "exact" if options.probes is None else f"{options.probes} probes", []
+    _attribute_once(model, 4, request)  # warm up
+    for done, n in enumerate(options.tokens):
+        progress("attribution", done, len(options.tokens))
+        ahead, way = estimate(model, [n], request), plan(model, n, request)
+        case = f"{model.name}, {model.n_layers} layers, {n} tokens, {how}"
+        before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+        taken, peak = seconds(partial(cuda_peak_gib, partial(_attribute_once, model, n, request)))
+        rows += time_rows(case, {"planned": ahead.seconds, way.cost.engine: taken}, {way.cost.engine: "planned"})
+        rows.append(Row(case, "planned memory", way.peak / 2**30, "GiB"))
+        if torch.cuda.is_available():
+            found = peak - before / 2**30
+            rows.append(Row(case, "peak GPU memory", found, "GiB", found / (way.peak / 2**30), "planned memory"))
+    progress("attribution", len(options.tokens), len(options.tokens))
+    return rows
+
+
+def _attribute_once(model: Model, n: int, request: Request) -> None:
+    reading = Reading(model, model.sample((n,)), "", {}, {}, None)
+    plan(model, n, request).run(reading, request, lambda count: None)
 
 
 # A whole dataset

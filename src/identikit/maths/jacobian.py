@@ -27,7 +27,16 @@ class AttentionDerivative(NamedTuple):
 
 
 class BlockDerivative(NamedTuple):
-    """The derivative of one block at one text, folded for `push`; see `fold`."""
+    r"""The derivative of one block at one text, as `push` applies it: what each token gives, and what is written to it.
+
+    $$de_j = \Bigl(\frac{\partial post_j}{\partial x_j} + \frac{\partial post_j}{\partial O_j} C_j
+    \frac{\partial Q_j}{\partial x_j}\Bigr) dx_j + \frac{\partial post_j}{\partial O_j} (dO_j - C_j\, dQ_j)$$
+
+    `own` and `by_output` are the two matrices, so the query's path costs the sweep nothing. `read` gives keys, then
+    values: the rows of $\partial K/\partial x$ and $\partial V/\partial x$ by key-value head, one matrix for all tokens
+    where they agree. Or, where `folds`, rows that give $Q_j \cdot dK_m$ by query and head instead of $dK_m$; `query` is
+    then None. `of_values` and `of_scores` are attention's (see `attention_derivative`).
+    """
 
     read: Float[Tensor, "#n read d"]
     own: Float[Tensor, "n d d"]
@@ -93,37 +102,13 @@ def attention_derivative(
     return AttentionDerivative(weights, of_scores, of_scores @ key)
 
 
-def fold(
-    derivative: AttentionDerivative,
-    query: Float[Tensor, "head n d_k"],
-    pre: tuple[Float[Tensor, "#n head d_k d"], Float[Tensor, "#n kv_head d_k d"], Float[Tensor, "#n kv_head d_v d"]],
-    post: tuple[Float[Tensor, "n d d"], Float[Tensor, "n d head d_v"]],
-) -> BlockDerivative:
-    r"""Fold a block's derivative into what is read from each token and what is written to it.
+def folds(n: int, d: int, query: tuple[int, int], kv_heads: int) -> bool:
+    r"""Say whether reading $Q_j \cdot dK_m$ for every query takes fewer operations than reading $dK_m$.
 
-    With the Jacobians of `pre` (of queries, keys and values by the token's vector; one for all tokens where they agree)
-    and of `post` (by the token's vector and by its head output),
-
-    $$de_j = \Bigl(\frac{\partial post_j}{\partial x_j} + \frac{\partial post_j}{\partial O_j} C_j
-    \frac{\partial Q_j}{\partial x_j}\Bigr) dx_j + \frac{\partial post_j}{\partial O_j} (dO_j - C_j\, dQ_j)$$
-
-    `own` and `by_output` are the two matrices, so the query's path costs the sweep nothing. `read` gives $dK$ and $dV$.
-    Or, where that takes fewer operations (up to about as many tokens as a head has features), it gives $Q_j \cdot dK_m$
-    for every query and head instead of $dK_m$, and `query` is then None.
+    `query` is (heads, d_k). It does up to about as many tokens as a head has features.
     """
-    d_query, d_key, d_value = pre
-    by_vector, by_output = post[0], post[1].flatten(2)
-    heads, n, d_k = query.shape
-    kv_heads, d = d_key.shape[1], d_key.shape[-1]
-    through_query = derivative.of_query @ d_query
-    own = torch.baddbmm(by_vector, by_output, through_query.flatten(1, 2))
-    folded = n * heads * (d - d_k) < kv_heads * d_k * d
-    if folded:
-        shared = query.unflatten(0, (kv_heads, -1))
-        d_key = torch.einsum("grjk,mgkd->mjgrd", shared, d_key).flatten(2, 3)
-    read = torch.cat([d_key.flatten(1, 2), d_value.flatten(1, 2)], dim=1)
-    kept = None if folded else query
-    return BlockDerivative(read, own, by_output, kept, derivative.of_values, derivative.of_scores, kv_heads)
+    heads, d_k = query
+    return n * heads * (d - d_k) < kv_heads * d_k * d
 
 
 def push(

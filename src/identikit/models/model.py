@@ -43,6 +43,7 @@ class Block:
     - `input`: the hidden vectors that enter it; `call`: its attention, as captured
     - `pre(x)`: queries, keys and values; `post(x, o)`: the block's output for the head output o
     - `whole(x)`: the whole block
+    - `after(start)`: the same block for the positions from `start` on; only its `input`, `pre` and `post` can be used
     """
 
     input: Float[Tensor, "batch n d"]
@@ -50,6 +51,7 @@ class Block:
     pre: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
     post: Callable[[Tensor, Tensor], Tensor]
     whole: Callable[[Tensor], Tensor]
+    after: Callable[[int], "Block"]
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,11 @@ class Model:
         def whole(x: Tensor) -> Tensor:
             return run(x, lambda call: None)
 
-        return Block(_hidden(args, kwargs), call, pre, post, whole)
+        def after(start: int) -> Block:
+            n = call.query.shape[2]
+            return self._block(module, _positions_after(args, n, start), _positions_after(kwargs, n, start), call)
+
+        return Block(_hidden(args, kwargs), call, pre, post, whole, after)
 
     def _tail(self, batch: TokenBatch, x: Tensor) -> Tensor:
         """Run the rest of the embedding, from the sum x up to the first block."""
@@ -426,6 +432,20 @@ def _accepted(hf: PreTrainedModel) -> frozenset[str]:
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
+
+
+def _positions_after(given: Any, n: int, start: int) -> Any:
+    """Cut what a block was called with to the positions from `start` on; tensors of four axes are maps of positions."""
+    if isinstance(given, tuple):
+        return tuple(_positions_after(one, n, start) for one in given)
+    if isinstance(given, dict):
+        return {name: _positions_after(one, n, start) for name, one in given.items()}
+    if not isinstance(given, Tensor):
+        return given
+    axes = (2, 3) if given.ndim == 4 else (min(1, given.ndim - 1),) if given.ndim else ()
+    for axis in axes:
+        given = given.narrow(axis, start, n - start) if given.shape[axis] == n else given
+    return given
 
 
 def _first(output: Any) -> Tensor:

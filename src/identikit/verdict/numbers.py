@@ -1,5 +1,6 @@
 """The main job: what can be said about a model on one text, as numbers from which words are made."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -301,6 +302,8 @@ def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttr
         ahead = estimate(model, [len(reading.tokens)], options.request(model))
         if probes is None and ahead.long:
             return Unavailable(f"{ahead.words()} Ask for it with probes={options.probes}.")
+        if ahead.said:
+            warnings.warn(ahead.words(), stacklevel=3)
         return attribute([reading], options, progress=progress)[0]
     except InputError as refusal:
         return Unavailable(str(refusal))

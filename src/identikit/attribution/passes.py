@@ -1,0 +1,192 @@
+"""Passes through whole blocks, for one text: plain forward mode, and reverse mode.
+
+- `generic`: forward mode through the blocks, for models that do not split and for a handful of probes;
+- `reverse`: one backward pass for each direction of each target's vector, for few targets.
+
+Both return what `sweep` does.
+"""
+
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from identikit.attribution import request as shared
+from identikit.attribution.request import (
+    Request,
+    Tick,
+    at_once,
+    first_tangents,
+    forward,
+    forward_mode,
+    in_chunks,
+    scaled,
+    sees_no_later_token,
+)
+from identikit.machine import products
+from identikit.models import families
+from identikit.models.model import Block, Split
+from identikit.models.reading import Reading
+from identikit.shapes import Float, Tensor
+
+
+def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
+    """Go forward with the tangents of `chunk` inputs at a time."""
+    with forward_mode(), products(request.precision):
+        return (_by_block if reading.model.family.splits else _through_all)(reading, request, chunk, tick)
+
+
+def _by_block(reading: Reading, request: Request, chunk: int, tick: Tick) -> Tensor:
+    """Go through one block after another. Where no token sees a later one, tokens before the chunk are left out."""
+    with reading.split() as split:
+        start = first_tangents(split, request, split.inputs.dtype)
+        n, d, directions = start.shape
+        targets = torch.arange(n) if request.targets is None else torch.tensor(request.targets)
+        answer, narrow = request.nothing(n, split.inputs), sees_no_later_token(split) and _narrows(split)
+
+        def work(first: int, last: int) -> None:
+            before = first if narrow else 0
+            felt = targets >= before
+            outputs = slice(None) if request.targets is None else (targets[felt] - before).to(start.device)
+            moved = start.new_zeros(last - first, directions, 1, n - before, d)
+            for place in range(first, last):
+                moved[place - first, :, 0, place - before] = start[place].T
+            exponent = torch.zeros(last - first, dtype=torch.int32, device=start.device)
+            for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
+                _push(block, before, moved.flatten(0, 1))
+                if moved.dtype in shared.SCALED:
+                    exponent += scaled(moved, dim=0)
+                if layer in request.layers:
+                    found = request.measure(moved[:, :, 0].permute(2, 3, 0, 1)[outputs])
+                    answer[request.layers.index(layer), first:last, felt] = request.unscaled(found, exponent)
+
+        in_chunks(n, chunk, work, tick)
+    return answer.cpu()
+
+
+def _push(block: Block, before: int, tangents: Float[Tensor, "tangent 1 n d"]) -> None:
+    """Push tangents of the tokens from `before` on through a block, in place."""
+    call, part = block.call, block.after(before) if before else block
+    wide = torch.promote_types(call.query.dtype, torch.float32)
+
+    def run(x: Tensor) -> Tensor:
+        found = zip((call.query, call.key, call.value), part.pre(x), strict=True)
+        query, key, value = (torch.cat([whole[:, :, :before], own], dim=2) for whole, own in found)
+        weights = replace(call, query=query, key=key, value=value).weights(slice(before, None), dtype=wide)
+        output = weights @ value.repeat_interleave(call.groups, dim=1).to(wide)
+        return part.post(x, output.to(x.dtype))
+
+    step = at_once(part.input, call.query.shape[1])
+    for first in range(0, len(tangents), step):
+        some = tangents[first : first + step]
+        some.copy_(forward(run, part.input, some, call.query.shape[1]))
+
+
+def _narrows(split: Split) -> bool:
+    """Say whether the blocks give the same for the second half of the positions only."""
+    half = split.inputs.shape[1] // 2
+    try:
+        for block in split.blocks:
+            part = block.after(half)
+            expected = (*(one[:, :, half:] for one in (block.call.query, block.call.key, block.call.value)),
+                        block.post(block.input, block.call.output)[:, half:])  # fmt: skip
+            found = (*part.pre(part.input), part.post(part.input, block.call.output[:, :, half:]))
+            for one, other in zip(found, expected, strict=True):
+                if (one - other).abs().max() > 8 * torch.finfo(one.dtype).eps * other.abs().max():
+                    return False
+    except (RuntimeError, IndexError):  # what the block was called with cannot be cut
+        return False
+    return True
+
+
+def _through_all(reading: Reading, request: Request, chunk: int, tick: Tick) -> Tensor:
+    """Go through the whole model at once, for models that do not split."""
+    model = reading.model
+    trace = model.trace(reading.batch) if reading.trace is None else reading.trace
+    name = None if request.after else model.family.embedding
+    entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
+    x = trace.inputs if name == model.family.embedding else trace.blocks[0][1][0]
+    _, n, d_x = x.shape
+    directions = request.directions(d_x, x)
+    answer = request.nothing(n, x)
+
+    def hidden(vectors: Tensor) -> Tensor:
+        found = _outputs(reading, entered, vectors, max(request.layers) + 1)
+        return torch.stack([found[layer][0] for layer in request.layers])
+
+    def work(first: int, last: int) -> None:
+        at = torch.eye(n, dtype=x.dtype, device=x.device)[first:last]
+        tangents = torch.einsum("in,bd->ibnd", at, directions).flatten(0, 1).unsqueeze(1)
+        moved = forward(hidden, x, tangents, model.n_heads)
+        for index, layer in enumerate(moved.unflatten(0, (last - first, -1)).permute(2, 3, 4, 0, 1)):
+            layer = layer if request.targets is None else layer[list(request.targets)]
+            answer[index, first:last] = request.measure(layer)
+
+    in_chunks(n, chunk, work, tick)
+    return answer.cpu()
+
+
+def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
+    """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
+
+    The sum of a vector's components is a single direction, so that norm takes one pass per target.
+    """
+    model = reading.model
+    with reading.split() as split, sdpa_kernel(SDPBackend.MATH), products(request.precision):
+        x = split.blocks[0].input if request.after else split.inputs
+        n = x.shape[1]
+        targets = list(range(n)) if request.targets is None else list(request.targets)
+        answer = request.nothing(n, x)
+        summed = request.norm == "sum"
+        directions = x.new_ones(1, model.d_model) if summed else request.directions(model.d_model, x)
+        lengths = replace(request, norm="frobenius") if summed else request
+
+        def run(vectors: Tensor, layer: int) -> Tensor:
+            hidden = vectors if request.after else split.tail(vectors)
+            for block in split.blocks[: layer + 1]:
+                hidden = block.whole(hidden)
+            return hidden
+
+        def work(first: int, last: int) -> None:
+            for index, layer in enumerate(request.layers):
+                pull = vjp(partial(run, layer=layer), x)[1]
+                at = torch.eye(n, dtype=x.dtype, device=x.device)[targets[first:last]]
+                rows = torch.einsum("jn,bd->jbnd", at, directions).flatten(0, 1).unsqueeze(1)
+                gradients = vmap(lambda row: pull(row)[0][0], chunk_size=at_once(x, model.n_heads))(rows)  # noqa: B023
+                blocks = gradients.unflatten(0, (last - first, -1)).permute(2, 3, 0, 1)  # each block transposed
+                answer[index, :, first:last] = lengths.measure(blocks).transpose(0, 1)
+
+        in_chunks(len(targets), chunk, work, tick)
+    return answer.cpu()
+
+
+class _Enough(Exception):  # noqa: N818 - not an error: it ends a run whose wanted part is done
+    pass
+
+
+def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) -> list[Tensor]:
+    """Run a model that does not split with `vectors` entering `first`, up to block `depth`; its blocks are distinct."""
+    model, turned = reading.model, reading.model.family.sequence_first
+    found: list[Tensor] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (vectors.transpose(0, 1) if turned else vectors, *args[1:])
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        found.append(hidden.transpose(0, 1) if turned else hidden)
+        if len(found) == depth:
+            raise _Enough  # before the language-model head, which would cost more than the blocks
+
+    with ExitStack() as stack:
+        stack.callback(first.register_forward_pre_hook(enter).remove)
+        for block in model.blocks:
+            stack.callback(block.register_forward_hook(leave).remove)
+        with suppress(_Enough):
+            model.trace(reading.batch)
+    return found

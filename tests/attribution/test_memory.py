@@ -1,0 +1,99 @@
+"""What attribution holds at once: planned from shapes, counted in a real run, and kept under a limit."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch.profiler import ProfilerActivity, profile
+
+from identikit.attribution import plan as planning
+from identikit.attribution import request, sweep
+from identikit.models.model import Model
+from tests.attribution.test_attribute import asked, off, read
+
+TOKENS = 12
+
+
+def peak_bytes(task: Callable[[], object]) -> int:
+    """The most bytes that torch's CPU allocator has given out at once, beyond what it had given out before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        task()
+    assert watched.profiler is not None and watched.profiler.kineto_results is not None
+    events: list[Any] = [one for one in watched.profiler.kineto_results.events() if one.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda one: one.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+def test_bytes_are_counted():
+    def task() -> None:
+        first = torch.zeros(1000, 100)
+        second = first + 1
+        del first
+        torch.cat([second, second])
+
+    assert 3 * 400_000 <= peak_bytes(task) <= 3 * 400_000 + 2000
+
+
+def llama(dtype: torch.dtype, layers: int = 3) -> Model:
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(hidden_size=128, intermediate_size=448, num_hidden_layers=layers, vocab_size=40)
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = 8, 2, 16
+    stock: Any = hf.LlamaModel(config).eval()
+    return Model(stock.to(dtype), None, name="a small Llama")
+
+
+@pytest.fixture
+def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of passes that weigh as little beside these shapes as real ones do beside real shapes."""
+    for module in (request, sweep, planning):
+        monkeypatch.setattr(module, "working_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr(planning, "_CHUNK_BYTES", {"cpu": 1 << 22})
+
+
+@pytest.mark.usefixtures("little_work")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("probes", "engine"), [(None, "sweep"), (64, "sweep"), (3, "generic")])
+def test_the_peak_is_known_beforehand(dtype, probes, engine):
+    model = llama(dtype)
+    wanted, text = asked(model, probes=probes), read(model, model.sample((TOKENS,)))
+    way = planning.plan(model, TOKENS, wanted)
+    most = peak_bytes(lambda: way.run(text, wanted, lambda count: None))
+    assert way.cost.engine == engine
+    assert 0.8 * way.peak <= most <= 1.2 * way.peak
+
+
+@pytest.mark.usefixtures("little_work")
+def test_less_memory_gives_the_same_numbers():
+    """All inputs in one round, fewer in several, all derivatives kept: peaks differ as planned, and numbers do not."""
+    model = llama(torch.float32)
+    wanted, text = asked(model), read(model, model.sample((TOKENS,)))
+    (cost,) = (one for one in planning._costs(model, TOKENS, wanted) if one.engine == "sweep")
+    answers: list[torch.Tensor] = []
+
+    def run(**way) -> None:
+        answers.append(sweep.sweep(text, wanted, **way, tick=lambda count: None))
+
+    for chunk, together, keep in ((2, TOKENS, False), (1, 4, False), (2, 2, True)):
+        planned = cost.peak(chunk, together, keep=keep, causal=True)
+        assert 0.8 * planned <= peak_bytes(partial(run, chunk=chunk, together=together, keep=keep)) <= 1.2 * planned
+    for other in answers[1:]:
+        assert off(other, answers[0]) <= 5e-6
+
+
+@pytest.mark.usefixtures("little_work")
+def test_plans_stay_under_the_limit_and_go_round_again_where_they_must(monkeypatch):
+    model = llama(torch.float32)
+    wanted, seen = asked(model), []
+    for limit in (1 << 26, 1 << 23, 6 << 20, 5 << 20):
+        monkeypatch.setattr(planning, "free_bytes", lambda device, limit=limit: limit / planning._USABLE)
+        way = planning.plan(model, TOKENS, wanted)
+        assert way.peak <= limit
+        seen.append(way)
+    assert [way.operations for way in seen] == sorted(way.operations for way in seen)
+    assert seen[0].operations < seen[-1].operations
