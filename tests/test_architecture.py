@@ -15,6 +15,7 @@ FLOORS = [
     {"maths", "text"},
     {"indexing"},
     {"encoding"},
+    {"features"},
     {"data", "tags", "models"},
     {"provenance"},
     {"result"},

@@ -1,7 +1,6 @@
 import importlib.util
 import logging
 import re
-import sys
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, ViTImageProcessorPil
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from identikit.encoding import encode
 from identikit.errors import InputError
@@ -20,7 +18,6 @@ from identikit.text import (
     Encoded,
     batches,
     collate,
-    encode_images,
     in_order,
     is_several,
     joined_by,
@@ -472,67 +469,4 @@ def test_a_batch_moves_with_all_its_tensors():
     tensors = (batch.ids, batch.keep, batch.special, batch.segments)
     assert all(tensor is not None and tensor.device.type == "meta" for tensor in tensors)
     assert batch.tokens == (("1", "2"),)
-    assert batch.pixels is None
-
-
-@pytest.fixture
-def processor():
-    return ViTImageProcessorPil(size={"height": 8, "width": 8})
-
-
-def test_images_become_patches(processor, tmp_path):
-    path = tmp_path / "grey.png"
-    Image.new("L", (12, 20), 255).save(path)
-    batch = encode_images(processor, [path, Image.new("RGBA", (8, 8))], grid=(2, 3))
-    assert batch.ids is None and batch.segments is None and batch.pixels is not None
-    assert batch.tokens[0] == ("[CLS]", "r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2")
-    assert batch.pixels.shape == (2, 3, 8, 8)
-    torch.testing.assert_close(batch.pixels[0], torch.ones(3, 8, 8))
-    assert batch.keep.all()
-    assert batch.special.tolist() == [[True] + [False] * 6] * 2
-
-
-def test_one_image_and_no_prefix(processor, tmp_path):
-    path = tmp_path / "one.png"
-    Image.new("RGB", (8, 8)).save(path)
-    batch = encode_images(processor, str(path), grid=(1, 2), prefix=())
-    assert batch.tokens == (("r0c0", "r0c1"),)
-    assert not batch.special.any()
-
-
-def test_a_photo_is_turned_as_its_camera_says(processor, tmp_path):
-    photo = Image.new("RGB", (8, 8))
-    photo.paste((255, 255, 255), (0, 0, 4, 8))  # left half white
-    exif = Image.Exif()
-    exif[0x0112] = 3  # turned by 180 degrees
-    photo.save(tmp_path / "photo.png", exif=exif)
-    with Image.open(tmp_path / "photo.png") as opened:
-        pixels = encode_images(processor, [tmp_path / "photo.png", opened], grid=(1, 1)).pixels
-    assert pixels is not None
-    assert pixels[:, 0, 0].tolist() == [[-1] * 4 + [1] * 4] * 2
-
-
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        ([], "list is empty"),
-        (["nowhere.png"], r"images\[0\]: there is no file 'nowhere.png'"),
-        ([3], r"images\[0\]: got int"),
-    ],
-)
-def test_images_that_cannot_be_read_are_named(processor, images, message):
-    with pytest.raises(InputError, match=message):
-        encode_images(processor, images, grid=(1, 1))
-
-
-def test_a_file_that_is_no_image_is_refused(processor, tmp_path):
-    path = tmp_path / "note.png"
-    path.write_text("not an image")
-    with pytest.raises(InputError, match="cannot be read as an image"):
-        encode_images(processor, path, grid=(1, 1))
-
-
-def test_without_pillow_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match=re.escape("pip install 'identikit[vision]'")):
-        encode_images(lambda **_: {}, "photo.png", grid=(1, 1))
+    assert batch.features is None

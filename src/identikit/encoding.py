@@ -31,7 +31,7 @@ def encode(
     listed: Any = texts if is_several(texts) else [texts]
     if not listed:
         raise InputError("Reading texts: the list is empty. Pass at least one text.")
-    room = _room(limit, max_tokens, truncate)
+    room = room_for(limit, max_tokens, truncate)
     named = [(f"texts[{index}]" if is_several(texts) else "the text", text) for index, text in enumerate(listed)]
     checked = [(name, _checked_text(name, text) if (ids := _listed_ids(text)) is None else ids) for name, text in named]
     own_words = _separates_words(tokenizer)
@@ -44,7 +44,7 @@ def encode(
 
 
 @dataclass(frozen=True)
-class _Room:
+class Room:
     """How many tokens a text may have (None: any number), what says so, and whether a longer text is cut."""
 
     tokens: int | None
@@ -63,14 +63,15 @@ class _Room:
         return True
 
 
-def _room(limit: int | None, max_tokens: Any, truncate: bool) -> _Room:
+def room_for(limit: int | None, max_tokens: Any, truncate: bool) -> Room:
+    """Return how many tokens a text may have: the fewer of the model's `limit` and the caller's `max_tokens`."""
     if max_tokens is None:
-        return _Room(limit, f"the model reads at most {limit}", truncate)
+        return Room(limit, f"the model reads at most {limit}", truncate)
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise InputError(f"Reading texts: max_tokens is {max_tokens!r}, expected a whole number of at least 1.")
     if limit is not None and limit <= max_tokens:
-        return _room(limit, None, truncate)
-    return _Room(max_tokens, f"max_tokens allows at most {max_tokens}", truncate)
+        return room_for(limit, None, truncate)
+    return Room(max_tokens, f"max_tokens allows at most {max_tokens}", truncate)
 
 
 def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -104,7 +105,7 @@ def _shortened(text: object) -> str:
 
 
 def _encode_text(
-    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: _Room, own_words: bool
+    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room, own_words: bool
 ) -> Encoded:
     pieces, parts = _tokenize(tokenizer, text), (text,) if isinstance(text, str) else text
     if not _reads_all(pieces, parts):
@@ -170,7 +171,7 @@ def _token(tokenizer: PreTrainedTokenizerBase, index: object) -> str | None:
 
 
 def _encode_ids(
-    tokenizer: PreTrainedTokenizerBase, name: str, given: list[Any], room: _Room, own_words: bool
+    tokenizer: PreTrainedTokenizerBase, name: str, given: list[Any], room: Room, own_words: bool
 ) -> Encoded:
     if not given:
         raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")

@@ -6,6 +6,9 @@ import typer
 
 ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder. Default: the packaged MiniLM.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
+TowerOption = Annotated[
+    str | None, typer.Option("--tower", help="text or vision: which one of a model of two towers to read.")
+]
 OutOption = Annotated[
     str, typer.Option("--out", help="The folder for the results. A stopped run resumes there (tokens starts again).")
 ]

@@ -1,20 +1,17 @@
-"""Texts, pairs, token ids and images as the padded batches that models read.
+"""Texts, pairs and token ids (and images and sounds, as features) as the padded batches that models read.
 
 A *text* is a string, a pair of strings, or a sequence of token ids. `encoding.encode` turns texts into pieces,
 `batches` sorts them by length and pads them, and `in_order` puts the results of the batches back in the caller's order.
 """
 
-import hashlib
 import numbers
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
-from identikit.errors import InputError
 from identikit.shapes import Bool, Float, Int, Tensor
 
 Text = str | tuple[str, str] | tuple[int, ...]
@@ -33,6 +30,7 @@ class Encoded:
     by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no word.
     `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between special
     tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no words.
+    `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids.
     """
 
     ids: tuple[int, ...]
@@ -43,17 +41,18 @@ class Encoded:
     text: Text
     characters: tuple[tuple[int, int, int], ...] = ()
     parts: tuple[str, ...] = ()
+    features: Float[Tensor, "*shape"] | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
-    """Several texts (or images) padded to one length; masks are True where something is kept.
+    """Several texts, images or sounds, padded to one length; masks are True where something is kept.
 
     `tokens` and `words` are unpadded: a word's span counts the text's own pieces, whichever side is padded. `order`
-    gives each row's index in the caller's list.
+    gives each row's index in the caller's list. Images and sounds have `features` and no `ids`, and are never padded.
     """
 
     ids: Int[Tensor, "batch n"] | None
@@ -63,7 +62,7 @@ class TokenBatch:
     tokens: tuple[tuple[str, ...], ...]
     words: tuple[tuple[tuple[int, int], ...], ...]
     order: tuple[int, ...]
-    pixels: Float[Tensor, "batch channel height width"] | None = None
+    features: Float[Tensor, "batch *shape"] | None = None
 
     def __len__(self) -> int:
         return len(self.order)
@@ -75,7 +74,7 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the same batch with its tensors on another device."""
-        fields = ("ids", "keep", "special", "segments", "pixels")
+        fields = ("ids", "keep", "special", "segments", "features")
         tensors = {name: getattr(self, name) for name in fields}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})
 
@@ -107,7 +106,11 @@ def shown(token: str) -> str:
 def collate(
     encoded: Sequence[Encoded], *, pad_id: int, side: Side = "right", order: Sequence[int] | None = None
 ) -> TokenBatch:
-    """Pad texts to the longest; `order` is each one's index in the caller's list (0, 1, … unless given)."""
+    """Pad texts to the longest; `order` is each one's index in the caller's list (0, 1, … unless given).
+
+    Images and sounds are stacked: their features must have one shape.
+    """
+    features = [text.features for text in encoded if text.features is not None]
     width = max(len(text) for text in encoded)
     ids = torch.full((len(encoded), width), pad_id, dtype=torch.long)
     keep = torch.zeros(ids.shape, dtype=torch.bool)
@@ -115,19 +118,21 @@ def collate(
     segments = torch.zeros_like(ids)
     for row, text in enumerate(encoded):
         at = slice(0, len(text)) if side == "right" else slice(width - len(text), width)
-        ids[row, at] = torch.tensor(text.ids)
+        if text.ids:
+            ids[row, at] = torch.tensor(text.ids)
         keep[row, at] = True
         special[row, at] = torch.tensor(text.special)
         if text.segments is not None:
             segments[row, at] = torch.tensor(text.segments)
     return TokenBatch(
-        ids=ids,
+        ids=None if features else ids,
         keep=keep,
         special=special,
         segments=segments if encoded[0].segments is not None else None,
         tokens=tuple(text.tokens for text in encoded),
         words=tuple(text.words for text in encoded),
         order=tuple(range(len(encoded)) if order is None else order),
+        features=torch.stack(features) if features else None,
     )
 
 
@@ -141,19 +146,28 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
         tokens=(batch.tokens[row],),
         words=(batch.words[row],),
         order=(0,),
-        pixels=None if batch.pixels is None else batch.pixels[row : row + 1],
+        features=None if batch.features is None else batch.features[row : row + 1],
     )
 
 
 def batches(
     encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096, side: Side = "right"
 ) -> Iterator[TokenBatch]:
-    """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own."""
-    order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
+    """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own.
+
+    Images and sounds are only put together where their features have one shape: none is padded.
+    """
+
+    def shape(index: int) -> tuple[int, ...]:
+        features = encoded[index].features
+        return () if features is None else tuple(features.shape)
+
+    order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index]), shape(index)))
     start = 0
     while start < len(order):
         stop = start + max(1, batch_tokens // len(encoded[order[start]]))
-        rows = order[start:stop]
+        rows = [index for index in order[start:stop] if shape(index) == shape(order[start])]
+        stop = start + len(rows)
         yield collate([encoded[index] for index in rows], pad_id=pad_id, side=side, order=rows)
         start = stop
 
@@ -162,43 +176,6 @@ def in_order(results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) 
     """Put the results of batches, given as (`batch.order`, one result per row), back in the order of the n texts."""
     by_index = {index: result for order, rows in results for index, result in zip(order, rows, strict=True)}
     return [by_index[index] for index in range(n)]
-
-
-def encode_images(
-    processor: Callable[..., Mapping[str, Any]],
-    images: object,
-    *,
-    grid: tuple[int, int],
-    prefix: tuple[str, ...] = ("[CLS]",),
-) -> TokenBatch:
-    """Turn one or several images (PIL images or paths) into a batch whose tokens are a grid of patches.
-
-    `grid` is the number of (rows, columns) of patches; the patch in row 0 and column 1 is the token 'r0c1'. `prefix`
-    names the model's own tokens before the patches.
-    """
-    listed = images if isinstance(images, list) else [images]
-    if not listed:
-        raise InputError("Reading images: the list is empty. Pass at least one image.")
-    opened = [_open_image(image, f"images[{index}]") for index, image in enumerate(listed)]
-    pixels = processor(images=opened, return_tensors="pt")["pixel_values"]
-    tokens = (*prefix, *(f"r{row}c{column}" for row in range(grid[0]) for column in range(grid[1])))
-    special = torch.arange(len(tokens)) < len(prefix)
-    return TokenBatch(
-        ids=None,
-        keep=torch.ones(len(opened), len(tokens), dtype=torch.bool),
-        special=special.repeat(len(opened), 1),
-        segments=None,
-        tokens=(tokens,) * len(opened),
-        words=((),) * len(opened),
-        order=tuple(range(len(opened))),
-        pixels=pixels,
-    )
-
-
-def image_digests(batch: TokenBatch) -> list[Text]:
-    """Return what stands in for each image of a batch where texts are named: a digest of its pixels."""
-    rows = () if batch.pixels is None else batch.pixels.float().cpu()
-    return [f"image {hashlib.sha256(row.numpy().tobytes()).hexdigest()}" for row in rows]
 
 
 def _is_number(value: object) -> bool:
@@ -221,21 +198,3 @@ def _unbyted(token: str) -> str:
         return start + rest
     unsure = not start and any("Â" <= a <= "ß" and "Ģ" <= b <= "Ń" for a, b in pairwise(rest))
     return start + (rest if unsure or any(ord(character) < 32 for character in text.replace("\n", "")) else text)
-
-
-def _open_image(image: object, name: str) -> Any:
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise InputError("Reading images needs Pillow. Run `pip install 'identikit[vision]'`.") from error
-    try:
-        if isinstance(image, Image.Image):
-            return ImageOps.exif_transpose(image).convert("RGB")
-        if isinstance(image, str | os.PathLike):
-            with Image.open(image) as opened:
-                return ImageOps.exif_transpose(opened).convert("RGB")
-    except FileNotFoundError as error:
-        raise InputError(f"Reading {name}: there is no file {str(image)!r}. Check the path.") from error
-    except OSError as error:
-        raise InputError(f"Reading {name}: {str(image)!r} cannot be read as an image. Pass a PNG or JPEG.") from error
-    raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")

@@ -47,7 +47,7 @@ def read(model: Model, batch: TokenBatch) -> Reading:
 def one_row(batch: TokenBatch, row: int) -> TokenBatch:
     """One text of a batch, its padding kept."""
     part = slice(row, row + 1)
-    tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments", "pixels")}
+    tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments", "features")}
     cut = {name: tensor[part] for name, tensor in tensors.items() if tensor is not None}
     return dataclasses.replace(batch, tokens=batch.tokens[part], words=batch.words[part], order=(0,), **cut)
 

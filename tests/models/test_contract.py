@@ -75,7 +75,7 @@ RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba", "deberta-v2"]
 
 
 def batch_of(model: Model, lengths: tuple[int, ...], side: str = "right") -> TokenBatch:
-    if model.vision:
+    if model.modality != "text":
         return model.sample(lengths)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(3, tiny.VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
@@ -157,7 +157,7 @@ def test_output_with_the_tap_is_output_without(name: str):
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [(n, "right") for n in NAMES if n != "vit"]
+    [(n, "right") for n in NAMES if n not in tiny.IMAGES | tiny.SOUNDS]
     + [(n, "left") for n in NAMES if tiny.family(n).positions or n in RELATIVE],
 )
 def test_padded_batch_is_one_by_one(name: str, side: str):

@@ -130,7 +130,7 @@ def test_model_in_memory_keeps_its_place():
     assert ik.load(model, tiny.tokenizer()).dtype == torch.float64
     with pytest.raises(ik.InputError, match="keeps its own device and dtype"):
         ik.load(model, tiny.tokenizer(), dtype="float32")
-    with pytest.raises(ik.InputError, match=r"its tokenizer \(or image processor\) is missing"):
+    with pytest.raises(ik.InputError, match=r"its tokenizer \(or image processor, or feature extractor\) is missing"):
         ik.load(model)
 
 
@@ -143,7 +143,10 @@ def test_a_tuple_of_a_model_and_its_tokenizer():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (lambda model, tokenizer: ((model, None),), r"its tokenizer \(or image processor\) is missing"),
+        (
+            lambda model, tokenizer: ((model, None),),
+            r"its tokenizer \(or image processor, or feature extractor\) is missing",
+        ),
         (lambda model, tokenizer: ((None, tokenizer),), r"got the tuple \(NoneType, .*expected a transformers model"),
         (lambda model, tokenizer: ((None, None),), r"got the tuple \(NoneType, NoneType\)"),
         (lambda model, tokenizer: ((tokenizer, model),), "got the tuple .*BertModel"),
@@ -241,8 +244,9 @@ def test_images(tmp_path: Path):
     processor = hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
     model = ik.load(tiny.build("vit"), processor)
     Image.new("RGB", (40, 30), "teal").save(tmp_path / "teal.png")
-    batch = model.images([tmp_path / "teal.png", Image.new("RGB", (20, 20))])
+    encoded = model.encode([tmp_path / "teal.png", Image.new("RGB", (20, 20))])
+    (batch,) = model.batches(encoded)
     assert batch.tokens[0][:3] == ("[CLS]", "r0c0", "r0c1") and len(batch.tokens[0]) == 17
     assert model.trace(batch).hidden[-1].shape == (2, 17, 24)
-    with pytest.raises(ik.InputError, match="reads images, not texts"):
+    with pytest.raises(ik.InputError, match=r"the image: there is no file 'a text'\. The model reads images"):
         model.encode("a text")

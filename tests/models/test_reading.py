@@ -58,5 +58,5 @@ def test_images_cannot_be_cut():
     image = Image.new("RGB", (20, 20))
     ((batch, found),) = encoded_batches(model, image, truncate=True, max_tokens=17)
     assert batch.lengths == (17,) and str(found[0]).startswith("image ")
-    with pytest.raises(InputError, match=r"makes 17 tokens of each, and max_tokens allows 16\. An image cannot be cut"):
+    with pytest.raises(InputError, match=r"makes 17 tokens of it, and max_tokens allows 16\. An image cannot be cut"):
         list(encoded_batches(model, image, truncate=True, max_tokens=16))

@@ -153,9 +153,8 @@ def _joined(shards: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _lengths(model: Model, texts: list[Text], options: AttentionOptions) -> list[int]:
-    if model.vision:  # every image has the same number of patches
-        return [model.limit or 1] * len(texts)
-    return [len(one) for one in model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)]
+    read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    return [len(one) for one in read]
 
 
 def _readings(result: EffectiveAttention, mass: bool) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ def attribution_tables(
     """
     texts = list(texts)
     whole, tokens = attribution_statistics(model, texts, store, options, tagger=tagger, progress=progress)
-    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     found = texts_table(texts, [len(one) for one in encoded])
     tables = {"texts": found, "tokens": _token_table(encoded, tokens), **frames(whole)}
     write_tables(store, tables, ATTRIBUTION)
@@ -77,7 +77,7 @@ def attribution_statistics(
     progress: Progress = silent,
 ) -> tuple[Mixing, PerToken]:
     """Gather the readings of a dataset, shard by shard, and those of each token; this needs no pandas."""
-    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     lengths = [len(one) for one in encoded]
     if ahead := remaining(lengths, store):
         expected = estimate(model, ahead, options.request(model))
@@ -87,8 +87,10 @@ def attribution_statistics(
             tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 
     def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
-        coded = model.encode(shard, truncate=options.truncate, max_tokens=options.max_tokens)
-        tags = None if tagger is None else [tagger(one) for one in coded]
+        tags = None
+        if tagger is not None:
+            coded = model.encode(shard, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+            tags = [tagger(one) for one in coded]
         read = unread(model, shard, truncate=options.truncate, max_tokens=options.max_tokens)
         results = attribute(read, options, progress=told)
         return pack(mixing(results, tags), _per_token(results))

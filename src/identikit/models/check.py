@@ -158,8 +158,8 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     """
     for row in range(len(batch)):
         length = int(batch.keep[row].sum())
-        alone = model.sample((length,)) if batch.pixels is None else batch
-        own = stock_hidden(model, alone)[0 if batch.pixels is None else row]
+        alone = model.sample((length,)) if batch.features is None else batch
+        own = stock_hidden(model, alone)[0 if batch.features is None else row]
         what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
         _near(model, tapped[row][batch.keep[row].to(tapped.device)], own, what)
 

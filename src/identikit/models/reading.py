@@ -12,7 +12,7 @@ from identikit.maths.visible import Visible, visible_from_mask, visible_window
 from identikit.models.model import Model, Split, Trace
 from identikit.models.tap import AttentionCall, RowMask
 from identikit.shapes import Tensor
-from identikit.text import Text, TokenBatch, collate, image_digests, text_alone
+from identikit.text import Text, TokenBatch, collate, text_alone
 
 
 class Change(NamedTuple):
@@ -37,16 +37,7 @@ def _short(number: float) -> str:
 def encoded_batches(
     model: Model, text: Any, *, truncate: bool, max_tokens: int | None = None
 ) -> Iterator[tuple[TokenBatch, list[Text]]]:
-    """Yield padded batches of texts (or of images), each with the texts of its rows."""
-    if model.vision:
-        batch = model.images(text)
-        if max_tokens is not None and batch.lengths[0] > max_tokens:
-            raise InputError(
-                f"Reading images: {model.name} makes {batch.lengths[0]} tokens of each, and max_tokens allows "
-                f"{max_tokens}. An image cannot be cut; leave max_tokens out."
-            )
-        yield batch, image_digests(batch)
-        return
+    """Yield padded batches of texts (or images, or sounds), each with the texts of its rows."""
     encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
     for batch in model.batches(encoded):
         yield batch, [encoded[index].text for index in batch.order]
@@ -133,7 +124,7 @@ class Reading:
 def readings(
     model: Model, text: Any, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
 ) -> list[Reading]:
-    """Run texts (or images) through the model, each once, and keep the attention of these layers; in order."""
+    """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
     found: dict[int, Reading] = {}
     for batch, texts in encoded_batches(model, text, truncate=truncate, max_tokens=max_tokens):
         calls: list[dict[int, AttentionCall]] = [{} for _ in batch.order]
@@ -146,13 +137,9 @@ def readings(
 
 
 def unread(model: Model, text: Any, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
-    """Return each text (or image) in a batch of its own, which needs no padding, before the model has run."""
-    if model.vision:
-        images = model.images(text)
-        batches = [(text_alone(images, row), digest) for row, digest in enumerate(image_digests(images))]
-    else:
-        encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
-        batches = [(collate([one], pad_id=model.pad_id), one.text) for one in encoded]
+    """Return each text (or image, or sound) in a batch of its own, which needs no padding, before the model has run."""
+    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+    batches = [(collate([one], pad_id=model.pad_id), one.text) for one in encoded]
     return [Reading(model, batch, own, {}, {}, None) for batch, own in batches]
 
 

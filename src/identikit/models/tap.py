@@ -216,7 +216,7 @@ def next_layer() -> int:
     return place.block
 
 
-def _attention(
+def attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -314,7 +314,7 @@ def visiting(visitor: Visitor) -> Iterator[Place]:
 @contextmanager
 def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
     """Make the tap known, yield the model's configurations, and give each its own setting back at the end."""
-    AttentionInterface.register(NAME, _attention)  # it cannot be unregistered; doing it again is harmless
+    AttentionInterface.register(NAME, attention)  # it cannot be unregistered; doing it again is harmless
     AttentionMaskInterface.register(NAME, _mask)
     configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
     before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]

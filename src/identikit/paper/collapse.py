@@ -103,12 +103,12 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
     other columns are None.
 
     A layer's collapsed matrices hold heads·d² numbers, in float64 and in float32. Lengths beyond the model's positions
-    are cut to them; a vision model has only one length.
+    are cut to them; a model of images or sounds has only one length.
     """
     if not lengths or min(lengths) < 2:
         raise InputError(f"Collapsing attention: lengths={tuple(lengths)}; expected one or more, each at least 2.")
     texts = [_made_up(model, n, seed) for n in sorted({min(n, model.limit or n) for n in lengths})]
-    texts = texts[:1] if model.vision else texts
+    texts = texts if model.modality == "text" else texts[:1]
     if not model.family.splits:
         return [
             _row(layer, product, text.keep.shape[1], why=BEYOND)
@@ -123,7 +123,7 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
 
 
 def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
-    """Make a text of random tokens; a vision model gets its random image."""
+    """Make a text of random tokens; a model of images or sounds gets a random one."""
     batch = model.sample((n,))
     if batch.ids is None:
         return batch

@@ -211,8 +211,8 @@ def _read(task: str, data_dir: str | os.PathLike[str], training: Training) -> tu
 def _refuse_unfit(base: Model) -> None:
     kind = base.hf.config.model_type
     reason = None
-    if base.vision:
-        reason = "it reads images, not texts"
+    if base.modality != "text":
+        reason = f"it reads {base.modality}s, not texts"
     elif base.causal:
         reason = "it is causal, so the first vector, which the classifier reads, sees only the first token"
     elif kind in _OTHER_HEADS:

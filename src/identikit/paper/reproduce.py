@@ -103,10 +103,10 @@ class Report:
 
 def reproduce(model: Model, plan: Plan, out: str, *, progress: Progress = silent) -> Report:
     """Compute, draw and judge what is planned into a folder; what the folder keeps is not computed again."""
-    if model.vision:
+    if model.modality != "text":
         raise InputError(
-            f"Reproducing the paper: {model.name} reads images, but the paper's figures are about texts. Use a text "
-            "model."
+            f"Reproducing the paper: {model.name} reads {model.modality}s, but the paper's figures are about texts. "
+            "Use a text model."
         )
     run = _Run(model, plan, out, progress)
     about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint, "version": __version__}

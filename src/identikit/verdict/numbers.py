@@ -92,7 +92,8 @@ class Explanation(Result):
     is `outweighed`.
 
     `about` has what is said beyond these: `certain` (overall, and how many rows were bounded), the `causes` of freedom,
-    the `sinks`, the edges that are `least_certain`, and those whose effective weight is `outside` the interval.
+    the `sinks`, what a `learned_sink` takes by layer, in what share of a layer's rows the rank is `unsure`, the edges
+    that are `least_certain`, and those whose effective weight is `outside` the interval.
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason.
     """
@@ -190,6 +191,10 @@ def explain(
     - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
     """
     model, bounding = checked_model(model), Bounding(seconds=seconds)
+    if text is None and model.modality != "text":
+        raise InputError(
+            f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
+        )
     text = sample_text() if text is None else text
     if is_several(text):
         raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
@@ -199,7 +204,7 @@ def explain(
     everything = model.attention_layers
     (reading,) = readings(model, text, layers=everything, truncate=truncate)
     attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
-    identity = Unavailable("The model reads images.") if model.vision else _identity(reading, fitted, progress)
+    identity = _identity(reading, fitted, progress)
     attribution = _attribution(reading, probes, progress)
     arrays, said = _attention(attention, bounding.seconds, progress)
     return _explanation(reading, attention, identity, attribution, arrays, said)
@@ -262,7 +267,12 @@ def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
 
 
 def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
-    unknown = 0.0
+    unknown, reads = 0.0, reading.model.modality
+    if maps is None and reads != "text":
+        return Unavailable(
+            f"The sample texts do not fit a model that reads {reads}s. "
+            f"Pass maps=identikit.token_identifiability(model, {reads}s)."
+        )
     if maps is None:
         samples = sample_texts()
         unknown = _unknown_share(reading.model, samples)
@@ -348,7 +358,9 @@ def _attention(
     bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
     sample = bounded_rows(attention, [groups[group] for group in bounded], seconds=seconds, progress=progress)
     ends = [group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)]
-    mass = mean_over_rows(sample, sample.lower.sum(-1), 1.0)
+    sink, fixed = attention.sink.double().cpu(), (attention.null_dim == 0).cpu()
+    kept = ((1 - sink) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
+    mass = mean_over_rows(sample, sample.lower.sum(-1), kept.tolist())
     strongest = share_of_rows(sample, sample.strongest)
     by_layer = (*mass, *strongest, raw[:, 0], *ends[0][0], *ends[0][1], effective[:, 0], *_beside(attention))
     sinks = [
@@ -368,6 +380,9 @@ def _attention(
         "certain": _certain(sample, mass.overall(), strongest.overall()) | {"seconds": seconds},
         "group": "special tokens" if special else "first token",
         "causes": causes(attention),
+        "learned_sink": sink.mean((1, 2)).tolist(),
+        "unsure": (~attention.rank_is_sure).double().mean((1, 2)).tolist(),
+        "rounded_duplicates": attention.rounded_duplicates.tolist(),
         "shared_outputs": numbered((attention.joint_null_dim > attention.null_dim.sum(1)).any(1)),
         "sinks": sinks,
         "least_certain": at_layers(least_certain(sample)),

@@ -1,0 +1,131 @@
+"""Models of several parts from memory and from folders, and the readers that fit them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+
+import identikit as ik
+from tests.models import tiny
+from tests.models.test_contract import snapshot
+
+_SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+_TEXT = _SMALL | {"vocab_size": 60, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2}
+_VISION = _SMALL | {"image_size": 16, "patch_size": 4}
+
+
+def build(name: str) -> Any:
+    """Return a tiny model of two towers."""
+    torch.manual_seed(0)
+    config = getattr(hf, f"{name}Config")(text_config=_TEXT, vision_config=_VISION)
+    return getattr(hf, f"{name}Model")(config).eval()
+
+
+def processor() -> Any:
+    return hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
+
+
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_each_tower_of_a_model_in_memory(name: str):
+    whole = build(name)
+    before = snapshot(whole)
+    text = ik.load(whole, tiny.tokenizer(), tower="text")
+    assert text.name == f"{name}Model (text tower)" and text.causal == (name == "CLIP")
+    attention = ik.effective_attention(text, "w5 w6 w7 w8 w9 w10 w11 w12")
+    assert attention.tokens[1] == "w5" and attention.verify().hidden < 1e-5
+    vision = ik.load((whole, processor()), tower="vision")
+    attention = ik.effective_attention(vision, PHOTO)
+    assert attention.tokens[0] == ("[CLS]" if name == "CLIP" else "r0c0")
+    assert vision.fingerprint != text.fingerprint
+    assert vision.hf is whole.vision_model
+    assert snapshot(whole) == before
+    own = whole.vision_model(vision.encode(PHOTO)[0].features[None], output_hidden_states=True).hidden_states[-1]
+    trace = vision.trace(next(vision.batches(vision.encode(PHOTO))))
+    assert torch.allclose(trace.hidden[-1], own, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tower", "message"),
+    [
+        (None, r"CLIPModel: it has a text tower and a vision tower\. Choose one with tower='text' or tower='vision'"),
+        ("image", r"it has a text tower and a vision tower, and tower='image' is neither\. Choose one"),
+    ],
+)
+def test_a_tower_has_to_be_chosen(tower: str | None, message: str):
+    with pytest.raises(ik.InputError, match=message):
+        ik.load(build("CLIP"), tiny.tokenizer(), tower=tower)
+
+
+def test_a_tower_of_a_model_without_any_is_refused():
+    with pytest.raises(ik.InputError, match=r"BertModel: tower='text', but it has no towers to choose from\. Leave"):
+        ik.load(tiny.build("bert"), tiny.tokenizer(), tower="text")
+
+
+def test_towers_from_a_folder(tmp_path: Path):
+    build("CLIP").save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(
+        tmp_path
+    )
+    text, vision = (ik.load(tmp_path, tower=tower) for tower in ("text", "vision"))
+    assert text.name == f"{tmp_path.name} (text tower)" and text.modality == "text"
+    assert text.encode("w5 w6")[0].tokens == ("<s>", "w5", "w6", "</s>")
+    assert vision.modality == "image" and len(vision.encode(PHOTO)[0]) == 17
+    with pytest.raises(ik.InputError, match=r"Choose one with tower='text' or tower='vision' \(command line: --tower"):
+        ik.load(tmp_path)
+
+
+def test_a_classifier_on_one_tower_is_read_through_it():
+    config = hf.CLIPConfig(text_config=_TEXT, vision_config=_VISION, num_labels=3)
+    model = ik.load(hf.CLIPForImageClassification(config).eval(), processor())
+    assert model.modality == "image" and model.n_layers == 2
+
+
+def whisper() -> hf.WhisperForConditionalGeneration:
+    torch.manual_seed(0)
+    return hf.WhisperForConditionalGeneration(hf.WhisperConfig(**tiny._WHISPER)).eval()  # pyright: ignore
+
+
+def test_an_encoder_and_decoder_of_sounds_is_read_by_its_encoder(tmp_path: Path):
+    whole, extractor = whisper(), tiny.reader("whisper")
+    before = snapshot(whole)
+    model = ik.load(whole, extractor)
+    assert model.hf is whole.model.encoder and model.modality == "sound" and snapshot(whole) == before
+    whole.save_pretrained(tmp_path)
+    extractor.save_pretrained(tmp_path)  # pyright: ignore
+    loaded = ik.load(tmp_path)
+    sound = np.sin(np.arange(6000) / 9).astype(np.float32)
+    ours, its = ik.effective_attention(model, sound), ik.effective_attention(loaded, sound)
+    assert torch.allclose(ours.raw, its.raw, atol=1e-6) and ours.verify().hidden < 1e-5
+
+
+def test_a_processor_of_several_gives_the_one_that_fits():
+    both = hf.CLIPProcessor(processor(), tiny.tokenizer())
+    for tower, reader in (("text", both.tokenizer), ("vision", both.image_processor)):  # pyright: ignore
+        assert ik.load(build("CLIP"), both, tower=tower).tokenizer is reader
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "message"),
+    [
+        ("vit", "bert", r"ViTModel from memory: it needs an image processor, and \w+ is not one"),
+        ("bert", "vit", r"BertModel from memory: it needs a tokenizer, and ViTImageProcessorPil is not one"),
+        ("whisper", "bert", r"it needs a feature extractor, and \w+ is not one\. Use load\(model, feature_extractor\)"),
+    ],
+)
+def test_a_reader_of_another_kind_is_refused(name: str, reader: str, message: str):
+    with pytest.raises(ik.InputError, match=message):
+        ik.load(tiny.build(name), tiny.reader(reader))
+
+
+def test_a_gated_bias_outside_the_interface_is_refused():
+    config = hf.WavLMConfig(**{key: value for key, value in tiny._WAVES.items() if key != "vocab_size"})  # pyright: ignore
+    with pytest.raises(ik.ModelError, match="'wavlm' is not supported: it computes attention outside"):
+        ik.load(hf.WavLMModel(config), tiny.reader("wav2vec2"))
