@@ -100,9 +100,16 @@ def test_truncate_is_explicit(run):
 
 
 def test_models_are_listed(run):
-    families = [row["family"] for row in json.loads(run("models", "--json").stdout)]
-    assert {"bert", "llama", "xlnet", "vit", "gemma3_text"} <= set(families)
+    rows = {row["family"]: row for row in json.loads(run("models", "--json").stdout)}
+    assert {"bert", "llama", "xlnet", "vit", "gemma3_text"} <= set(rows)
+    assert rows["llama"] | {"name": "", "checkpoints": []} == {
+        "family": "llama", "name": "", "checkpoints": [], "reads": "text", "attention": "all layers",
+        "attribution": "exact", "identifiability": True, "inversion": True,
+    }  # fmt: skip
+    assert (rows["xlnet"]["attribution"], rows["bert"]["inversion"]) == ("forward mode", False)
+    assert rows["qwen3_next"]["attention"] == "some layers"
     assert "xlnet" in run("models").stdout
+    assert run("models", "--markdown").stdout.startswith("# Models")
     assert run("--version").stdout.startswith("identikit 0.")
 
 

@@ -435,16 +435,21 @@ def _count(probes: str | None) -> int | str | None:
 
 
 @app.command()
-def models(as_json: JsonOption = False) -> None:
-    """List the model architectures that identikit can read."""
-    from identikit.models.families import FAMILIES
+def models(
+    as_json: JsonOption = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as the page docs/models.md.")] = False,
+) -> None:
+    """List the model architectures that identikit can read, and what works with each."""
+    from identikit.models import page
 
-    if as_json:
-        typer.echo(json.dumps([{"family": name, "splits": family.splits} for name, family in FAMILIES.items()]))
+    if as_json or as_markdown:
+        typer.echo(json.dumps(page.listed()) if as_json else page.markdown(), nl=as_json)
         return
-    typer.echo("Any checkpoint of these architectures can be read, by hub id or folder (--model):")
-    typer.echo(f"  {', '.join(FAMILIES)}.")
-    typer.echo("To add another, see 'Add a family' in CONTRIBUTING.md.")
+    rows = [("model", "a checkpoint", "attribution, and what else"), *map(page.in_short, page.listed())]
+    for name, checkpoint, works in rows:
+        typer.echo(f"{name:<46} {checkpoint:<46} {works}")
+    typer.echo("Attention, intervals and token identifiability work with any checkpoint of these, by hub id or folder.")
+    typer.echo("To add another architecture, see 'Add a family' in CONTRIBUTING.md.")
 
 
 def main() -> None:

@@ -60,6 +60,9 @@ def attention_tables(
     tables = {"texts": texts_table(texts, numbers["tokens"].tolist()), **frames(numbers, averages)}
     if options.intervals:
         tables |= certainty.frames(numbers)
+    for frame in tables.values():
+        if "layer" in frame and frame is not tables["types"]:  # found by place among the layers that attend
+            frame["layer"] = [model.attention_layers[place] for place in frame["layer"]]
     write_tables(store, tables, ATTENTION)
     return tables
 

@@ -79,7 +79,7 @@ def _fits(family: Family, stack: PreTrainedModel) -> None:
         path = getattr(family, field)
         for module in modules if path is not None else []:
             attends = field == "embedding" or mixer_instead(family, module) is None
-            part = next(iter(find_all(module, path)), None)
+            part = next(iter(find_all(module, str(path))), None)
             bare = isinstance(part, nn.Parameter) and field == "output" and family.watch_output is not None
             module_fits = isinstance(part, nn.Module) and (field == "embedding" or _is_linear(part))
             if attends and not (bare or module_fits):

@@ -44,7 +44,7 @@ def attention_words(explanation: Explanation) -> list[RenderableType]:
     parts += [_table(explanation), Text(_legend(explanation), style="dim")]
     if about["sinks"]:
         parts.append(Text("\nSinks", style="bold"))
-        parts += [Text(_sink(sink)) for sink in about["sinks"]]
+        parts += [Text(_sink(sink, explanation._axis("layer"))) for sink in about["sinks"]]
     if about["least_certain"]:
         parts.append(Text("\nThe least certain edges:", style="bold"))
         parts += [Text(f"  {_edge(explanation, edge)}") for edge in about["least_certain"]]
@@ -193,16 +193,16 @@ def _at_most(error: float, form: str) -> str:
     return f"below {smallest:{form}}" if error < smallest / 2 else f"up to {error:{form}}"
 
 
-def _sink(sink: dict[str, Any]) -> str:
+def _sink(sink: dict[str, Any], layers: Axis) -> str:
     """Say what a sink gets in the layers where it is one: means over these layers."""
 
     def mean(name: str) -> float | None:
-        found = [sink[name][layer] for layer in sink["layers"]]
+        found = [sink[name][layers.values.index(layer)] for layer in sink["layers"]]
         return None if None in found else sum(found) / len(found)
 
     lower, upper = mean("lower"), mean("upper")
     several = f" ({len(sink['keys'])} of them)" if len(sink["keys"]) > 1 else ""
-    where = _layers(sink["layers"], Axis("layer", tuple(range(len(sink["raw"])))))
+    where = _layers(sink["layers"], layers)
     ends = ""
     if lower is not None and upper is not None:
         ends = f", and between {lower:.2f} and {upper:.2f} in any attention with the same output"

@@ -135,7 +135,7 @@ class Explanation(Result):
         from identikit.verdict.words import verdict
 
         sizes = [0 if axis.single else len(axis) for axis in self.axes]
-        if isinstance(self.attention, EffectiveAttention) and sizes == [self.about["n_layers"], len(self.tokens)]:
+        if isinstance(self.attention, EffectiveAttention) and sizes == [len(self.attention.layers), len(self.tokens)]:
             return verdict(self)
         means = {name: float(self.array(name).double().nanmean()) for name in self.arrays}
         return f"Means: {', '.join(f'{name} {value:.3g}' for name, value in means.items() if value == value)}."
@@ -202,7 +202,7 @@ def explain(
     if probes is not None:
         AttributionOptions(probes=probes).request(model)  # refuses a wrong number before anything is computed
     fitted = _checked_maps(maps)
-    everything = tuple(range(model.n_layers))
+    everything = model.attention_layers
     (reading,) = readings(model, text, layers=everything, truncate=truncate)
     attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
     identity = _identity(reading, fitted, progress)
@@ -224,9 +224,10 @@ def _explanation(
     if isinstance(identity, IdentityMap):
         found = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
         found[list(identity._axis("layer").values)] = identity.recovered.double()
-        arrays["recovered"] = found
+        arrays["recovered"] = found[list(model.attention_layers)]
     if isinstance(attribution, TokenAttribution):
-        arrays |= {"own": attribution.own, "outweighed": attribution.outweighed}
+        there = list(model.attention_layers)
+        arrays |= {"own": attribution.own[there], "outweighed": attribution.outweighed[there]}
     dims |= {name: ("layer", "token") for name in arrays if name not in dims}
     about = reading.about | {
         "n_layers": model.n_layers,
@@ -242,7 +243,7 @@ def _explanation(
     if isinstance(attribution, TokenAttribution):
         about |= _attribution_facts(attribution)
     axes = (
-        Axis("layer", tuple(range(model.n_layers))),
+        Axis("layer", model.attention_layers),
         Axis("token", tuple(range(len(reading.tokens))), reading.tokens),
     )
     return Explanation(axes, Held(arrays, dims), attention.provenance, about, attention, identity, attribution)
@@ -344,6 +345,14 @@ def _attention(
     attention: EffectiveAttention, seconds: float | int | None, progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the arrays by layer and the other facts on attention, all of which rest on intervals."""
+
+    def numbered(layers: Tensor) -> list[int]:
+        """Return the numbers of the layers marked; a model may have layers without attention between them."""
+        return [attention.layers[place] for place in layers.nonzero()[:, 0].tolist()]
+
+    def at_layers(edges: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [edge | {"layer": attention.layers[edge["layer"]]} for edge in edges]
+
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
     tokens = candidates(attention)
     groups = [special or [0], *tokens.values()]
@@ -361,7 +370,7 @@ def _attention(
         {
             "token": [*tokens][group - 1],
             "keys": groups[group],
-            "layers": sunk[:, group].nonzero()[:, 0].tolist(),
+            "layers": numbered(sunk[:, group]),
             "value_size": value_sizes(attention, groups[group]),
             "raw": raw[:, group].tolist(),
             "effective": effective[:, group].tolist(),
@@ -377,10 +386,10 @@ def _attention(
         "learned_sink": sink.mean((1, 2)).tolist(),
         "unsure": (~attention.rank_is_sure).double().mean((1, 2)).tolist(),
         "rounded_duplicates": attention.rounded_duplicates.tolist(),
-        "shared_outputs": (attention.joint_null_dim > attention.null_dim.sum(1)).any(1).nonzero()[:, 0].tolist(),
+        "shared_outputs": numbered((attention.joint_null_dim > attention.null_dim.sum(1)).any(1)),
         "sinks": sinks,
-        "least_certain": least_certain(sample),
-        "outside": outside(sample, attention.pearson("head")),
+        "least_certain": at_layers(least_certain(sample)),
+        "outside": at_layers(outside(sample, attention.pearson("head"))),
     }
     return {name: array.cpu().double() for name, array in zip(_BY_LAYER, by_layer, strict=True)}, said
 

@@ -32,14 +32,23 @@ def print_verdict(explanation: Explanation, console: Console) -> None:
     )
 
 
+def _attending(explanation: Explanation) -> str:
+    """Say which layers have softmax attention, where not all have."""
+    layers = explanation._axis("layer").values
+    if len(layers) == explanation.about["n_layers"]:
+        return ""
+    return f" (softmax attention in {', '.join(map(str, layers))}, which alone are read below)"
+
+
 def _header(explanation: Explanation) -> list[RenderableType]:
-    about, layers = explanation.about, explanation._axis("layer")
+    about = explanation.about
     tokens = "".join(_spaced(token) for token in explanation.tokens).strip()
     parts: list[RenderableType] = [
         Text(f"\n{explanation.model_name}", style="bold"),
         Text(
-            f"{counted(len(layers), 'layer')}, {counted(about['n_heads'], 'head')} per layer, values of "
-            f"{about['d_value']} dimensions per head, {'causal' if about['causal'] else 'bidirectional'}. Layers and "
+            f"{counted(about['n_layers'], 'layer')}{_attending(explanation)}, {counted(about['n_heads'], 'head')} per "
+            f"layer, values of {about['d_value']} dimensions per head, "
+            f"{'causal' if about['causal'] else 'bidirectional'}. Layers and "
             "heads count from 0."
         ),
         Text(f"\n{counted(len(explanation.tokens), 'token')}: {tokens}", style="dim"),
