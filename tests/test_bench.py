@@ -12,9 +12,11 @@ from safetensors.torch import save_file
 
 from identikit.bench import attention, attribution, intervals, tokens
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, extra_mib, seconds, table, time_rows
+from identikit.bench.shapes import made_up_llama
 from identikit.cli import main
 from identikit.errors import InputError
 from identikit.maths.jacobian import contributions
+from identikit.models.check import prove
 from identikit.text import collate
 from tests.models import tiny
 
@@ -78,6 +80,18 @@ def test_attention():
     ]  # fmt: skip
     assert rows["8 tokens", attention.SVD].to == attention.MAPS
     assert rows["128 tokens", f"{attention.FACTORS} of a layer, extra memory"].unit == "MiB"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_made_up_model_is_read_like_any_other(dtype):
+    model = made_up_llama("tiny", dtype=dtype, layers=1)
+    assert (model.n_layers, model.n_heads, model.n_key_value_heads, model.d_value) == (1, 4, 2, 8)
+    assert model.dtype == dtype and prove(model) == 1
+    assert model.encode("w3 w5")[0].ids == (3, 5) and model.encode([3, 5])[0].tokens == ("w3", "w5")
+    embedding = model.hf.get_input_embeddings().weight
+    assert float(embedding.detach().float().std()) == pytest.approx(0.02, rel=0.1)
+    with pytest.raises(InputError, match="'9b' is not known"):
+        made_up_llama("9b")
 
 
 def test_the_svd_is_what_effective_attention_is_compared_with():

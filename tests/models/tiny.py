@@ -4,142 +4,265 @@ Every parameter is redrawn, gains and biases included: the defaults (gain 1, bia
 """
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from identikit.models.families import FAMILIES, Family
 from identikit.models.model import Model
 
 VOCABULARY = 60
 _COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SMALL = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
 _GROUPED = _COMMON | _SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
-_PATCHES = _SMALL | {"image_size": 16, "patch_size": 4, "num_channels": 3}
-_WAVES = (
-    _COMMON
-    | _SMALL
-    | {
-        "conv_dim": [16, 16],
-        "conv_kernel": [8, 4],
-        "conv_stride": [4, 2],
-        "num_feat_extract_layers": 2,
-        "num_conv_pos_embeddings": 6,
-        "num_conv_pos_embedding_groups": 4,
-    }
-)
-_WHISPER = _COMMON | {
-    "d_model": 24,
-    "encoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 40,
-    "decoder_layers": 1,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 40,
-    "num_mel_bins": 8,
-    "max_source_positions": 50,
-    "decoder_start_token_id": 1,
-}
 _ENCODER = _COMMON | _SMALL | {"max_position_embeddings": 64}
+_WIDE = _GROUPED | {"head_dim": 8}  # heads together wider than the model
+_WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+# Of the ways to run experts, the eager one is the only one that runs in float64.
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "experts_implementation": "eager"}
+_LOCAL = _EXPERTS | {"num_local_experts": 4}
+_GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+_T5 = _COMMON | {"d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_heads": 4, "decoder_start_token_id": 0}
+_TWO_STACKS = _COMMON | {
+    "d_model": 24, "max_position_embeddings": 64, "encoder_layers": 3, "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 40, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
+    "decoder_start_token_id": 0, "scale_embedding": True,
+}  # fmt: skip
+_LATENT = _COMMON | _SMALL | _EXPERTS | {
+    "num_key_value_heads": 4, "max_position_embeddings": 64, "kv_lora_rank": 12, "q_lora_rank": 16,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "n_routed_experts": 4, "n_shared_experts": 1,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "attention_bias": True,
+}  # fmt: skip
+_DELTA = _WIDE | {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "attention_bias": True,
+}  # fmt: skip
+_SHARED = _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 12}
+_MAMBA = {
+    "mamba_n_heads": 4, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4,
+}  # fmt: skip
+_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}}
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24}
+_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+_LLAMA4 = _WIDE | _LOCAL | {
+    "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attention_chunk_size": 6, "no_rope_layers": [1, 0, 1],
+    "attn_temperature_tuning": True, "floor_scale": 4,
+}  # fmt: skip
+_PATCHES = _SMALL | {"image_size": 16, "patch_size": 4, "num_channels": 3}
+_WAVES = _COMMON | _SMALL | {
+    "conv_dim": [16, 16], "conv_kernel": [8, 4], "conv_stride": [4, 2], "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
 
-BUILDERS: dict[str, Callable[[], hf.PreTrainedModel]] = {
-    "bert": lambda: hf.BertModel(hf.BertConfig(**_ENCODER)),
-    "bert-mlm": lambda: hf.BertForMaskedLM(hf.BertConfig(**_ENCODER)),
-    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**_ENCODER)),
-    "camembert": lambda: hf.CamembertModel(hf.CamembertConfig(**_ENCODER)),
-    "xlm-roberta": lambda: hf.XLMRobertaModel(hf.XLMRobertaConfig(**_ENCODER)),
-    "albert": lambda: hf.AlbertModel(hf.AlbertConfig(**_ENCODER, embedding_size=16, num_hidden_groups=1)),
-    "albert-groups": lambda: hf.AlbertModel(
-        hf.AlbertConfig(
-            **_ENCODER | {"num_hidden_layers": 2}, embedding_size=16, num_hidden_groups=2, inner_group_num=2
-        )
+Builder = Callable[[], hf.PreTrainedModel]
+
+
+def _made(name: str, sizes: dict[str, Any], **options: Any) -> Builder:
+    """Return what builds the class called `name` from its configuration."""
+
+    def build() -> hf.PreTrainedModel:
+        model = getattr(hf, name)
+        return model(model.config_class(**sizes | options))
+
+    return build
+
+
+def _lm(name: str, sizes: dict[str, Any] = _GROUPED, **options: Any) -> Builder:
+    return _made(f"{name}ForCausalLM", sizes, **options)
+
+
+BUILDERS: dict[str, Builder] = {
+    "bert": _made("BertModel", _ENCODER),
+    "bert-mlm": _made("BertForMaskedLM", _ENCODER),
+    "roberta": _made("RobertaModel", _ENCODER),
+    "camembert": _made("CamembertModel", _ENCODER),
+    "xlm-roberta": _made("XLMRobertaModel", _ENCODER),
+    "xlm-roberta-xl": _made("XLMRobertaXLModel", _ENCODER),
+    "roberta-prelayernorm": _made("RobertaPreLayerNormModel", _ENCODER),
+    "data2vec-text": _made("Data2VecTextModel", _ENCODER),
+    "ernie": _made("ErnieModel", _ENCODER, use_task_id=True),
+    "esm": _made("EsmModel", _ENCODER, position_embedding_type="rotary", token_dropout=True, mask_token_id=3),
+    "esm-absolute": _made("EsmForMaskedLM", _ENCODER, position_embedding_type="absolute", mask_token_id=3),
+    "albert": _made("AlbertModel", _ENCODER, embedding_size=16, num_hidden_groups=1),
+    "albert-groups": _made(
+        "AlbertModel", _ENCODER, num_hidden_layers=2, embedding_size=16, num_hidden_groups=2, inner_group_num=2
     ),
-    "distilbert": lambda: hf.DistilBertModel(
-        hf.DistilBertConfig(**_COMMON, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=64)
+    "distilbert": _made(
+        "DistilBertModel", _COMMON, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=64
     ),
-    "electra": lambda: hf.ElectraModel(hf.ElectraConfig(**_ENCODER, embedding_size=16)),
-    "modernbert": lambda: hf.ModernBertModel(
-        hf.ModernBertConfig(
-            **_ENCODER,
-            local_attention=6,
-            global_attn_every_n_layers=2,
-            cls_token_id=1,
-            sep_token_id=2,
-            attention_bias=True,
-        )
+    "electra": _made("ElectraModel", _ENCODER, embedding_size=16),
+    "modernbert": _made(
+        "ModernBertModel",
+        _ENCODER,
+        local_attention=6,
+        global_attn_every_n_layers=2,
+        cls_token_id=1,
+        sep_token_id=2,
+        attention_bias=True,
     ),
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**_COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64)),
-    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**_ENCODER)),
-    "gpt_oss": lambda: hf.GptOssForCausalLM(
-        hf.GptOssConfig(
-            **_GROUPED,
-            head_dim=8,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            sliding_window=6,
-            experts_implementation="eager",  # the only one that runs in float64
-        )
+    "eurobert": _made("EuroBertModel", _GROUPED, attention_bias=True, mask_token_id=3),
+    "nomic_bert": _made("NomicBertModel", _ENCODER, attention_bias=True),
+    "gpt2": _made("GPT2LMHeadModel", _COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64),
+    "gpt_bigcode": _lm("GPTBigCode", _COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64, multi_query=True),
+    "gpt_neox": _lm("GPTNeoX", _ENCODER),
+    "gpt_oss": _lm("GptOss", _WIDE, **_LOCAL, sliding_window=6),
+    "opt": _lm(
+        "OPT",
+        _COMMON,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        ffn_dim=40,
+        word_embed_proj_dim=24,
+        max_position_embeddings=64,
     ),
-    "opt": lambda: hf.OPTForCausalLM(
-        hf.OPTConfig(
-            **_COMMON,
-            hidden_size=24,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            ffn_dim=40,
-            word_embed_proj_dim=24,
-            max_position_embeddings=64,
-        )
+    "biogpt": _lm("BioGpt", _ENCODER),
+    "phi": _lm("Phi", partial_rotary_factor=2 / 3),
+    "phi3": _lm("Phi3", sliding_window=6),
+    "llama": _lm("Llama", attention_bias=True),
+    "mistral": _lm("Mistral", sliding_window=6),
+    "ministral": _lm("Ministral", _WIDE, **_WINDOW),
+    "qwen2": _lm("Qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    "qwen3": _lm("Qwen3", _WIDE),
+    "gemma": _lm("Gemma", _WIDE),
+    "gemma2": _lm("Gemma2", _WIDE, sliding_window=6, attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
+    "gemma3": _lm("Gemma3", _WIDE, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=8),
+    "gemma3-images": _made(
+        "Gemma3ForConditionalGeneration",
+        {},
+        text_config=_WIDE | {"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8},
+        vision_config=_VISION | {"image_size": 16, "patch_size": 4},
+        mm_tokens_per_image=4,
     ),
-    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_GROUPED, attention_bias=True)),
-    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**_GROUPED, sliding_window=6)),
-    "qwen2": lambda: hf.Qwen2ForCausalLM(
-        hf.Qwen2Config(**_GROUPED, use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    "apertus": _lm("Apertus", attention_bias=True),
+    "arcee": _lm("Arcee"),
+    "cohere": _lm("Cohere", use_qk_norm=True, logit_scale=0.5),
+    "cohere2": _lm("Cohere2", **_WINDOW),
+    "ernie4_5": _lm("Ernie4_5", use_bias=True, head_dim=8),
+    "exaone4": _lm("Exaone4", **_WINDOW),
+    "glm": _lm("Glm", head_dim=8, partial_rotary_factor=0.5, attention_bias=True),
+    "glm4": _lm("Glm4", head_dim=8, partial_rotary_factor=0.5, attention_bias=True),
+    "granite": _lm("Granite", **_GRANITE),
+    "helium": _lm("Helium", head_dim=6),
+    "nemotron": _lm("Nemotron", partial_rotary_factor=2 / 3),
+    "olmo": _lm("Olmo", clip_qkv=2.0),
+    "olmo2": _lm("Olmo2"),
+    "olmo3": _lm("Olmo3", **_WINDOW),
+    "seed_oss": _lm("SeedOss", head_dim=8, attention_bias=True),
+    "smollm3": _lm("SmolLM3", no_rope_layers=[1, 0, 1]),
+    "stablelm": _lm("StableLm", use_qkv_bias=True, use_parallel_residual=True, qk_layernorm=True),
+    "starcoder2": _lm("Starcoder2", use_bias=True, sliding_window=6),
+    "mixtral": _lm("Mixtral", **_LOCAL),
+    "qwen2_moe": _lm("Qwen2Moe", **_SHARED, qkv_bias=True),
+    "qwen3_moe": _lm("Qwen3Moe", _WIDE, **_EXPERTS, num_experts=4, decoder_sparse_step=2),
+    "olmoe": _lm("Olmoe", **_EXPERTS, num_experts=4),
+    "granitemoe": _lm("GraniteMoe", **_GRANITE, **_LOCAL),
+    "granitemoeshared": _lm("GraniteMoeShared", **_GRANITE, **_LOCAL, shared_intermediate_size=12),
+    "glm4_moe": _lm("Glm4Moe", **_EXPERTS, head_dim=8, n_routed_experts=4, first_k_dense_replace=1, use_qk_norm=True),
+    "deepseek_v2": _lm("DeepseekV2", _LATENT, topk_method="group_limited_greedy"),
+    "deepseek_v3": _lm("DeepseekV3", _LATENT),
+    "llama4": _made(
+        "Llama4ForConditionalGeneration",
+        {},
+        text_config=_LLAMA4,
+        vision_config=_VISION
+        | {"image_size": 16, "patch_size": 4, "vision_output_dim": 16}
+        | {"projector_input_dim": 16, "projector_output_dim": 16},
     ),
-    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_GROUPED, head_dim=8)),
-    "gemma2": lambda: hf.Gemma2ForCausalLM(
-        hf.Gemma2Config(**_GROUPED, head_dim=8, sliding_window=6, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)
+    "llama4-text": _lm("Llama4", _LLAMA4),
+    "qwen3_next": _lm("Qwen3Next", _DELTA, **_SHARED),
+    "qwen3_5": _made("Qwen3_5ForConditionalGeneration", {}, text_config=_DELTA, vision_config=_QWEN_VISION),
+    "qwen3_5-text": _lm("Qwen3_5", _DELTA),
+    "qwen3_5_moe": _made(
+        "Qwen3_5MoeForConditionalGeneration", {}, text_config=_DELTA | _SHARED, vision_config=_QWEN_VISION
     ),
-    "gemma3": lambda: hf.Gemma3ForCausalLM(
-        hf.Gemma3TextConfig(**_GROUPED, head_dim=8, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=8)
+    "qwen3_5_moe-text": _lm("Qwen3_5Moe", _DELTA, **_SHARED),
+    "lfm2": _lm("Lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2),
+    "jamba": _lm(
+        "Jamba",
+        **_LOCAL,
+        num_hidden_layers=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
     ),
-    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**_GROUPED, sliding_window=6)),
-    "t5": lambda: hf.T5EncoderModel(
-        hf.T5Config(**_COMMON, d_model=24, d_kv=8, d_ff=40, num_layers=3, num_heads=4, decoder_start_token_id=0)
+    "granitemoehybrid": _lm(
+        "GraniteMoeHybrid",
+        **_GRANITE,
+        **_LOCAL,
+        **_MAMBA,
+        layer_types=["mamba", "attention", "mamba"],
+        shared_intermediate_size=12,
+        mamba_expand=2,
     ),
-    "vit": lambda: hf.ViTModel(hf.ViTConfig(**_SMALL, image_size=16, patch_size=4, num_channels=3)),
-    "xlnet": lambda: hf.XLNetLMHeadModel(
-        hf.XLNetConfig(**_COMMON, d_model=24, n_layer=3, n_head=4, d_inner=40, mem_len=None)
+    "falcon_h1": _lm("FalconH1", **_MAMBA, mamba_d_ssm=48, head_dim=6),
+    "llava": _made(
+        "LlavaForConditionalGeneration",
+        {},
+        text_config=_GROUPED | {"model_type": "llama"},
+        vision_config=_VISION | {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
     ),
-    # Images and sounds, and models of two towers
-    "beit": lambda: hf.BeitModel(
-        hf.BeitConfig(**_PATCHES, use_relative_position_bias=True, use_absolute_position_embeddings=True)
+    "mistral3": _made(
+        "Mistral3ForConditionalGeneration",
+        {},
+        text_config=_WIDE | {"model_type": "mistral"},
+        vision_config=_VISION | {"model_type": "pixtral", "image_size": 16, "patch_size": 4, "head_dim": 8},
     ),
-    "beit-shared": lambda: hf.BeitModel(hf.BeitConfig(**_PATCHES, use_shared_relative_position_bias=True)),
-    "clip-text": lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**_ENCODER, projection_dim=16)),
-    "clip-vision": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**_PATCHES, projection_dim=16)),
-    "deit": lambda: hf.DeiTModel(hf.DeiTConfig(**_PATCHES)),
-    "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**_PATCHES)),
-    "dinov2-registers": lambda: hf.Dinov2WithRegistersModel(
-        hf.Dinov2WithRegistersConfig(**_PATCHES, num_register_tokens=2)
+    "qwen2_vl": _made(
+        "Qwen2VLForConditionalGeneration",
+        {},
+        text_config=_GROUPED | _ROTARY,
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2},
     ),
-    "dinov3": lambda: hf.DINOv3ViTModel(
-        hf.DINOv3ViTConfig(**_PATCHES | {"hidden_size": 32}, num_register_tokens=2, use_gated_mlp=True)
+    "qwen2_5_vl": _made(
+        "Qwen2_5_VLForConditionalGeneration", {}, text_config=_GROUPED | _ROTARY, vision_config=_QWEN_VISION
     ),
-    "siglip-text": lambda: hf.SiglipTextModel(hf.SiglipTextConfig(**_ENCODER)),
-    "siglip2-text": lambda: hf.Siglip2TextModel(hf.Siglip2TextConfig(**_ENCODER)),
-    "siglip-vision": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**_PATCHES)),
-    "hubert": lambda: hf.HubertModel(hf.HubertConfig(**_WAVES)),
-    "wav2vec2": lambda: hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_WAVES, ctc_zero_infinity=True)),
-    "wav2vec2-stable": lambda: hf.Wav2Vec2Model(
-        hf.Wav2Vec2Config(**_WAVES, feat_extract_norm="layer", do_stable_layer_norm=True)
+    "qwen3_vl": _made(
+        "Qwen3VLForConditionalGeneration",
+        {},
+        text_config=_GROUPED | _ROTARY | {"head_dim": 6},
+        vision_config=_QWEN_VISION | {"deepstack_visual_indexes": []},
     ),
-    "whisper": lambda: hf.WhisperModel(hf.WhisperConfig(**_WHISPER)).encoder,
+    "granite_swa": _lm("GraniteSWA", **_GRANITE, sliding_window=6),
+    "ministral3": _lm("Ministral3", _WIDE),
+    "phimoe": _lm("Phimoe", **_LOCAL),
+    "minimax_m2": _lm("MiniMaxM2", _WIDE, **_LOCAL),
+    "hunyuan_v1_dense": _lm("HunYuanDenseV1", _WIDE),
+    "ernie4_5_moe": _lm("Ernie4_5_Moe", **_EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1),
+    "vaultgemma": _lm("VaultGemma", _WIDE, sliding_window=6),
+    "t5": _made("T5EncoderModel", _T5),
+    "t5-both": _made("T5ForConditionalGeneration", _T5),
+    "mt5": _made("MT5EncoderModel", _T5),
+    "umt5": _made("UMT5EncoderModel", _T5),
+    "bart": _made("BartForConditionalGeneration", _TWO_STACKS),
+    "mbart": _made("MBartForConditionalGeneration", _TWO_STACKS),
+    "marian": _made("MarianMTModel", _TWO_STACKS),
+    "pegasus": _made("PegasusForConditionalGeneration", _TWO_STACKS),
+    "m2m_100": _made("M2M100ForConditionalGeneration", _TWO_STACKS),
+    "vit": _made("ViTModel", _SMALL, image_size=16, patch_size=4, num_channels=3),
+    "xlnet": _made("XLNetLMHeadModel", _COMMON, d_model=24, n_layer=3, n_head=4, d_inner=40, mem_len=None),
+    # Images, sounds, and the towers of models that have two
+    "beit": _made("BeitModel", _PATCHES, use_relative_position_bias=True, use_absolute_position_embeddings=True),
+    "beit-shared": _made("BeitModel", _PATCHES, use_shared_relative_position_bias=True),
+    "clip-text": _made("CLIPTextModel", _ENCODER, projection_dim=16),
+    "clip-vision": _made("CLIPVisionModel", _PATCHES, projection_dim=16),
+    "deit": _made("DeiTModel", _PATCHES),
+    "dinov2": _made("Dinov2Model", _PATCHES),
+    "dinov2-registers": _made("Dinov2WithRegistersModel", _PATCHES, num_register_tokens=2),
+    "dinov3": _made("DINOv3ViTModel", _PATCHES, hidden_size=32, num_register_tokens=2, use_gated_mlp=True),
+    "siglip-text": _made("SiglipTextModel", _ENCODER),
+    "siglip2-text": _made("Siglip2TextModel", _ENCODER),
+    "siglip-vision": _made("SiglipVisionModel", _PATCHES),
+    "hubert": _made("HubertModel", _WAVES),
+    "wav2vec2": _made("Wav2Vec2ForCTC", _WAVES),
+    "wav2vec2-stable": _made("Wav2Vec2Model", _WAVES, feat_extract_norm="layer", do_stable_layer_norm=True),
+    "whisper": _made("WhisperForConditionalGeneration", _TWO_STACKS, num_mel_bins=8, max_source_positions=50),
 }
-
-IMAGES = frozenset(["vit", "beit", "beit-shared", "clip-vision", "deit", "dinov2", "dinov2-registers", "dinov3",
-                    "siglip-vision"])  # fmt: skip
-SOUNDS = frozenset(["hubert", "wav2vec2", "wav2vec2-stable", "whisper"])
 
 
 def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf.PreTrainedModel:
@@ -152,6 +275,9 @@ def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.2
             centre = 1.0 if key.endswith("weight") and "norm" in key.lower() else 0.0
             parameter.copy_(drawn + centre)
+        for key, buffer in model.named_buffers():
+            if key.endswith("correction_bias"):  # what learned routers keep beside their parameters
+                buffer.copy_(torch.randn(buffer.shape, generator=generator, dtype=torch.float64) * 0.2)
     return model.to(dtype)
 
 
@@ -168,13 +294,25 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
     )
 
 
-def reader(name: str) -> object:
+@cache
+def family(name: str) -> Family:
+    """Return the row of the tiny model called `name`."""
+    with torch.device("meta"):
+        return FAMILIES[BUILDERS[name]().config.model_type]
+
+
+def reader(name: str) -> Any:
     """Return what makes the tiny model's inputs: a tokenizer, an image processor or a feature extractor."""
-    if name == "whisper":
-        return hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
-    if name in SOUNDS:
-        return hf.Wav2Vec2FeatureExtractor()
-    return hf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if name in IMAGES else tokenizer()
+    features = family(name).features
+    if features is None:
+        return tokenizer()
+    if features.modality == "image":
+        return hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
+    return (
+        hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+        if name == "whisper"
+        else hf.Wav2Vec2FeatureExtractor()
+    )
 
 
 def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:

@@ -7,11 +7,16 @@ from torch import Tensor
 
 
 def visible(kind: str, query: int, key: int, window: int | None = None) -> bool:
-    """Say whether `query` sees `key`: 'causal' or 'both', with 'window': the last `window`, or that many each side."""
+    """Say whether `query` sees `key`: 'causal' or 'both'.
+
+    With 'window': the last `window` keys, or that many each side; with 'chunk': those of its own chunk of `window`.
+    """
     if kind.startswith("causal") and key > query:
         return False
     if kind == "causal window":
         return query - key < window
+    if kind == "causal chunk":
+        return query // window == key // window
     if kind == "both window":
         return abs(query - key) <= window
     return True

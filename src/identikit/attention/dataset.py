@@ -74,7 +74,7 @@ def attention_statistics(
         bounded = certainty.certainty(result, options.intervals, options.seed) if options.intervals else {}
         return {**_readings(result, options.mass), **bounded, "type_sums": sums, "type_texts": (number > 0).double()}
 
-    averages = TypeAverages(tuple(range(model.n_layers)), tuple(range(model.n_heads)))
+    averages = TypeAverages(model.attention_layers, tuple(range(model.n_heads)))
     parts: list[dict[str, Tensor]] = []
     for shard in _shards(model, texts, store, options, read, WHAT, progress):
         averages.sums += shard.pop("type_sums")
@@ -126,7 +126,7 @@ def _shards(
     progress: Progress,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield what is read from the texts of each shard, one after another; what is summed over texts is added up."""
-    layers, heads = tuple(range(model.n_layers)), tuple(range(model.n_heads))
+    layers, heads = model.attention_layers, tuple(range(model.n_heads))
 
     def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
         found = readings(model, shard, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)

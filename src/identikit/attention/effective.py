@@ -297,7 +297,7 @@ def effective_attention(
     """
     options = Options(bias=bias, mass=mass, tolerance=tolerance, dtype=dtype)
     model = checked_model(model)
-    which = chosen("layer", layers, model.n_layers), chosen("head", heads, model.n_heads)
+    which = model.attending(layers), chosen("head", heads, model.n_heads)
     found = [
         attend(reading, options, layers=which[0], heads=which[1])
         for reading in readings(model, text, layers=which[0], truncate=truncate, max_tokens=max_tokens)

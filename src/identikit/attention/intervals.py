@@ -87,7 +87,7 @@ def attention_intervals(
     """
     bounding = Bounding(method, epsilon, seconds)
     model = checked_model(model)
-    layers, heads = chosen("layer", layer, model.n_layers), chosen("head", head, model.n_heads)
+    layers, heads = model.attending(layer), chosen("head", head, model.n_heads)
     found = []
     for reading in readings(model, text, layers=layers, truncate=truncate):
         captured = attend(reading, Options(), layers=layers, heads=heads).sel(layer=layer, head=head, query=query)

@@ -6,6 +6,7 @@ model that fails is refused: a wrong number is worse than none.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,24 +14,33 @@ import torch
 from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
-from identikit.models.tap import AttentionCall, evaluating, switched
+from identikit.models.tap import AttentionCall, evaluating, plain_experts, switched
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
 # How far apart two ways of computing one thing may be, relative to the largest entry.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+# Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def prove(model: Model) -> int:
     """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
     finite_weights(model)
     batch = model.sample((7, 5))
+    batch = _padded_left(batch) if model.family.positions else batch
     calls: list[AttentionCall] = []
     with _watched(model) as made:
         trace = model.trace(batch, calls.append)
-    for call in calls:
+    if len(made.outputs) != len(calls):
+        _row_fails(model, "output", f"it ran {len(made.outputs)} times in a model of {len(calls)} attention layers")
+    for order, call in enumerate(calls):
         _attention_rebuilds_output(model, call)
-        _projections_are_the_modules(model, call, made)
+        _output_is_projected(model, call, made.outputs[order])
+    if model.family.value is not None:
+        if len(made.values) != len(calls):
+            _row_fails(model, "value", f"it ran {len(made.values)} times in a model of {len(calls)} attention layers")
+        for order, call in enumerate(calls):
+            _values_are_the_layers(model, call, made.values[order])
     # Older transformers drop the soft-cap under sdpa without a word; their eager attention keeps it.
     capped = any(call.softcap is not None for call in calls)
     with switched(model.hf, "eager") if capped else nullcontext():
@@ -61,7 +71,8 @@ class _Made(NamedTuple):
 def _watched(model: Model) -> Iterator[_Made]:
     made, family = _Made([], []), model.family
     with ExitStack() as stack:
-        for block in {id(block): block for block in model.blocks}.values():
+        attending = {id(model.blocks[layer]): model.blocks[layer] for layer in model.attention_layers}
+        for block in attending.values():
             hooks = [] if family.value is None else _watch(families.find(block, family.value), made.values)
             if family.watch_output is None:
                 hooks += _watch(families.find(block, family.output), made.outputs)
@@ -85,36 +96,74 @@ def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
     _near(model, rebuilt, call.output, f"{where} attention times values is the head output")
 
 
-def _projections_are_the_modules(model: Model, call: AttentionCall, made: _Made) -> None:
-    block, where = model.blocks[call.layer], f"layer {call.layer}:"
-    projected = torch.einsum("bhqv,hvd->bqd", call.output, model.projection(call.layer))
-    bias = getattr(families.find(block, model.family.output), "bias", None)
+def _output_is_projected(model: Model, call: AttentionCall, made: Tensor) -> None:
+    size = families.output_size(model.family, model.blocks[call.layer])
+    if size != (model.n_heads * model.d_value, made.shape[-1]):
+        _row_fails(
+            model,
+            "output",
+            f"it takes {size[0]} numbers to {size[1]}, and {model.n_heads} heads of {model.d_value} values make "
+            f"{model.n_heads * model.d_value}",
+        )
+    heads = call.output if call.gate is None else call.output * call.gate
+    projected = torch.einsum("bhqv,hvd->bqd", heads, model.projection(call.layer))
+    bias = getattr(families.find(model.blocks[call.layer], model.family.output), "bias", None)
     projected = projected if bias is None else projected + bias
-    _near(model, projected, made.outputs[call.layer], f"{where} head outputs times H is the module's output")
-    if model.family.value is not None:
-        parts = families.value_part(model.family, made.values[call.layer], model.n_key_value_heads, model.d_value)
-        _near(model, parts.transpose(1, 2), call.value, f"{where} values are the value layer's, head by head")
+    what = f"layer {call.layer}: head outputs times H is the module's output (`output={model.family.output!r}`)"
+    _near(model, projected, made, what)
+
+
+def _values_are_the_layers(model: Model, call: AttentionCall, made: Tensor) -> None:
+    least = model.n_key_value_heads * model.d_value * (3 if model.family.interleaved else 1)
+    if made.shape[-1] < least or (model.family.interleaved and made.shape[-1] != least):
+        _row_fails(model, "value", f"it makes {made.shape[-1]} numbers for each token, and the values take {least}")
+    parts = families.value_part(model.family, made, model.n_key_value_heads, model.d_value)
+    said = f"`value={model.family.value!r}`, `interleaved={model.family.interleaved}`"
+    what = f"layer {call.layer}: values are the value layer's, head by head ({said})"
+    _near(model, parts.transpose(1, 2), call.value, what)
+
+
+def _row_fails(model: Model, field: str, why: str) -> None:
+    raise ModelError(
+        f"Proving {model.name}: the row of {model.hf.config.model_type!r} says "
+        f"{field}={getattr(model.family, field)!r}, but {why}. Numbers read from this model would be wrong."
+    )
+
+
+def _padded_left(batch: TokenBatch) -> TokenBatch:
+    """Return a batch of texts with their padding before them."""
+    if batch.ids is None:
+        return batch
+    n = batch.keep.shape[1]
+    shifts = [n - int(kept) for kept in batch.keep.sum(-1)]
+    ids, keep = (
+        torch.stack([row.roll(by) for row, by in zip(rows, shifts, strict=True)]) for rows in (batch.ids, batch.keep)
+    )
+    return replace(batch, ids=ids, keep=keep)
 
 
 def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -> None:
-    """Compare the tapped run of a padded batch with the stock model's runs of each text alone."""
+    """Compare the tapped run of a padded batch with the stock model's runs of each text alone.
+
+    The stock model takes positions of its own, so this also proves the positions that a row passes.
+    """
     for row in range(len(batch)):
         length = int(batch.keep[row].sum())
         alone = model.sample((length,)) if batch.features is None else batch
         own = stock_hidden(model, alone)[0 if batch.features is None else row]
-        what = "output with the tap, padded, is the model's own, alone"
+        what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
         _near(model, tapped[row][batch.keep[row].to(tapped.device)], own, what)
 
 
 def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
-    """Return the last block's output of the model as it came, without the tap."""
+    """Return the last block's output of the model as it came, without the tap and without positions from us."""
     outputs: list[Any] = []
     hook = model.blocks[-1].register_forward_hook(
         lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
     )
     try:
-        with evaluating(model.hf), torch.no_grad():
-            model.hf(**model.arguments(batch))
+        with evaluating(model.hf), plain_experts(model.hf), torch.no_grad():
+            model.hf(**{name: given for name, given in model.arguments(batch).items() if name != "position_ids"})
     finally:
         hook.remove()
     return outputs[-1].transpose(0, 1) if model.family.sequence_first else outputs[-1]
@@ -123,19 +172,26 @@ def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
 def _split_is_by_position(model: Model, batch: TokenBatch) -> None:
     """Change one position: `pre`, `post` and the embedding's tail must change there and nowhere else."""
     with model.split(batch) as split:
-        moved = split.inputs.clone()
-        moved[:, 1] += 1.0
+        moved = _moved(split.inputs, 1)
         _unmoved(model, split.tail(split.inputs), split.tail(moved), "the embedding's tail")
+        if torch.equal(split.tail(split.inputs), split.tail(moved)):
+            _row_fails(model, "embedding", "what enters the first block does not depend on that module's input")
         _near(model, split.tail(split.inputs), split.blocks[0].input, "the embedding's tail ends at the first block")
         for layer, block in enumerate(split.blocks):
             x, output = block.input, block.call.output
-            moved = x.clone()
-            moved[:, 1] += 1.0
-            other = output.clone()
-            other[:, :, 1] += 1.0
+            moved, other = _moved(x, 1), _moved(output, 2)
+            for made, own in zip(block.pre(x), (block.call.query, block.call.key, block.call.value), strict=True):
+                _near(model, made, own, f"layer {layer}: `pre` makes the same queries, keys and values again")
             for before, after in zip(block.pre(x), block.pre(moved), strict=True):
                 _unmoved(model, before.transpose(1, 2), after.transpose(1, 2), f"layer {layer}: `pre`")
             _unmoved(model, block.post(x, output), block.post(moved, other), f"layer {layer}: `post`")
+
+
+def _moved(vectors: Tensor, axis: int) -> Tensor:
+    """Return the vectors with the one at position 1 changed, and not by a constant, which norms take out."""
+    moved = vectors.clone()
+    moved.select(axis, 1).add_(torch.arange(vectors.shape[-1], device=vectors.device).cos().to(vectors.dtype))
+    return moved
 
 
 def _unmoved(model: Model, before: Tensor, after: Tensor, what: str) -> None:
@@ -144,6 +200,11 @@ def _unmoved(model: Model, before: Tensor, after: Tensor, what: str) -> None:
 
 
 def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
+    if found.shape != expected.shape:
+        raise ModelError(
+            f"Proving {model.name}: it does not hold that {what} (the shapes are {list(found.shape)} and "
+            f"{list(expected.shape)}). Numbers read from this model would be wrong."
+        )
     difference = (found.double() - expected.double()).abs().max()
     scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     if not difference <= _TOLERANCE[model.dtype] * scale:

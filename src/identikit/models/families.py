@@ -1,12 +1,7 @@
-"""One table of what differs between architectures: where each keeps its blocks and projections, and how it is tapped.
+"""What a row of the table says of a model: which row is its own, why it cannot be read, and where its parts are."""
 
-`check.py` proves every row against the module's own output. To support another architecture, add its row
-(CONTRIBUTING.md, 'Add a family').
-"""
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+import inspect
+import sys
 from typing import Any
 
 from torch import nn
@@ -14,244 +9,113 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.features import Images, Sounds
-from identikit.models import beit, xlnet
-from identikit.models.tap import switched
+from identikit.models.table import FAMILIES, Family
 from identikit.shapes import Float, Tensor
 
-Watch = Callable[[nn.Module, Callable[[Tensor], None]], list[Any]]
-"""Called with a block and what to tell its output to; returns the hooks, to be removed at the end."""
-
-
-def _table_size(config: Any) -> int:
-    return config.max_position_embeddings
-
-
-def _after_padding(config: Any) -> int:
-    return config.max_position_embeddings - config.pad_token_id - 1  # positions count up from the padding index
-
-
-def _none(config: Any) -> None:
-    return None
-
-
-def _no_prefix(config: Any) -> tuple[str, ...]:
-    return ()
-
-
-def _distilled(config: Any) -> tuple[str, ...]:
-    return "[CLS]", "[DIST]"
-
-
-def _registers(config: Any) -> tuple[str, ...]:
-    return "[CLS]", *(f"reg{index}" for index in range(config.num_register_tokens))
-
-
-def _source_positions(config: Any) -> int:
-    return config.max_source_positions
-
-
-def _spectrogram(config: Any) -> tuple[int, int, int]:
-    return 1, 320, config.max_source_positions  # frames of 160 samples, and a convolution that takes every other
-
-
-def _mel_bins(config: Any) -> tuple[int, int]:
-    return config.num_mel_bins, 2 * config.max_source_positions
-
-
-def _convolutions(config: Any) -> tuple[int, int, None]:
-    """Return the samples under the first token, and from one to the next, of a stack of convolutions over samples."""
-    first, step = 1, 1
-    for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
-        first, step = first + (kernel - 1) * step, step * stride
-    return first, step, None
-
-
-def _samples(config: Any) -> tuple[int]:
-    first, step, _ = _convolutions(config)
-    return (first + 6 * step,)  # seven tokens
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture: what it calls its parts, and what it does differently.
-
-    - `blocks`: its blocks, from the base model; `*` stands for every entry of a list
-    - `output`: the output projection, from the block: a linear layer, or a bare (d, head, d_v) parameter
-    - `value`: the layer that makes the values, alone or last of query, key, value; None: bare parameters, no bias
-    - `interleaved`: that layer holds query, key and value in turn for each head
-    - `embedding`: the module whose input is the embedding sum x; None: the first block
-    - `positions`: takes `position_ids`; `limit`: how many tokens it has positions for
-    - `splits`: a block is post(x, mix(pre(x))) where mix is only the tap's softmax attention
-    - `sequence_first`: its blocks put the sequence before the batch
-    - `tap`: switches the tap in, and the model's own attention back at the end
-    - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
-    - `model_class`: the transformers class to load; None: the one that the checkpoint names
-    - `features`: how it reads images or sounds; None: it reads texts
-    - `part`: what is read of a model with an encoder and a decoder, from its base model; None: all of it
-    - `refusal`: why a model with this configuration cannot be read; None: it can
-    """
-
-    blocks: str
-    output: str
-    value: str | None
-    interleaved: bool = False
-    embedding: str | None = None
-    positions: bool = False
-    limit: Callable[[Any], int | None] = _table_size
-    splits: bool = True
-    sequence_first: bool = False
-    tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
-    watch_output: Watch | None = None
-    model_class: str | None = None
-    features: Images | Sounds | None = None
-    part: str | None = None
-    refusal: Callable[[Any], str | None] = _none
-
-
-_BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.value", embedding="embeddings.LayerNorm")
-_ROBERTA = Family(_BERT.blocks, _BERT.output, _BERT.value, embedding=_BERT.embedding, limit=_after_padding)
-_LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True)
-_VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_none, features=Images())
-_DINO = replace(
-    _VIT,
-    blocks="encoder.layer.*",
-    output="attention.o_proj|attention.output.dense",  # before and after transformers gave vision models one form
-    value="attention.v_proj|attention.attention.value",
-    features=Images(any_size=True),
-)
-_CLIP = Family("encoder.layers.*", "self_attn.out_proj", "self_attn.v_proj")
-_WAVES = Sounds(_convolutions, _samples)
-_WAV2VEC2 = Family("encoder.layers.*", "attention.out_proj", "attention.v_proj", limit=_none, features=_WAVES)
-
-FAMILIES: dict[str, Family] = {
-    "albert": Family(
-        "encoder.albert_layer_groups.*.albert_layers.*",
-        "attention.dense",
-        "attention.value",
-        embedding="embeddings.LayerNorm",
-    ),
-    "bert": _BERT,
-    "camembert": _ROBERTA,
-    "distilbert": Family(
-        "transformer.layer.*", "attention.out_lin", "attention.v_lin", embedding="embeddings.LayerNorm"
-    ),
-    "electra": _BERT,
-    "gemma2": _LLAMA,
-    "gemma3_text": _LLAMA,
-    "gpt2": Family("h.*", "attn.c_proj", "attn.c_attn", positions=True),
-    "gpt_oss": _LLAMA,
-    "gpt_neox": Family("layers.*", "attention.dense", "attention.query_key_value", interleaved=True, positions=True),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "modernbert": Family("layers.*", "attn.Wo", "attn.Wqkv", embedding="embeddings.norm"),
-    "opt": Family("decoder.layers.*", "self_attn.out_proj", "self_attn.v_proj", positions=True),
-    "phi3": Family("layers.*", "self_attn.o_proj", "self_attn.qkv_proj", positions=True),
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "roberta": _ROBERTA,
-    "t5": Family(
-        "encoder.block.*",
-        "layer.0.SelfAttention.o",
-        "layer.0.SelfAttention.v",
-        limit=_none,
-        model_class="T5EncoderModel",
-    ),
-    "vit": _VIT,
-    "xlm-roberta": _ROBERTA,
-    "xlnet": Family(
-        "layer.*",
-        "rel_attn.o",
-        None,
-        limit=_none,
-        splits=False,
-        sequence_first=True,
-        tap=xlnet.switched,
-        watch_output=xlnet.watch_output,
-        refusal=xlnet.refusal,
-    ),
-    # Images and sounds, and models of two towers
-    "beit": replace(_VIT, tap=beit.switched, features=Images(any_size=True)),
-    "clip_text_model": replace(_CLIP, positions=True),
-    "clip_vision_model": replace(_CLIP, embedding="pre_layrnorm", limit=_none, features=Images()),
-    "deit": replace(_VIT, features=Images(_distilled)),
-    "dinov2": _DINO,
-    "dinov2_with_registers": replace(_DINO, features=Images(_registers, any_size=True)),
-    "dinov3_vit": replace(_VIT, blocks="layer.*", features=Images(_registers, any_size=True)),
-    "hubert": _WAV2VEC2,
-    "siglip_text_model": _CLIP,
-    "siglip2_text_model": _CLIP,
-    "siglip_vision_model": replace(_CLIP, limit=_none, features=Images(_no_prefix)),
-    "wav2vec2": _WAV2VEC2,
-    "whisper": Family(
-        "layers.*",
-        "self_attn.out_proj",
-        "self_attn.v_proj",
-        limit=_source_positions,
-        features=Sounds(_spectrogram, _mel_bins),
-        part="encoder",
-    ),
-}
-
-# Architectures people ask for that compute attention outside transformers' attention interface.
-_OWN_ATTENTION = frozenset(["bloom", "deberta", "deberta-v2", "gptj", "mpnet", "wavlm"])
+_WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
 
 
 def family_of(model: PreTrainedModel) -> Family:
     """Return a model's row, or say why the model cannot be read."""
-    kind, named = model.config.model_type, type(model).__name__
-    family = FAMILIES.get(kind)
+    family, named = FAMILIES.get(model.config.model_type), type(model).__name__
     if family is None:
-        reason = (
-            "it computes attention outside transformers' attention interface, so it needs a tap of its own"
-            if kind in _OWN_ATTENTION
-            else "its blocks and projections are not in the table of families"
-        )
-        raise ModelError(
-            f"Loading {named}: the architecture {kind!r} is not supported: {reason}. "
-            f"Supported: {', '.join(FAMILIES)}. To add it, see 'Add a family' in CONTRIBUTING.md."
-        )
+        raise ModelError(f"Loading {named}: {_unlisted(model)}")
     reason = family.refusal(model.config) or _refusal(model, family)
     if reason is not None:
         raise ModelError(f"Loading {named}: {reason}")
+    _fits(family, stack_of(family, model))
     return family
+
+
+def _unlisted(model: PreTrainedModel) -> str:
+    """Say why an architecture that is not in the table cannot be read."""
+    kind, classes = model.config.model_type, {type(module) for module in model.modules()}
+    if kind in _WITHOUT_SOFTMAX or not any("attention" in one.__name__.lower() for one in classes):
+        return f"the architecture {kind!r} has no softmax attention, which is what identikit reads. Use another model."
+    if any("Indexer" in one.__name__ for one in classes):
+        return (
+            f"the architecture {kind!r} picks a few keys for each query (sparse attention), and its attention does not "
+            "say which in its mask. Read as dense attention it would be wrong, so it is not supported."
+        )
+    if not any(hasattr(sys.modules[one.__module__], "ALL_ATTENTION_FUNCTIONS") for one in classes):
+        return (
+            f"the architecture {kind!r} is not supported: it computes attention on its own, outside transformers' "
+            "attention interface, so it needs a tap of its own ('Add a family' in CONTRIBUTING.md)."
+        )
+    return (
+        f"the architecture {kind!r} is not supported: its blocks and projections are not in the table of families "
+        "(`identikit models` prints it). To add it, see 'Add a family' in CONTRIBUTING.md."
+    )
 
 
 def _refusal(model: PreTrainedModel, family: Family) -> str | None:
     """Say why a class of a supported architecture cannot be read; None if it can."""
-    instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
+    base, kind = stack_of(family, model).base_model, model.config.model_type
     if any(base.__name__.endswith("ForMultipleChoice") for base in type(model).__mro__):
         return (
             "it reads several choices at once (inputs of three dimensions), and identikit reads one text at a time. "
             "Pass its encoder: load(model.base_model, tokenizer)."
         )
-    if not find_all(model.base_model, family.blocks):
-        return f"it has no blocks at {family.blocks!r}, where {model.config.model_type} keeps them.{instead}"
-    if getattr(model.config, "is_encoder_decoder", False) and hasattr(model.base_model, "decoder"):
-        return f"it has an encoder and a decoder, and identikit reads one stack.{instead}"
+    if not find_all(base, family.blocks):
+        instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
+        return f"the row of {kind!r} says blocks={family.blocks!r}, and {type(base).__name__} has none there.{instead}"
+    if getattr(model.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
+        return "it has an encoder and a decoder, and identikit reads one stack. Pass its encoder: model.get_encoder()."
     return None
 
 
+def _fits(family: Family, stack: PreTrainedModel) -> None:
+    """Refuse a row that names a part which is not there; `check.py` proves that what is there is the right part."""
+    blocks = find_all(stack.base_model, family.blocks)
+    roots = {"output": blocks, "value": blocks, "embedding": [stack.base_model]}
+    for field, modules in roots.items():
+        path = getattr(family, field)
+        for module in modules if path is not None else []:
+            attends = field == "embedding" or mixer_instead(family, module) is None
+            part = next(iter(find_all(module, path)), None)
+            weighted = part is not None and (field == "embedding" or hasattr(part, "weight"))
+            if attends and not (weighted or isinstance(part, nn.Parameter)):
+                raise ModelError(
+                    f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says {field}={path!r}, "
+                    f"and {type(module).__name__} has no {'module' if field == 'embedding' else 'weights'} there."
+                )
+    if family.positions and "position_ids" not in inspect.signature(stack.forward).parameters:
+        raise ModelError(
+            f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says positions=True, and its "
+            "forward takes no position_ids."
+        )
+
+
+def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a model that is read: the model itself, or where the row says so one of its stacks."""
+    stack = None if family.stack is None else getattr(model.base_model, family.stack, None)
+    return model if stack is None else stack
+
+
+def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:
+    """Return what a block has in the place of softmax attention; None: it attends."""
+    found = None if family.instead is None else getattr(block, family.instead, None)
+    return found if isinstance(found, nn.Module) else None
+
+
 def find_all(root: nn.Module, path: str) -> list[nn.Module]:
-    """Return the modules at a dotted path in which `*` stands for every entry of a list."""
+    """Return the modules at a dotted path in which `*` stands for every entry of a list.
+
+    Of paths with `|` between them, the first that there is counts.
+    """
+    path, _, others = path.partition("|")
     found: list[nn.Module] = [root]
     for name in path.split("."):
         if name == "*":
             found = [child for module in found for child in module.children()]
         else:
             found = [getattr(module, name) for module in found if hasattr(module, name)]
-    return found
+    return found if found or not others else find_all(root, others)
 
 
 def find(root: nn.Module, path: str) -> Any:
-    """Return the module or parameter at a dotted path, or at the first of several (`a.b|c.d`) that there is."""
-    path, _, others = path.partition("|")
-    found: Any = root
-    for name in path.split("."):
-        if others and not hasattr(found, name):
-            return find(root, others)
-        found = getattr(found, name)
-    return found
+    """Return the module or parameter at a dotted path."""
+    return find_all(root, path)[0]
 
 
 def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Tensor, "head d_v d"]:
@@ -262,6 +126,15 @@ def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Ten
     weight = projection.weight.detach()
     weight = weight if isinstance(projection, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
     return weight.unflatten(0, (heads, -1))
+
+
+def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
+    """Return how many numbers of all heads a block's output projection takes, and how many it makes."""
+    projection = find(block, family.output)
+    if isinstance(projection, nn.Parameter):
+        return projection.shape[1:].numel(), projection.shape[0]
+    taken, made = projection.weight.shape if isinstance(projection, Conv1D) else projection.weight.T.shape
+    return taken, made
 
 
 def value_part(

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from identikit.encoding import encode
 from identikit.errors import InputError, ModelError
 from identikit.features import Source, encode_features
+from identikit.indexing import Index, chosen
 from identikit.models import families
-from identikit.models.tap import AttentionCall, Visitor, evaluating, visiting
+from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches
 
@@ -71,6 +72,7 @@ class _Seen:
     inputs: Tensor | None = None
     hidden: list[Tensor] = field(default_factory=list)
     blocks: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
 
 
 class Model:
@@ -78,17 +80,17 @@ class Model:
 
     `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
     through the tap, not read from a configuration. `limit` is how many tokens it has positions for (None: no limit).
-    Layers count from 0.
+    A layer is a block, counted from 0; `attention_layers` are those with softmax attention, in most models all.
     """
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
-        self.hf = hf
+        self.family = families.family_of(hf)
+        self.hf = hf = families.stack_of(self.family, hf)
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
-        self.family = families.family_of(hf)
         self.limit = self.family.limit(hf.config)
-        self._accepted = frozenset(inspect.signature(hf.forward).parameters)
+        self._accepted = _accepted(hf)
         self._modules = families.find_all(hf.base_model, self.family.blocks)
         self._measure()
 
@@ -100,16 +102,43 @@ class Model:
 
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
+        batch = self.sample((6,))
         with self._tapped(calls.append) as seen:
-            self._forward(self.sample((6,)))
+            self._forward(batch)
         first = calls[0]
-        self.n_layers = len(calls)
+        self.attention_layers = tuple(call.layer for call in calls)
+        self.n_layers = len(seen.blocks)
         self.n_heads, self.n_key_value_heads = first.query.shape[1], first.key.shape[1]
         self.d_value = first.value.shape[-1]
-        self.d_model = seen.hidden[0].shape[-1]
-        self.d_input = _not_none(seen.inputs).shape[-1]
+        inputs = _not_none(seen.inputs)
+        self._check_shapes(batch, inputs, seen.hidden, calls)
+        self.d_model, self.d_input = seen.hidden[0].shape[-1], inputs.shape[-1]
         self.causal = not first.visible()[0, 0, 0, 1:].any().item()
         self.blocks = [module for module, _, _ in seen.blocks]
+
+    def _check_shapes(
+        self, batch: TokenBatch, inputs: Tensor, hidden: list[Tensor], calls: list[AttentionCall]
+    ) -> None:
+        """Refuse a row whose vectors are not one per token, and a model whose layers differ in their heads."""
+        row = f"Reading {self.name}: the row of {self.hf.config.model_type!r} says"
+        where = {
+            f"embedding={self.family.embedding!r}": [inputs],
+            f"blocks={self.family.blocks!r} and sequence_first={self.family.sequence_first}": hidden,
+        }
+        for said, tensors in where.items():
+            for one in tensors:
+                if one.ndim != 3 or one.shape[:2] != batch.keep.shape or not one.is_floating_point():
+                    raise ModelError(
+                        f"{row} {said}, and there is a tensor {list(one.shape)} ({one.dtype}) where a vector for each "
+                        f"token of a batch {list(batch.keep.shape)} is expected."
+                    )
+        shapes = {(call.query.shape[1], *call.key.shape[1:2], call.value.shape[-1]): call.layer for call in calls}
+        if len(shapes) > 1:
+            found = "; ".join(f"layer {layer}: {h}, {kv} and {d}" for (h, kv, d), layer in shapes.items())
+            raise ModelError(
+                f"Reading {self.name}: its layers differ in their numbers of heads, key-value heads and value "
+                f"dimensions ({found}), and identikit reads models whose layers agree in them."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -141,20 +170,27 @@ class Model:
 
     def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
         """Return H of Eq. 2 for every head: its slice of the layer's output projection."""
-        return families.output_projection(self.family, self.blocks[self.layer(layer)], self.n_heads)
+        (layer,) = self.attending(layer)
+        return families.output_projection(self.family, self.blocks[layer], self.n_heads)
 
     def value_bias(self, layer: int) -> Float[Tensor, "kv_head d_v"] | None:
         """Return the bias in the layer's values, or None if there is none."""
-        block = self.blocks[self.layer(layer)]
-        return families.value_bias(self.family, block, self.n_key_value_heads, self.d_value)
+        (layer,) = self.attending(layer)
+        return families.value_bias(self.family, self.blocks[layer], self.n_key_value_heads, self.d_value)
 
-    def layer(self, index: int) -> int:
-        """Return a layer's index, counted from 0, if the layer exists."""
-        if not 0 <= index < self.n_layers:
-            raise InputError(
-                f"Choosing layers: layer {index} does not exist: {self.name} has layers 0 to {self.n_layers - 1}."
-            )
-        return index
+    def attending(self, layers: Index = None) -> tuple[int, ...]:
+        """Return the layers whose attention a caller asked for; None: all that have softmax attention."""
+        if layers is None:
+            return self.attention_layers
+        wanted = chosen("layer", layers, self.n_layers)
+        for layer in wanted:
+            mixer = families.mixer_instead(self.family, self.blocks[layer])
+            if mixer is not None:
+                raise InputError(
+                    f"Layer {layer} of {self.name} has no softmax attention ({type(mixer).__name__}); its attention "
+                    f"layers are {', '.join(map(str, self.attention_layers))}."
+                )
+        return wanted
 
     def encode(
         self, texts: Any, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
@@ -222,7 +258,7 @@ class Model:
         `run` is a trace of this batch and its attention calls, if it was run already.
         """
         if not self.family.splits:
-            raise ModelError(f"{self.name} cannot be taken apart: its attention has terms beyond softmax(QK)V.")
+            raise ModelError(f"{self.name} cannot be taken apart: its blocks mix tokens by more than softmax(QK)V.")
         if run is None:
             calls: list[AttentionCall] = []
             run = self.trace(batch, calls.append), calls
@@ -294,39 +330,44 @@ class Model:
 
     @contextmanager
     def _switched(self) -> Iterator[None]:
-        with evaluating(self.hf), self.family.tap(self.hf):
+        with evaluating(self.hf), plain_experts(self.hf), self.family.tap(self.hf):
             yield
 
     @contextmanager
     def _tapped(self, visit: Visitor) -> Iterator[_Seen]:
         """Run with the tap in place and every block watched; at the end, check that each block attended just once."""
         seen = _Seen()
-        with self._switched(), torch.no_grad(), visiting(visit) as count, ExitStack() as stack:
-            for hook in self._hooks(seen, count):
+        with self._switched(), torch.no_grad(), visiting(visit) as place, ExitStack() as stack:
+            for hook in self._hooks(seen, place):
                 stack.callback(hook.remove)
             yield seen
-        if not seen.blocks or count[0] != len(seen.blocks):
+        if not seen.calls or place.calls != sum(seen.calls):
             raise ModelError(
-                f"Reading {self.name}: its {len(seen.blocks)} blocks called the tapped attention {count[0]} times, not "
-                "once each. Its attention does not go through transformers' attention interface as identikit needs."
+                f"Reading {self.name}: its {len(seen.blocks)} blocks called the tapped attention {place.calls} times, "
+                "not once each. Its attention does not go through transformers' attention interface as identikit needs."
             )
 
-    def _hooks(self, seen: _Seen, count: list[int]) -> Iterator[Any]:
+    def _hooks(self, seen: _Seen, place: Place) -> Iterator[Any]:
         def embedded(module: nn.Module, args: tuple[Any, ...]) -> None:
-            seen.inputs = args[0]
+            seen.inputs = args[0] if args else None
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if seen.inputs is None:
+            if self.family.embedding is None and seen.inputs is None:
                 seen.inputs = self._batch_first(_hidden(args, kwargs))
+            _not_none(seen.inputs)
+            place.block = len(seen.blocks)
             seen.blocks.append((module, args, kwargs))
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             seen.hidden.append(self._batch_first(_first(output)))
-            if count[0] != len(seen.blocks):
+            expected = int(families.mixer_instead(self.family, module) is None)
+            made = place.calls - sum(seen.calls)
+            if made != expected:
                 raise ModelError(
-                    f"Reading {self.name}: block {len(seen.blocks) - 1} ({type(module).__name__}) called the tapped "
-                    f"attention {count[0] - len(seen.blocks) + 1} times, not once."
+                    f"Reading {self.name}: block {place.block} ({type(module).__name__}) called the tapped attention "
+                    f"{made} times, not {'once' if expected else 'never'}."
                 )
+            seen.calls.append(made)
 
         if self.family.embedding is not None:
             yield families.find(self.hf.base_model, self.family.embedding).register_forward_pre_hook(embedded)
@@ -348,6 +389,14 @@ def checked_model(model: Any) -> Model:
     )
 
 
+def _accepted(hf: PreTrainedModel) -> frozenset[str]:
+    """Return the arguments that a model's forward takes; those it hands on to its text model may say `use_cache`."""
+    own = inspect.signature(hf.forward).parameters
+    hands_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
+    caches = hands_on and hasattr(hf.config.get_text_config(), "use_cache")
+    return frozenset([*own, "use_cache"] if caches else own)
+
+
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
 
@@ -358,7 +407,10 @@ def _first(output: Any) -> Tensor:
 
 def _not_none(inputs: Tensor | None) -> Tensor:
     if inputs is None:
-        raise ModelError("Reading a model: it ran without its embedding. Its family's row names the wrong module.")
+        raise ModelError(
+            "Reading a model: its first block ran before the module that the row's `embedding` names, or that module "
+            "was given nothing. `embedding` is the module whose input is the embedding sum."
+        )
     return inputs
 
 

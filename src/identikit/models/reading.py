@@ -110,7 +110,7 @@ class Reading:
     @contextmanager
     def split(self) -> Iterator[Split]:
         """Take the model apart for this text, without running it again if all layers were captured."""
-        complete = self.trace is not None and len(self.calls) == self.model.n_layers
+        complete = self.trace is not None and len(self.calls) == len(self.model.attention_layers)
         run = (self.trace, [self.calls[layer] for layer in sorted(self.calls)]) if complete else None
         with self.model.split(self.batch, run) as split:  # pyright: ignore[reportArgumentType]
             yield split

@@ -22,6 +22,7 @@ from transformers.masking_utils import and_masks, causal_mask_function, padding_
 from identikit.errors import ModelError
 from identikit.shapes import Bool, Float, Int, Tensor
 
+GATE = "identikit_gate"  # where an attention module keeps the gate of its next call
 NAME = "identikit_tap"  # must contain none of: sdpa, flash, flex, '/', 'paged|' (transformers matches on those)
 LONGEST_MASK = 4096  # tokens up to which a mask is materialised
 ROW_BYTES = 1 << 28  # bytes of scores held at once when rows are taken in chunks
@@ -38,7 +39,15 @@ BiasKeys = Callable[[int, Tensor, Tensor], Tensor]  # text, heads, queries to (h
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
-_layer: ContextVar[list[int]] = ContextVar("identikit_layer")
+_place: ContextVar["Place"] = ContextVar("identikit_place")
+
+
+@dataclass
+class Place:
+    """Where a run is: the index of the block that is running, and how many attention calls were made so far."""
+
+    block: int = 0
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class AttentionCall:
     - `mask`: which keys a query sees, True = sees it; None: all keys
     - `bias_keys`: where B depends on the query, $B_{ij} = s\,q_i \cdot r_{ij}$ + a constant (XLNet): r of a text of the
       batch, for the heads and queries asked for; None: it does not
+    - `gate`: what multiplies O before the output projection (Qwen3-Next), so that H is diag(gate)·H; None: nothing
+    - `layer`: the index of the block, also where other blocks have no softmax attention
     - `sink`: a learned score per head that competes with the keys, as an extra key of value 0 would (gpt-oss), so that
       rows of A sum to less than 1; None: there is none
     """
@@ -84,6 +95,7 @@ class AttentionCall:
     softcap: float | None = None
     bias: Float[Tensor, "#batch head query key"] | None = None
     bias_keys: BiasKeys | None = None
+    gate: Float[Tensor, "batch head query d_v"] | None = None
     sink: Float[Tensor, "head"] | None = None
 
     @property
@@ -153,6 +165,7 @@ class AttentionCall:
         if bias is not None:
             bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., positions]
         own = {"query": part(self.query), "key": part(self.key), "value": part(self.value), "mask": mask, "bias": bias}
+        own["gate"] = None if self.gate is None else part(self.gate)
         return replace(self, **own, bias_keys=None if bias_keys is None else keys_of)
 
     def row_chunks(self) -> Iterator[slice]:
@@ -197,10 +210,10 @@ def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
 
 
 def next_layer() -> int:
-    """Return the index of the next attention call: ALBERT calls one module many times, so only call order counts."""
-    counter = _layer.get()
-    counter[0] += 1
-    return counter[0] - 1
+    """Count an attention call; return the index of its block: ALBERT runs one module many times, so order counts."""
+    place = _place.get()
+    place.calls += 1
+    return place.block
 
 
 def attention(
@@ -232,6 +245,7 @@ def attention(
         mask=_understood(module, attention_mask, query),
         softcap=softcap,
         bias=position_bias,
+        gate=getattr(module, GATE, None),
         sink=None if s_aux is None else s_aux.detach(),
     )
     return hand_over(call).transpose(1, 2).contiguous(), None
@@ -286,15 +300,15 @@ def _mask(
 
 
 @contextmanager
-def visiting(visitor: Visitor) -> Iterator[list[int]]:
-    """Send the attention calls made inside to `visitor`; yield their running count."""
-    counter = [0]
-    tokens = _visitor.set(visitor), _layer.set(counter)
+def visiting(visitor: Visitor) -> Iterator[Place]:
+    """Send the attention calls made inside to `visitor`; yield where the run is, for who watches its blocks to set."""
+    place = Place()
+    tokens = _visitor.set(visitor), _place.set(place)
     try:
-        yield counter
+        yield place
     finally:
         _visitor.reset(tokens[0])
-        _layer.reset(tokens[1])
+        _place.reset(tokens[1])
 
 
 @contextmanager
@@ -302,16 +316,29 @@ def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[Non
     """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
     AttentionInterface.register(NAME, attention)  # it cannot be unregistered; doing it again is harmless
     AttentionMaskInterface.register(NAME, _mask)
-    configs = {
-        id(config): config for config in (getattr(m, "config", None) for m in model.modules()) if config is not None
-    }
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    try:
+    with _restored(model, "_attn_implementation_internal"):
         model.set_attn_implementation(implementation)
+        yield
+
+
+@contextmanager
+def plain_experts(model: PreTrainedModel) -> Iterator[None]:
+    """Run experts one by one: the fused products have no derivative forward, and none in float64."""
+    with _restored(model, "_experts_implementation_internal"):
+        model.set_experts_implementation("eager")
+        yield
+
+
+@contextmanager
+def _restored(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Give every configuration in a model this setting of its own back at the end."""
+    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
+    before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
+    try:
         yield
     finally:
         for config, own in before:
-            config._attn_implementation_internal = own
+            setattr(config, name, own)
 
 
 @contextmanager

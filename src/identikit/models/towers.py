@@ -1,4 +1,4 @@
-"""Models of several parts: the part that is read, and the tokenizer or processor that reads for it."""
+"""Models of two towers: the one that is read, and the tokenizer or processor that reads for it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from identikit.errors import InputError
-from identikit.models.families import FAMILIES, family_of, find
+from identikit.models.families import FAMILIES, family_of
 
 TOWERS = ("text", "vision")
 # By modality: what it is called, what loads it, and its class.
@@ -25,8 +25,8 @@ _READERS: dict[str, tuple[str, Any, type]] = {
 }
 
 
-def part_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
-    """Return the part of a model that is read: the tower asked for, its encoder, or the whole model."""
+def tower_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
+    """Return the tower of a model that is asked for, or the whole model if it has no towers."""
     named = type(model).__name__
     towers = {name: getattr(model, f"{name}_model", None) for name in TOWERS}
     towers = {name: part for name, part in towers.items() if isinstance(part, PreTrainedModel)}
@@ -40,11 +40,8 @@ def part_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
         )
     if tower is not None:
         raise InputError(f"Loading {named}: tower={tower!r:.60}, but it has no towers to choose from. Leave tower out.")
-    family = FAMILIES.get(model.config.model_type)
-    if family is None and towers:  # a classifier on one tower
+    if towers and model.config.model_type not in FAMILIES:  # a classifier on one tower
         return next(iter(towers.values()))
-    if family is not None and family.part is not None and hasattr(model.base_model, family.part):
-        return find(model.base_model, family.part)
     return model
 
 
