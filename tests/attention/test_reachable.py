@@ -14,7 +14,7 @@ from tests.models.real import STORIES, needs_stories
 from tests.reference import reachable as reference
 
 WORDS = ["w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15", "w7 w9", "w3 w4 w5 w3 w4 w5 w3 w3 w30 w31 w32 w33"]
-FAMILIES = ["bert", "gpt2", "llama", "mistral", "gemma2", "qwen3", "t5", "xlnet"]
+FAMILIES = ["bert", "gpt2", "llama", "mistral", "gemma2", "qwen3", "t5", "xlnet", "deberta-v2", "bloom"]
 
 
 def assert_definition(model: Model, result: Any) -> None:

@@ -133,7 +133,7 @@ def test_sweep_agrees_to_float64_once_the_norms_are(name: str, float64_norms: No
     assert_sweep_is_autograd(name, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["xlnet", "gpt2"])
+@pytest.mark.parametrize("name", ["xlnet", "gpt2", "deberta-v2", "deberta-v2-conv"])
 def test_generic_engine_agrees_with_autograd(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = one_row(batch_of(model, (6, 5)), 1)
@@ -166,6 +166,16 @@ def test_inputs_after_the_embeddings_norm(name: str):
     request = asked(model, after=True, targets=(1, 4))
     for engine in (sweep.generic, sweep.reverse):
         assert off(engine(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["deberta-v2-conv", "xlnet"])
+@pytest.mark.parametrize("after", [False, True])
+def test_inputs_of_a_model_that_does_not_split(name: str, after: bool):
+    model = tiny.loaded(name, dtype=torch.float64)
+    batch = batch_of(model, (5,))
+    (expected,) = reference_norms(model, batch, [1, 4], ["frobenius"], after=after)
+    request = asked(model, after=after, targets=(1, 4))
+    assert off(sweep.generic(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
 
 
 def test_chunks_and_kept_derivatives_change_nothing():

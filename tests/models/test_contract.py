@@ -29,8 +29,8 @@ CAUSAL = [name for name in NAMES if tiny.family(name).causal]
 EXACT = {
     "albert", "albert-groups", "bart", "bert", "bert-mlm", "biogpt", "camembert", "data2vec-text", "distilbert",
     "electra", "ernie", "esm-absolute", "gpt2", "gpt_bigcode", "gpt_neox", "m2m_100", "marian", "mbart", "nemotron",
-    "nomic_bert", "opt", "pegasus", "phi", "phimoe", "roberta", "roberta-prelayernorm", "stablelm", "starcoder2",
-    "vit", "xlm-roberta", "xlm-roberta-xl", "xlnet",
+    "nomic_bert", "bloom", "falcon-rw", "gptj", "mpnet", "opt", "pegasus", "phi", "phimoe", "roberta",
+    "roberta-prelayernorm", "stablelm", "starcoder2", "vit", "xlm-roberta", "xlm-roberta-xl", "xlnet",
     "beit", "beit-shared", "clip-text", "clip-vision", "deit", "dinov2", "dinov2-registers", "dinov3", "hubert",
     "siglip-text", "siglip2-text", "siglip-vision", "wav2vec2", "wav2vec2-stable", "whisper",
 }  # fmt: skip
@@ -39,6 +39,7 @@ STRUCTURES = {
     "albert", "albert-groups", "bart", "bert", "cohere", "deepseek_v3", "distilbert", "electra", "esm", "exaone4",
     "gemma2", "gemma3", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granitemoe", "llama", "llama4-text",
     "mistral", "mixtral", "modernbert", "olmo2", "opt", "phi3", "qwen2_vl", "qwen3", "stablelm", "t5", "vit",
+    "bloom", "falcon", "falcon-7b", "falcon-rw", "gptj", "mpnet",
     "beit", "clip-vision", "dinov3", "wav2vec2", "wav2vec2-stable", "whisper",
 }  # fmt: skip
 
@@ -56,13 +57,15 @@ WINDOWS = {
     "starcoder2": {0: 6, 1: 6, 2: 6},
     "qwen2": {1: 6, 2: 6},
     "modernbert": {1: 3},
-} | dict.fromkeys(
-    ["cohere2", "exaone4", "gemma2", "gemma3", "gemma3-images", "gpt_oss", "ministral", "olmo3", "vaultgemma"],
-    {0: 6, 2: 6},
-)
+} | {
+    name: {0: 6, 2: 6}
+    for name in (
+        "cohere2", "exaone4", "gemma2", "gemma3", "gemma3-images", "gpt_oss", "ministral", "olmo3", "vaultgemma",
+    )
+}  # fmt: skip
 CHUNKS = {"llama4": {0: 6, 2: 6}, "llama4-text": {0: 6, 2: 6}}
 # Families without absolute positions, which may be padded on the left though they take no `position_ids`.
-RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba"]
+RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba", "deberta-v2"]
 
 
 def batch_of(model: Model, lengths: tuple[int, ...], side: str = "right") -> TokenBatch:
@@ -166,7 +169,7 @@ def test_padded_batch_is_one_by_one(name: str, side: str):
         assert torch.equal(together.inputs[row][keep[row]], alone.inputs[0])
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet"])
+@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "bloom", "falcon-rw", "mpnet", "deberta-v2"])
 def test_a_text_of_a_batch_is_the_text_alone(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6), "left" if model.causal else "right")
@@ -267,12 +270,11 @@ def test_unknown_terms_of_attention_are_refused_by_name():
         Model(model, tiny.tokenizer(), name="sinks")
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa's module, on import
 @pytest.mark.parametrize(("family", "options"), [
-    ("Bloom", {"hidden_size": 24, "n_layer": 1, "n_head": 4}),
-    ("GPTJ", {"n_embd": 24, "n_layer": 1, "n_head": 4, "rotary_dim": 4}),
-    ("DebertaV2", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
-    ("MPNet", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    ("GPTNeo", {"hidden_size": 24, "num_layers": 1, "num_heads": 4, "attention_types": [[["global"], 1]]}),
+    ("RoFormer", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    ("BigBird", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    ("Longformer", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "attention_window": 4}),
 ])  # fmt: skip
 def test_attention_outside_the_interface_is_refused(family: str, options: dict):
     config = getattr(hf, f"{family}Config")(vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2, **options)
@@ -337,7 +339,7 @@ def test_block_jacobian_from_the_two_halves(name: str):
 
 def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
     """The path for long texts, forced on short ones: plain causal, padded, windowed, soft-capped."""
-    for name in ("llama", "mistral", "gemma2", "bert", "modernbert"):
+    for name in ("llama", "mistral", "gemma2", "bert", "modernbert", "bloom", "gptj", "falcon", "mpnet"):
         model = tiny.loaded(name)
         for lengths in ((12,), (12, 7)):
             batch = batch_of(model, lengths)
@@ -351,5 +353,5 @@ def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
                 for long, short in zip(by_rule, calls, strict=True):
                     assert long.mask is not None and not isinstance(long.mask, torch.Tensor)
                     assert torch.equal(long.visible(slice(2, 9)), short.visible(slice(2, 9)))
-                    plain = name == "llama" or (name == "gemma2" and long.layer == 1)
+                    plain = name in ("llama", "bloom", "gptj", "falcon") or (name == "gemma2" and long.layer == 1)
                     assert long.mask.plain_causal == (plain and len(lengths) == 1)

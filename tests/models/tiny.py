@@ -3,6 +3,7 @@
 Every parameter is redrawn, gains and biases included: the defaults (gain 1, bias 0) would hide errors.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -246,6 +247,19 @@ BUILDERS: dict[str, Builder] = {
     "m2m_100": _made("M2M100ForConditionalGeneration", _TWO_STACKS),
     "vit": _made("ViTModel", _SMALL, image_size=16, patch_size=4, num_channels=3),
     "xlnet": _made("XLNetLMHeadModel", _COMMON, d_model=24, n_layer=3, n_head=4, d_inner=40, mem_len=None),
+    # Attention of their own
+    "mpnet": lambda: hf.MPNetForMaskedLM(hf.MPNetConfig(**_ENCODER)),
+    "deberta-v2": lambda: deberta(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True),
+    "deberta-v2-conv": lambda: deberta(max_relative_positions=5, conv_kernel_size=3, position_biased_input=True),
+    "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(**_COMMON, hidden_size=24, n_layer=3, n_head=4)),
+    "falcon": lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-7b": lambda: _falcon(new_decoder_architecture=False, multi_query=True, parallel_attn=True),
+    "falcon-rw": lambda: _falcon(
+        new_decoder_architecture=False, multi_query=False, parallel_attn=False, alibi=True, bias=True
+    ),
+    "gptj": lambda: hf.GPTJForCausalLM(
+        hf.GPTJConfig(**_COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64, rotary_dim=4)
+    ),
     # Images, sounds, and the towers of models that have two
     "beit": _made("BeitModel", _PATCHES, use_relative_position_bias=True, use_absolute_position_embeddings=True),
     "beit-shared": _made("BeitModel", _PATCHES, use_shared_relative_position_bias=True),
@@ -263,6 +277,20 @@ BUILDERS: dict[str, Builder] = {
     "wav2vec2-stable": _made("Wav2Vec2Model", _WAVES, feat_extract_norm="layer", do_stable_layer_norm=True),
     "whisper": _made("WhisperForConditionalGeneration", _TWO_STACKS, num_mel_bins=8, max_source_positions=50),
 }
+
+
+def _falcon(**options) -> hf.PreTrainedModel:
+    return hf.FalconForCausalLM(hf.FalconConfig(**_COMMON | _SMALL, max_position_embeddings=64, **options))
+
+
+def deberta(**options) -> hf.PreTrainedModel:
+    config = hf.DebertaV2Config(
+        **_ENCODER | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}
+        | {"position_biased_input": False} | options
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit.script, as its module is imported
+        return hf.DebertaV2ForMaskedLM(config)
 
 
 def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf.PreTrainedModel:

@@ -11,8 +11,10 @@ from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.paper import collapse
 from tests.models import tiny
+from tests.models.test_contract import SPLITTING
 
 ROTARY = ("modernbert", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+ROTARY += ("falcon", "falcon-7b", "gptj")
 COLUMNS = [
     "layer", "product", "tokens", "error_float32", "error_float64", "error_model", "operations_factored",
     "operations_collapsed", "parameters_factored", "parameters_collapsed", "time_ratio", "applies", "why",
@@ -28,7 +30,7 @@ def measured(name: str, *, dtype: torch.dtype = torch.float64, lengths: tuple[in
     return collapse.measure(tiny.loaded(name, dtype=dtype), lengths=lengths)
 
 
-@pytest.mark.parametrize("name", sorted(set(tiny.BUILDERS) - {"xlnet"}))
+@pytest.mark.parametrize("name", SPLITTING)
 def test_every_family_is_exact_where_it_applies(name):
     rows = measured(name)
     assert {row["product"] for row in rows if row["applies"]} == (

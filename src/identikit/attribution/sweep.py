@@ -26,6 +26,7 @@ from identikit.errors import InputError
 from identikit.machine import products
 from identikit.maths import jacobian
 from identikit.maths.jacobian import BlockDerivative
+from identikit.models import families
 from identikit.models.model import Block, Model, Split
 from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor
@@ -271,8 +272,12 @@ def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Te
 def _running(reading: Reading, request: Request) -> Iterator[tuple[Tensor, Run]]:
     """Yield x, and the function from x to the outputs of the first so many blocks."""
     if not reading.model.family.splits:
-        trace = reading.model.trace(reading.batch) if reading.trace is None else reading.trace
-        yield trace.inputs, partial(_outputs, reading.model, reading.batch)
+        model = reading.model
+        trace = model.trace(reading.batch) if reading.trace is None else reading.trace
+        name = None if request.after else model.family.embedding
+        first = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
+        x = trace.inputs if name == model.family.embedding else trace.blocks[0][1][0]
+        yield x, partial(_outputs, model, reading.batch, first)
         return
     with reading.split() as split:
 
@@ -289,8 +294,8 @@ class _Enough(Exception):  # noqa: N818 - not an error: it ends a run whose want
     pass
 
 
-def _outputs(model: Model, batch: TokenBatch, vectors: Tensor, depth: int) -> list[Tensor]:
-    """Run a model that does not split from its first block on, up to block `depth`; its blocks are all distinct."""
+def _outputs(model: Model, batch: TokenBatch, first: nn.Module, vectors: Tensor, depth: int) -> list[Tensor]:
+    """Run a model that does not split with `vectors` entering `first`, up to block `depth`; its blocks are distinct."""
     turned = model.family.sequence_first
     found: list[Tensor] = []
 
@@ -304,7 +309,7 @@ def _outputs(model: Model, batch: TokenBatch, vectors: Tensor, depth: int) -> li
             raise _Enough  # before the language-model head, which would cost more than the blocks
 
     with ExitStack() as stack:
-        stack.callback(model.blocks[0].register_forward_pre_hook(enter).remove)
+        stack.callback(first.register_forward_pre_hook(enter).remove)
         for block in model.blocks:
             stack.callback(block.register_forward_hook(leave).remove)
         with suppress(_Enough):

@@ -114,7 +114,8 @@ def _output_is_projected(model: Model, call: AttentionCall, made: Tensor) -> Non
 
 
 def _values_are_the_layers(model: Model, call: AttentionCall, made: Tensor) -> None:
-    least = model.n_key_value_heads * model.d_value * (3 if model.family.interleaved else 1)
+    parts = model.n_heads // model.n_key_value_heads + 2 if model.family.interleaved else 1
+    least = model.n_key_value_heads * model.d_value * parts
     if made.shape[-1] < least or (model.family.interleaved and made.shape[-1] != least):
         _row_fails(model, "value", f"it makes {made.shape[-1]} numbers for each token, and the values take {least}")
     parts = families.value_part(model.family, made, model.n_key_value_heads, model.d_value)

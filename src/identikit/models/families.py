@@ -142,7 +142,7 @@ def value_part(
 ) -> Float[Tensor, "*rest kv d"]:
     """Return the values of every key-value head from what the value layer makes."""
     if family.interleaved:
-        return made.unflatten(-1, (kv_heads, 3, d_v)).select(-2, 2)
+        return made.unflatten(-1, (kv_heads, -1, d_v)).select(-2, -1)
     return made[..., -kv_heads * d_v :].unflatten(-1, (kv_heads, d_v))
 
 

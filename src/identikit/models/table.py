@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.features import Images, Sounds
-from identikit.models import beit, gated, senses, xlnet
+from identikit.models import beit, deberta, gated, methods, senses, xlnet
 from identikit.models.tap import switched
 from identikit.shapes import Tensor
 
@@ -51,7 +51,7 @@ class Family:
     - `blocks`: its blocks, from the base model; `*` stands for every entry of a list, `|` for other versions' names
     - `output`: the output projection, from the block: a linear layer, or a bare (d, head, d_v) parameter
     - `value`: the layer that makes the values, alone or last of query, key, value; None: bare parameters, no bias
-    - `interleaved`: that layer holds query, key and value in turn for each head
+    - `interleaved`: that layer holds, for each key-value head in turn, its queries, its key and its value
     - `instead`: what some blocks have in the place of softmax attention, from the block; None: every block attends
     - `embedding`: the module whose input is the embedding sum x; None: the first block
     - `positions`: takes `position_ids`, so that texts may be padded on the left
@@ -307,6 +307,58 @@ FAMILIES: dict[str, Family] = {
         refusal=xlnet.refusal,
         name="XLNet",
         checkpoints="xlnet/xlnet-base-cased",
+    ),
+    "bloom": Family(
+        "h.*",
+        "self_attention.dense",
+        "self_attention.query_key_value",
+        interleaved=True,
+        embedding="word_embeddings_layernorm",
+        limit=_none,
+        causal=True,
+        tap=methods.bloom,
+        refusal=methods.bloom_refusal,
+        name="BLOOM",
+        checkpoints="bigscience/bloom-560m, bigscience/bloomz-560m",
+    ),
+    "deberta-v2": _like(
+        _BERT,
+        value="attention.self.value_proj",
+        limit=deberta.limit,
+        splits=False,
+        tap=deberta.switched,
+        name="DeBERTa v2, v3",
+        checkpoints="microsoft/deberta-v3-base, microsoft/mdeberta-v3-base",
+    ),
+    "falcon": Family(
+        "h.*",
+        "self_attention.dense",
+        "self_attention.query_key_value",
+        interleaved=True,
+        positions=True,
+        causal=True,
+        tap=methods.falcon,
+        refusal=methods.falcon_refusal,
+        name="Falcon",
+        checkpoints="tiiuae/falcon-7b, tiiuae/falcon-rw-1b",
+    ),
+    "gptj": _like(
+        _LLAMA,
+        blocks="h.*",
+        output="attn.out_proj",
+        value="attn.v_proj",
+        tap=methods.gptj,
+        name="GPT-J",
+        checkpoints="EleutherAI/gpt-j-6b",
+    ),
+    "mpnet": _like(
+        _BERT,
+        output="attention.attn.o",
+        value="attention.attn.v",
+        limit=methods.after_two,
+        tap=methods.mpnet,
+        name="MPNet",
+        checkpoints="sentence-transformers/all-mpnet-base-v2, microsoft/mpnet-base",
     ),
     # Images, sounds, and the towers of models that have two
     "beit": _like(

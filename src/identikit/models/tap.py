@@ -242,7 +242,7 @@ def attention(
         key=key,
         value=value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        mask=_understood(module, attention_mask, query),
+        mask=understood(module, attention_mask, query),
         softcap=softcap,
         bias=position_bias,
         gate=getattr(module, GATE, None),
@@ -251,7 +251,7 @@ def attention(
     return hand_over(call).transpose(1, 2).contiguous(), None
 
 
-def _understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
+def understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
     """Return the mask as bool or as its rule, and refuse one that did not come from our mask function."""
     if mask is None:
         if getattr(module, "is_causal", False) and query.shape[2] > 1:
@@ -312,11 +312,23 @@ def visiting(visitor: Visitor) -> Iterator[Place]:
 
 
 @contextmanager
-def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
-    """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
+def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
+    """Make the tap known, yield the model's configurations, and give each its own setting back at the end."""
     AttentionInterface.register(NAME, attention)  # it cannot be unregistered; doing it again is harmless
     AttentionMaskInterface.register(NAME, _mask)
-    with _restored(model, "_attn_implementation_internal"):
+    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
+    before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
+    try:
+        yield [config for config, _ in before]
+    finally:
+        for config, own in before:
+            setattr(config, name, own)
+
+
+@contextmanager
+def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
+    """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
+    with restored(model):
         model.set_attn_implementation(implementation)
         yield
 
@@ -324,21 +336,9 @@ def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[Non
 @contextmanager
 def plain_experts(model: PreTrainedModel) -> Iterator[None]:
     """Run experts one by one: the fused products have no derivative forward, and none in float64."""
-    with _restored(model, "_experts_implementation_internal"):
+    with restored(model, "_experts_implementation_internal"):
         model.set_experts_implementation("eager")
         yield
-
-
-@contextmanager
-def _restored(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Give every configuration in a model this setting of its own back at the end."""
-    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
-    before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
-    try:
-        yield
-    finally:
-        for config, own in before:
-            setattr(config, name, own)
 
 
 @contextmanager

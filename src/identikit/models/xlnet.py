@@ -5,16 +5,15 @@ XLNet scores a pair by content, relative position and segment, each with its own
 other two become the additive bias of the call. That bias depends on the query, so a block does not split.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
+from identikit.models.methods import instead
 from identikit.models.tap import AttentionCall, hand_over, next_layer
 from identikit.shapes import Float, Tensor
 
@@ -61,15 +60,9 @@ def _core(
     return hand_over(call).permute(2, 0, 1, 3)
 
 
-@contextmanager
-def switched(model: PreTrainedModel) -> Iterator[None]:
+def switched(model: Any) -> AbstractContextManager[None]:
     """Put the tap in the place of every block's attention core, and take it out again."""
-    with ExitStack() as stack:
-        for block in model.base_model.layer:  # pyright: ignore[reportGeneralTypeIssues]
-            attention: Any = block.rel_attn
-            attention.rel_attn_core = partial(_core, attention)
-            stack.callback(delattr, attention, "rel_attn_core")
-        yield
+    return instead([block.rel_attn for block in model.base_model.layer], "rel_attn_core", _core)
 
 
 def watch_output(block: Any, record: Callable[[Tensor], None]) -> list[Any]:
