@@ -46,6 +46,9 @@ def main() -> None:
     origin = ik.token_attribution(model, text)
     texts = [f"w{i} w{i + 1} w{i + 2}" for i in range(4, 34)]
     fit = ik.token_identifiability(model, texts, maps="naive", distances="cosine")
+    causal = tiny.loaded("llama")
+    hidden = torch.zeros(2, causal.d_model)
+    inverted = ik.invert(causal, "w5 w6")
     row = {"layer": 0, "head": 0, "query": 3}
     calls = {
         "load": lambda x: ik.load(x),
@@ -93,6 +96,15 @@ def main() -> None:
         "identifiability texts": lambda x: ik.token_identifiability(model, x, maps="naive", distances="cosine"),
         "identity text": lambda x: fit.identity_map(x),
         "identity map": lambda x: fit.identity_map(text, map=x),
+        "identity invert": lambda x: fit.identity_map(text, invert=x),
+        "invert text": lambda x: ik.invert(causal, x, layer=0),
+        "invert model": lambda x: ik.invert(x, text),
+        "invert hidden": lambda x: ik.invert(causal, hidden, layer=x),
+        "invert sel": lambda x: inverted.sel(position=x),
+        **{
+            f"invert {name}": lambda x, name=name: ik.invert(causal, "w5 w6", **{name: x})
+            for name in ("layer", "layers", "positions", "prefix", "noise", "distance", "seed", "max_tokens")
+        },
         "rates sel": lambda x: fit.sel(layer=x),
         "explain text": lambda x: ik.explain(model, x),
         "explain probes": lambda x: ik.explain(model, text, probes=x),

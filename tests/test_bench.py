@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from identikit.bench import attention, attribution, intervals, tokens
+from identikit.bench import attention, attribution, intervals, inversion, tokens
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, extra_mib, seconds, table, time_rows
 from identikit.bench.shapes import made_up_llama
 from identikit.cli import main
@@ -183,8 +183,28 @@ def test_tokens(states: str):
     assert rows[ridge, "fit"].unit == "s" and 0 <= rows[ridge, "ridge, l2: rate in the last layer"].figure <= 1
 
 
+def test_inversion(tmp_path: Path):
+    options = inversion.Options("made-up:tiny", texts=2, tokens=5, noises=(0.0, 3.0), dtype="float32")
+    rows = inversion.run(options)
+    given = {row.what: row.figure for row in rows if row.case.endswith("2 texts of 5 tokens, prefix given")}
+    assert given["noise 0, all layers: recovered"] == given["noise 0, layer 1: recovered"] == 1
+    assert given["noise 3, all layers: recovered"] < 1 and given["noise 0, all layers: largest own distance"] < 1e-5
+    assert given["noise 3, layer 0: smallest margin"] < 0 < given["noise 0, layer 0: smallest margin"]
+    assert given["time per token"] > 0 and "peak memory" not in given
+    appended = [row for row in rows if row.case.endswith("prefix recovered")]
+    assert len(appended) == len(given) and appended[0].figure == 1
+    tiny.build("llama").save_pretrained(tmp_path / "llama")
+    tiny.tokenizer().save_pretrained(tmp_path / "llama")
+    found = inversion.run(inversion.Options(str(tmp_path / "llama"), texts=3, tokens=7, noises=(0.0,)))
+    assert found[0].case == "llama, float32, 3 texts of 7 tokens, prefix given"
+    with pytest.raises(InputError, match=r"the samples make only \d+ texts of 60 tokens"):
+        inversion.run(inversion.Options(str(tmp_path / "llama"), texts=9999, tokens=60))
+    with pytest.raises(InputError, match="it is not causal"):
+        inversion.run(inversion.Options())
+
+
 def test_mistakes_are_told_in_words(states: str, tmp_path: Path):
-    with pytest.raises(InputError, match=r"part 'all' is not known.* together, ridge, grid"):
+    with pytest.raises(InputError, match=r"part 'all' is not known.* together, ridge, grid, inversion"):
         tokens.Options(parts=("all",))
     save_file({"inputs": torch.zeros(1)}, tmp_path / "other.safetensors")
     for name in ("nowhere.safetensors", "other.safetensors"):

@@ -272,6 +272,28 @@ def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
     assert done.status == 1 and "experiment='magic' is not known" in done.stderr
 
 
+def test_inversion_over_a_file(run, saved: Path, tmp_path: Path):
+    tiny.build("llama").save_pretrained(tmp_path / "llama")
+    tiny.tokenizer().save_pretrained(tmp_path / "llama")
+    command = ["tokens", "--experiment", "inversion", "--data", str(saved / "texts.txt"), "--sample", "2"]
+    causal = [*command, "--model", str(tmp_path / "llama"), "--max-tokens", "5", "--truncate"]
+    done = run(*causal, "--noise", "0", "--noise", "0.1", "--out", str(tmp_path / "run"))
+    assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: noise 0: 100.0%, smallest margin 0.")
+    assert (tmp_path / "run" / "positions.parquet").exists()
+    told = json.loads(
+        run(*causal, "--noise", "2", "--prefix", "recovered", "--json", "--out", str(tmp_path / "b")).stdout
+    )
+    assert len(told["inversion"]) == 3 and told["inversion"][0]["tokens"] == 10 and told["inversion"][0]["rate"] < 1
+    for wrong, words in (
+        ([*causal, "--map", "ridge"], "uses no maps"),
+        ([*causal, "--prefix", "guessed"], "prefix='guessed' is not known"),
+        ([*command, "--model", str(saved / "model")], "it is not causal"),
+        (["tokens", *command[3:], "--noise", "1"], "--noise and --prefix are for --experiment inversion"),
+    ):
+        done = run(*wrong, "--out", str(tmp_path / "refused"))
+        assert done.status == 1 and words in done.stderr and not (tmp_path / "refused").exists()
+
+
 def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
     command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
     done = run(*command, "--norm", "foo", "--out", str(tmp_path / "run"))

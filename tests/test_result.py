@@ -13,6 +13,7 @@ import torch
 import identikit as ik
 from identikit.result import _CLASSES, Array, Result
 from identikit.tokens.protocol import Settings
+from tests.models import tiny
 
 TEXT = (
     "The goalkeepers stopped the penalties, one with her left foot, and nobody believed it afterwards.",
@@ -46,6 +47,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "alternative": ik.alternative_attention(model, TEXT, **ROW),
         "attribution": ik.token_attribution(model, TEXT, layers=[0, 5], probes=8),
         "identity": fit.identity_map(TEXT),
+        "inversion": ik.invert(tiny.loaded("llama"), "w5 w9 w7", layers=[0, 2]),
         "rates": fit,
         "explanation": ik.explain(model, TEXT, probes=8, maps=fit, seconds=2),
     }
@@ -53,7 +55,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
     return made
 
 
-NAMES = ["attention", "row", "intervals", "alternative", "attribution", "identity", "rates", "explanation"]
+NAMES = ["attention", "row", "intervals", "alternative", "attribution", "identity", "inversion", "rates", "explanation"]
 every = pytest.mark.parametrize("name", NAMES)
 
 
@@ -108,6 +110,7 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     "alternative": {"key": "her"},
     "attribution": {"layer": -1, "output": "her", "input": ["left@11", 2]},
     "identity": {"layer": -1, "token": "her"},
+    "inversion": {"layer": -1, "position": "w9"},
     "rates": {"map": "ridge", "layer": 5, "fold": [1]},
     "explanation": {"layer": 2, "token": "her"},
 }

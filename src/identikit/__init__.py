@@ -14,6 +14,7 @@ from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.result import Result, open_result
 from identikit.tokens.identify import token_identifiability
+from identikit.tokens.invert import invert
 from identikit.verdict.numbers import explain
 from identikit.version import __version__ as __version__
 
@@ -25,6 +26,7 @@ __all__ = [
     "alternative_attention",
     "token_attribution",
     "token_identifiability",
+    "invert",
     "open_result",
     "read_texts",
     "sample_texts",

@@ -238,7 +238,11 @@ def tokens(
     run: DatasetRun,
     experiment: Annotated[
         str,
-        typer.Option("--experiment", help="same layer, across layers, generalisation, previous layer or neighbours."),
+        typer.Option(
+            "--experiment",
+            help="same layer, across layers, generalisation, previous layer or neighbours; or inversion, which learns "
+            "no maps but tries the whole vocabulary (causal models).",
+        ),
     ] = "same layer",
     maps: Annotated[
         list[str] | None, typer.Option("--map", help="naive, linear, mlp or ridge; repeat for several.")
@@ -246,12 +250,32 @@ def tokens(
     distances: Annotated[list[str] | None, typer.Option("--distance", help="cosine or l2; repeat for both.")] = None,
     folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds to run.")] = 10,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation and batch order.")
+        int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation, batch order and noise.")
     ] = 0,
+    noises: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--noise",
+            min=0.0,
+            help="Noise on the hidden vectors for the inversion, relative to their norm; repeat for several. Default: "
+            "0, 0.01, 0.1, 0.3 and 1.",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="For the inversion, the tokens before each: given, or recovered.")
+    ] = "given",
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="The most tokens of a text; see --truncate.")
+    ] = None,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
     from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
 
+    if experiment == "inversion":
+        _inversion(run, maps, distances or ["l2"], noises=noises, prefix=prefix, seed=seed, max_tokens=max_tokens)
+        return
+    if noises or prefix != "given":
+        raise identikit.InputError("--noise and --prefix are for --experiment inversion. Leave them out.")
     options = IdentifiabilityOptions(
         experiment=experiment,
         maps=tuple(maps or ("naive", "ridge")),
@@ -259,6 +283,7 @@ def tokens(
         folds=folds,
         seed=seed,
         truncate=run.truncate,
+        max_tokens=max_tokens,
     )
     tables = run.tables("tokens", identifiability_tables, options)
     summary = tables["summary"]
@@ -267,6 +292,24 @@ def tokens(
     told = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
     rates = summary.to_json(orient="records", double_precision=15)  # with null for what is missing
     run.report(f"Recovered from layer {final}: {told}.", {"rates": json.loads(rates)}, tables)
+
+
+def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **given: Any) -> None:
+    from identikit.tokens.dataset import NOISES, InversionOptions, inversion_tables
+
+    if maps or len(distances) > 1:
+        raise identikit.InputError("--experiment inversion uses no maps and one distance. Leave out --map.")
+    given["noises"] = tuple(given["noises"] or NOISES)
+    options = InversionOptions(distance=distances[0], truncate=run.truncate, **given)
+    tables = run.tables("tokens", inversion_tables, options, {"experiment": "inversion"})
+    found = tables["inversion"]
+    final = found[found["layer"] == found["layer"].max()]
+    told = "; ".join(
+        f"noise {row['noise']:g}: {row['rate']:.1%}, smallest margin {row['margin_least']:.2g}"
+        for _, row in final.iterrows()
+    )
+    rows = json.loads(found.to_json(orient="records", double_precision=15))
+    run.report(f"Recovered from layer {found['layer'].max()}: {told}.", {"inversion": rows}, tables)
 
 
 def _list_the_paper(wanted: bool) -> bool:

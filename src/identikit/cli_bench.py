@@ -88,7 +88,7 @@ def bench_attribution(
 def bench_tokens(
     parts: Annotated[
         list[str] | None,
-        typer.Option("--part", help="together, ridge or grid; repeat for more. Default: all."),
+        typer.Option("--part", help="together, ridge or grid, by default all three; or inversion."),
     ] = None,
     states: Annotated[
         str | None,
@@ -105,14 +105,26 @@ def bench_tokens(
     distances: Annotated[
         list[str] | None, typer.Option("--distance", help="A distance of 'grid'; repeat for both. Default: cosine.")
     ] = None,
+    texts: Annotated[int, typer.Option("--texts", min=1, help="How many texts 'inversion' inverts.")] = 10,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many tokens each of these has.")] = 20,
+    noises: Annotated[
+        list[float] | None, typer.Option("--noise", min=0.0, help="A noise of 'inversion'; repeat for several.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time the training of maps.
+    """Time the training of maps, or inversion.
 
     Linear maps trained together, compared with one after another; ridge for all folds; a full grid of maps.
+    With `--part inversion`: how often tokens of a causal model are recovered by trying the whole vocabulary, by layer
+    and noise, and how long it takes. `--model` may also be made-up:8b, a model of that shape with random weights.
     """
-    from identikit.bench.tokens import Options, run
+    from identikit.bench import inversion
+    from identikit.bench.tokens import INVERSION, Options, run
 
+    if parts == [INVERSION]:
+        asked = inversion.Options(model, device, texts, tokens, noises=tuple(noises or inversion.NOISES))
+        _measure("inversion", partial(inversion.run, asked), as_json, device)
+        return
     given = {"parts": parts, "maps": maps, "distances": distances}
     chosen = {name: tuple(value) for name, value in given.items() if value}
     options = Options(states, model, device, tf32, folds=folds, epochs=epochs, **chosen)

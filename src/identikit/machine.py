@@ -47,6 +47,13 @@ def product_rate(device: torch.device, dtype: torch.dtype, precision: str) -> fl
     return 2 * side**3 / best
 
 
+def duration(seconds: float) -> str:
+    """Return a time in words, such as '5 minutes'."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
 @contextmanager
 def products(precision: str) -> Iterator[None]:
     """Let float32 products round to TF32 inside this context, if that is the precision asked for."""

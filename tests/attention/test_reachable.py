@@ -14,7 +14,7 @@ from tests.models.real import STORIES, needs_stories
 from tests.reference import reachable as reference
 
 WORDS = ["w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15", "w7 w9", "w3 w4 w5 w3 w4 w5 w3 w3 w30 w31 w32 w33"]
-FAMILIES = ["bert", "gpt2", "llama", "mistral", "gemma2", "qwen3", "t5", "xlnet", "deberta-v2", "bloom"]
+FAMILIES = ["bert", "gpt2", "gpt_oss", "llama", "mistral", "gemma2", "qwen3", "t5", "xlnet", "deberta-v2", "bloom"]
 
 
 def assert_definition(model: Model, result: Any) -> None:
@@ -30,19 +30,23 @@ def assert_definition(model: Model, result: Any) -> None:
                     more = call.bias_keys(0, torch.tensor([head]), torch.tensor([row]))[0, 0].double()
                     keys, own = K + more, own - call.scaling * more @ query
 
-                def score(q, keys=keys, own=own, seen=seen, call=call):
+                sink = torch.zeros(0).double() if call.sink is None else call.sink[[head]].double()
+
+                def score(q, keys=keys, own=own, seen=seen, call=call, sink=sink):
                     scores = call.scaling * keys @ q
                     if call.softcap is not None:
                         scores = call.softcap * torch.tanh(scores / call.softcap)
-                    return (scores + own)[seen]
+                    return torch.cat([(scores + own)[seen], sink])
 
-                T = V[seen] @ H[head]
-                assert torch.allclose(score(query).softmax(0), result.raw[layer, head, row, seen], atol=1e-6)
+                V_seen = torch.cat([V[seen], V.new_zeros(len(sink), V.shape[1])])  # a sink is a key of value 0
+                T = V_seen @ H[head]
+                raw = score(query).softmax(0)[: int(seen.sum())]
+                assert torch.allclose(raw, result.raw[layer, head, row, seen], atol=1e-6)
                 assert result.polytope_dim[layer, head, row] == reference.polytope_dim(T)
-                assert result.null_dim[layer, head, row] == reference.null_dim(T)
+                assert result.null_dim[layer, head, row] == reference.null_dim(V[seen] @ H[head])
                 assert result.reachable_dim[layer, head, row] == reference.reachable_dim(score, query, T)
                 found = float(result.reachable_condition[layer, head, row])
-                expected = reference.condition(score, query, V[seen])
+                expected = reference.condition(score, query, V_seen)
                 if torch.linalg.matrix_rank(H[head]) == len(H[head]):
                     assert found == pytest.approx(expected, rel=1e-5, nan_ok=True)
 

@@ -2,18 +2,21 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.func import jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.errors import ModelError
-from identikit.models import check, load
+from identikit.models import check, families, load
 from identikit.models import model as model_module
 from identikit.models.check import prove, stock_hidden
 from identikit.models.families import FAMILIES
@@ -51,19 +54,25 @@ def slow_unless(name: str, quick: set[str]) -> Any:
 SPLITTING = [slow_unless(name, STRUCTURES) for name in NAMES if tiny.family(name).splits]
 CASTING = set(NAMES) - EXACT
 # (layer: window) for the layers of each family that do not simply see everything, or everything before.
+_ENDS = {0: 6, 2: 6}
 WINDOWS = {
+    "cohere2": _ENDS,
+    "exaone4": _ENDS,
+    "gemma2": _ENDS,
+    "gemma3": _ENDS,
+    "gemma3-images": _ENDS,
+    "gpt_oss": _ENDS,
+    "granite_swa": _ENDS,
+    "ministral": _ENDS,
     "mistral": {0: 6, 1: 6, 2: 6},
-    "phi3": {0: 6, 1: 6, 2: 6},
-    "starcoder2": {0: 6, 1: 6, 2: 6},
-    "qwen2": {1: 6, 2: 6},
     "modernbert": {1: 3},
-} | {
-    name: {0: 6, 2: 6}
-    for name in (
-        "cohere2", "exaone4", "gemma2", "gemma3", "gemma3-images", "gpt_oss", "ministral", "olmo3", "vaultgemma",
-    )
-}  # fmt: skip
-CHUNKS = {"llama4": {0: 6, 2: 6}, "llama4-text": {0: 6, 2: 6}}
+    "olmo3": _ENDS,
+    "phi3": {0: 6, 1: 6, 2: 6},
+    "qwen2": {1: 6, 2: 6},
+    "starcoder2": {0: 6, 1: 6, 2: 6},
+    "vaultgemma": _ENDS,
+}
+CHUNKS = {"llama4": _ENDS, "llama4-text": _ENDS}
 # Families without absolute positions, which may be padded on the left though they take no `position_ids`.
 RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba", "deberta-v2"]
 
@@ -151,7 +160,7 @@ def test_output_with_the_tap_is_output_without(name: str):
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [(n, "right") for n in NAMES if tiny.family(n).features is None]
+    [(n, "right") for n in NAMES if n not in tiny.IMAGES | tiny.SOUNDS]
     + [(n, "left") for n in NAMES if tiny.family(n).positions or n in RELATIVE],
 )
 def test_padded_batch_is_one_by_one(name: str, side: str):
@@ -238,11 +247,15 @@ def test_model_leaves_as_it_came(name: str):
 
 def test_a_block_that_does_not_attend_is_refused():
     class Bypass(nn.Module):
+        def __init__(self, own: nn.Module):
+            super().__init__()
+            self.o_proj, self.v_proj = own.o_proj, own.v_proj
+
         def forward(self, hidden_states, **kwargs):
             return hidden_states, None
 
     model = tiny.build("llama")
-    model.base_model.layers[1].self_attn = Bypass()
+    model.base_model.layers[1].self_attn = Bypass(model.base_model.layers[1].self_attn)
     with pytest.raises(ModelError, match=r"block 1 .* called the tapped attention 0 times, not once"):
         Model(model, tiny.tokenizer(), name="bypassed")
 
@@ -270,39 +283,120 @@ def test_unknown_terms_of_attention_are_refused_by_name():
         Model(model, tiny.tokenizer(), name="sinks")
 
 
-@pytest.mark.parametrize(("family", "options"), [
-    ("GPTNeo", {"hidden_size": 24, "num_layers": 1, "num_heads": 4, "attention_types": [[["global"], 1]]}),
-    ("RoFormer", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
-    ("BigBird", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}),
-    ("Longformer", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "attention_window": 4}),
-])  # fmt: skip
-def test_attention_outside_the_interface_is_refused(family: str, options: dict):
-    config = getattr(hf, f"{family}Config")(vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2, **options)
-    with pytest.raises(ModelError, match=r"is not supported: .*needs a tap of its own.*Add a family"):
-        Model(getattr(hf, f"{family}Model")(config), tiny.tokenizer(), name="own attention")
+def small(name: str, **options: Any) -> hf.PreTrainedModel:
+    """A model of a class that is not in the table."""
+    model = getattr(hf, name)
+    sizes = tiny._ENCODER | {"num_hidden_layers": 1} | options
+    return model(model.config_class(**sizes))
 
 
-def test_unknown_architecture_is_refused_with_what_is_missing():
-    model = hf.FNetModel(hf.FNetConfig(vocab_size=60, hidden_size=24, num_hidden_layers=1))
-    with pytest.raises(ModelError, match="'fnet' is not supported: its blocks and projections are not in the table"):
-        Model(model, tiny.tokenizer(), name="fnet")
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: small("MambaModel"), "'mamba' has no softmax attention"),
+        (lambda: small("FNetModel"), "'fnet' has no softmax attention"),
+        (lambda: small("RwkvModel", num_hidden_layers=2), "'rwkv' has no softmax attention"),
+        (
+            lambda: hf.GPTNeoModel(
+                hf.GPTNeoConfig(
+                    vocab_size=60, hidden_size=24, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+                )
+            ),
+            "'gpt_neo' is not supported: it computes attention on its own, .*needs a tap of its own",
+        ),
+        (lambda: small("RoFormerModel"), "'roformer' is not supported: it computes attention on its own"),
+        (lambda: small("BigBirdModel"), "'big_bird' is not supported: it computes attention on its own"),
+        (lambda: small("LongformerModel", attention_window=[4]), "'longformer' .* computes attention on its own"),
+        (lambda: small("SplinterModel"), r"'splinter' is not supported: .*`identikit models`.*Add a family"),
+        (
+            lambda: small("DeepseekV32ForCausalLM", **tiny._LATENT, index_n_heads=2, index_head_dim=8),
+            "'deepseek_v32' picks a few keys for each query",
+        ),
+        (
+            lambda: small("Gemma4ForCausalLM", vocab_size_per_layer_input=60),
+            "'gemma4_text' has layers that differ in their numbers",
+        ),
+        (lambda: small("BartForCausalLM", **tiny._TWO_STACKS), r"says blocks='layers\.\*', and \w+ has none"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_words(build, message: str):
+    with pytest.raises(ModelError, match=message) as caught:
+        Model(build(), tiny.tokenizer(), name="refused")
+    assert "\n" not in str(caught.value)
 
 
-def test_encoder_decoder_is_refused_with_the_way_out():
-    config = hf.T5Config(vocab_size=60, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_heads=4)
-    with pytest.raises(ModelError, match=r"transformers\.T5EncoderModel"):
-        Model(hf.T5Model(config), tiny.tokenizer(), name="t5")
+@pytest.mark.parametrize("name", ["t5-both", "bart"])
+def test_two_stacks_are_read_through_their_encoder(name: str):
+    both = tiny.build(name)
+    model = Model(both, tiny.tokenizer(), name=name)
+    assert model.hf is both.get_encoder()
+    batch = batch_of(model, (6,))
+    with torch.no_grad():
+        own = both.get_encoder()(input_ids=batch.ids).last_hidden_state
+        norm = getattr(model.hf, "final_layer_norm", nn.Identity())
+        assert relative(norm(model.trace(batch).hidden[-1]), own) < 1e-5
 
 
-def test_a_wrong_row_of_the_table_is_caught(monkeypatch: pytest.MonkeyPatch):
-    """Interleaved values read as if they stood last, and the other way round: the proof must not pass."""
-    import dataclasses
+# What makes a row wrong though the parts that it names are there.
+WRONG: list[tuple[str, str, Any, str]] = [
+    ("gpt_neox", "interleaved", False, "values are the value layer's, head by head"),
+    ("gpt2", "interleaved", True, "values are the value layer's, head by head"),
+    ("llama", "interleaved", True, r"says value='self_attn\.v_proj', but it makes 12 numbers"),
+    ("llama", "value", "self_attn.k_proj", r"values are the value layer's.*`value='self_attn\.k_proj'`"),
+    ("llama", "output", "self_attn.q_proj", r"output='self_attn\.q_proj'"),
+    ("llama", "output", "mlp.down_proj", r"says output='mlp\.down_proj', but it takes 40 numbers to 24"),
+    ("falcon_h1", "instead", "feed_forward", "called the tapped attention 1 times, not never"),
+    ("llama", "blocks", "layers.0", "1 blocks called the tapped attention 3 times"),
+    ("llama", "embedding", "norm", "`embedding` is the module whose input is the embedding sum"),
+    (
+        "bert",
+        "embedding",
+        "embeddings.word_embeddings",
+        r"embedding='embeddings.word_embeddings', and there is a tensor",
+    ),
+    ("bert", "sequence_first", True, "sequence_first=True, and there is a tensor"),
+    ("roberta", "positions", True, r"is the model's own, alone \(`positions=True`\)"),
+    ("llama4-text", "positions", True, r"is the model's own, alone \(`positions=True`\)"),
+    ("t5", "positions", True, "says positions=True, and its forward takes no position_ids"),
+    ("t5", "stack", None, r"says blocks='block\.\*', and T5EncoderModel has none there"),
+    ("xlnet", "sequence_first", False, "sequence_first=False, and there is a tensor"),
+    ("xlnet", "splits", True, "cannot be taken apart: its row says sequence_first"),
+    ("xlnet", "watch_output", None, r"output='rel_attn\.o'"),
+    ("falcon_h1", "splits", True, "acts on each position alone"),
+    ("qwen3_next", "splits", True, "blocks without softmax attention do not split"),
+    ("qwen3_next", "instead", None, r"value='self_attn\.v_proj'|output='self_attn\.o_proj'"),
+    ("qwen3_next", "tap", switched, "head outputs times H is the module's output"),
+]
 
-    for name in ("gpt_neox", "gpt2"):
-        row = FAMILIES[name]
-        monkeypatch.setitem(FAMILIES, name, dataclasses.replace(row, interleaved=not row.interleaved))
-        with pytest.raises(ModelError, match="values are the value layer's, head by head"):
-            prove(tiny.loaded(name))
+
+@pytest.mark.parametrize(("name", "field", "wrong", "message"), WRONG)
+def test_a_wrong_row_says_which_promise_fails(
+    name: str, field: str, wrong: Any, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    kind = tiny.build(name).config.model_type
+    monkeypatch.setitem(FAMILIES, kind, replace(tiny.family(name), **{field: wrong}))
+    with pytest.raises(ModelError, match=message):
+        prove(tiny.loaded(name))
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_row_that_names_another_part_is_refused(data: st.DataObject):
+    """Any other module of the model in the place of a part, or a name that is not there: never anything but words."""
+    name = data.draw(st.sampled_from(["bert", "gpt2", "gpt_neox", "llama", "phi3", "t5", "deepseek_v3", "qwen3_next"]))
+    model, row = tiny.build(name), tiny.family(name)
+    base = families.stack_of(row, model).base_model
+    blocks = families.find_all(base, row.blocks)
+    roots = {"blocks": base, "output": blocks[-1], "value": blocks[-1], "embedding": base}
+    field = data.draw(st.sampled_from([field for field in roots if getattr(row, field) is not None]))
+    paths = [path for path, _ in roots[field].named_modules() if path and path != getattr(row, field)]
+    if field == "embedding":  # what runs before the first block and takes vectors may be called the embedding
+        paths = [path for path in paths if "embeddings" not in path or "word" in path]
+    wrong = data.draw(st.sampled_from([*paths, "no.such.part", f"{getattr(row, field)}.weight"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAMILIES, model.config.model_type, replace(row, **{field: wrong}))
+        with pytest.raises(ModelError):
+            prove(Model(model, tiny.tokenizer(), name=name))
 
 
 @pytest.mark.parametrize("name", SPLITTING)

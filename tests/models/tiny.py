@@ -19,6 +19,31 @@ VOCABULARY = 60
 _COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SMALL = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
 _GROUPED = _COMMON | _SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
+_PATCHES = _SMALL | {"image_size": 16, "patch_size": 4, "num_channels": 3}
+_WAVES = (
+    _COMMON
+    | _SMALL
+    | {
+        "conv_dim": [16, 16],
+        "conv_kernel": [8, 4],
+        "conv_stride": [4, 2],
+        "num_feat_extract_layers": 2,
+        "num_conv_pos_embeddings": 6,
+        "num_conv_pos_embedding_groups": 4,
+    }
+)
+_WHISPER = _COMMON | {
+    "d_model": 24,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 40,
+    "num_mel_bins": 8,
+    "max_source_positions": 50,
+    "decoder_start_token_id": 1,
+}
 _ENCODER = _COMMON | _SMALL | {"max_position_embeddings": 64}
 _WIDE = _GROUPED | {"head_dim": 8}  # heads together wider than the model
 _WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -52,11 +77,6 @@ _LLAMA4 = _WIDE | _LOCAL | {
     "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attention_chunk_size": 6, "no_rope_layers": [1, 0, 1],
     "attn_temperature_tuning": True, "floor_scale": 4,
 }  # fmt: skip
-_PATCHES = _SMALL | {"image_size": 16, "patch_size": 4, "num_channels": 3}
-_WAVES = _COMMON | _SMALL | {
-    "conv_dim": [16, 16], "conv_kernel": [8, 4], "conv_stride": [4, 2], "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4,
-}  # fmt: skip
 
 Builder = Callable[[], hf.PreTrainedModel]
 
@@ -65,7 +85,9 @@ def _made(name: str, sizes: dict[str, Any], **options: Any) -> Builder:
     """Return what builds the class called `name` from its configuration."""
 
     def build() -> hf.PreTrainedModel:
-        model = getattr(hf, name)
+        with warnings.catch_warnings():  # some modules compile a function on import, in a way that torch deprecates
+            warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+            model = getattr(hf, name)
         return model(model.config_class(**sizes | options))
 
     return build
@@ -229,7 +251,7 @@ BUILDERS: dict[str, Builder] = {
         text_config=_GROUPED | _ROTARY | {"head_dim": 6},
         vision_config=_QWEN_VISION | {"deepstack_visual_indexes": []},
     ),
-    "granite_swa": _lm("GraniteSWA", **_GRANITE, sliding_window=6),
+    "granite_swa": _lm("GraniteSWA", **_GRANITE, **_WINDOW),
     "ministral3": _lm("Ministral3", _WIDE),
     "phimoe": _lm("Phimoe", **_LOCAL),
     "minimax_m2": _lm("MiniMaxM2", _WIDE, **_LOCAL),
@@ -260,23 +282,35 @@ BUILDERS: dict[str, Builder] = {
     "gptj": lambda: hf.GPTJForCausalLM(
         hf.GPTJConfig(**_COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64, rotary_dim=4)
     ),
-    # Images, sounds, and the towers of models that have two
-    "beit": _made("BeitModel", _PATCHES, use_relative_position_bias=True, use_absolute_position_embeddings=True),
-    "beit-shared": _made("BeitModel", _PATCHES, use_shared_relative_position_bias=True),
-    "clip-text": _made("CLIPTextModel", _ENCODER, projection_dim=16),
-    "clip-vision": _made("CLIPVisionModel", _PATCHES, projection_dim=16),
-    "deit": _made("DeiTModel", _PATCHES),
-    "dinov2": _made("Dinov2Model", _PATCHES),
-    "dinov2-registers": _made("Dinov2WithRegistersModel", _PATCHES, num_register_tokens=2),
-    "dinov3": _made("DINOv3ViTModel", _PATCHES, hidden_size=32, num_register_tokens=2, use_gated_mlp=True),
-    "siglip-text": _made("SiglipTextModel", _ENCODER),
-    "siglip2-text": _made("Siglip2TextModel", _ENCODER),
-    "siglip-vision": _made("SiglipVisionModel", _PATCHES),
-    "hubert": _made("HubertModel", _WAVES),
-    "wav2vec2": _made("Wav2Vec2ForCTC", _WAVES),
-    "wav2vec2-stable": _made("Wav2Vec2Model", _WAVES, feat_extract_norm="layer", do_stable_layer_norm=True),
-    "whisper": _made("WhisperForConditionalGeneration", _TWO_STACKS, num_mel_bins=8, max_source_positions=50),
+    # Images and sounds, and models of two towers
+    "beit": lambda: hf.BeitModel(
+        hf.BeitConfig(**_PATCHES, use_relative_position_bias=True, use_absolute_position_embeddings=True)
+    ),
+    "beit-shared": lambda: hf.BeitModel(hf.BeitConfig(**_PATCHES, use_shared_relative_position_bias=True)),
+    "clip-text": lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**_ENCODER, projection_dim=16)),
+    "clip-vision": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**_PATCHES, projection_dim=16)),
+    "deit": lambda: hf.DeiTModel(hf.DeiTConfig(**_PATCHES)),
+    "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**_PATCHES)),
+    "dinov2-registers": lambda: hf.Dinov2WithRegistersModel(
+        hf.Dinov2WithRegistersConfig(**_PATCHES, num_register_tokens=2)
+    ),
+    "dinov3": lambda: hf.DINOv3ViTModel(
+        hf.DINOv3ViTConfig(**_PATCHES | {"hidden_size": 32}, num_register_tokens=2, use_gated_mlp=True)
+    ),
+    "siglip-text": lambda: hf.SiglipTextModel(hf.SiglipTextConfig(**_ENCODER)),
+    "siglip2-text": lambda: hf.Siglip2TextModel(hf.Siglip2TextConfig(**_ENCODER)),
+    "siglip-vision": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**_PATCHES)),
+    "hubert": lambda: hf.HubertModel(hf.HubertConfig(**_WAVES)),
+    "wav2vec2": lambda: hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_WAVES, ctc_zero_infinity=True)),
+    "wav2vec2-stable": lambda: hf.Wav2Vec2Model(
+        hf.Wav2Vec2Config(**_WAVES, feat_extract_norm="layer", do_stable_layer_norm=True)
+    ),
+    "whisper": lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**_WHISPER)),
 }
+
+IMAGES = frozenset(["vit", "beit", "beit-shared", "clip-vision", "deit", "dinov2", "dinov2-registers", "dinov3",
+                    "siglip-vision"])  # fmt: skip
+SOUNDS = frozenset(["hubert", "wav2vec2", "wav2vec2-stable", "whisper"])
 
 
 def _falcon(**options) -> hf.PreTrainedModel:
@@ -306,7 +340,9 @@ def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf
         for key, buffer in model.named_buffers():
             if key.endswith("correction_bias"):  # what learned routers keep beside their parameters
                 buffer.copy_(torch.randn(buffer.shape, generator=generator, dtype=torch.float64) * 0.2)
-    return model.to(dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Casting complex values")  # the rotary table of a part not run here
+        return model.to(dtype)
 
 
 def tokenizer() -> hf.PreTrainedTokenizerFast:
@@ -331,16 +367,11 @@ def family(name: str) -> Family:
 
 def reader(name: str) -> Any:
     """Return what makes the tiny model's inputs: a tokenizer, an image processor or a feature extractor."""
-    features = family(name).features
-    if features is None:
-        return tokenizer()
-    if features.modality == "image":
-        return hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
-    return (
-        hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
-        if name == "whisper"
-        else hf.Wav2Vec2FeatureExtractor()
-    )
+    if name == "whisper":
+        return hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    if name in SOUNDS:
+        return hf.Wav2Vec2FeatureExtractor()
+    return hf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if name in IMAGES else tokenizer()
 
 
 def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:

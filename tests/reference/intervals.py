@@ -63,13 +63,36 @@ def minimum_norm(attention: Array, values: Array) -> Array:
     return best
 
 
-def certain_order(attention: Array, values: Array, top: int) -> int:
+def certain_order(attention: Array, values: Array, top: int, best=optimum) -> int:
     """How many of the strongest keys, up to `top`, come in the same order in every such row: all differences tried."""
     order = np.argsort(-attention, kind="stable")
     for place in range(min(top, len(order))):
         for other in order[place + 1 :]:
             cost = np.zeros(len(order))
             cost[order[place]], cost[other] = 1.0, -1.0
-            if -cost @ optimum(cost, attention, values) > 1e-9:
+            if -cost @ best(cost, attention, values) > 1e-9:
                 return place
     return min(top, len(order))
+
+
+def sink_optimum(cost: Array, attention: Array, values: Array) -> Array:
+    """argmin of cost·a' subject to a'V = aV, Σa' ≤ 1 and a' ≥ 0: a learned sink takes what is left."""
+    found = linprog(
+        cost,
+        A_ub=np.ones((1, len(attention))),
+        b_ub=[1.0],
+        A_eq=values.T,
+        b_eq=values.T @ attention,
+        bounds=(0, None),
+        options=_TOLERANCES,
+    )
+    assert found.status == 0, found.message
+    return found.x
+
+
+def sink_intervals(attention: Array, values: Array) -> tuple[Array, Array]:
+    """min and max of each a'_j where a learned sink takes what is left of a row."""
+    unit = np.eye(len(attention))
+    lower = [sink_optimum(unit[key], attention, values)[key] for key in range(len(attention))]
+    upper = [sink_optimum(-unit[key], attention, values)[key] for key in range(len(attention))]
+    return np.array(lower), np.array(upper)

@@ -12,7 +12,12 @@ from identikit.attribution.dataset import AttributionOptions, attribution_tables
 from identikit.provenance import text_hash
 from identikit.runs.columns import COMMANDS, markdown, texts_table
 from identikit.runs.store import Store, write_tables
-from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
+from identikit.tokens.dataset import (
+    IdentifiabilityOptions,
+    InversionOptions,
+    identifiability_tables,
+    inversion_tables,
+)
 from tests.models import tiny
 
 TEXTS = [f"w{i} w{i + 3} w{i + 1} w{i + 7}" for i in range(3, 27)]
@@ -31,6 +36,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attribution_tables(model, TEXTS, Store(folder / "attribution", {}), AttributionOptions(), tagger=by_parity)
     options = IdentifiabilityOptions(experiment="generalisation", folds=1)
     identifiability_tables(model, TEXTS, Store(folder / "tokens", {}), options)
+    inversion = InversionOptions(noises=(0.0, 2.0))
+    store = Store(folder / "tokens --experiment inversion", {})
+    inversion_tables(tiny.loaded("llama"), TEXTS[:3], store, inversion)
     return folder
 
 

@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
+import identikit as ik
 from identikit.errors import InputError
 from identikit.runs.store import Store
-from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
+from identikit.tokens.dataset import (
+    IdentifiabilityOptions,
+    InversionOptions,
+    identifiability_tables,
+    inversion_tables,
+)
 from identikit.tokens.experiments import summary
 from tests.models import tiny
 
@@ -49,3 +56,61 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path):
         with pytest.raises(InputError):
             identifiability_tables(tiny.loaded("bert"), texts, store, options)
     assert not (tmp_path / "run").exists()
+
+
+def test_inversion_tables_are_the_results_of_each_text(tmp_path: Path):
+    model, texts = tiny.loaded("llama"), ["w5 w9 w5", "w8 w40"]
+    options, told = InversionOptions(noises=(0.0, 1.5)), []
+    store = Store(tmp_path / "run", {})
+    tables = inversion_tables(model, texts, store, options, progress=lambda *step: told.append(step))
+    tokens = tables["tokens"].set_index(["text", "noise"])
+    for number, text in enumerate(texts):
+        for noise in (0.0, 1.5):
+            result = ik.invert(model, text, noise=noise).to_frame()
+            for column in ("layer", "position", "recovered", "winner", "runner_up", "winner_token"):
+                assert tokens.loc[(number, noise), column].tolist() == result[column].tolist(), column
+            assert tokens.loc[(number, noise), "margin"].tolist() == pytest.approx(result["margin"].tolist(), abs=1e-5)
+    assert tables["texts"]["tokens"].tolist() == [5, 4]
+    found = tables["inversion"].set_index(["layer", "noise"])
+    assert found["tokens"].eq(9).all() and found.xs(0.0, level="noise")["rate"].eq(1).all()
+    assert (found.xs(1.5, level="noise")["rate"] < 1).any()
+    own = tokens.xs(1.5, level="noise").query("layer == 2")
+    assert found.loc[(2, 1.5), "rate"] == pytest.approx(own["recovered"].mean())
+    assert found.loc[(2, 1.5), "margin_least"] == own["margin"].min()
+    assert len(tables["positions"]) == 3 * 2 * 5 and tables["positions"]["tokens"].max() == 2
+    assert told[0] == ("inversion, tokens", 0, 9) and told[-1] == ("inversion, tokens", 9, 9)
+    assert sorted(path.name for path in (tmp_path / "run").glob("shard*"))[1] == "shard-000001.safetensors"
+
+
+def test_a_stopped_inversion_goes_on_with_the_next_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, texts, options = tiny.loaded("llama"), ["w5 w9 w5", "w8 w40"], InversionOptions(noises=(0.5,))
+    whole = inversion_tables(model, texts, Store(tmp_path / "whole", {}), options)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done > 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inversion_tables(model, texts, Store(tmp_path / "run", {}), options, progress=stop)
+    started: list[tuple[str, int, int]] = []
+    again = inversion_tables(
+        model, texts, Store(tmp_path / "run", {}), options, progress=lambda *step: started.append(step)
+    )
+    assert started[0] == ("inversion, tokens", 5, 9)  # the first text is kept
+    for name, table in whole.items():
+        assert table.equals(again[name])
+
+
+def test_a_model_that_is_not_causal_leaves_nothing_behind(tmp_path: Path):
+    with pytest.raises(InputError, match="it is not causal"):
+        inversion_tables(tiny.loaded("bert"), TEXTS, Store(tmp_path / "run", {}), InversionOptions())
+    assert not (tmp_path / "run").exists()
+
+
+def test_half_precision_finds_the_same(tmp_path: Path):
+    rates = []
+    for dtype in (torch.float32, torch.bfloat16):
+        store = Store(tmp_path / str(dtype), {})
+        tables = inversion_tables(tiny.loaded("llama", dtype=dtype), TEXTS[:4], store, InversionOptions())
+        rates.append(tables["inversion"].query("noise < 0.5")["rate"])
+    assert rates[0].eq(1).all() and rates[1].eq(1).all()

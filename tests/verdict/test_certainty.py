@@ -12,12 +12,13 @@ import pytest
 import torch
 
 import identikit as ik
+from identikit.attention.precision import equal_values
 from identikit.models.model import Model
 from identikit.result import Held
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
 from identikit.verdict import certainty
-from identikit.verdict.causes import candidates, causes, equal_values, is_sink
+from identikit.verdict.causes import candidates, causes, is_sink
 from identikit.verdict.certainty import (
     Sample,
     bounded_rows,
@@ -292,8 +293,8 @@ def test_a_head_whose_maps_agree_is_never_called_misleading(attention: Any, ever
 
 def test_equal_values_are_found_where_positions_are_not_in_them():
     llama, bert = (ik.effective_attention(tiny.loaded(name), REPEATED) for name in ("llama", "bert"))
-    assert equal_values(llama.source.parts[0], llama.tokens).tolist() == [0, 1, 2, 1, 4, 2, 1, 7, 8, 1, 10]
-    assert equal_values(bert.source.parts[0], bert.tokens).tolist() == list(range(11))
+    assert equal_values(llama.source.parts[0].call, llama.tokens)[0].tolist() == [0, 1, 2, 1, 4, 2, 1, 7, 8, 1, 10]
+    assert equal_values(bert.source.parts[0].call, bert.tokens)[0].tolist() == list(range(11))
     found = causes(llama)
     assert found["repeated"] == [{"layer": 0, "tokens": 4, "example": [1, 3]}] and found["dependent"] == []
     assert causes(bert)["repeated"] == []
@@ -302,7 +303,7 @@ def test_equal_values_are_found_where_positions_are_not_in_them():
 def test_equal_values_that_no_query_sees_together_are_no_cause():
     """The window is 6 tokens, and the second w5 comes later than that."""
     far = ik.effective_attention(tiny.loaded("mistral"), "w5 w6 w7 w8 w9 w10 w11 w12 w5")
-    assert equal_values(far.source.parts[0], far.tokens)[9] == 1 and causes(far)["repeated"] == []
+    assert equal_values(far.source.parts[0].call, far.tokens)[0][9] == 1 and causes(far)["repeated"] == []
     near = ik.effective_attention(tiny.loaded("mistral"), "w5 w6 w7 w5")
     assert causes(near)["repeated"] == [{"layer": 0, "tokens": 1, "example": [1, 4]}]
 

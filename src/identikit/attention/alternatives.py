@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from identikit.attention.effective import Options, Row, attend
 from identikit.attention.result import AlternativeAttention
@@ -56,7 +57,7 @@ def alternative_attention(
     else:
         other = _along(row, direction)
     moved = other - row.attention
-    step = float(moved.norm())
+    step = float(moved[: len(row.keys)].norm())
     change = reading.changed_by(lambda call: _replaced(call, which, place, row, other))
     arrays = {"raw": row.attention, "attention": other, "direction": moved / step if step else moved}
     arrays = {name: row.over_all_keys(array)[None, None, None] for name, array in arrays.items()}
@@ -71,11 +72,12 @@ def alternative_attention(
     )
 
 
-def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "seen"]:
+def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "weighed"]:
     """Return the attention that moves the weight of some keys, or of the key that can move most, as far as it goes."""
     if toward is None:
         ends = polytope.intervals(row.attention, row.values)
-        wanted = [int(torch.maximum(ends.upper - row.attention, row.attention - ends.lower).argmax())]
+        room = torch.maximum(ends.upper - row.attention, row.attention - ends.lower)
+        wanted = [int(room[: len(row.keys)].argmax())]
     else:
         positions = torch.tensor(keys.sel(toward).values, device=row.keys.device)
         wanted = torch.isin(row.keys, positions).nonzero()[:, 0].tolist()
@@ -99,21 +101,21 @@ def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "seen"]:
 def _width(row: Row) -> float:
     """Return the width of the widest interval of a row."""
     ends = polytope.intervals(row.attention, row.values)
-    return float((ends.upper - ends.lower).max())
+    return float((ends.upper - ends.lower)[: len(row.keys)].max())
 
 
-def _along(row: Row, direction: Tensor) -> Float[Tensor, "seen"]:
+def _along(row: Row, direction: Tensor) -> Float[Tensor, "weighed"]:
     if not isinstance(direction, Tensor) or direction.shape != (row.n,):
         shape = tuple(direction.shape) if isinstance(direction, Tensor) else type(direction).__name__
         raise InputError(
             f"direction ({shape}) cannot be used: expected a tensor with a number for each of the {row.n} keys."
         )
-    along = direction.to(row.keys.device)[row.keys]
+    along = F.pad(direction.to(row.keys.device)[row.keys], (0, len(row.attention) - len(row.keys)))
     return polytope.alternative(row.attention, row.values, direction=along).attention
 
 
 def _replaced(
-    call: AttentionCall, which: tuple[int, int], query: int, row: Row, attention: Float[Tensor, "seen"]
+    call: AttentionCall, which: tuple[int, int], query: int, row: Row, attention: Float[Tensor, "weighed"]
 ) -> Tensor | None:
     """Return a layer's head output with one row of attention replaced; None for the other layers."""
     layer, head = which
@@ -121,5 +123,5 @@ def _replaced(
         return None
     output = call.output.clone()
     values = call.value[0, head // call.groups, row.keys].double()
-    output[0, head, query] = (attention.double() @ values).to(output)
+    output[0, head, query] = (attention[: len(values)].double() @ values).to(output)
     return output

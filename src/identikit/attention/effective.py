@@ -1,12 +1,14 @@
 """Effective attention of every layer and head of a text, in factors, with its certificate."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
+from identikit.attention.precision import Recomputed, coarser_unit, computed_in, equal_values, recomputed, warn_of
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen
@@ -18,7 +20,7 @@ from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
 from identikit.models.tap import AttentionCall
 from identikit.provenance import provenance
-from identikit.shapes import Float, Int, Tensor
+from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.text import is_several
 
 _LAYER_HEAD = ("layer", "head")
@@ -28,9 +30,10 @@ _REACH = {"reachable_dim": "dim", "nearly_reachable_dim": "nearly_dim", "reachab
 DIMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("raw", "effective", "null"), _EDGE),
     "visible": ("layer", "query", "key"),
-    **dict.fromkeys(("rank", "null_dim", "polytope_dim"), _ROW),
+    **dict.fromkeys(("rank", "null_dim", "polytope_dim", "rank_is_sure", "norm_ratio", "sink"), _ROW),
     **dict.fromkeys(_REACH, _ROW),
     "joint_null_dim": ("layer", "query"),
+    "rounded_duplicates": ("layer",),
     **dict.fromkeys(("residual", "pearson"), _LAYER_HEAD),
     **{f"_{name}": _ROW for name in measures.PearsonSums._fields},
 }
@@ -66,13 +69,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of one text: the captured attention, what was computed from it, and the heads that were chosen."""
+    """One layer of one text: the captured attention, what was computed from it, and the heads that were chosen.
+
+    - `plain`: values and outputs, without the bias if that is left out; `read`: what `factors` were solved from
+    - `dtype`: of the raw maps
+    """
 
     call: AttentionCall
     heads: Int[Tensor, "head"]
     projection: Float[Tensor, "head d_v d"]
     bias: Float[Tensor, "kv_head d_v"] | None
+    made: Recomputed
     plain: maths.Heads
+    read: maths.Heads
     factors: maths.Factors
     dtype: torch.dtype
 
@@ -110,38 +119,69 @@ class Layer:
         """Return rows of one head with the set of attention that gives each its output."""
         keys = torch.arange(self.call.key.shape[2], device=queries.device)
         visible = self.factors.visible.block(queries, keys)
+        attention = self.attention(head, queries)
+        through, sink = maths.lengths_through(self.passed, self.projection, head), self.call.sink is not None
+        return rows_of(attention, self.passed_on(head), visible, self._rank[head, queries], through, sink=sink)
+
+    def attention(self, head: int, queries: Int[Tensor, "row"]) -> Float[Tensor, "row key"]:
+        """Return rows of one head in float64; they sum to exactly 1 unless a learned sink takes a part of them."""
         weights = self.call.weights(queries, heads=self.heads[[head]], dtype=torch.float64)[0, 0]
-        attention = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        through = maths.lengths_through(self.passed, self.projection, head)
-        return rows_of(attention, self.passed_on(head), visible, self._rank[head, queries], through)
+        if self.call.sink is not None:
+            return weights
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
 
     @cached_property
     def _rank(self) -> Int[Tensor, "head query"]:
         """The rank of each row's values as the output projection passes them on, whatever the options are."""
-        return maths.effective_factors(self.passed).rank
+        return maths.row_ranks(self.passed)
 
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:
         """‖(A⊥V − O)H‖/‖OH‖ of each head."""
-        values, output = _chosen(self.call, self.heads)
-        return maths.residual(self.factors, values, output, self.projection, bias=self.bias)
+        options = {"bias": self.bias, "mass": self.made.mass}
+        values = _values(self.call, self.heads)
+        return maths.residual(self.factors, values, self.made.output, self.projection, **options)
+
+    @cached_property
+    def norm_ratio(self) -> Float[Tensor, "head query"]:
+        r"""‖a⊥‖/‖a‖ of each row, from the factors: $\|a^\perp_i\|^2 = y_i^\top G_i y_i = y_i \cdot o_i$."""
+        square = (self.factors.coefficients.double() * self.read.output.double()).sum(-1).clamp(min=0)
+        ratio = square.sqrt() / self.made.norm.double().clamp(min=torch.finfo(torch.float32).tiny)
+        return ratio.masked_fill(self.factors.identifiable, 1.0)
+
+    @property
+    def sink(self) -> Float[Tensor, "head query"]:
+        """What a learned sink takes of each row; 0 where there is none."""
+        mass = self.made.mass
+        return torch.zeros_like(self.made.norm) if mass is None else 1 - mass
+
+    @cached_property
+    def rank_is_sure(self) -> Bool[Tensor, "head query"]:
+        """Whether each row's rank is the same in a coarser unit; where it is not, it depends on the resolution."""
+        unit = coarser_unit(self.call.value.dtype, self.read.values.shape[-1])
+        return maths.row_ranks(self.read, eps=unit) == maths.row_ranks(self.read)
 
     @cached_property
     def joint_null_dim(self) -> Int[Tensor, "query"]:
         """Dimension of the null space of the heads together; above their sum where heads share directions."""
-        rank = maths.effective_factors(maths.through_projection(self.plain, self.projection)).rank
+        rank = maths.row_ranks(maths.through_projection(self.plain, self.projection))
         return maths.joint_null_dim(self.plain, rank, self.projection)
 
     @cached_property
     def passed(self) -> maths.Heads:
         """The heads with their values as the output projection passes them on, bias and all."""
-        heads = maths.attention_heads(*_chosen(self.call, self.heads), self.factors.visible)
-        heads = replace(heads, eps=min(heads.eps, torch.finfo(torch.float32).eps))
+        values = _values(self.call, self.heads)
+        heads = maths.attention_heads(values, self.made.output, self.factors.visible, mass=self.made.mass)
         return maths.through_projection(heads, self.projection)
 
     @cached_property
     def polytope_dim(self) -> Int[Tensor, "head query"]:
-        """Dimension of the attention rows with the same output, visible keys − rank([T, 1]); never above `null_dim`."""
+        """Dimension of the attention rows with the same output, visible keys − rank([T, 1]); never above `null_dim`.
+
+        With a learned sink rows need not keep their sum, and it is visible keys − rank(T).
+        """
+        if self.call.sink is not None:
+            return (self.factors.visible.count - self._rank).minimum(self.factors.null_dim)
         found = maths.effective_factors(maths.keeping_mass(self.passed)).null_dim
         return found.minimum(self.factors.null_dim)
 
@@ -162,13 +202,16 @@ class Layer:
 
     def _reach(self, heads: Tensor, queries: Tensor) -> reachable.Reach:
         call, own = self.call, self.heads[heads]
-        # Half precision: keys and values are exact as they are, and what is computed from them is not rounded to it.
-        eps = min(torch.finfo(dtype).eps for dtype in (call.value.dtype, torch.float32))
+        eps = linalg.rounding_unit(call.value.dtype)
         keys, values = call.key[0, own // call.groups, None], self.passed.values[heads // self.passed.group]
         if call.bias_keys is not None:
             keys = keys + call.bias_keys(0, own, queries)
-        weights = call.weights(queries, heads=own, dtype=torch.float64)[0]
-        return reachable.reachable(weights, keys, values, eps=eps, slope=call.slope(queries, heads=own))
+        weights, slope = call.weights(queries, heads=own, dtype=torch.float64)[0], call.slope(queries, heads=own)
+        if call.sink is not None:  # a key and a value of 0, whose score no query moves
+            rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
+            weights, slope = torch.cat([weights, rest], -1), None if slope is None else F.pad(slope, (0, 1))
+            keys, values = F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1))
+        return reachable.reachable(weights, keys, values, eps=eps, slope=slope)
 
     @cached_property
     def sums(self) -> measures.PearsonSums:
@@ -182,15 +225,16 @@ class Layer:
     def attend(self, call: AttentionCall, heads: Tensor, queries: Tensor) -> Float[Tensor, "1 head query d_v"]:
         """Return this layer's head output with effective attention in place of raw attention in the chosen rows."""
         output = call.output.clone()
-        values = _chosen(call, self.heads)[0].double()
+        values = _values(call, self.heads).double()
         repeats = len(self.heads) // len(values)
         shift = torch.zeros_like(values[:, :1]) if self.bias is None else self.bias.double()[:, None]
         values, shift = (part.repeat_interleave(repeats, 0)[heads] for part in (values - shift, shift))
+        shift = shift * self.plain.sums.expand(len(self.heads), -1, 1)[heads]
         for rows in self.row_chunks():
             rows = rows[torch.isin(rows, queries)]
             if len(rows):
                 weights = maths.effective_rows(self.factors, heads, rows, raw=self.raw).double()
-                output[0, self.heads[heads][:, None], rows] = (weights @ values + shift).to(output)
+                output[0, self.heads[heads][:, None], rows] = (weights @ values + shift[:, rows]).to(output)
         return output
 
 
@@ -212,8 +256,10 @@ class Captured:
             found = [part.factors.visible.block(at["query"], at["key"]) for part in parts]
         elif name in ("rank", "null_dim"):
             found = [getattr(part.factors, name)[at["head"]][:, at["query"]] for part in parts]
-        elif name == "polytope_dim":
-            found = [part.polytope_dim[at["head"]][:, at["query"]] for part in parts]
+        elif name in ("polytope_dim", "rank_is_sure", "norm_ratio", "sink"):
+            found = [getattr(part, name)[at["head"]][:, at["query"]] for part in parts]
+        elif name == "rounded_duplicates":
+            found = [torch.tensor(equal_values(part.call, self.reading.tokens)[1]) for part in parts]
         elif name in _REACH:
             found = [getattr(part.reach(at["head"], at["query"]), _REACH[name]) for part in parts]
         elif name == "pearson":
@@ -242,9 +288,11 @@ class Captured:
         part = self.parts[layer]
         positions = self.positions(range(len(self.reading.tokens)))
         keys = positions[part.factors.visible.block(positions[[query]], positions)[0]]
-        weights = part.call.weights(positions[[query]], heads=part.heads[[head]], dtype=torch.float64)[0, 0, 0]
-        attention = weights[keys] / weights[keys].sum()
-        return Row(keys, attention, part.passed_on(head)[keys], len(positions))
+        attention, values = part.attention(head, positions[[query]])[0, keys], part.passed_on(head)[keys]
+        if part.call.sink is not None:
+            attention = torch.cat([attention, (1 - attention.sum(0, keepdim=True)).clamp(min=0)])
+            values = F.pad(values, (0, 0, 0, 1))
+        return Row(keys, attention, values, len(positions))
 
     def rows(self, places: Sequence[tuple[int, int, int]]) -> Rows:
         """Return these rows (layer, head and query, all rows of a head together) for the questions about many."""
@@ -256,17 +304,17 @@ class Captured:
 
 
 class Row(NamedTuple):
-    """One row of one head: attention over its visible keys, and their values."""
+    """One row of one head: attention over its visible keys, and their values; a learned sink is one more, the last."""
 
     keys: Int[Tensor, "seen"]
-    attention: Float[Tensor, "seen"]
-    values: Float[Tensor, "seen d_v"]
+    attention: Float[Tensor, "weighed"]
+    values: Float[Tensor, "weighed d_v"]
     n: int
 
-    def over_all_keys(self, weights: Tensor) -> Float[Tensor, "key"]:
-        """Return weights of the visible keys as weights of all keys, invisible ones 0."""
+    def over_all_keys(self, weights: Float[Tensor, "weighed"]) -> Float[Tensor, "key"]:
+        """Return weights of the visible keys as weights of all keys, invisible ones 0, without the sink's."""
         full = torch.zeros(self.n, dtype=torch.float64, device=self.keys.device)
-        full[self.keys] = weights.to(full)
+        full[self.keys] = weights[: len(self.keys)].to(full)
         return full
 
 
@@ -308,7 +356,9 @@ def effective_attention(
 def attend(reading: Reading, options: Options, *, layers: Sequence[int], heads: Sequence[int]) -> EffectiveAttention:
     """Compute the effective attention of a text that was read."""
     parts = tuple(_layer(reading, layer, heads, options) for layer in layers)
+    warn_of(parts, tolerance=options.tolerance, stacklevel=3)
     settings = {"bias": options.bias, "mass": options.mass, "tolerance": options.tolerance}
+    settings |= {"outputs_computed_in": str(computed_in(parts[0].call)).removeprefix("torch.")}
     source = provenance(reading.model, reading.text, **settings, layers=layers, heads=heads)
     positions = tuple(range(len(reading.tokens)))
     axes = (
@@ -328,7 +378,7 @@ def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head que
     wanted, at = source.positions(queries), source.positions(keys)
 
     def least(part: Layer) -> Float[Tensor, "head query key"]:
-        rows = joined_rows([part.rows(head, wanted) for head in heads])
+        rows = joined_rows([part.rows(head, wanted) for head in heads])  # a learned sink's column is not in `keys`
         return least_norm(rows)[:, at].unflatten(0, (len(heads), len(queries)))
 
     return torch.stack([least(source.parts[layer]) for layer in layers])
@@ -337,10 +387,10 @@ def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head que
 def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options) -> Layer:
     call, visible = reading.calls[layer], reading.visible[layer]
     model, wanted = reading.model, torch.tensor(heads, device=call.query.device)
-    values, output = _chosen(call, wanted)
+    made = recomputed(call, wanted)
     projection = model.projection(call.layer)[wanted]
     bias = None if options.bias else model.value_bias(call.layer)
-    plain = maths.attention_heads(values, output, visible)
+    plain = maths.attention_heads(_values(call, wanted), made.output, visible, mass=made.mass)
     if bias is not None:
         bias = bias if _all_of(call, wanted) else bias[wanted // call.groups]
         plain = maths.without_bias(plain, bias)
@@ -348,14 +398,12 @@ def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options)
     read = maths.keeping_mass(read) if options.mass else read
     factors = maths.effective_factors(read, tolerance=options.tolerance, dtype=options.dtype)
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    return Layer(call, wanted, projection, bias, plain, factors, dtype)
+    return Layer(call, wanted, projection, bias, made, plain, read, factors, dtype)
 
 
-def _chosen(call: AttentionCall, heads: Tensor) -> tuple[Float[Tensor, "kv n d_v"], Float[Tensor, "head n d_v"]]:
-    """Return values and head outputs of the chosen heads; with all of them, in order, values stay one per group."""
-    if _all_of(call, heads):
-        return call.value[0], call.output[0]
-    return call.value[0, heads // call.groups], call.output[0, heads]
+def _values(call: AttentionCall, heads: Tensor) -> Float[Tensor, "kv key d_v"]:
+    """Return the values of the chosen heads; with all of them, in order, one per group."""
+    return call.value[0] if _all_of(call, heads) else call.value[0, heads // call.groups]
 
 
 def _all_of(call: AttentionCall, heads: Tensor) -> bool:

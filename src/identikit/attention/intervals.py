@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from identikit.attention.effective import Options, attend
 from identikit.attention.groups import key_groups
@@ -73,8 +74,8 @@ def attention_intervals(
 ) -> Any:
     """Find the least and greatest weight that each edge can have while the head's output stays the same.
 
-    The range is over all attention rows: weights of at least 0 that sum to 1. One text gives one Result, a list of
-    texts a list.
+    The range is over all attention rows: weights of at least 0 that sum to 1, or to at most 1 where a learned sink
+    takes the rest. One text gives one Result, a list of texts a list.
 
     - `layer`, `head`, `query`, `key`: what is bounded; None is all
     - `groups`: bound what groups of keys receive together instead, one program per row and end: a mapping from names to
@@ -153,20 +154,21 @@ def bounds_of(
     """
     source: Any = attention.source
     rows: Rows = source.rows(places)
+    n = len(attention.tokens)
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
-    objectives = None if objectives is None else objectives.to(rows.attention)
+    if objectives is not None:
+        objectives = F.pad(objectives, (0, rows.attention.shape[1] - n)).to(rows.attention)
     found = unbounded(rows, objectives)
-    found.order.clamp_(max=TOP)
     free = rows.free.nonzero()[:, 0]
     batch = _FIRST[free.device.type]
     if len(free) > batch:
-        _solved(rows.some(free[:_WARM_UP]), objectives, keys, bounding, math.inf)  # compiling does not count
+        _solved(rows.some(free[:_WARM_UP]), n, objectives, keys, bounding, math.inf)  # compiling does not count
     started, done = time.monotonic(), 0
     limit = math.inf if bounding.seconds is None else started + bounding.seconds
     while done < len(free) and batch and time.monotonic() < limit:
         begun, chosen = time.monotonic(), free[done : done + batch]
-        ends = _solved(rows.some(chosen), objectives, keys, bounding, limit)
+        ends = _solved(rows.some(chosen), n, objectives, keys, bounding, limit)
         for part, end in zip(found, ends, strict=True):
             part[chosen] = end.to(part)
         done += len(chosen)
@@ -182,25 +184,34 @@ def bounds_of(
         progress("attention intervals, rows", int(chosen[-1]) + 1, len(places))
     progress("attention intervals, rows", len(places), len(places))
     found.lower.abs_()  # -0.0 is 0
-    return rows, found
+    rows, found = _of_tokens(rows, found, n if objectives is None else len(objectives), n)
+    return rows, found._replace(order=found.order.minimum(rows.visible.sum(-1)).clamp(max=TOP))
+
+
+def _of_tokens(rows: Rows, found: Bounds, quantities: int, n: int) -> tuple[Rows, Bounds]:
+    """Return rows and ends of the n tokens, without the column of a learned sink."""
+    cut = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
+    return cut, Bounds(*(part[:, :quantities] for part in found[:3]), found.order)
 
 
 def _solved(
     rows: Rows,
+    n: int,
     objectives: Float[Tensor, "quantity key"] | None,
     keys: Sequence[int] | None,
     bounding: Bounding,
     limit: float,
 ) -> Bounds:
-    """Bound these rows in the way that was chosen; certified ends stop at the limit of the monotonic clock."""
+    """Bound these rows of n tokens as was chosen; certified ends stop at the limit of the monotonic clock."""
     if _method(bounding) == "exact":
-        return exact_bounds(rows, objectives, keys=keys, top=TOP)
+        tokens = range(n) if keys is None and rows.attention.shape[1] > n else keys  # a learned sink is not an edge
+        return exact_bounds(rows, objectives, keys=tokens, top=TOP if keys is None and objectives is None else 0)
     asked = objectives
     if objectives is None and keys is not None:
         asked = membership([[key] for key in keys], rows.attention.shape[1]).to(rows.attention)
     found = certified_bounds(rows, asked, epsilon=bounding.epsilon, deadline=lambda: time.monotonic() > limit)
     if objectives is None and keys is None:
-        return ordered(rows, found, TOP)
+        return found._replace(order=ordered(*_of_tokens(rows, found, n, n), TOP).order)
     if objectives is None:
         every, places = unbounded(rows), list(keys or ())
         for part, end in zip(every[:3], found[:3], strict=True):

@@ -13,8 +13,25 @@ from identikit.result import Array, Fact, Result, strongest
 from identikit.shapes import Float, Tensor
 
 _SHARP = 1e-8  # a gap that is not worth a word
+UNSURE = 0.01  # share of rows with an unsure rank from which it is said; prose has at most 0.006
 _LISTED = 4  # groups that are named in words
 _POOLS = ("layer", "head", "visible")
+
+
+def unsure_words(share: float, duplicates: int, dtype: str) -> list[str]:
+    """Say in what share of the rows the rank depends on the resolution, and how many repeated tokens were rounded."""
+    told = []
+    if share > UNSURE:
+        told.append(
+            f"In {share:.0%} of the rows, the rank of the values depends on the resolution: some directions are as "
+            f"small as what {dtype} rounds, so another precision could find another null dimension there."
+        )
+    if duplicates:
+        told.append(
+            f"{duplicates:,} repeated tokens (counted in each layer) have the values of an earlier one but for the "
+            f"rounding of {dtype}; they are read as different."
+        )
+    return told
 
 
 class EffectiveAttention(Result):
@@ -76,6 +93,18 @@ class EffectiveAttention(Result):
     )
     joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
     residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
+    norm_ratio = Array("‖a⊥‖/‖a‖ of each row, at most 1 because it is a projection: (layer, head, query).")
+    rank_is_sure = Array(
+        "Whether each row's rank stays the same at a coarser resolution: 10 times that of float32 (or float64), or the "
+        "rounding noise of half precision: (layer, head, query)."
+    )
+    sink = Array(
+        "What a learned sink takes of each row, as an extra key of value 0 would: (layer, head, query). Rows of `raw` "
+        "sum to the rest; 0 where the model has no such sink."
+    )
+    rounded_duplicates = Array(
+        "How many repeated tokens have the values of an earlier one but for the rounding of the model's dtype: (layer)."
+    )
 
     def pearson(self, by: str | None = None) -> Tensor:
         """Return the correlation of raw and effective attention over the visible entries of the selected rows.
@@ -148,19 +177,27 @@ class EffectiveAttention(Result):
         """Say how much of the attention is fixed by the output, and how closely effective attention follows it."""
         if "rank" not in self.source.dims:
             return self._edges()
-        null = self.null_dim
+        null, beside = self.null_dim, "".join(f" {one}" for one in self._beside())
         free = float((null > 0).double().mean())
         if free == 0:
-            return "Every selected row is identifiable: only its own attention gives its output."
+            return f"Every selected row is identifiable: only its own attention gives its output.{beside}"
         dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
         rows = f"{free:.0%} of the rows have" if null.numel() > 1 else "The row has"
         pearson = float(self.pearson())
         correlation = "" if math.isnan(pearson) else f" Raw and effective attention correlate at {pearson:.2f}."
         told = (
             f"{rows} a null space ({dims} dimensions).{correlation} Effective attention reproduces the head outputs to "
-            f"within {float(self.residual.max()):.1g} (relative)."
+            f"within {float(self.residual.max()):.1g} (relative).{beside}"
         )
         return f"{told}\n{self._edges()}" if self._axis("head").single else told
+
+    def _beside(self) -> list[str]:
+        """Say what a learned sink takes, and where ranks are not sure."""
+        told, sink = [], float(self.sink.mean())
+        if sink:
+            told.append(f"A learned sink takes {sink:.2f} of a row's weight on average; rows sum to the rest.")
+        unsure = float((~self.rank_is_sure).double().mean())
+        return [*told, *unsure_words(unsure, int(self.rounded_duplicates.sum()), self.provenance.dtype)]
 
     def _edges(self) -> str:
         found = strongest(self, "raw", 5)

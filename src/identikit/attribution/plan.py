@@ -8,7 +8,7 @@ from identikit.attribution import sweep as engines
 from identikit.attribution.sweep import Request
 from identikit.errors import InputError
 from identikit.indexing import Index, chosen, known, whole_number
-from identikit.machine import PRECISIONS, free_bytes, product_rate
+from identikit.machine import PRECISIONS, duration, free_bytes, product_rate
 from identikit.maths import jacobian
 from identikit.models.model import Model
 from identikit.models.reading import Reading
@@ -82,8 +82,8 @@ class Estimate(NamedTuple):
     def words(self) -> str:
         """Say how long it takes here, and what is much faster."""
         much = self.probes is not None and self.probes_seconds < 0.7 * self.seconds
-        faster = f" With probes={self.probes} it takes {_duration(self.probes_seconds)}." if much else ""
-        return f"Attribution takes about {_duration(self.seconds)} on this machine.{faster}"
+        faster = f" With probes={self.probes} it takes {duration(self.probes_seconds)}." if much else ""
+        return f"Attribution takes about {duration(self.seconds)} on this machine.{faster}"
 
 
 def estimate(model: Model, lengths: Sequence[int], request: Request) -> Estimate:
@@ -103,12 +103,6 @@ def estimate(model: Model, lengths: Sequence[int], request: Request) -> Estimate
     fewer = [k for k in _fewer_probes(model, request) if taking(k) < seconds]
     better = next((k for k in fewer if taking(k) <= LONG_SECONDS), fewer[-1] if fewer else None)
     return Estimate(seconds) if better is None else Estimate(seconds, better, taking(better))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 class Cost(NamedTuple):

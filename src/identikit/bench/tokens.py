@@ -1,4 +1,7 @@
-"""How long learned maps take: trained together and one after another, ridge for all folds, and a full grid."""
+"""How long learned maps take: trained together and one after another, ridge for all folds, and a full grid.
+
+The part "inversion" is another benchmark, in `bench.inversion`.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -23,6 +26,7 @@ from identikit.tokens.states import HiddenStates
 from identikit.tokens.train import Member, Trial, epoch_order, train_grid
 
 PARTS = ("together", "ridge", "grid")
+INVERSION = "inversion"
 TOGETHER, IN_TURN = "trained together", "one after another"
 
 
@@ -33,7 +37,7 @@ class Options:
     - `states`: a safetensors file with `inputs` (token, d_x), `hidden` (layer, token, d) and `lengths` (sentence);
       None for the hidden states of `model` (None for the packaged MiniLM) on the embedded sample texts
     - `device`: where maps are trained; `tf32`: allow TF32 products there
-    - `parts`: some of `PARTS`; `folds`: how many of the ten folds
+    - `parts`: some of `PARTS`, or "inversion"; `folds`: how many of the ten folds
     - `epochs`: how long the comparison trains; `maps`, `distances`: those of the full grid
     """
 
@@ -48,9 +52,10 @@ class Options:
     distances: tuple[str, ...] = ("cosine",)
 
     def __post_init__(self) -> None:
-        wrong = [part for part in self.parts if part not in PARTS]
+        known = (*PARTS, INVERSION)
+        wrong = [part for part in self.parts if part not in known]
         if wrong:
-            raise InputError(f"Benchmarking maps: part {wrong[0]!r} is not known. Use some of {', '.join(PARTS)}.")
+            raise InputError(f"Benchmarking maps: part {wrong[0]!r} is not known. Use some of {', '.join(known)}.")
 
 
 def run(options: Options, *, progress: Progress = silent) -> list[Row]:

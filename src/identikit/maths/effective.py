@@ -26,7 +26,8 @@ import torch
 
 from identikit.errors import InputError
 from identikit.maths import linalg
-from identikit.maths.linalg import Resolution
+from identikit.maths.linalg import Resolution, rounding_unit
+from identikit.maths.prefix import prefix_solve
 from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
 
@@ -50,18 +51,28 @@ class Heads:
     basis: Float[Tensor, "head wide wide"] | None = None
     """What $V$ was multiplied by, where $H$ does not pass all of it on."""
 
+    mass: Float[Tensor, "head query"] | None = None
+    """The sum of each row of $A$ where a learned sink takes a part of it; None: 1, or 0 for a row that sees no key."""
+
     @property
     def group(self) -> int:
         """How many query heads share a key-value head."""
         return len(self.output) // len(self.values)
+
+    @property
+    def sums(self) -> Float[Tensor, "#head query 1"]:
+        """The sum of each row of $A$."""
+        return ((self.visible.count > 0).double()[None] if self.mass is None else self.mass.double())[..., None]
 
 
 def attention_heads(
     values: Float[Tensor, "kv_head key d_v"],
     output: Float[Tensor, "head query d_v"],
     visible: Bool[Tensor, "..."] | Visible | None = None,
+    *,
+    mass: Float[Tensor, "head query"] | None = None,
 ) -> Heads:
-    """Gather one layer's values $V$, head outputs $O$ and mask."""
+    """Gather one layer's values $V$, head outputs $O$ and mask; `mass` is the sum of each row, if it is not 1."""
     if len(output) % len(values):
         raise InputError(
             f"Computing effective attention: {len(output)} heads cannot share {len(values)} key-value heads evenly. "
@@ -71,18 +82,17 @@ def attention_heads(
         visible = torch.ones(1, values.shape[1], dtype=torch.bool, device=values.device)
     if isinstance(visible, Tensor):
         visible = visible_from_mask(visible, output.shape[1])
-    return Heads(values, output, visible, torch.finfo(values.dtype).eps)
+    return Heads(values, output, visible, rounding_unit(values.dtype), mass=mass)
 
 
 def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
-    r"""Take the value bias out: $V - 1b^\top$ and $O - 1b^\top$, the paper's $T = E W^V H$ to the letter (Eq. 3).
+    r"""Take the value bias out: $V - 1b^\top$ and $O - A1b^\top$, the paper's $T = E W^V H$ to the letter (Eq. 3).
 
     Real models have a bias $b$ (argument `bias`). With it in $V$, the default, $A^\perp V = O$; without it,
-    $A^\perp (V - 1b^\top) + 1b^\top = O$.
+    $A^\perp (V - 1b^\top) + A1b^\top = O$. Rows sum to 1, $A1 = 1$, unless a learned sink takes a part of them.
     """
     shift = bias.double()[:, None]
-    attends = (heads.visible.count > 0)[:, None]
-    output = heads.output.double() - shift.repeat_interleave(heads.group, 0) * attends
+    output = heads.output.double() - shift.repeat_interleave(heads.group, 0) * heads.sums
     return replace(heads, values=heads.values.double() - shift, output=output)
 
 
@@ -101,7 +111,7 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
     padded with zero columns. Under grouped-query attention $V$ is then repeated per head.
     """
     H = projection.double()
-    resolution = Resolution(torch.finfo(projection.dtype).eps)
+    resolution = Resolution(rounding_unit(projection.dtype))
     if bool(linalg.triangular_roots(H @ H.mT, H.shape[2], resolution)[1].all()):
         return heads
     singular, vectors = linalg.right_spectrum(H.mT)
@@ -114,7 +124,7 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
 
 
 def keeping_mass(heads: Heads) -> Heads:
-    r"""Return the form whose rows keep their sum: $[V, c1]$ and $[O, c1]$, with null space $LN([T, 1])$ (section 3.3).
+    r"""Return the form whose rows keep their sum: $[V, c1]$ and $[O, cA1]$, with null space $LN([T, 1])$ (section 3.3).
 
     It does not change when a constant is added to all values. The weight $c$ is the size of a typical value, so that
     the column of ones is neither lost nor drowns the values; $A^\perp$ is the same for every $c \ne 0$.
@@ -123,9 +133,8 @@ def keeping_mass(heads: Heads) -> Heads:
     seen = V[:, heads.visible.keys]
     size = seen.square().sum(-1).mean(-1).sqrt() if seen.shape[1] else V.new_zeros(len(V))
     size = torch.where(size > 0, size, 1.0)[:, None, None]
-    attends = (heads.visible.count > 0).to(V)[:, None]
     ones = size.expand(-1, V.shape[1], 1)
-    sums = size.repeat_interleave(heads.group, 0) * attends
+    sums = size.repeat_interleave(heads.group, 0) * heads.sums
     return replace(heads, values=torch.cat([V, ones], -1), output=torch.cat([heads.output.double(), sums], -1))
 
 
@@ -176,13 +185,19 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
         attends = visible.stop > 0
         Y, rank = Y.masked_fill_(~attends[:, None], 0), rank[:, None] * attends
     elif visible.nested:
-        Y, rank = linalg.prefix_solve(V, right, visible.stop, resolution)
+        Y, rank = prefix_solve(V, right, visible.stop, resolution)
     else:
         rows = torch.arange(right.shape[2], device=V.device).split(1024)
         keys = visible.keys
         done = [linalg.rowwise_solve(V, right[:, :, part], visible.block(part, keys), resolution) for part in rows]
         Y, rank = torch.cat([part[0] for part in done], 2), torch.cat([part[1] for part in done], 1)
     return Factors(Y.flatten(0, 1).to(dtype), heads.values, rank.repeat_interleave(heads.group, 0), visible)
+
+
+def row_ranks(heads: Heads, *, eps: float | None = None) -> Int[Tensor, "head query"]:
+    """Find only the rank of each row's values: in the unit that they were rounded to, or in another, `eps`."""
+    one = replace(heads, output=heads.output[:: heads.group], eps=heads.eps if eps is None else eps, mass=None)
+    return effective_factors(one).rank.repeat_interleave(heads.group, 0)
 
 
 def effective_rows(
@@ -274,15 +289,17 @@ def residual(
     projection: Float[Tensor, "head d_v d"],
     *,
     bias: Float[Tensor, "kv_head d_v"] | None = None,
+    mass: Float[Tensor, "head query"] | None = None,
 ) -> Float[Tensor, "head"]:
     r"""Measure how far effective attention is from giving the same output.
 
     $$\frac{\|(A^\perp V - O) H\|}{\|O H\|} \quad \text{per head, and 0 where both are 0}$$
 
     $V$, $O$ and $H$ are `values`, `output` and `projection` as the model has them. For factors made by `without_bias`,
-    pass the same `bias` $b$: this is then the certificate of $A^\perp (V - 1b^\top) + 1b^\top$.
+    pass the same `bias` $b$: this is then the certificate of $A^\perp (V - 1b^\top) + A1b^\top$, with `mass` $A1$ as
+    in `Heads`.
     """
-    heads = attention_heads(values, output, factors.visible)
+    heads = attention_heads(values, output, factors.visible, mass=mass)
     heads = heads if bias is None else without_bias(heads, bias)
     keys = factors.visible.keys
     Y = factors.coefficients.double().unflatten(0, (len(factors.values), -1))
@@ -337,7 +354,7 @@ def joint_null_dim(
     rows, however long the text is. Spans of nested rows grow, so ranks add up until some row, and nothing is left to
     gain from some row on. Both rows are found by bisection; only the rows in between are computed one by one.
     """
-    H, resolution = projection.double(), Resolution(torch.finfo(projection.dtype).eps)
+    H, resolution = projection.double(), Resolution(rounding_unit(projection.dtype))
     every, visible, added = H.shape[0] * H.shape[1], heads.visible, rank.sum(0).tolist()
     limit = linalg.matrix_rank(H.flatten(0, 1), resolution)
 

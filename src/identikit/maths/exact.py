@@ -25,16 +25,16 @@ def exact_bounds(
 ) -> Bounds:
     """Find the least and the greatest weight of every key, or of these `keys`, or of 0/1 `objectives`.
 
-    With `top`, and with all keys asked for, `Bounds.order` is found for that many of the strongest edges. One or two
-    rows go to HiGHS; more go to compiled code, on the GPU where the rows are there. Ends that are not proven to `GAP`
-    go to HiGHS too, and keep 0 and 1 if that fails as well.
+    With `top`, `Bounds.order` is found for that many of the strongest edges among the asked keys. One or two rows go to
+    HiGHS; more go to compiled code, on the GPU where the rows are there. Ends that are not proven to `GAP` go to HiGHS
+    too, and keep 0 and 1 if that fails as well.
     """
     solve = _compiled(rows)
     if solve is None:
         return row_bounds(rows, objectives, keys=keys, top=top)
     asked = torch.zeros(rows.attention.shape[1], dtype=torch.bool)
     asked[slice(None) if keys is None else list(keys)] = True
-    found, failed = solve(rows, objectives, asked=asked, top=top if keys is None else 0)
+    found, failed = solve(rows, objectives, asked=asked, top=top)
     for index in (failed | (found.gap > GAP).any(-1)).nonzero()[:, 0].tolist():
         one = rows.some(torch.tensor([index]))
         known = unbounded(one, objectives) if bool(failed[index]) else Bounds(*(part[[index]] for part in found))

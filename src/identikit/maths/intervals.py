@@ -143,7 +143,7 @@ def row_bounds(
 ) -> Bounds:
     """Bound weights of all `keys`, or other quantities of these rows, one row after another; see `Bounds`.
 
-    With `top`, and with all keys asked for, the certain order of that many of the strongest edges is found as well.
+    With `top`, the certain order of that many of the strongest edges among the asked keys is found as well.
     """
     found = unbounded(rows, objectives)
     for index in rows.free.nonzero()[:, 0].tolist():
@@ -156,8 +156,8 @@ def row_bounds(
             lower, upper = row.bound(asked)
             at, gap = seen[asked], np.maximum(row.least - lower, upper - row.greatest)[asked]
             ends = lower[asked], upper[asked], np.abs(gap)
-            if keys is None:
-                found.order[index] = row.certain_order(top)
+            if top:
+                found.order[index] = row.certain_order(asked, top)
         else:
             at = torch.arange(len(objectives))
             ends = row.extremes(objectives[:, seen].cpu().numpy())
@@ -294,18 +294,18 @@ class _Row:
             ends[2, at] = max(abs(objective @ least + below), abs(above - objective @ greatest))
         return ends[0].clip(0, 1), ends[1].clip(0, 1), ends[2]
 
-    def certain_order(self, top: int) -> int:
-        r"""Count the strongest edges, up to `top`, whose order is the same everywhere; all keys are bounded already.
+    def certain_order(self, asked: Sequence[int], top: int) -> int:
+        r"""Count the strongest asked edges, up to `top`, whose order is the same everywhere; they are bounded already.
 
         Edge k is certainly above m if $\max a'_m - a'_k \le 0$.
         """
-        order = np.argsort(-self.weights, kind="stable")
+        order = np.asarray(asked)[np.argsort(-self.weights[asked], kind="stable")]
         for place in range(min(top, len(order))):
             key = order[place]
             for other in order[place + 1 :]:
                 if self.greatest[other] <= self.least[key]:
                     continue
-                objective = np.zeros(len(order))
+                objective = np.zeros(len(self.weights))
                 objective[other], objective[key] = 1.0, -1.0
                 if objective @ self.last > _TIE or objective @ self.vertex(objective)[0] > _TIE:
                     return place

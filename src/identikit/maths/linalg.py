@@ -8,7 +8,7 @@ can be shared:
 | solver | sets | shared |
 |---|---|---|
 | `shared_solve` | every row sees the same keys | one factorisation |
-| `prefix_solve` | row i sees the first p_i keys (causal) | one factorisation per block of keys |
+| `prefix.prefix_solve` | row i sees the first p_i keys (causal) | one factorisation per block of keys |
 | `rowwise_solve` | any sets (sliding windows, …) | one factorisation per distinct row |
 
 All of them work in float64. `kv` is the axis of key-value heads, `group` that of the query heads that share one.
@@ -18,13 +18,26 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.linalg import cholesky_ex, eigvalsh, qr, solve_triangular, svd, svdvals
+from torch.linalg import cholesky_ex, matrix_norm, qr, solve_triangular, svd, svdvals
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
 BYTES = 2**27  # about what a chunk of rows may take
-WELL_CONDITIONED = 1e-10  # λ_min/λ_max of a Gram above which its Cholesky factor is used; far above d·eps of float64
-MILD_GROWTH = 1e3  # how much a block of keys may add to a Gram, relative to it, before its solution is refined
+WELL_CONDITIONED = 1e-10  # λ_min/λ_max of a Gram above which its inverse needs no refinement; far above its rounding
+
+
+def rounding_floor(width: int) -> float:
+    """Return λ_min/λ_max of a Gram matrix above which rounding does not decide its rank: 16·d·eps of float64."""
+    return 16 * width * torch.finfo(torch.float64).eps
+
+
+def rounding_unit(dtype: torch.dtype) -> float:
+    """Return the unit in which a model's numbers are read, which decides every rank: eps of float64 or float32.
+
+    Numbers in half precision are read in float32's unit. They are exact as they are: what their own eps calls noise is
+    mostly real, and equal tokens have equal bits.
+    """
+    return min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
 
 
 @dataclass(frozen=True)
@@ -60,29 +73,34 @@ class Resolution:
 
 
 def certified(
-    smallest: Tensor, largest: Tensor, count: Tensor | int, width: int, resolution: Resolution
+    smallest: Tensor,
+    largest: Tensor,
+    count: Tensor | int,
+    width: int,
+    resolution: Resolution,
+    floor: float = WELL_CONDITIONED,
 ) -> Bool[Tensor, "..."]:
     r"""Tell whether a Gram matrix $G$ is surely of full rank and well conditioned, from bounds on its eigenvalues.
 
     The bounds are `smallest` $\le \lambda_{min}$ and $\lambda_{max} \le$ `largest`. Some need no eigenvalues:
-    $\lambda_{max}(G) \le \mathrm{tr}(G)$ and, with $G = LL^\top$,
-    $\lambda_{min}(G) \ge 1/\mathrm{tr}(G^{-1}) = 1/\|L^{-1}\|^2$. $L$ is the exact factor of a matrix within
-    $d\,\mathrm{eps}\,\mathrm{tr}(G)$ of $G$ (eps of float64), some $10^{-14}\,\mathrm{tr}(G)$, and
-    $10^{-10}\,\mathrm{tr}(G)$ is required: rounding cannot turn a singular $G$ into a certified one.
+    $\lambda_{max}(G) \le \|G\| \le \mathrm{tr}(G)$ (the Frobenius norm) and, with $G = LL^\top$,
+    $\lambda_{min}(G) \ge 1/\|G^{-1}\| \ge 1/\mathrm{tr}(G^{-1}) = 1/\|L^{-1}\|^2$. $L$ is the exact factor of a matrix
+    within some $d\,\mathrm{eps}\,\|G\|$ of $G$ (eps of float64), and `floor` $\cdot\|G\|$ is required beyond the
+    cutoff: rounding cannot turn a singular $G$ into a certified one.
     """
     needed = resolution.cutoff(largest.sqrt(), count, width).square()
-    return smallest > needed.maximum(WELL_CONDITIONED * largest)
+    return smallest > needed + floor * largest
 
 
 def triangular_roots(
-    gram: Float[Tensor, "*rows d d"], count: Tensor | int, resolution: Resolution
+    gram: Float[Tensor, "*rows d d"], count: Tensor | int, resolution: Resolution, floor: float = WELL_CONDITIONED
 ) -> tuple[Float[Tensor, "*rows d d"], Bool[Tensor, "*rows"]]:
     r"""Find $F$ with $G^{-1} = FF^\top$ by Cholesky, and where it may be used (elsewhere $F$ is meaningless)."""
     factor, failed = cholesky_ex(gram)
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     inverse = solve_triangular(factor, identity, upper=False)
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    good = certified(1 / inverse.square().sum((-2, -1)), trace, count, gram.shape[-1], resolution)
+    bounds = 1 / inverse.square().sum((-2, -1)), matrix_norm(gram)
+    good = certified(*bounds, count, gram.shape[-1], resolution, floor)
     return inverse.mT, good & (failed == 0)
 
 
@@ -123,7 +141,8 @@ def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> 
     """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
     full, count = wide.shape
-    if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution)[1]):
+    floor = WELL_CONDITIONED if resolution.exact else rounding_floor(full)
+    if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution, floor)[1]):
         return full
     return int(resolution.real(svdvals(qr(wide.mT, mode="r").R), count).sum())
 
@@ -138,12 +157,12 @@ def masked_multiply(
     return ((coefficients @ values[:, None].mT) * seen) @ other[:, None]
 
 
-def _apply_gram(rows: Float[Tensor, "kv group query d"], values: Float[Tensor, "kv key d"]) -> Tensor:
+def apply_gram(rows: Float[Tensor, "... query d"], values: Float[Tensor, "... key d"]) -> Tensor:
     r"""Compute $Y V^\top V$ without making $V^\top V$, which would square $V$'s rounding.
 
     It takes some keys at a time, to save memory.
     """
-    return sum(((rows @ V.mT) @ V for V in values[:, None].split(256, dim=2)), start=torch.zeros_like(rows))
+    return sum(((rows @ V.mT) @ V for V in values.split(256, dim=-2)), start=torch.zeros_like(rows))
 
 
 def shared_solve(
@@ -163,7 +182,7 @@ def shared_solve(
     root = root[:, None]
     coefficients = (output @ root) @ root.mT
     if resolution.exact:
-        coefficients += ((output - _apply_gram(coefficients, values)) @ root) @ root.mT
+        coefficients += ((output - apply_gram(coefficients, values[:, None])) @ root) @ root.mT
     return coefficients, rank
 
 
@@ -226,116 +245,3 @@ def _row_grams(values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"])
         products = (part[..., :, None] * part[..., None, :]).flatten(-2)
         gram += (weight @ products).unflatten(-1, (width, width))
     return gram
-
-
-def prefix_solve(
-    values: Float[Tensor, "kv key d"],
-    output: Float[Tensor, "kv group query d"],
-    stop: Int[Tensor, "query"],
-    resolution: Resolution,
-) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
-    """Find coefficients and ranks where row i sees the first `stop[i]` keys, as under a causal mask.
-
-    Keys are taken in blocks of d, and the Gram matrix of all keys before the block is carried along (a sum of positive
-    terms, so nothing cancels). The rows that end in a block share the factorisations of `_first_block` or
-    `_later_block`; only those for which these are not certain to be right are solved one by one.
-    """
-    keys, width = values.shape[-2:]
-    coefficients = torch.zeros_like(output)
-    rank = torch.zeros(len(values), len(stop), dtype=torch.long, device=values.device)
-    gram = values.new_zeros(len(values), width, width)
-    for start in range(0, keys, width):
-        known, block = values[:, : start + width], values[:, start : start + width]
-        rows = ((stop > start) & (stop <= start + width)).nonzero()[:, 0]
-        right, ends = output[:, :, rows], stop[rows]
-        if start == 0:
-            solution, good = _first_block(block, right, ends, resolution)
-        else:
-            solution, good = _later_block(known, gram, right, ends, resolution)
-        coefficients[:, :, rows], rank[:, rows] = solution, ends.clamp(max=width)
-        for head in (~good).any(1).nonzero()[:, 0].tolist():
-            left = (~good[head]).nonzero()[:, 0]
-            seen = torch.arange(known.shape[1], device=stop.device) < ends[left, None]
-            slow = rowwise_solve(known[head][None], right[head][None, :, left], seen, resolution)
-            coefficients[head][:, rows[left]], rank[head][rows[left]] = slow[0][0], slow[1][0]
-        gram = gram + block.mT @ block
-    return coefficients, rank
-
-
-def _first_block(
-    block: Float[Tensor, "kv key d"],
-    output: Float[Tensor, "kv group row d"],
-    ends: Int[Tensor, "row"],
-    resolution: Resolution,
-) -> tuple[Float[Tensor, "kv group row d"], Bool[Tensor, "kv row"]]:
-    r"""Solve rows that see the first p ≤ d keys, and tell where those keys' values are surely independent.
-
-    With $V^\top = QR$, the first p keys are $V_p^\top = Q_p R_p$. $R_p$ is the leading block of $R$, and its inverse is
-    the leading block of $R^{-1}$. So $y = Q_p R_p^{-\top} R_p^{-1} Q_p^\top o$ for all p from one factorisation, by
-    leaving out the coordinates from p on.
-    """
-    keys, width = block.shape[-2:]
-    Q, R = qr(block.mT)
-    identity = torch.eye(keys, dtype=R.dtype, device=R.device)
-    trace = block.square().sum(-1).cumsum(-1)
-    independent = R.diagonal(dim1=-2, dim2=-1).square() > WELL_CONDITIONED * trace
-    inverse = solve_triangular(torch.where(independent[:, None], R, identity), identity, upper=True)
-    counts = torch.arange(1, keys + 1, device=R.device)
-    # V_p is p×d with p ≤ d: its non-zero spectrum is that of the p×p Gram R_pᵀR_p, whose inverse has trace ‖R_p⁻¹‖².
-    good = independent & certified(1 / inverse.square().sum(-2).cumsum(-1), trace, counts, width, resolution)
-    good = good.long().cumprod(-1).bool()
-    Q, inverse = Q[:, None], torch.where(good[:, None], inverse, 0.0)[:, None]
-    leading = torch.arange(keys, device=R.device) < ends[:, None]
-    solution = ((((output @ Q) * leading) @ inverse.mT @ inverse) * leading) @ Q.mT
-    return solution, good[:, ends - 1]
-
-
-def _later_block(
-    known: Float[Tensor, "kv key d"],
-    gram: Float[Tensor, "kv d d"],
-    output: Float[Tensor, "kv group row d"],
-    ends: Int[Tensor, "row"],
-    resolution: Resolution,
-) -> tuple[Float[Tensor, "kv group row d"], Bool[Tensor, "kv row"]]:
-    r"""Solve rows that see all keys before a block and its first k, and tell which solutions are surely right.
-
-    The Gram matrix $G$ of the keys before the block must have full rank. $G_k = G + W_k^\top W_k$, with $W$ the block's
-    values, the last of `known`. With $G^{-1} = FF^\top$ and $Z = WF$, Woodbury's identity gives
-    $G_k^{-1} = F(I - Z_k^\top (I + Z_k Z_k^\top)^{-1} Z_k) F^\top$. The inner matrix is the leading k×k block of
-    $I + ZZ^\top = CC^\top$, and Cholesky factors nest: all k share $C^{-1}$, by leaving out the coordinates from k on
-    in the middle. What cancels is about $\mathrm{eps}\,\|Z\|^2$, at most 1e-6 with
-    $\|Z\|^2 \le \|F\|^2\,\mathrm{tr}(G_k) < 10^{10}$; one step of refinement makes up for it.
-
-    It is safe because $G_k \succeq G$: $\lambda_{min}(G_k) \ge \lambda_{min}(G)$. So what is certified of
-    $\lambda_{min}(G)$ against $\mathrm{tr}(G_k) \ge \lambda_{max}(G_k)$, or against $\lambda_{max}$ of the Gram matrix
-    with the whole block, holds for the rows of the block.
-    """
-    width = gram.shape[-1]
-    start = (known.shape[1] - 1) // width * width
-    before, block = known[:, :start], known[:, start:]
-    root, invertible = triangular_roots(gram, start, Resolution(0.0))
-    root = torch.where(invertible[:, None, None], root, 0.0)
-    Z = block @ root
-    growth = Z.square().sum((-2, -1))
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) + block.square().sum(-1).cumsum(-1)
-    counts = torch.arange(start + 1, known.shape[1] + 1, device=Z.device)
-    good = certified(1 / root.square().sum((-2, -1))[:, None], trace, counts, width, resolution)
-    good &= invertible[:, None]
-    unsure = invertible & ~good.all(1)
-    if unsure.any():  # in half precision the cutoff is so high that bounds are not enough
-        smallest, largest = eigvalsh(gram[unsure])[:, :1], eigvalsh((gram + block.mT @ block)[unsure])[:, -1:]
-        good[unsure] = certified(smallest, largest, counts, width, resolution)
-    identity = torch.eye(block.shape[1], dtype=Z.dtype, device=Z.device)
-    inner = solve_triangular(cholesky_ex(identity + Z @ Z.mT).L, identity, upper=False)
-    leading = counts - 1 < ends[:, None]
-    root, Z, inner = root[:, None], Z[:, None], inner[:, None]
-
-    def solve(right: Tensor) -> Tensor:
-        white = right @ root
-        return (white - (((white @ Z.mT @ inner.mT) * leading) @ inner) @ Z) @ root.mT
-
-    solution = solve(output)
-    if resolution.exact or bool((growth > MILD_GROWTH).any()):
-        earlier = _apply_gram(solution, before) if resolution.exact else solution @ gram[:, None]
-        solution = solution + solve(output - earlier - masked_multiply(solution, block, block, leading))
-    return solution, good[:, ends - start - 1]

@@ -5,6 +5,8 @@ on, $o = aT$ the output. All attention with this output, exactly or to within $\
 
 $$P_\varepsilon(a) = \{a' \ge 0 : \textstyle\sum a' = 1, \; \|(a' - a) T\| \le \varepsilon \|o\|\}.$$
 
+A learned sink is one more key, of value 0: without it, $\sum a' \le 1$.
+
 With $\mu$ the mean of $T$'s rows and $T - 1\mu^\top = L \Sigma Q^\top$, the basis $U = [1/\sqrt n, L]$ turns this into
 coordinates that are at most 1: $U^\top a' = U^\top a + \delta$, where $\delta$ is 0 along the first column and
 $\|\Sigma\delta\| \le \varepsilon\|o\|$ along the others. A row that sees only some of the keys uses the same $U$, and
@@ -19,7 +21,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from identikit.maths.linalg import Resolution, matrix_rank
+from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
 from identikit.shapes import Bool, Float, Int, Tensor
 
 
@@ -76,19 +78,27 @@ def rows_of(
     visible: Bool[Tensor, "row key"],
     rank: Int[Tensor, "row"],
     through: Float[Tensor, "d_v d"] | None = None,
+    *,
+    sink: bool = False,
 ) -> Rows:
     r"""Describe rows of one head: their attention, the head's values $V$, the keys each row sees, and $V$'s rank there.
 
     All rows share the basis over the keys that any of them sees, except those whose visible values have another rank
     than their number and the head's rank allow (repeated tokens, say): what rounding decides there is decided for their
     own keys, and each gets a basis of its own. `through` is as in `range_basis`.
+
+    With a learned `sink`, rows sum to less than 1, and other rows with the same output may sum to anything up to 1. The
+    rest goes to one more key, the last of the `Rows`, whose value is 0.
     """
-    seen = visible.any(0)
-    basis, scale = range_basis(values[seen], through)
-    count = visible.sum(-1)
+    seen, count = visible.any(0), visible.sum(-1)
     free = rank < count
-    full = matrix_rank(values[seen].cpu().double(), Resolution(torch.finfo(values.dtype).eps))
+    full = matrix_rank(values[seen].cpu().double(), Resolution(rounding_unit(values.dtype)))
     alone = (free & (rank != count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
+    if sink:
+        rest = (1 - attention.sum(-1, keepdim=True)).clamp(min=0) * (count > 0)[:, None]
+        attention, values = torch.cat([attention, rest], dim=1), F.pad(values, (0, 0, 0, 1))
+        visible, seen = torch.cat([visible, (count > 0)[:, None]], dim=1), F.pad(seen, (0, 1), value=True)
+    basis, scale = range_basis(values[seen], through)
     found = [(seen, basis, scale)]
     group = torch.zeros(len(visible), dtype=torch.long, device=visible.device)
     for row in alone:
@@ -177,10 +187,10 @@ def range_basis(
     r"""Find $U$, an orthonormal basis of $[T, 1]$, and the scale $\Sigma$ of its columns.
 
     $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$: the ones vector is exact and comes
-    first, so rows keep their sum whatever the scale of $V$. The precision in which $V$ (argument `values`) was computed
-    decides the rank: singular values of the centred $V$ up to
+    first, so rows keep their sum whatever the scale of $V$. The unit eps in which $V$ (argument `values`) is read
+    (`linalg.rounding_unit`) decides the rank: singular values of the centred $V$ up to
 
-    $$4\,\mathrm{eps}(V)\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
+    $$4\,\mathrm{eps}\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
 
     are rounding. The scale is that of $V$ before centring, where it was rounded. By interlacing, this rank is the rank
     of $V$ under the same tolerance, or one more. `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the
@@ -190,7 +200,7 @@ def range_basis(
     n, d_v = V.shape
     left, singular, right = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
     largest = float(torch.linalg.eigvalsh(V.mT @ V)[-1].clamp(min=0).sqrt())
-    tolerance = 4 * torch.finfo(values.dtype).eps * (1 + math.sqrt(d_v / n)) * largest
+    tolerance = 4 * rounding_unit(values.dtype) * (1 + math.sqrt(d_v / n)) * largest
     real = singular > tolerance
     left, scale = left[:, real], singular[real]
     if through is not None and len(scale):

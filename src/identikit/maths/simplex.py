@@ -339,9 +339,11 @@ def _bound_keys(row, attention, asked, limit, lower, upper, gap):
 @_compiled
 @no_type_check
 def _certain_order(row, attention, asked, top, limit, lower, upper):
-    """Count the strongest edges, up to `top`, whose order is the same in the whole set; -1 where it is not decided."""
-    after = asked.copy()
-    for place in range(min(top, len(row.keys))):
+    """Count the strongest asked edges, up to `top`, whose order is the same in the whole set; -1: it is not decided."""
+    after, count = asked.copy(), 0
+    for m in row.keys:
+        count += asked[m]
+    for place in range(min(top, count)):
         key = -1
         for m in row.keys:
             if after[m] and (key < 0 or attention[m] > attention[key]):
@@ -360,7 +362,7 @@ def _certain_order(row, attention, asked, top, limit, lower, upper):
                 return place
             if not proven <= TIE:
                 return -1
-    return min(top, len(row.keys))
+    return min(top, count)
 
 
 @_compiled

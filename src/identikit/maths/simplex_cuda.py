@@ -182,8 +182,9 @@ def _steps(
                             a = tl.load(attention + m, mask=m < n, other=0.0)
                             high = tl.load(upper + m, mask=m < n, other=0.0)
                             mode, ordered = tl.full((), ORDER, tl.int32), tl.full((), 0, tl.int32)
-                            key = tl.argmax(tl.where(seen, a, -1.0), axis=0)
-                            above = seen & (m != key) & (high > tl.load(lower + key))
+                            far = tl.load(gap + m, mask=m < n, other=0.0)
+                            key = tl.argmax(tl.where(seen & (far == far), a, -1.0), axis=0)
+                            above = seen & (far == far) & (m != key) & (high > tl.load(lower + key))
                             tl.store(pending + m, above.to(tl.int8), mask=m < width)
                             tl.debug_barrier()
                 searching = mode == ORDER
@@ -193,7 +194,8 @@ def _steps(
                         ordered += 1
                         a = tl.load(attention + m, mask=m < n, other=0.0)
                         high, value = tl.load(upper + m, mask=m < n, other=0.0), tl.load(attention + key)
-                        after = seen & ((a < value) | ((a == value) & (m > key)))
+                        far = tl.load(gap + m, mask=m < n, other=0.0)
+                        after = seen & (far == far) & ((a < value) | ((a == value) & (m > key)))
                         if (ordered == top) | (tl.sum(after.to(tl.int32), axis=0) == 0):
                             mode = tl.full((), DONE, tl.int32)
                             searching = mode == ORDER

@@ -31,16 +31,14 @@ def prove(model: Model) -> int:
     calls: list[AttentionCall] = []
     with _watched(model) as made:
         trace = model.trace(batch, calls.append)
-    if len(made.outputs) != len(calls):
-        _row_fails(model, "output", f"it ran {len(made.outputs)} times in a model of {len(calls)} attention layers")
-    for order, call in enumerate(calls):
+    _made_once(model, "output", made.outputs, batch)
+    for call, output in zip(calls, made.outputs, strict=True):
         _attention_rebuilds_output(model, call)
-        _output_is_projected(model, call, made.outputs[order])
+        _output_is_projected(model, call, output)
     if model.family.value is not None:
-        if len(made.values) != len(calls):
-            _row_fails(model, "value", f"it ran {len(made.values)} times in a model of {len(calls)} attention layers")
-        for order, call in enumerate(calls):
-            _values_are_the_layers(model, call, made.values[order])
+        _made_once(model, "value", made.values, batch)
+        for call, value in zip(calls, made.values, strict=True):
+            _values_are_the_layers(model, call, value)
     # Older transformers drop the soft-cap under sdpa without a word; their eager attention keeps it.
     capped = any(call.softcap is not None for call in calls)
     with switched(model.hf, "eager") if capped else nullcontext():
@@ -63,8 +61,8 @@ def finite_weights(model: Model) -> None:
 class _Made(NamedTuple):
     """What the value layer and the output projection of each block returned, in call order."""
 
-    values: list[Tensor]
-    outputs: list[Tensor]
+    values: list[Any]
+    outputs: list[Any]
 
 
 @contextmanager
@@ -83,7 +81,7 @@ def _watched(model: Model) -> Iterator[_Made]:
         yield made
 
 
-def _watch(module: Any, record: list[Tensor]) -> list[Any]:
+def _watch(module: Any, record: list[Any]) -> list[Any]:
     return [module.register_forward_hook(lambda module, args, output: record.append(output))]
 
 
@@ -122,6 +120,16 @@ def _values_are_the_layers(model: Model, call: AttentionCall, made: Tensor) -> N
     said = f"`value={model.family.value!r}`, `interleaved={model.family.interleaved}`"
     what = f"layer {call.layer}: values are the value layer's, head by head ({said})"
     _near(model, parts.transpose(1, 2), call.value, what)
+
+
+def _made_once(model: Model, field: str, made: list[Any], batch: TokenBatch) -> None:
+    """Refuse a row's part that did not make one vector for each token in every attention layer."""
+    if len(made) != len(model.attention_layers):
+        _row_fails(model, field, f"it ran {len(made)} times in {len(model.attention_layers)} attention layers")
+    for one in made:
+        if not isinstance(one, Tensor) or one.ndim != 3 or one.shape[:2] != batch.keep.shape:
+            found = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
+            _row_fails(model, field, f"it made {found} for a batch of {list(batch.keep.shape)} tokens")
 
 
 def _row_fails(model: Model, field: str, why: str) -> None:

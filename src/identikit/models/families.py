@@ -13,6 +13,11 @@ from identikit.models.table import FAMILIES, Family
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
+_STREAMS = "carries several vectors for each token from block to block, and identikit reads one"
+_UNEVEN = "has layers that differ in their numbers of heads or value dimensions, and identikit reads models that do not"
+_REFUSED = dict.fromkeys(["gemma3n", "gemma3n_text"], _STREAMS) | dict.fromkeys(
+    ["gemma4", "gemma4_text", "mimo_v2_flash"], _UNEVEN
+)
 
 
 def family_of(model: PreTrainedModel) -> Family:
@@ -32,6 +37,8 @@ def _unlisted(model: PreTrainedModel) -> str:
     kind, classes = model.config.model_type, {type(module) for module in model.modules()}
     if kind in _WITHOUT_SOFTMAX or not any("attention" in one.__name__.lower() for one in classes):
         return f"the architecture {kind!r} has no softmax attention, which is what identikit reads. Use another model."
+    if kind in _REFUSED:
+        return f"the architecture {kind!r} {_REFUSED[kind]}. It is not supported."
     if any("Indexer" in one.__name__ for one in classes):
         return (
             f"the architecture {kind!r} picks a few keys for each query (sparse attention), and its attention does not "
@@ -73,17 +80,28 @@ def _fits(family: Family, stack: PreTrainedModel) -> None:
         for module in modules if path is not None else []:
             attends = field == "embedding" or mixer_instead(family, module) is None
             part = next(iter(find_all(module, path)), None)
-            weighted = part is not None and (field == "embedding" or hasattr(part, "weight"))
-            if attends and not (weighted or isinstance(part, nn.Parameter)):
+            bare = isinstance(part, nn.Parameter) and field == "output" and family.watch_output is not None
+            module_fits = isinstance(part, nn.Module) and (field == "embedding" or _is_linear(part))
+            if attends and not (bare or module_fits):
                 raise ModelError(
                     f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says {field}={path!r}, "
-                    f"and {type(module).__name__} has no {'module' if field == 'embedding' else 'weights'} there."
+                    f"and {type(module).__name__} has no {'module' if field == 'embedding' else 'linear layer'} there."
                 )
+    if family.splits and family.instead is not None:
+        raise ModelError(
+            f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says instead={family.instead!r} "
+            "and splits=True, and blocks without softmax attention do not split."
+        )
     if family.positions and "position_ids" not in inspect.signature(stack.forward).parameters:
         raise ModelError(
             f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says positions=True, and its "
             "forward takes no position_ids."
         )
+
+
+def _is_linear(part: nn.Module) -> bool:
+    weight = getattr(part, "weight", None)
+    return weight is not None and weight.ndim == 2 and not isinstance(part, nn.Embedding)
 
 
 def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
@@ -98,19 +116,19 @@ def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def find_all(root: nn.Module, path: str) -> list[nn.Module]:
-    """Return the modules at a dotted path in which `*` stands for every entry of a list.
+def find_all(root: nn.Module, path: str) -> list[Any]:
+    """Return what is at a dotted path in which `*` stands for every entry of a list; [] where there is nothing.
 
-    Of paths with `|` between them, the first that there is counts.
+    Of several paths (`a.b|c.d`), the first that leads anywhere counts.
     """
     path, _, others = path.partition("|")
-    found: list[nn.Module] = [root]
+    found: list[Any] = [root]
     for name in path.split("."):
         if name == "*":
             found = [child for module in found for child in module.children()]
         else:
             found = [getattr(module, name) for module in found if hasattr(module, name)]
-    return found if found or not others else find_all(root, others)
+    return find_all(root, others) if others and not found else found
 
 
 def find(root: nn.Module, path: str) -> Any:

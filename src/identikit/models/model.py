@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -122,8 +122,8 @@ class Model:
         """Refuse a row whose vectors are not one per token, and a model whose layers differ in their heads."""
         row = f"Reading {self.name}: the row of {self.hf.config.model_type!r} says"
         where = {
-            f"embedding={self.family.embedding!r}": [inputs],
             f"blocks={self.family.blocks!r} and sequence_first={self.family.sequence_first}": hidden,
+            f"embedding={self.family.embedding!r}": [inputs],
         }
         for said, tensors in where.items():
             for one in tensors:
@@ -251,6 +251,28 @@ class Model:
             output = self._forward(batch)
         return Trace(_not_none(seen.inputs), tuple(seen.hidden), getattr(output, "logits", None), tuple(seen.blocks))
 
+    def at_position(
+        self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
+    ) -> tuple[Float[Tensor, "batch d"], ...]:
+        """Run texts of one token each through the first `depth` blocks, as if each stood at `position`.
+
+        Such a token sees nothing before it, so `visit` has to return the head output of every layer. Returns what each
+        block makes of the token.
+        """
+        arguments = self.arguments(batch)
+        if "position_ids" in self._accepted:
+            arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
+
+        def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if len(seen.hidden) == depth:
+                raise _Reached
+
+        with self._tapped(visit) as seen, ExitStack() as stack, suppress(_Reached):
+            for module in self._modules:
+                stack.callback(module.register_forward_hook(stop).remove)
+            self.hf(**arguments)
+        return tuple(hidden[:, 0] for hidden in seen.hidden)
+
     @contextmanager
     def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
         """Take the model apart for one batch; the parts work only inside the `with` block.
@@ -259,6 +281,10 @@ class Model:
         """
         if not self.family.splits:
             raise ModelError(f"{self.name} cannot be taken apart: its blocks mix tokens by more than softmax(QK)V.")
+        if self.family.sequence_first:
+            raise ModelError(
+                f"{self.name} cannot be taken apart: its row says sequence_first, and a part is batch first."
+            )
         if run is None:
             calls: list[AttentionCall] = []
             run = self.trace(batch, calls.append), calls

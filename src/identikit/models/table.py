@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.features import Images, Sounds
-from identikit.models import beit, deberta, gated, methods, senses, xlnet
+from identikit.models import beit, deberta, gated, methods, xlnet
 from identikit.models.tap import switched
 from identikit.shapes import Tensor
 
@@ -40,15 +40,48 @@ def _own_keys(config: Any) -> str | None:
     return "its config says multi_query=False; only multi_query=True is supported, as in StarCoder and SantaCoder."
 
 
+def _no_prefix(config: Any) -> tuple[str, ...]:
+    return ()
+
+
+def _distilled(config: Any) -> tuple[str, ...]:
+    return "[CLS]", "[DIST]"
+
+
+def _registers(config: Any) -> tuple[str, ...]:
+    return "[CLS]", *(f"reg{index}" for index in range(config.num_register_tokens))
+
+
 def _source_positions(config: Any) -> int:
     return config.max_source_positions
+
+
+def _spectrogram(config: Any) -> tuple[int, int, int]:
+    return 1, 320, config.max_source_positions  # frames of 160 samples, and a convolution that takes every other
+
+
+def _mel_bins(config: Any) -> tuple[int, int]:
+    return config.num_mel_bins, 2 * config.max_source_positions
+
+
+def _convolutions(config: Any) -> tuple[int, int, None]:
+    """Return the samples under the first token, and from one to the next, of a stack of convolutions over samples."""
+    first, step = 1, 1
+    for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+        first, step = first + (kernel - 1) * step, step * stride
+    return first, step, None
+
+
+def _samples(config: Any) -> tuple[int]:
+    first, step, _ = _convolutions(config)
+    return (first + 6 * step,)  # seven tokens
 
 
 @dataclass(frozen=True)
 class Family:
     """One architecture: what it calls its parts, and what it does differently.
 
-    - `blocks`: its blocks, from the base model; `*` stands for every entry of a list, `|` for other versions' names
+    - `blocks`: its blocks, from the base model; `*` stands for every entry of a list
     - `output`: the output projection, from the block: a linear layer, or a bare (d, head, d_v) parameter
     - `value`: the layer that makes the values, alone or last of query, key, value; None: bare parameters, no bias
     - `interleaved`: that layer holds, for each key-value head in turn, its queries, its key and its value
@@ -62,8 +95,8 @@ class Family:
     - `tap`: switches the tap in, and the model's own attention back at the end
     - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
     - `stack`: the part that is read, from the base model, such as the encoder of two stacks; None: the whole model
-    - `features`: how it reads images or sounds; None: it reads texts
     - `model_class`: the transformers class to load; None: the one that the checkpoint names
+    - `features`: how it reads images or sounds; None: it reads texts
     - `refusal`: why a model with this configuration cannot be read; None: it can
     - `name`, `checkpoints`: what people call it, and hub ids that people know
     """
@@ -82,8 +115,8 @@ class Family:
     tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
     watch_output: Watch | None = None
     stack: str | None = None
-    features: Images | Sounds | None = None
     model_class: str | None = None
+    features: Images | Sounds | None = None
     refusal: Callable[[Any], str | None] = _none
     name: str = ""
     checkpoints: str = ""
@@ -98,16 +131,17 @@ _HYBRID = _like(_LLAMA, instead="linear_attn", splits=False, tap=gated.switched)
 _MAMBA = _like(_LLAMA, instead="mamba", splits=False)
 _T5 = Family("block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=_none, stack="encoder")
 _BART = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", embedding="layernorm_embedding", stack="encoder")
-_VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_none, features=senses.PATCHES)
-_DINOV2 = _like(
+_VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_none, features=Images())
+_DINO = _like(
     _VIT,
     blocks="encoder.layer.*",
-    output="attention.o_proj|attention.output.dense",
+    output="attention.o_proj|attention.output.dense",  # before and after transformers gave vision models one form
     value="attention.v_proj|attention.attention.value",
-    features=senses.PATCHES_OF_ANY_SIZE,
+    features=Images(any_size=True),
 )
 _CLIP = Family("encoder.layers.*", "self_attn.out_proj", "self_attn.v_proj")
-_WAV2VEC2 = Family("encoder.layers.*", "attention.out_proj", "attention.v_proj", limit=_none, features=senses.WAVES)
+_WAVES = Sounds(_convolutions, _samples)
+_WAV2VEC2 = Family("encoder.layers.*", "attention.out_proj", "attention.v_proj", limit=_none, features=_WAVES)
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(
@@ -360,11 +394,10 @@ FAMILIES: dict[str, Family] = {
         name="MPNet",
         checkpoints="sentence-transformers/all-mpnet-base-v2, microsoft/mpnet-base",
     ),
-    # Images, sounds, and the towers of models that have two
     "beit": _like(
         _VIT,
         tap=beit.switched,
-        features=senses.PATCHES_OF_ANY_SIZE,
+        features=Images(any_size=True),
         name="BEiT",
         checkpoints="microsoft/beit-base-patch16-224",
     ),
@@ -375,54 +408,45 @@ FAMILIES: dict[str, Family] = {
         _CLIP,
         embedding="pre_layrnorm",
         limit=_none,
-        features=senses.PATCHES,
+        features=Images(),
         name="CLIP (vision tower)",
         checkpoints="openai/clip-vit-base-patch32",
     ),
     "deit": _like(
-        _VIT,
-        features=senses.PATCHES_DISTILLED,
-        name="DeiT, distilled",
-        checkpoints="facebook/deit-base-distilled-patch16-224",
+        _VIT, features=Images(_distilled), name="DeiT", checkpoints="facebook/deit-base-distilled-patch16-224"
     ),
-    "dinov2": _like(_DINOV2, name="DINOv2", checkpoints="facebook/dinov2-base"),
+    "dinov2": _like(_DINO, name="DINOv2", checkpoints="facebook/dinov2-base"),
     "dinov2_with_registers": _like(
-        _DINOV2,
-        features=senses.PATCHES_WITH_REGISTERS,
+        _DINO,
+        features=Images(_registers, any_size=True),
         name="DINOv2 with registers",
         checkpoints="facebook/dinov2-with-registers-base",
     ),
     "dinov3_vit": _like(
         _VIT,
         blocks="layer.*",
-        features=senses.PATCHES_WITH_REGISTERS,
-        name="DINOv3 ViT",
-        checkpoints="facebook/dinov3-vits16-pretrain-lvd1689m",
+        features=Images(_registers, any_size=True),
+        name="DINOv3",
+        checkpoints="facebook/dinov3-vitb16-pretrain-lvd1689m",
     ),
     "hubert": _like(_WAV2VEC2, name="HuBERT", checkpoints="facebook/hubert-base-ls960"),
-    "siglip_text_model": _like(
-        _CLIP, name="SigLIP, SigLIP 2 (text tower)", checkpoints="google/siglip-base-patch16-224"
-    ),
+    "siglip_text_model": _like(_CLIP, name="SigLIP (text tower)", checkpoints="google/siglip-base-patch16-224"),
+    "siglip2_text_model": _like(_CLIP, name="SigLIP 2 (text tower)"),
     "siglip_vision_model": _like(
         _CLIP,
         limit=_none,
-        features=senses.PATCHES_ONLY,
-        name="SigLIP, SigLIP 2 (vision tower)",
-        checkpoints="google/siglip-base-patch16-224, google/siglip2-base-patch16-224",
+        features=Images(_no_prefix),
+        name="SigLIP (vision tower)",
+        checkpoints="google/siglip-base-patch16-224",
     ),
-    "siglip2_text_model": _like(
-        _CLIP, name="SigLIP 2 NaFlex (text tower)", checkpoints="google/siglip2-base-patch16-naflex"
-    ),
-    "wav2vec2": _like(
-        _WAV2VEC2, name="wav2vec 2.0", checkpoints="facebook/wav2vec2-base-960h, facebook/wav2vec2-large-xlsr-53"
-    ),
+    "wav2vec2": _like(_WAV2VEC2, name="wav2vec 2.0", checkpoints="facebook/wav2vec2-base-960h"),
     "whisper": Family(
         "layers.*",
         "self_attn.out_proj",
         "self_attn.v_proj",
         limit=_source_positions,
+        features=Sounds(_spectrogram, _mel_bins),
         stack="encoder",
-        features=senses.SPECTROGRAMS,
         name="Whisper (encoder)",
         checkpoints="openai/whisper-tiny, openai/whisper-large-v3",
     ),

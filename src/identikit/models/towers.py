@@ -1,4 +1,4 @@
-"""Models of two towers: the one that is read, and the tokenizer or processor that reads for it."""
+"""Models of several parts: the part that is read, and the tokenizer or processor that reads for it."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ _READERS: dict[str, tuple[str, Any, type]] = {
 }
 
 
-def tower_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
-    """Return the tower of a model that is asked for, or the whole model if it has no towers."""
+def part_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
+    """Return the part of a model that is asked for: one of its towers, or the whole model."""
     named = type(model).__name__
     towers = {name: getattr(model, f"{name}_model", None) for name in TOWERS}
     towers = {name: part for name, part in towers.items() if isinstance(part, PreTrainedModel)}
@@ -40,7 +40,7 @@ def tower_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
         )
     if tower is not None:
         raise InputError(f"Loading {named}: tower={tower!r:.60}, but it has no towers to choose from. Leave tower out.")
-    if towers and model.config.model_type not in FAMILIES:  # a classifier on one tower
+    if model.config.model_type not in FAMILIES and towers:  # a classifier on one tower
         return next(iter(towers.values()))
     return model
 

@@ -15,7 +15,7 @@ from identikit.plots.attention import (
 )
 from identikit.plots.attribution import attribution_map, sources
 from identikit.plots.certainty import certain_mass_by_length, sinks
-from identikit.plots.tokens import identity_map, rates
+from identikit.plots.tokens import identity_map, inversion_map, rates
 
 __all__ = [
     "alternative_bars",
@@ -27,6 +27,7 @@ __all__ = [
     "identity_map",
     "interval_bars",
     "interval_maps",
+    "inversion_map",
     "rates",
     "sinks",
     "sources",

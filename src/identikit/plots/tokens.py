@@ -27,7 +27,9 @@ from identikit.plots.style import (
     token_axis,
     two_sided,
 )
+from identikit.text import shown
 from identikit.tokens.experiments import summary
+from identikit.tokens.result import TokenInversion
 
 _MAPS = {"naive": (BLACK, "o"), "linear": (BLUE, "s"), "mlp": (RED, "^"), "ridge": (GREEN, "D")}
 _WORDS = {"mlp": "MLP", "l2": "L2"}
@@ -95,9 +97,51 @@ def identity_map(identity: Drawable, ax: Axes | None = None, *, footer: str = ""
     it has a cross.
     """
     data = read("identity_map", identity, ("recovered", "margin", "winner"), axes=("layer", "token"))
+    words = dict(zip(places_of(data, "token"), tokens_of(data, "token"), strict=True))
+    winner = np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))(
+        table(data, "winner", "layer", "token")
+    )
     margin, recovered = table(data, "margin", "layer", "token"), table(data, "recovered", "layer", "token")
-    layers, tokens = places_of(data, "layer"), tokens_of(data, "token")
-    words = dict(zip(places_of(data, "token"), tokens, strict=True))
+    title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
+    if "invertible" not in data:
+        return _recovery(data, "token", (margin, recovered, winner), title, ax=ax, footer=footer)
+    invertible = table(data, "invertible", "layer", "token")
+    title += f"; {int(invertible.sum())} invertible (ring: not)"
+    axes = _recovery(data, "token", (margin, recovered, winner), title, ax=ax, footer=footer)
+    rows, columns = np.nonzero(~invertible)
+    axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=BLACK)
+    return axes
+
+
+def inversion_map(inversion: Drawable, ax: Axes | None = None, *, footer: str = "") -> Axes:
+    """Draw which tokens are found by trying the whole vocabulary: layers from below, blue if found, orange if not.
+
+    The shade is the margin to the best other token, relative to the norm of the hidden vector. Where it fits, a lost
+    cell says which token won instead; elsewhere it has a cross.
+    """
+    data = read("inversion_map", inversion, ("margin",), axes=("layer", "position"))
+    margin = table(data, "margin", "layer", "position").astype(float)
+    known = "recovered" in data
+    recovered = table(data, "recovered", "layer", "position") if known else np.ones(margin.shape, dtype=bool)
+    winner = np.full(margin.shape, "×")
+    if "winner" in data and isinstance(inversion, TokenInversion):
+        winner = np.array([[shown(token).strip() or "␣" for token in row] for row in inversion.winners])
+    title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost" if known else "recovered tokens"
+    return _recovery(data, "position", (margin, recovered, winner), title, ax=ax, footer=footer)
+
+
+def _recovery(
+    data: Any,
+    along: str,
+    found: tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]],
+    title: str,
+    *,
+    ax: Axes | None,
+    footer: str,
+) -> Axes:
+    """Draw margins, whether the token was recovered, and what won: (layer, token) each."""
+    margin, recovered, winner = found
+    layers, tokens = places_of(data, "layer"), tokens_of(data, along)
     reach = float(np.nanmax(np.abs(margin), initial=0.0)) or 1.0
     least, most = float(np.nanmin(margin, initial=0.0)), float(np.nanmax(margin, initial=0.0))
     scale = Scale(two_sided(), -reach, reach, least, most if most > least else reach)
@@ -108,10 +152,9 @@ def identity_map(identity: Drawable, ax: Axes | None = None, *, footer: str = ""
         token_axis(axes.xaxis, tokens)
         token_axis(axes.yaxis, [str(layer) for layer in layers])
         axes.set(xlabel="token", ylabel="layer")
-        axes.set_title(f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost", loc="left")
+        axes.set_title(title, loc="left")
         colour_bar(image, [axes], scale, "margin", shares=False)
-        winner = table(data, "winner", "layer", "token")
-        _losses(axes, ~recovered, np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))(winner))
+        _losses(axes, ~recovered, winner)
         add_footer(sheet_of(axes), footer)
     return axes
 

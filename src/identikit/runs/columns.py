@@ -323,7 +323,60 @@ TOKENS: Mapping[str, Table] = {
     ),
 }
 
-COMMANDS: Mapping[str, Mapping[str, Table]] = {"attention": ATTENTION, "attribution": ATTRIBUTION, "tokens": TOKENS}
+_NOISE = _number("Gaussian noise on the hidden vectors, relative to their norm", "0 or more")
+_WHERE = {"layer": _LAYER, "noise": _NOISE}
+_NORM = "relative to the norm of the hidden vector where the distance is l2"
+_MARGIN = f"how much nearer the true token is than the best other; negative where another won; {_NORM}"
+_FOUND = {
+    "tokens": _count("number of tokens", "1 or more"),
+    "rate": _number("share of them for which the true token is the nearest of the whole vocabulary", "0 to 1"),
+    "margin_least": _number(f"smallest margin: {_MARGIN}", "any number"),
+    "margin_median": _number("median margin", "any number"),
+    "own_distance_median": _number(f"median distance of the true token, {_NORM}", "0 or more"),
+    "own_distance_greatest": _number("largest distance of the true token", "0 or more"),
+    "runner_up_distance_least": _number("smallest distance of a second nearest token", "0 or more"),
+    "runner_up_distance_median": _number("median distance of the second nearest token", "0 or more"),
+}
+
+INVERSION: Mapping[str, Table] = {
+    "texts": _TEXTS,
+    "inversion": Table(
+        "How often the token of a hidden vector is recovered by trying the whole vocabulary in its place.",
+        "one row per layer and noise",
+        {**_WHERE, **_FOUND},
+    ),
+    "positions": Table(
+        "The same by position.",
+        "one row per layer, noise and position",
+        {**_WHERE, "position": _count("position in the text, counted from 0", "0 to tokens − 1"), **_FOUND},
+    ),
+    "tokens": Table(
+        "What was found for each token.",
+        "one row per text, layer, noise and position",
+        {
+            "text": _TEXT,
+            **_WHERE,
+            "position": _count("position in the text, counted from 0", "0 to tokens − 1"),
+            "token": _word("the true token, as the tokenizer writes it"),
+            "recovered": Column("bool", "whether the true token is the nearest", "true or false"),
+            "margin": _number(_MARGIN, "any number"),
+            "winner": _count("id of the nearest token"),
+            "winner_token": _word("the nearest token"),
+            "runner_up": _count("id of the second nearest token"),
+            "runner_up_token": _word("the second nearest token"),
+            "winner_distance": _number(f"how far the nearest token is, {_NORM}", "0 or more"),
+            "runner_up_distance": _number("how far the second nearest token is", "0 or more"),
+            "own_distance": _number("how far the true token is", "0 or more"),
+        },
+    ),
+}
+
+COMMANDS: Mapping[str, Mapping[str, Table]] = {
+    "attention": ATTENTION,
+    "attribution": ATTRIBUTION,
+    "tokens": TOKENS,
+    "tokens --experiment inversion": INVERSION,
+}
 """The tables of each command."""
 
 

@@ -14,9 +14,9 @@ SHARD = 32  # texts
 Compute = Callable[[list[Text], Progress], Mapping[str, Tensor]]
 
 
-def remaining(lengths: Sequence[int], store: Store) -> list[int]:
-    """Return the lengths of the texts whose shards the store does not hold yet."""
-    return [length for place, length in enumerate(lengths) if not store.has(_file(place // SHARD))]
+def remaining(lengths: Sequence[int], store: Store, *, size: int = SHARD) -> list[int]:
+    """Return the lengths of the texts whose shards, of `size` texts each, the store does not hold yet."""
+    return [length for place, length in enumerate(lengths) if not store.has(_file(place // size))]
 
 
 def _file(number: int) -> str:
@@ -30,9 +30,10 @@ def run_shards(
     *,
     lengths: Sequence[int],
     what: str,
+    size: int = SHARD,
     progress: Progress = silent,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield what `compute` returns for each shard of texts; shards that the store holds are not computed again.
+    """Yield what `compute` returns for each shard of `size` texts; those that the store holds are not computed again.
 
     `lengths` are the texts' numbers of tokens. `progress` is called with `what` and with tokens of the whole dataset:
     first with those in stored shards, then whenever `compute` reports how many tokens of its shard are done. A stored
@@ -40,10 +41,10 @@ def run_shards(
     """
     store.start()  # a folder that cannot be written to is refused before anything is computed
     total = sum(lengths)
-    done = total - sum(remaining(lengths, store))
+    done = total - sum(remaining(lengths, store, size=size))
     progress(what, done, total)
-    for number, first in enumerate(range(0, len(texts), SHARD)):
-        name, shard = _file(number), texts[first : first + SHARD]
+    for number, first in enumerate(range(0, len(texts), size)):
+        name, shard = _file(number), texts[first : first + size]
         digest = text_hash(shard)
         if store.has(name):
             tensors, about = store.read_tensors(name)
@@ -55,5 +56,5 @@ def run_shards(
         else:
             tensors = dict(compute(shard, lambda _, some, __, before=done: progress(what, before + some, total)))
             store.write_tensors(name, tensors, {"texts": digest})
-            done += sum(lengths[first : first + SHARD])
+            done += sum(lengths[first : first + size])
         yield tensors

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -20,6 +21,7 @@ from identikit.text import Text, is_several
 from identikit.tokens.evaluate import recover
 from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.fit import fit_maps
+from identikit.tokens.invert import invert as inverted
 from identikit.tokens.maps import FittedMap, load_maps, save_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task
 from identikit.tokens.result import IdentityMap, TokenIdentifiability, identifiability_result
@@ -82,13 +84,20 @@ def identity_of_text(
     *,
     map: str | None = None,
     distance: str | None = None,
+    invert: bool = False,
     truncate: bool = False,
+    progress: Progress = silent,
 ) -> IdentityMap:
     """Read one text with fitted maps; see `TokenIdentifiability.identity_map`."""
     if is_several(text):
         raise InputError("An identity map is of one text: pass a string, a pair of strings or token ids.")
     (reading,) = readings(model, text, layers=(), truncate=truncate)
-    return identity_of(reading, maps, map=map, distance=distance)
+    found = identity_of(reading, maps, map=map, distance=distance)
+    if not invert:
+        return found
+    exact = inverted(model, text, layers=found.axes[0].values, truncate=truncate, progress=progress)
+    arrays = {name: found.array(name) for name in found.arrays} | {"invertible": exact.recovered}
+    return replace(found, source=Held(arrays, dict.fromkeys(arrays, ("layer", "token"))))
 
 
 def identity_of(

@@ -12,8 +12,11 @@ import torch
 from identikit.errors import InputError
 from identikit.indexing import Axis
 from identikit.models.model import Model
+from identikit.progress import Progress, silent
 from identikit.provenance import Provenance
 from identikit.result import Array, Fact, Held, Result
+from identikit.shapes import Bool, Float, Tensor
+from identikit.text import shown
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.maps import FittedMap, load_maps, save_maps
 
@@ -61,10 +64,20 @@ class TokenIdentifiability(Result):
 
         return summary(self.rates)
 
-    def identity_map(self, text: Any, *, map: str | None = None, distance: str | None = None) -> "IdentityMap":
+    def identity_map(
+        self,
+        text: Any,
+        *,
+        map: str | None = None,
+        distance: str | None = None,
+        invert: bool = False,
+        progress: Progress = silent,
+    ) -> "IdentityMap":
         """Read one text: for each layer and token, whether it is recovered, by what margin, and what won instead.
 
         `map` is the kind of map to read with; by default the first of linear, ridge, mlp and naive that was fitted.
+        With `invert` the whole vocabulary is tried too (`identikit.invert`; causal models only, some seconds per
+        token), which says what a linear map misses and the hidden vector still holds: `invertible`.
         """
         from identikit.tokens.identify import identity_of_text
 
@@ -73,7 +86,9 @@ class TokenIdentifiability(Result):
                 "identity_map() needs the model, and this result was opened from a folder. Use "
                 "identikit.explain(model, text, maps=result), or fit the maps again."
             )
-        return identity_of_text(self.model, text, self.maps, map=map, distance=distance)
+        return identity_of_text(
+            self.model, text, self.maps, map=map, distance=distance, invert=invert, progress=progress
+        )
 
     def save_maps(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted maps to a safetensors file; `tokens.maps.load_maps` reads it."""
@@ -143,11 +158,13 @@ class IdentityMap(Result):
 
     Tokens whose input vectors are equal (repeated tokens, where a model's inputs hold no position) cannot be told
     apart: any of them counts as right. `repeated` says how many tokens that concerns.
+
+    `invertible`, where it was asked for, says which tokens are found exactly by trying the whole vocabulary.
     """
 
     kind = "identity map"
     main = ("recovered", "margin", "winner")
-    by_word: ClassVar = {"recovered": {"token": "all"}, "margin": {"token": "min"}}
+    by_word: ClassVar = {"recovered": {"token": "all"}, "margin": {"token": "min"}, "invertible": {"token": "all"}}
 
     recovered = Array("Whether each token is recovered.")
     margin = Array("How much nearer the token's own input is than the best other; negative where another won.")
@@ -155,6 +172,11 @@ class IdentityMap(Result):
     map = Fact("The kind of map it was read with.")
     distance = Fact("The distance it was read with.")
     repeated = Fact("How many tokens share their input vector with another token of the text.")
+
+    @property
+    def invertible(self) -> Bool[Tensor, "*axis"] | None:
+        """Whether each token is found by trying the whole vocabulary; None where that was not asked for."""
+        return self.array("invertible") if "invertible" in self.source.dims else None
 
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
@@ -176,10 +198,108 @@ class IdentityMap(Result):
             if self.repeated
             else ""
         )
-        return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance).{repeated}"
+        exact = ""
+        if "invertible" in self.source.dims:
+            found = self._read("invertible").double().mean(1).tolist()
+            exact = f" Invertible, by trying the whole vocabulary: {', '.join(f'{share:.0%}' for share in found)}."
+        return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance).{exact}{repeated}"
 
     def plot(self, **options: Any) -> Any:
         """Draw layers × tokens: recovered or not, by what margin, and what won."""
         from identikit import plots
 
         return plots.identity_map(self, **options)
+
+
+class TokenInversion(Result):
+    """The tokens that hidden vectors of a causal model came from, found by trying the whole vocabulary in their place.
+
+    Arrays are (layer, position). Distances are relative to the norm of the hidden vector (cosine distances are as they
+    are), and computed in float32 or wider.
+
+    - `recovered`: whether the true token is nearest; None where it is not known
+    - `winner`, `runner_up`: ids of the nearest token and the second; `winners` and `runners_up` are the tokens
+    - `winner_distance`, `runner_up_distance`, `own_distance`: how far these two and the true token are
+    - `margin`: how much nearer the true token is than the best other, negative where another won; where it is not
+      known, how much nearer the winner is than the runner-up
+    - `prefix`: whether the tokens before each position were "given" or "recovered"; `noise`: of the hidden vectors
+    - `candidates`: how many distinct tokens were tried
+    """
+
+    kind = "token inversion"
+    main = ("recovered", "margin", "winner", "runner_up", "winner_distance", "runner_up_distance", "own_distance")
+    by_word: ClassVar = {"recovered": {"position": "all"}, "margin": {"position": "min"}}
+
+    margin = Array("How much nearer the true token is than the best other, relative to the vector's norm.")
+    winner = Array("The id of the nearest token.")
+    runner_up = Array("The id of the second nearest token.")
+    winner_distance = Array("How far the nearest token is, relative to the vector's norm.")
+    runner_up_distance = Array("How far the second nearest token is, relative to the vector's norm.")
+    prefix = Fact('Whether the tokens before each position were "given" or "recovered".')
+    noise = Fact("The noise on the hidden vectors, relative to their norm.")
+    distance = Fact("The distance it was searched with.")
+    candidates = Fact("How many distinct tokens were tried.")
+
+    @property
+    def recovered(self) -> Bool[Tensor, "*axis"] | None:
+        """Whether the true token is nearest; None where it is not known."""
+        return self.array("recovered") if "recovered" in self.source.dims else None
+
+    @property
+    def own_distance(self) -> Float[Tensor, "*axis"] | None:
+        """How far the true token is, relative to the vector's norm; None where it is not known."""
+        return self.array("own_distance") if "own_distance" in self.source.dims else None
+
+    @property
+    def winners(self) -> tuple[tuple[str, ...], ...]:
+        """The nearest token, for each layer and position."""
+        return self._tokens_of("winner")
+
+    @property
+    def runners_up(self) -> tuple[tuple[str, ...], ...]:
+        """The second nearest token, for each layer and position."""
+        return self._tokens_of("runner_up")
+
+    def _tokens_of(self, name: str) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(map(self._word, row)) for row in self._read(name).tolist())
+
+    def _word(self, token: int) -> str:
+        return self.about["vocabulary"].get(str(token), f"<id {token}>")
+
+    def to_frame(self, *names: str) -> "DataFrame":
+        """Return a tidy table with a row for each layer and position; token ids come with their tokens."""
+        frame: Any = super().to_frame(*names)
+        words = {name: frame[name].map(self._word).map(shown) for name in ("winner", "runner_up") if name in frame}
+        return frame.assign(**{f"{name}_token": column for name, column in words.items()})
+
+    def words(self) -> "TokenInversion":
+        """Return the result by words: a word is recovered if all of its pieces are."""
+        return super().words()
+
+    def said(self) -> str:
+        """Say how many tokens are recovered in each layer, and which was the closest call."""
+        how = f"{self.distance} distance, true tokens before each {self.prefix}"
+        how = how if self.prefix == "given" else f"{self.distance} distance, each winner appended"
+        how += f", noise {self.noise:g}" if self.noise else ""
+        among = f"among {self.candidates:,} candidates"
+        axis, margins = self._axis("layer"), self._read("margin").double()
+        if "recovered" in self.source.dims:
+            shares = self._read("recovered").double().mean(1).tolist()
+            layers = f"layer {axis.values[0]}" if len(axis) == 1 else f"layers {axis.values[0]} to {axis.values[-1]}"
+            told = f"Tokens recovered after {layers}, {among}: {', '.join(f'{share:.0%}' for share in shares)} ({how})."
+        else:
+            text = "".join(map(shown, self.winners[0])).strip()
+            told = f"Recovered from layer {axis.values[0]}, {among}: {text!r:.200} ({how})."
+        return f"{told} {self._closest_call(margins)}"
+
+    def _closest_call(self, margins: Float[Tensor, "layer position"]) -> str:
+        row, column = divmod(int(margins.argmin()), margins.shape[1])
+        where = f"layer {self._axis('layer').values[row]}, {self._axis('position').name_of(column)!r}"
+        unit = "of the vector's norm" if self.distance == "l2" else "of cosine distance"
+        return f"The smallest margin is {float(margins[row, column]):.2g} {unit} ({where})."
+
+    def plot(self, **options: Any) -> Any:
+        """Draw layers × positions: recovered or not, by what margin, and what won."""
+        from identikit import plots
+
+        return plots.inversion_map(self, **options)

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from identikit.attention.result import unsure_words
 from identikit.indexing import Axis
 from identikit.models.reading import Change
 from identikit.verdict.numbers import Explanation
@@ -38,6 +39,8 @@ def attention_words(explanation: Explanation) -> list[RenderableType]:
     parts: list[RenderableType] = [Text("\nWhich attention is real?", style="bold"), Text(_headline(explanation))]
     if about["certain"]["free_rows"]:
         parts.append(Text(" ".join(_causes(explanation))))
+    if beside := _beside(explanation):
+        parts.append(Text(" ".join(beside)))
     parts += [_table(explanation), Text(_legend(explanation), style="dim")]
     if about["sinks"]:
         parts.append(Text("\nSinks", style="bold"))
@@ -124,6 +127,20 @@ def _causes(explanation: Explanation) -> list[str]:
     return told
 
 
+def _beside(explanation: Explanation) -> list[str]:
+    """Say what a learned sink takes, and where ranks are not sure."""
+    about, told = explanation.about, []
+    by_layer = about["learned_sink"]
+    if any(by_layer):
+        told.append(
+            f"A learned sink takes {sum(by_layer) / len(by_layer):.2f} of a row's weight on average "
+            f"({min(by_layer):.2f} to {max(by_layer):.2f} by layer). It is not a token: the tokens' weights sum to the "
+            "rest, and certain mass cannot be more. Other attention with the same output may give it more or less."
+        )
+    unsure, duplicates = about["unsure"], sum(about["rounded_duplicates"])
+    return told + unsure_words(sum(unsure) / len(unsure), duplicates, explanation.provenance.dtype)
+
+
 def _layers(which: Sequence[int], layers: Axis) -> str:
     """Return layers in words: `every layer`, `layer 3`, `layers 0 to 4`, `layers 0, 2 and 5`."""
     if len(which) == len(layers):
@@ -207,10 +224,15 @@ def _edge(explanation: Explanation, edge: dict[str, Any], *, effective: bool = F
 
 def _certificate(explanation: Explanation) -> str:
     change = Change(**explanation.about["output_change"])
-    residual = explanation.about["largest_residual"]
+    residual, dtype = explanation.about["largest_residual"], explanation.provenance.dtype
+    outputs, rounds = "every head's output", ""
+    if dtype in ("bfloat16", "float16"):
+        anew = explanation.provenance.settings["outputs_computed_in"]
+        outputs += f", computed anew in {anew} from the model's queries, keys and values,"
+        rounds = f"; {dtype} rounds each number by up to {torch.finfo(getattr(torch, dtype)).eps / 2:.1g}"
     return (
-        f"Certificate: effective attention reproduces every head's output to within {residual:.1g} (relative). In "
-        f"{explanation.provenance.dtype}, putting it in place of raw attention {change.words()}."
+        f"Certificate: effective attention reproduces {outputs} to within {residual:.1g} (relative). In {dtype}, "
+        f"putting it in place of raw attention {change.words()}{rounds}."
     )
 
 

@@ -6,13 +6,13 @@ import torch
 
 from identikit.attention.certainty import value_sizes as sizes_of_values
 from identikit.attention.effective import Layer
+from identikit.attention.precision import equal_values
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.linalg import Resolution, matrix_rank
+from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
 from identikit.shapes import Bool, Float, Int, Tensor
 
 SINK = 0.3  # a layer's mean weight on one token above which the token is a sink: no content word gets that much
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
-_EQUAL = 16  # values differ by rounding only up to this many times eps of the largest entry
 
 
 def causes(attention: EffectiveAttention) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def causes(attention: EffectiveAttention) -> dict[str, Any]:
     for layer, part in zip(attention.layers, source.parts, strict=True):
         width, seen = part.projection.shape[1], part.factors.visible.count
         ranks = _projection_ranks(part)
-        same = equal_values(part, attention.tokens)
+        same, _ = equal_values(part.call, attention.tokens)
         pairs = [(first, place) for place, first in enumerate(same.tolist()) if first < place]
         pairs = [pair for pair in pairs if _seen_together(part, pair)]
         if int(seen.max()) > width:
@@ -49,24 +49,8 @@ def _projection_ranks(part: Layer) -> Int[Tensor, "head"]:
     """Return how many value dimensions each head's output projection passes on."""
     if part.factors.values is part.plain.values:
         return torch.full((len(part.projection),), part.projection.shape[1])
-    resolution = Resolution(torch.finfo(part.projection.dtype).eps)
+    resolution = Resolution(rounding_unit(part.projection.dtype))
     return torch.tensor([matrix_rank(H.double(), resolution) for H in part.projection])
-
-
-def equal_values(part: Layer, tokens: tuple[str, ...]) -> Int[Tensor, "key"]:
-    """Return, for each position, the first position with the same token and, in all heads, the same values."""
-    V = part.call.value[0].transpose(0, 1).flatten(1).double()
-    close = _EQUAL * torch.finfo(part.call.value.dtype).eps * float(V.abs().max())
-    first = torch.arange(len(tokens))
-    places: dict[str, list[int]] = {}
-    for place, token in enumerate(tokens):
-        before = places.setdefault(token, [])
-        same = [earlier for earlier in before if float((V[earlier] - V[place]).abs().max()) <= close]
-        if same:
-            first[place] = same[0]
-        else:
-            before.append(place)
-    return first
 
 
 def _seen_together(part: Layer, pair: tuple[int, int]) -> bool:

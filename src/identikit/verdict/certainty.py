@@ -14,7 +14,7 @@ import torch
 
 from identikit.attention.intervals import Bounding, bounds_of, membership
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.exact import FEW, exact_bounds
+from identikit.maths.exact import FEW
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 
@@ -118,7 +118,8 @@ def _bounded(
 ) -> tuple[Tensor, ...]:
     """Return what a `Sample` holds of these rows, which are sorted; one that was not finished is left out."""
     source: Any = attention.source
-    rows, ends = bounds_of(attention, places, bounding=Bounding("exact", seconds=math.inf), progress=progress)
+    unlimited = Bounding("exact", seconds=math.inf)
+    rows, ends = bounds_of(attention, places, bounding=unlimited, progress=progress)
     heads: dict[tuple[int, int], list[int]] = {}
     for layer, head, query in places:
         heads.setdefault((layer, head), []).append(query)
@@ -127,8 +128,8 @@ def _bounded(
         source.read("effective", {"layer": [layer], "head": [head], "query": queries, "key": keys})[0, 0]
         for (layer, head), queries in heads.items()
     ]
+    _, together = bounds_of(attention, places, objectives=objectives, bounding=unlimited)
     objectives = objectives.to(rows.attention)
-    together = exact_bounds(rows, objectives)
     groups = torch.stack([rows.attention @ objectives.mT, together.lower, together.upper], dim=1)
     strongest = torch.where(ends.order < 0, torch.nan, (ends.order > 0).double())
     parts = (
@@ -162,21 +163,23 @@ def share_of_rows(sample: Sample, holds: Float[Tensor, "row"]) -> Mean:
     return Mean(found.mean, torch.tensor(errors, dtype=torch.float64))
 
 
-def mean_over_rows(sample: Sample, values: Float[Tensor, "row"], fixed: float) -> Mean:
+def mean_over_rows(sample: Sample, values: Float[Tensor, "row"], fixed: Sequence[float] | float) -> Mean:
     r"""Estimate a mean over all rows of each layer from the free rows that were bounded; `fixed` rows have one value.
 
     $$\hat\mu = \frac{F \bar x + (N - F)\,c}{N}, \qquad
     \widehat{se} = \frac{F}{N}\sqrt{\Bigl(1 - \frac{m}{F}\Bigr)\frac{s^2}{m}}$$
 
     with $N$ rows in the layer, $F$ of them free, $m$ bounded, $\bar x$ and $s^2$ mean and variance of their `values`
-    (NaN is left out) and $c$ the value of a row that is not free (argument `fixed`).
+    (NaN is left out) and $c$ the value of a row that is not free (argument `fixed`), or their mean in each layer.
     """
     means, errors = [], []
+    known = [fixed] * len(sample.free) if isinstance(fixed, float) else fixed
     for layer, free in enumerate(sample.free.tolist()):
         x = values[sample.places[:, 0] == layer]
         x = x[~x.isnan()]
         share, m = free / sample.rows, len(x)
-        means.append(share * float(x.mean()) + (1 - share) * fixed if m else (torch.nan if free else fixed))
+        own = known[layer]
+        means.append(share * float(x.mean()) + (1 - share) * own if m else (torch.nan if free else own))
         if m == free:
             errors.append(0.0)
         else:

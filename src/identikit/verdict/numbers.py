@@ -92,7 +92,8 @@ class Explanation(Result):
     is `outweighed`.
 
     `about` has what is said beyond these: `certain` (overall, and how many rows were bounded), the `causes` of freedom,
-    the `sinks`, the edges that are `least_certain`, and those whose effective weight is `outside` the interval.
+    the `sinks`, what a `learned_sink` takes by layer, in what share of a layer's rows the rank is `unsure`, the edges
+    that are `least_certain`, and those whose effective weight is `outside` the interval.
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason.
     """
@@ -348,7 +349,9 @@ def _attention(
     bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
     sample = bounded_rows(attention, [groups[group] for group in bounded], seconds=seconds, progress=progress)
     ends = [group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)]
-    mass = mean_over_rows(sample, sample.lower.sum(-1), 1.0)
+    sink, fixed = attention.sink.double().cpu(), (attention.null_dim == 0).cpu()
+    kept = ((1 - sink) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
+    mass = mean_over_rows(sample, sample.lower.sum(-1), kept.tolist())
     strongest = share_of_rows(sample, sample.strongest)
     by_layer = (*mass, *strongest, raw[:, 0], *ends[0][0], *ends[0][1], effective[:, 0], *_beside(attention))
     sinks = [
@@ -368,6 +371,9 @@ def _attention(
         "certain": _certain(sample, mass.overall(), strongest.overall()) | {"seconds": seconds},
         "group": "special tokens" if special else "first token",
         "causes": causes(attention),
+        "learned_sink": sink.mean((1, 2)).tolist(),
+        "unsure": (~attention.rank_is_sure).double().mean((1, 2)).tolist(),
+        "rounded_duplicates": attention.rounded_duplicates.tolist(),
         "shared_outputs": (attention.joint_null_dim > attention.null_dim.sum(1)).any(1).nonzero()[:, 0].tolist(),
         "sinks": sinks,
         "least_certain": least_certain(sample),

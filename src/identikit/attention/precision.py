@@ -1,0 +1,136 @@
+"""What a reading rests on: head outputs computed anew, ranks that are sure, and when numbers are not to be trusted.
+
+A model in half precision rounds its head output to two or three digits, and solving for weights magnifies that. So the
+output is computed again from the captured queries, keys and values, which are exact as they are.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from identikit.errors import ModelError
+from identikit.maths import linalg
+from identikit.models.tap import AttentionCall
+from identikit.shapes import Float, Int, Tensor
+
+if TYPE_CHECKING:
+    from identikit.attention.effective import Layer
+
+EXACT_TOKENS = 512  # up to this many, head outputs are computed in float64; above, in float32
+LARGEST_RESIDUAL = 1e-5  # what rounding explains of ‖(A⊥V − O)H‖/‖OH‖ in any dtype; measured: at most 7e-7
+LARGEST_RATIO = 1.01  # what rounding explains of ‖a⊥‖/‖a‖, at most 1; measured: 1.004 at most, and 1 in float64
+_EQUAL = 16  # values differ by our own rounding only up to this many units of the largest entry
+_NEAR = 4  # values differ by the model's rounding only up to this many times its eps of their largest entry
+_NOISE = 0.075  # eps·0.3/4: the noise of rounded values, see `Resolution`, as an eps of its cutoff
+_NAMED = 5  # heads that a warning names
+
+
+class Recomputed(NamedTuple):
+    r"""What is computed anew from queries, keys and values.
+
+    - `output`: $O = AV$; `norm`: $\|a_i\|$ of each row
+    - `mass`: the sum of each row where a learned sink takes a part of it; None where rows sum to 1
+    """
+
+    output: Float[Tensor, "head query d_v"]
+    norm: Float[Tensor, "head query"]
+    mass: Float[Tensor, "head query"] | None
+
+
+def computed_in(call: AttentionCall) -> torch.dtype:
+    """Return the dtype in which a layer's head outputs are computed anew."""
+    if call.query.shape[2] <= EXACT_TOKENS:
+        return torch.float64
+    return torch.promote_types(call.value.dtype, torch.float32)
+
+
+def recomputed(call: AttentionCall, heads: Int[Tensor, "head"]) -> Recomputed:
+    """Compute the chosen heads' outputs, and the norm and sum of their rows, some rows at a time."""
+    dtype, (n, keys) = computed_in(call), (call.query.shape[2], call.key.shape[2])
+    values = call.value[0, heads // call.groups].to(dtype)
+    step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * keys))
+    parts = []
+    for start in range(0, n, step):
+        weights = call.weights(slice(start, start + step), heads=heads, dtype=dtype)[0]
+        parts.append((weights @ values, weights.norm(dim=-1), weights.sum(-1)))
+    output, norm, mass = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    if not bool(torch.isfinite(output).all()):
+        raise ModelError(
+            f"Reading the attention of layer {call.layer}: its head outputs hold NaN or infinity in {call.value.dtype}"
+            ", so nothing computed from them means anything. Load the model in another dtype, such as float32."
+        )
+    return Recomputed(output, norm, None if call.sink is None else mass)
+
+
+def coarser_unit(dtype: torch.dtype, width: int) -> float:
+    r"""Return the unit up to which a rank must stay the same to be sure: 10 times finer digits than this are noise.
+
+    It is 10 times the unit that decides ranks, or, in half precision, the noise that rounding adds to values of `width`
+    dimensions. Rounding moves entries by about $0.2\,\mathrm{eps}$, and so singular values by about
+    $0.3\,\mathrm{eps}\,(1+\sqrt{d/n})\,\sigma_{max}/\sqrt d$.
+    """
+    return max(10 * linalg.rounding_unit(dtype), _NOISE * torch.finfo(dtype).eps / width**0.5)
+
+
+def equal_values(call: AttentionCall, tokens: Sequence[str]) -> tuple[Int[Tensor, "key"], int]:
+    """Return, for each position, the first position with the same token and, in all heads, the same values.
+
+    Also returns how many more tokens repeat an earlier one's values but for the rounding of the model's dtype.
+    """
+    V = call.value[0].transpose(0, 1).flatten(1).double().cpu()
+    dtype = call.value.dtype
+    size = V.abs().amax(-1)
+    close = _EQUAL * linalg.rounding_unit(dtype) * float(size.max())
+    first, rounded = torch.arange(len(tokens)), 0
+    places: dict[str, list[int]] = {}
+    for place, token in enumerate(tokens):
+        before = places.setdefault(token, [])
+        apart = (V[before] - V[place]).abs().amax(-1)
+        if len(before) and float(apart.min()) <= close:
+            first[place] = before[int((apart <= close).byte().argmax())]
+            continue
+        near = _NEAR * torch.finfo(dtype).eps * float(size[place])
+        rounded += bool(len(before)) and float(apart.min()) <= near
+        before.append(place)
+    return first, rounded
+
+
+def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> None:
+    """Warn, by layer and head, where effective attention does not do what it must; an error where it means nothing.
+
+    It must give the head's output (with a tolerance, only to about that), and its rows cannot be longer than the raw
+    ones, because it is a projection of them.
+    """
+    allowed = torch.inf if tolerance else LARGEST_RESIDUAL
+    wrong = [one for part in layers for one in _where(part, part.residual, allowed)]
+    long = [one for part in layers for one in _where(part, part.norm_ratio.amax(-1), LARGEST_RATIO)]
+    said = {
+        "effective attention reproduces head outputs only to within {:.1g} (relative; rounding explains "
+        f"{LARGEST_RESIDUAL:g})": wrong,
+        "rows of effective attention are up to {:.3g} times as long as the raw ones (they are projections of them; "
+        f"rounding explains {LARGEST_RATIO:g})": long,
+    }
+    for words, found in said.items():
+        if found:
+            heads = ", ".join(name for name, _ in found[:_NAMED])
+            more = f" and {len(found) - _NAMED} more heads" if len(found) > _NAMED else ""
+            worst = max(size for _, size in found)
+            warnings.warn(
+                f"Do not trust {heads}{more}: {words.format(worst)}. Load the model in float32 or float64, or leave "
+                "these heads out.",
+                stacklevel=stacklevel,
+            )
+
+
+def _where(part: "Layer", sizes: Float[Tensor, "head"], allowed: float) -> list[tuple[str, float]]:
+    """Return the heads of a layer where a size is above what is allowed, by name; raise where it is not a number."""
+    if not bool(torch.isfinite(sizes).all()):
+        head = int(part.heads[(~torch.isfinite(sizes)).nonzero()[0, 0]])
+        raise ModelError(
+            f"Reading the attention of L{part.call.layer}H{head}: its effective attention is NaN or infinite. Load the "
+            "model in another dtype, such as float32."
+        )
+    at = (sizes > allowed).nonzero()[:, 0].tolist()
+    return [(f"L{part.call.layer}H{int(part.heads[place])}", float(sizes[place])) for place in at]

@@ -1,0 +1,309 @@
+"""Which token a hidden vector came from, exactly: every token of the vocabulary is tried in its place."""
+
+import hashlib
+import math
+import warnings
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from identikit.errors import InputError
+from identikit.indexing import Axis, Index, chosen, known, one_of, whole_number
+from identikit.machine import duration
+from identikit.maths.neighbours import DISTANCES
+from identikit.models.continuation import Continuations, Position, check_continues, ids_batch
+from identikit.models.model import Model, checked_model
+from identikit.models.reading import Reading, unread
+from identikit.progress import Progress, silent
+from identikit.provenance import provenance
+from identikit.result import Held
+from identikit.shapes import Float, Int, Tensor
+from identikit.text import is_several
+from identikit.tokens.result import TokenInversion
+from identikit.tokens.search import LONG_SECONDS, Aims, Found, Tick, Vocabulary, expected_seconds, search, vocabulary
+
+PREFIXES = ("given", "recovered")
+WHAT = "inversion, candidates"
+_DIMS = ("layer", "position")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How hidden vectors are inverted; see `invert`. Several `noises` share one pass over the vocabulary."""
+
+    prefix: str = "given"
+    noises: tuple[float | int, ...] = (0.0,)
+    distance: str = "l2"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known("prefix", self.prefix, PREFIXES)
+        known("distance", self.distance, DISTANCES)
+        whole_number("seed", self.seed)
+        for noise in self.noises:
+            number = isinstance(noise, int | float) and not isinstance(noise, bool)
+            if not number or not 0 <= noise < math.inf:
+                raise InputError(f"noise={noise!r:.60} cannot be used: expected a number of at least 0.")
+
+    def steps(self, positions: Collection[int]) -> int:
+        """Return how many searches these positions take: with the prefix recovered, all up to the last."""
+        return len(positions) if self.prefix == "given" else max(positions) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Sought:
+    """Hidden vectors of one text, and what is known of the tokens they came from.
+
+    - `layers`, `hidden`: which layers they are of, and the vectors; `positions`: those that are asked for
+    - `ids`: the true tokens, None where they are not known; `segments`: the token types, where the tokenizer makes any
+    """
+
+    layers: tuple[int, ...]
+    hidden: Float[Tensor, "layer n d"]
+    positions: tuple[int, ...]
+    ids: tuple[int, ...] | None
+    segments: Int[Tensor, "1 n"] | None
+
+    def noisy(self, options: Options) -> Float[Tensor, "aim n d"]:
+        r"""Return the vectors of every layer and noise: $h + \nu\,\|h\|\,\varepsilon/\sqrt d$, with $\nu$ the noise.
+
+        $\varepsilon$ is standard normal and depends on the seed, the layer and the tokens; all noises share it.
+        """
+        found = []
+        for layer, clean in zip(self.layers, self.hidden, strict=True):
+            seed = zlib.crc32(repr((options.seed, layer, self.ids)).encode())
+            drawn = torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            scale = torch.linalg.vector_norm(clean, dim=-1, keepdim=True) / clean.shape[-1] ** 0.5
+            found += [clean + noise * scale * drawn.to(clean) for noise in options.noises]
+        return torch.stack(found)
+
+
+def invert(
+    model: Model,
+    text: Any,
+    *,
+    layer: Index = None,
+    layers: Index = None,
+    positions: Index = None,
+    prefix: str | None = None,
+    noise: float | int = 0.0,
+    distance: str = "l2",
+    seed: int = 0,
+    truncate: bool = False,
+    max_tokens: int | None = None,
+    progress: Progress = silent,
+) -> Any:
+    r"""Recover the tokens of a causal model's hidden vectors exactly, by trying the whole vocabulary.
+
+    $$\hat t_i = \arg\min_{t} \|h^l(t_1, \ldots, t_{i-1}, t) - h_i^l\|$$
+
+    In a causal model a hidden vector is a function of the tokens up to its position. With those before it known, every
+    candidate's vector can be computed, so the winner, the runner-up and the margin between them are exact. Language
+    models are almost surely injective, so without noise the true token wins (Nikolaou et al. 2025, *Language Models are
+    Injective and Hence Invertible*, arXiv 2510.15511).
+
+    One text gives one Result, a list of texts a list. `text` is a string, a pair of strings or token ids, whose own
+    hidden vectors are inverted; or hidden vectors $h^l$ of one layer, a tensor (n, d), whose tokens are not known.
+
+    - `layer` or `layers`: one layer, or several (None is all), which one pass serves together; hidden vectors need
+      `layer`
+    - `positions`: only these positions or tokens; None is all of them
+    - `prefix`: "given" takes the true tokens before each position, so each answer stands by itself; "recovered" takes
+      the winners, so an error carries on. By default given for texts, and recovered for hidden vectors
+    - `noise`: Gaussian noise on the hidden vectors, relative to their norm, drawn from `seed`
+    - `distance`: "l2" or "cosine"
+    - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
+    """
+    model = checked_model(model)
+    check_continues(model)
+    bare = _is_hidden(text) or (isinstance(text, list) and bool(text) and all(map(_is_hidden, text)))
+    options = Options(("recovered" if bare else "given") if prefix is None else prefix, (noise,), distance, seed)
+    wanted = _layers(model, layer, layers, bare)
+    several = is_several(text)
+    if bare:
+        if options.prefix == "given":
+            raise InputError(
+                "prefix='given' needs the true tokens, and hidden vectors do not tell them. Pass the text."
+            )
+        sources: list[Any] = [_checked_hidden(model, one) for one in (text if several else [text])]
+    else:
+        sources = unread(model, text, truncate=truncate, max_tokens=max_tokens)
+    places = [_position_axis(source).sel(positions) for source in sources]
+    steps = [options.steps(axis.values) for axis in places]
+    inversion = Inversion.of(model, options, progress, steps=sum(steps), depth=max(wanted) + 1)
+    made = [inversion.result(source, wanted, axis) for source, axis in zip(sources, places, strict=True)]
+    made = made if layer is None else [one.sel(layer=wanted[0]) for one in made]
+    return made if several else made[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """A model with its vocabulary, ready to invert hidden vectors; `tick` counts the candidates that were tried."""
+
+    model: Model
+    options: Options
+    candidates: Vocabulary
+    tick: Tick
+
+    @classmethod
+    def of(cls, model: Model, options: Options, progress: Progress = silent, *, steps: int, depth: int) -> "Inversion":
+        """Prepare for this many searches through the first `depth` blocks, and warn if they will take long."""
+        candidates = vocabulary(model)
+        size = len(candidates.ids)
+        seconds = expected_seconds(model, size, steps, depth)
+        if seconds > LONG_SECONDS:
+            warnings.warn(
+                f"Inverting {steps} positions among {size:,} tokens takes about {duration(seconds)} on this machine. "
+                "Choose some positions, or lower layers.",
+                stacklevel=3,
+            )
+        done = 0.0
+
+        def tick(count: float | int) -> None:
+            nonlocal done
+            done += count
+            progress(WHAT, round(done), steps * size)
+
+        return cls(model, options, candidates, tick)
+
+    def result(self, source: Reading | Tensor, layers: tuple[int, ...], positions: Axis) -> TokenInversion:
+        """Invert a text, or hidden vectors of one layer."""
+        if isinstance(source, Reading):
+            sought, text = self.read(source, layers, positions.values)
+            return _result(self, sought, self.find(sought, text), source.text, source.about)
+        names = getattr(self.model.tokenizer, "model_input_names", ())
+        segments = torch.zeros(1, len(source), dtype=torch.long) if "token_type_ids" in names else None
+        sought = Sought(layers, source[None], positions.values, None, segments)
+        digest = hashlib.sha256(source.cpu().double().numpy().tobytes()).hexdigest()
+        return _result(self, sought, self.find(sought), f"hidden vectors {digest}", {})
+
+    def read(
+        self, reading: Reading, layers: tuple[int, ...], positions: tuple[int, ...]
+    ) -> tuple[Sought, Continuations]:
+        """Run a text, and return its hidden vectors of these layers as what is sought, with the run."""
+        text = Continuations.read(self.model, reading.batch)
+        hidden = torch.stack([text.trace.hidden[layer][0] for layer in layers])
+        ids = reading.batch.ids
+        assert ids is not None
+        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        return Sought(layers, hidden, positions, tuple(ids[0].tolist()), reading.batch.segments), text
+
+    def find(self, sought: Sought, text: Continuations | None = None) -> Found:
+        """Search for every layer, noise and position: (aim, position), the noises of a layer one after another."""
+        vectors = sought.noisy(self.options)
+        if self.options.prefix == "recovered" or text is None:
+            return self._each_winner_appended(sought, vectors)
+        layers = self._layers_of_aims(sought)
+        parts = []
+        for place in sought.positions:
+            at = text.at(place, depth=max(layers) + 1)
+            parts.append(self._search(at, Aims(layers, vectors[:, place]), sought, self.tick))
+        return Found(*(torch.stack(part, -1) for part in zip(*parts, strict=True)))
+
+    def _each_winner_appended(self, sought: Sought, vectors: Float[Tensor, "aim n d"]) -> Found:
+        """Search from the first position on; aims that have found the same tokens so far share their search."""
+        layers, parts = self._layers_of_aims(sought), []
+        chains: list[tuple[int, ...]] = [() for _ in layers]
+        for place in range(max(sought.positions) + 1):
+            column: dict[int, tuple[Tensor, ...]] = {}
+            for before in dict.fromkeys(chains):
+                members = [aim for aim, chain in enumerate(chains) if chain == before]
+                ids = torch.tensor([[*before, int(self.candidates.ids[-1])]])  # the last is there to be replaced
+                segments = None if sought.segments is None else sought.segments[:, : place + 1]
+                text = Continuations.read(self.model, ids_batch(ids, segments))
+                own = tuple(layers[aim] for aim in members)
+                aims, share = Aims(own, vectors[members, place]), len(members) / len(layers)
+                at = text.at(place, depth=max(own) + 1)
+                found = self._search(at, aims, sought, lambda count, share=share: self.tick(count * share))
+                column |= dict(zip(members, zip(*found, strict=True), strict=True))
+            parts.append(Found(*map(torch.stack, zip(*(column[aim] for aim in range(len(layers))), strict=True))))
+            chains = [(*chain, int(won)) for chain, won in zip(chains, parts[-1].winner, strict=True)]
+        chosen_parts = [parts[place] for place in sought.positions]
+        return Found(*(torch.stack(part, -1) for part in zip(*chosen_parts, strict=True)))
+
+    def _search(self, at: Position, aims: Aims, sought: Sought, tick: Tick) -> Found:
+        own = None if sought.ids is None else sought.ids[at.position]
+        return search(at, aims, self.candidates, own=own, distance=self.options.distance, tick=tick)
+
+    def _layers_of_aims(self, sought: Sought) -> tuple[int, ...]:
+        return tuple(layer for layer in sought.layers for _ in self.options.noises)
+
+
+def judged(sought: Sought, found: Found, candidates: Vocabulary) -> dict[str, Tensor]:
+    """Return what was found as arrays (aim, position); with the true tokens, also whether they won.
+
+    The margin is how much nearer the true token is than the best other; where it is not known, how much nearer the
+    winner is than the runner-up. A tie is a miss.
+    """
+    arrays = {"margin": found.runner_up_distance - found.winner_distance, **found._asdict()}
+    if sought.ids is None:
+        return {name: array for name, array in arrays.items() if name != "own_distance"}
+    own = torch.tensor([sought.ids[place] for place in sought.positions])
+    alike = candidates.ids[candidates.of[own]]  # the first of the tokens with the same embedding stands for all
+    won = found.winner == alike
+    margin = torch.where(won, found.runner_up_distance, found.winner_distance) - found.own_distance
+    winner = torch.where(won, own, found.winner)
+    return {"recovered": margin > 0} | arrays | {"margin": margin, "winner": winner}
+
+
+def _result(inversion: Inversion, sought: Sought, found: Found, text: Any, about: Mapping[str, Any]) -> TokenInversion:
+    model, options = inversion.model, inversion.options
+    arrays = judged(sought, found, inversion.candidates)
+    words = token_words(model, torch.cat([arrays["winner"].flatten(), arrays["runner_up"].flatten()]).tolist())
+    if sought.ids is None:
+        won = [words[str(int(one))] for one in arrays["winner"][0]]
+        about = {"tokens": won, "special": [False] * len(won), "words": []}
+    tokens = tuple(about["tokens"]) if sought.ids is None else tuple(about["tokens"][i] for i in sought.positions)
+    axes = Axis("layer", sought.layers), Axis("position", sought.positions, tokens)
+    settings = {"prefix": options.prefix, "noise": options.noises[0], "distance": options.distance}
+    about = {**about, **settings, "candidates": len(inversion.candidates.ids), "vocabulary": words}
+    source = provenance(model, text, **settings, seed=options.seed)
+    return TokenInversion(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), source, about)
+
+
+def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:
+    """Return the tokens of some ids by id; an id that the tokenizer does not know is written `<id 32001>`."""
+    unique = sorted(set(ids))
+    found = model.tokenizer.convert_ids_to_tokens(unique)
+    return {str(one): token or f"<id {one}>" for one, token in zip(unique, found, strict=True)}
+
+
+def _is_hidden(given: Any) -> bool:
+    """Whether an argument is hidden vectors: a tensor or array of fractions with two dimensions."""
+    return getattr(given, "ndim", 0) == 2 and torch.as_tensor(given).is_floating_point()
+
+
+def _checked_hidden(model: Model, given: Any) -> Float[Tensor, "n d"]:
+    hidden = torch.as_tensor(given).detach().to(model.device)
+    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    if not len(hidden) or hidden.shape[1] != model.d_model or not hidden.isfinite().all():
+        finite = "" if hidden.isfinite().all() else ", not finite"
+        what = f"{len(hidden)} vectors of {hidden.shape[1]} numbers{finite}"
+        raise InputError(
+            f"Inverting hidden vectors of {model.name}: got {what}, expected finite vectors of {model.d_model} numbers."
+        )
+    if model.limit is not None and len(hidden) > model.limit:
+        raise InputError(
+            f"Inverting hidden vectors of {model.name}: got {len(hidden)}, and the model reads at most {model.limit} "
+            "tokens. Pass fewer."
+        )
+    return hidden
+
+
+def _layers(model: Model, layer: Index, layers: Index, bare: bool) -> tuple[int, ...]:
+    if layer is not None and layers is not None:
+        raise InputError("invert takes layer= or layers=, not both.")
+    if layer is not None:
+        return (one_of("layer", layer, model.n_layers),)
+    if bare:
+        raise InputError("Inverting hidden vectors: say which layer they are of, with layer=.")
+    return chosen("layer", layers, model.n_layers)
+
+
+def _position_axis(source: Reading | Tensor) -> Axis:
+    if isinstance(source, Reading):
+        return Axis("position", tuple(range(len(source.tokens))), source.tokens)
+    return Axis("position", tuple(range(len(source))))

@@ -1,0 +1,167 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from identikit.maths import linalg, prefix
+from identikit.maths.prefix import _distinct, _tabulate, prefix_solve
+from tests.maths.test_linalg import DOUBLE, SINGLE, by_pseudo_inverse, random, weights
+from tests.reference.prefix import prefix_solution
+
+
+@pytest.mark.parametrize("resolution", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("case", ["plain", "repeats", "small_start", "constant_start", "zeros", "low_rank"])
+def test_prefix_solve(case, resolution):
+    """Rows before, at and after full rank; repeated keys; first keys that are tiny or constant beside what follows."""
+    values = random(2, 70, 8)
+    if case == "repeats":
+        values = values[:, torch.randint(12, (70,), generator=torch.Generator().manual_seed(0))]
+    elif case == "small_start":
+        values[:, :11] *= 2e-4
+    elif case == "constant_start":
+        values[:, :20] = values[:, :1]
+    elif case == "zeros":
+        values[0, 3:30] = 0
+    elif case == "low_rank":
+        values = random(2, 70, 5) @ random(2, 5, 8, seed=3)
+    stop = torch.cat([torch.arange(0, 71), torch.tensor([7, 30, 30])])
+    seen = torch.arange(70) < stop[:, None]
+    output = (random(2, 3, 74, 70, seed=1).softmax(-1) * seen) @ values[:, None]
+    coefficients, rank = prefix_solve(values, output, stop, resolution)
+    expected = by_pseudo_inverse(values, output, seen)
+    torch.testing.assert_close(weights(coefficients, values, seen), weights(expected, values, seen), atol=2e-9, rtol=0)
+    torch.testing.assert_close(coefficients, expected, atol=1e-7 * float(expected.abs().max()), rtol=0)
+    exact = [
+        [int(torch.linalg.matrix_rank(values[h, row], rtol=1e-9)) if row.any() else 0 for row in seen] for h in (0, 1)
+    ]
+    assert rank.tolist() == exact
+    slow, slow_rank = linalg.rowwise_solve(values, output, seen, resolution)
+    torch.testing.assert_close(weights(slow, values, seen), weights(expected, values, seen), atol=2e-9, rtol=0)
+    assert torch.equal(slow_rank, rank)
+
+
+def spectrum_values(keys: int, d: int, decay: float, kind: str, seed: int = 0) -> torch.Tensor:
+    """Make values of two heads whose singular values fall like i to the −`decay`, rounded to float32.
+
+    - `tokens`: drawn from few tokens, so that many keys are equal; `contexts`: these, each moved a little
+    - `nearly`: keys equal to one another but for a millionth or so; `sink`: a first key that is small
+    """
+    X = random(2, keys, d, seed=seed)
+    chosen = torch.randint(d, (keys,), generator=torch.Generator().manual_seed(seed))
+    if kind in ("tokens", "contexts", "nearly"):
+        moved = {"tokens": 0.0, "contexts": 0.1, "nearly": 1e-6}[kind]
+        X = random(2, d, d, seed=seed)[:, chosen] + moved * random(2, keys, d, seed=seed + 1)
+    if kind == "sink":
+        X[:, 0] *= 1e-2
+    rotation = torch.linalg.qr(random(2, d, d, seed=seed + 2)).Q
+    return ((X * torch.arange(1, d + 1) ** -decay) @ rotation).float().double()
+
+
+KINDS = ["plain", "tokens", "contexts", "nearly", "sink"]
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(KINDS),
+    st.sampled_from([3, 8, 16]),
+    st.floats(0, 3),
+    st.floats(-1, 2),
+)
+def test_agrees_with_the_definition_on_every_row(seed, kind, d, decay, length):
+    """Ranks are those of the rule, and the output that is kept is the same to 1e-9, whatever the spectrum."""
+    values = spectrum_values(max(1, int(d * 2**length)), d, decay, kind, seed)
+    keys = values.shape[1]
+    stop = torch.cat([torch.arange(keys + 1), torch.full((3,), keys // 2)])
+    seen = torch.arange(keys) < stop[:, None]
+    output = (random(2, 2, len(stop), keys, seed=seed + 3).softmax(-1) * seen) @ values[:, None]
+    found, rank = prefix_solve(values, output, stop, SINGLE)
+    _, slow_rank = linalg.rowwise_solve(values, output, seen, SINGLE)
+    for head in (0, 1):
+        expected, exact, margin = prefix_solution(values[head], output[head], stop, SINGLE.eps)
+        clear = margin > 0.01  # where a singular value lies on the cutoff, rounding decides
+        assert rank[head, clear].tolist() == exact[clear].tolist() == slow_rank[head, clear].tolist()
+        kept = [weights(part[None], values[head, None], seen) @ values[head] for part in (found[head], expected)]
+        size = output[head].norm(dim=-1).clamp(min=1e-300)
+        assert float(((kept[0] - kept[1]).norm(dim=-1) / size)[0][:, clear].max()) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["plain", "tokens", "contexts", "sink"])
+@pytest.mark.parametrize("d", [32, 64])
+def test_no_row_of_ordinary_values_is_solved_on_its_own(kind, d, monkeypatch):
+    """Neither where distinct keys are about as many as dimensions, nor where tokens repeat."""
+    monkeypatch.setattr(linalg, "rowwise_solve", None)
+    values = spectrum_values(6 * d, d, 0.6, kind)
+    if kind == "tokens":  # more tokens than dimensions, so that the rank is full at last
+        values[:, 4 * d :] = spectrum_values(2 * d, d, 0.6, "plain", seed=5)
+    stop = torch.arange(1, 6 * d + 1)
+    output = random(2, 1, 6 * d, 6 * d, seed=3).softmax(-1).tril() @ values[:, None]
+    _, rank = prefix_solve(values, output, stop, SINGLE)
+    distinct = torch.tensor([len(values[0, :end].unique(dim=0)) for end in stop.tolist()])
+    assert torch.equal(rank, distinct.clamp(max=d).expand(2, -1))
+
+
+def test_one_phrase_repeated_is_solved_at_once(monkeypatch):
+    monkeypatch.setattr(linalg, "rowwise_solve", None)
+    values = random(2, 5, 8).repeat(1, 40, 1)
+    stop = torch.arange(201)
+    seen = torch.arange(200) < stop[:, None]
+    output = (random(2, 3, 201, 200, seed=1).softmax(-1) * seen) @ values[:, None]
+    found, rank = prefix_solve(values, output, stop, SINGLE)
+    torch.testing.assert_close(found, by_pseudo_inverse(values, output, seen), atol=1e-10, rtol=1e-10)
+    assert rank.tolist() == [stop.clamp(max=5).tolist()] * 2
+
+
+@given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 6))
+def test_distinct_keys_are_numbered_as_they_appear(tokens, most):
+    table = random(3, 5, 2)
+    table[0, 3] = table[0, 4]  # equal in one head is not equal
+    numbers = {}
+    expected = [numbers.setdefault(token, len(numbers)) for token in tokens]
+    stop = next((place for place, number in enumerate(expected) if number == most), len(tokens))
+    which, start = _distinct(table[:, torch.tensor(tokens, dtype=torch.long)], most)
+    assert (which.tolist(), start) == (expected[:stop], stop)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=50), st.integers(1, 7))
+def test_rows_are_laid_out_by_block(blocks, size):
+    line, table = _tabulate(torch.tensor(blocks), size)
+    placed = [(int(line[i]), row) for i, rows in enumerate(table.tolist()) for row in rows if row >= 0]
+    assert sorted(row for _, row in placed) == list(range(len(blocks)))
+    assert all(blocks[row] == block for block, row in placed)
+    assert len(line) == sum(-(-blocks.count(block) // size) for block in set(blocks))
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_blocks_at_once_and_rows_in_any_order_give_the_same(many, monkeypatch):
+    values = spectrum_values(100, 8, 0.5, "contexts")
+    stop = torch.cat([torch.arange(101), torch.full((30,), 77)])
+    seen = torch.arange(100) < stop[:, None]
+    output = (random(2, 2, 131, 100, seed=1).softmax(-1) * seen) @ values[:, None]
+    monkeypatch.setattr(prefix, "_at_once", lambda output: many)
+    expected, ranks = prefix_solve(values, output, stop, SINGLE)
+    order = torch.randperm(131, generator=torch.Generator().manual_seed(0))
+    found, rank = prefix_solve(values, output[:, :, order], stop[order], SINGLE)
+    torch.testing.assert_close(found, expected[:, :, order], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(weights(expected, values, seen) @ values[:, None], output, rtol=0, atol=1e-12)
+    assert torch.equal(rank, ranks[:, order])
+
+
+def test_a_tolerance_is_certified_from_eigenvalues(monkeypatch):
+    """Bounds are too loose for a cutoff this high; the rows are still not solved one by one."""
+    values = random(3, 256, 64)
+    stop = torch.arange(193, 257)
+    resolution = linalg.Resolution(SINGLE.eps, 0.1)
+    monkeypatch.setattr(linalg, "rowwise_solve", None)
+    monkeypatch.setattr(prefix, "_distinct", lambda values, most: (torch.arange(160), 160))
+    _, rank = prefix_solve(values, random(3, 1, 64, 64, seed=1), stop, resolution)
+    assert rank.unique().tolist() == [64]
+
+
+def test_a_block_far_larger_than_the_keys_before_it_is_refined():
+    values, ends = random(2, 16, 8), torch.arange(9, 17)
+    values[:, :11] *= 1e-3
+    seen = torch.arange(16) < ends[:, None]
+    output = (random(2, 1, 8, 16, seed=1).softmax(-1) * seen) @ values[:, None]
+    solution, _ = prefix_solve(values, output, ends, SINGLE)
+    expected = weights(by_pseudo_inverse(values, output, seen), values, seen)
+    torch.testing.assert_close(weights(solution, values, seen), expected, atol=1e-11, rtol=0)
