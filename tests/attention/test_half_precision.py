@@ -64,7 +64,10 @@ def correlations(half: Any, single: Any, *, least: float, most: float = torch.in
 
 MODELS = ("minilm", pytest.param("stories", marks=needs_stories))
 # Model against model, what holds in each layer over rows that see at least twice d_v keys; docs/reading.md has more.
-LEAST = {"minilm": {torch.bfloat16: 0.999, torch.float16: 0.99999}, "stories": {torch.bfloat16: 0.999, torch.float16: 0.99999}}
+LEAST = {
+    "minilm": {torch.bfloat16: 0.999, torch.float16: 0.99999},
+    "stories": {torch.bfloat16: 0.999, torch.float16: 0.99999},
+}
 
 
 @pytest.mark.parametrize("dtype", HALVES)
