@@ -99,15 +99,22 @@ def test_a_folder_gives_each_tower_its_reader(tmp_path: Path, monkeypatch: pytes
         ("attribution", "--data", str(tmp_path / "paths.txt"), "--out", str(tmp_path / "attribution"), *model),
         ("explain", str(tmp_path / "photo.png"), *model[:2]),
     ]
-    for number, command in enumerate(commands):
+
+    def run(command: tuple[str, ...]) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["identikit", *command])
         with pytest.raises(SystemExit) as ended:
             main()
         said = capsys.readouterr()
-        assert (ended.value.code or 0) == (number == 3), said.err
-        wanted = ("clip (vision tower)", "In 2 texts", "A token's own contribution", "")[number]
-        assert wanted in said.out
-    assert "identikit: Loading CLIPModel: it has a text tower and a vision tower. Choose one" in said.err
+        return int(ended.value.code or 0), said.err if ended.value.code else said.out
+
+    told = [run(command) for command in commands]
+    assert [status for status, _ in told] == [0, 0, 0, 1], told
+    assert "clip (vision tower)" in told[0][1] and "In 2 texts" in told[1][1]
+    assert "A token's own contribution" in told[2][1]
+    assert "identikit: Loading CLIPModel: it has a text tower and a vision tower. Choose one" in told[3][1]
+    PHOTO.rotate(180).save(tmp_path / "photo.png")
+    status, words = run(commands[1])
+    assert status == 1 and "another run, whose data.sha256 is" in words  # the paths are the same, the images are not
 
 
 def test_a_classifier_on_one_tower_is_read_through_it():
