@@ -255,3 +255,55 @@ def test_sounds_are_never_padded():
         alone = ik.effective_attention(model, wave)
         assert torch.allclose(result.raw, alone.raw, atol=1e-6)
         assert result.provenance.text == alone.provenance.text
+
+
+# What every question makes of them
+
+
+@pytest.fixture(scope="module", params=["clip-vision", "hubert"])
+def read(request: pytest.FixtureRequest) -> tuple[Any, list[Any]]:
+    """A model, and twenty images or sounds that it reads."""
+    draw = np.random.default_rng(1)
+    if request.param == "hubert":
+        return tiny.loaded("hubert"), [draw.standard_normal(150 + 8 * n).astype(np.float32) for n in range(20)]
+    pixels = (draw.integers(0, 256, (16, 16, 3), dtype=np.uint8) for _ in range(20))
+    return tiny.loaded("clip-vision"), [Image.fromarray(one) for one in pixels]
+
+
+def test_attention_intervals_and_alternatives(read: tuple[Any, list[Any]]):
+    model, (first, *_) = read
+    attention = ik.effective_attention(model, first)
+    assert attention.null_dim.min() == len(attention.tokens) - model.d_value
+    assert attention.verify().hidden < 1e-5
+    edges = attention.intervals(layer=0, head=1, query=2)
+    assert ((edges.lower <= edges.raw + 1e-6) & (edges.raw <= edges.upper + 1e-6)).all()
+    assert ik.attention_intervals(model, first, layer=0, head=1, query=2).tokens == edges.tokens
+    assert ik.alternative_attention(model, first, layer=0, head=1, query=2).output_change.hidden < 1e-4
+
+
+def test_attribution(read: tuple[Any, list[Any]]):
+    model, (first, second, *_) = read
+    found = ik.token_attribution(model, [first, second], probes=4)
+    assert [one.tokens for one in found] == [one.tokens for one in ik.effective_attention(model, [first, second])]
+    exact = ik.token_attribution(model, first)
+    assert torch.allclose(exact.contribution.sum(1), torch.ones(3, len(exact.tokens)), atol=1e-5)
+    assert found[0].provenance.text == exact.provenance.text != found[1].provenance.text
+
+
+def test_tokens_can_be_recovered(read: tuple[Any, list[Any]]):
+    model, several = read
+    fit = ik.token_identifiability(model, several, maps=["naive", "ridge"], distances="cosine")
+    again = ik.token_identifiability(model, several, maps=["naive", "ridge"], distances="cosine")
+    assert fit.provenance.text == again.provenance.text
+    tokens = ik.effective_attention(model, several[0]).tokens
+    assert fit.identity_map(several[0]).tokens == tokens
+    explained = ik.explain(model, several[0], maps=fit, seconds=0.1)
+    assert explained.identity.tokens == tokens
+
+
+def test_explain_says_what_cannot_be_answered(read: tuple[Any, list[Any]]):
+    model, (first, *_) = read
+    told = str(ik.explain(model, first, seconds=0.1))
+    assert f"The sample texts do not fit a model that reads {model.modality}s." in " ".join(told.split())
+    with pytest.raises(InputError, match=f"reads {model.modality}s. Pass one"):
+        ik.explain(model)

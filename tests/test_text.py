@@ -352,6 +352,8 @@ def test_what_joins_the_halves_for_llama():
         ("naïve", "naïve"),
         ("Çınar", "Çınar"),  # the bytes of 'Ǐnar', and a Turkish word
         ("SPÓŁ", "SPÓŁ"),
+        ("cat</w>", "cat"),
+        ("</w>", "</w>"),
         ("č", "č"),  # a carriage return, and a Czech letter
         ("日本", "日本"),
         ("", ""),

@@ -97,8 +97,10 @@ def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]
 def shown(token: str) -> str:
     """Return a token as people read it: Ġ and ▁ are spaces, a line end is ↵, bytes that spell a character are joined.
 
-    A token that could be either bytes or a word ('Çı' would spell 'Ǐ') is left as it is, unless it starts with Ġ.
+    The mark of a word's end (`</w>`, in CLIP's vocabulary) is left out. A token that could be either bytes or a word
+    ('Çı' would spell 'Ǐ') is left as it is, unless it starts with Ġ.
     """
+    token = token.removesuffix("</w>") or token
     text = "\n" if token == "<0x0A>" else _unbyted(token)
     return text.replace("▁", " ").replace("\n", "↵")
 

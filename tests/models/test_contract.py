@@ -34,6 +34,8 @@ EXACT = {
     "electra", "ernie", "esm-absolute", "gpt2", "gpt_bigcode", "gpt_neox", "m2m_100", "marian", "mbart", "nemotron",
     "nomic_bert", "bloom", "falcon-rw", "gptj", "mpnet", "opt", "pegasus", "phi", "phimoe", "roberta",
     "roberta-prelayernorm", "stablelm", "starcoder2", "vit", "xlm-roberta", "xlm-roberta-xl", "xlnet",
+    "beit", "beit-shared", "clip-text", "clip-vision", "deit", "dinov2", "dinov2-registers", "dinov3", "hubert",
+    "siglip-text", "siglip2-text", "siglip-vision", "wav2vec2", "wav2vec2-stable", "whisper",
 }  # fmt: skip
 # One family for each way in which blocks differ; the others are tried in the slow tests.
 STRUCTURES = {
@@ -41,6 +43,7 @@ STRUCTURES = {
     "gemma2", "gemma3", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granitemoe", "llama", "llama4-text",
     "mistral", "mixtral", "modernbert", "olmo2", "opt", "phi3", "qwen2_vl", "qwen3", "stablelm", "t5", "vit",
     "bloom", "falcon", "falcon-7b", "falcon-rw", "gptj", "mpnet",
+    "beit", "clip-vision", "dinov3", "wav2vec2", "wav2vec2-stable", "whisper",
 }  # fmt: skip
 
 

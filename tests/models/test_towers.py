@@ -1,5 +1,6 @@
 """Models of several parts from memory and from folders, and the readers that fit them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import transformers as hf
 from PIL import Image
 
 import identikit as ik
+from identikit.cli import main
 from tests.models import tiny
 from tests.models.test_contract import snapshot
 
@@ -71,15 +73,48 @@ def test_a_tower_of_a_model_without_any_is_refused():
 def test_towers_from_a_folder(tmp_path: Path):
     build("CLIP").save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(
-        tmp_path
-    )
-    text, vision = (ik.load(tmp_path, tower=tower) for tower in ("text", "vision"))
+    text = ik.load(tmp_path, tower="text")
     assert text.name == f"{tmp_path.name} (text tower)" and text.modality == "text"
     assert text.encode("w5 w6")[0].tokens == ("<s>", "w5", "w6", "</s>")
-    assert vision.modality == "image" and len(vision.encode(PHOTO)[0]) == 17
     with pytest.raises(ik.InputError, match=r"Choose one with tower='text' or tower='vision' \(command line: --tower"):
         ik.load(tmp_path)
+
+
+def test_a_folder_gives_each_tower_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """Through the command line as well: an image's path in the place of a text, and files of paths as datasets."""
+    build("CLIP").save_pretrained(tmp_path / "clip")
+    size = {"height": 16, "width": 16}
+    hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=size).save_pretrained(tmp_path / "clip")
+    try:
+        hf.AutoImageProcessor.from_pretrained(tmp_path / "clip")
+    except ImportError:
+        pytest.skip("this transformers reads images only through torchvision, which is not installed")
+    PHOTO.save(tmp_path / "photo.png")
+    PHOTO.rotate(90).save(tmp_path / "turned.png")
+    (tmp_path / "paths.txt").write_text(f"{tmp_path / 'photo.png'}\n{tmp_path / 'turned.png'}\n")
+    model = "--model", str(tmp_path / "clip"), "--tower", "vision"
+    commands = [
+        ("explain", str(tmp_path / "photo.png"), *model, "--seconds", "0.2"),
+        ("attention", "--data", str(tmp_path / "paths.txt"), "--out", str(tmp_path / "attention"), *model),
+        ("attribution", "--data", str(tmp_path / "paths.txt"), "--out", str(tmp_path / "attribution"), *model),
+        ("explain", str(tmp_path / "photo.png"), *model[:2]),
+    ]
+
+    def run(command: tuple[str, ...]) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["identikit", *command])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.err if ended.value.code else said.out
+
+    told = [run(command) for command in commands]
+    assert [status for status, _ in told] == [0, 0, 0, 1], told
+    assert "clip (vision tower)" in told[0][1] and "In 2 texts" in told[1][1]
+    assert "A token's own contribution" in told[2][1]
+    assert "identikit: Loading CLIPModel: it has a text tower and a vision tower. Choose one" in told[3][1]
+    PHOTO.rotate(180).save(tmp_path / "photo.png")
+    status, words = run(commands[1])
+    assert status == 1 and "another run, whose data.sha256 is" in words  # the paths are the same, the images are not
 
 
 def test_a_classifier_on_one_tower_is_read_through_it():
@@ -88,13 +123,8 @@ def test_a_classifier_on_one_tower_is_read_through_it():
     assert model.modality == "image" and model.n_layers == 2
 
 
-def whisper() -> hf.WhisperForConditionalGeneration:
-    torch.manual_seed(0)
-    return hf.WhisperForConditionalGeneration(hf.WhisperConfig(**tiny._WHISPER)).eval()  # pyright: ignore
-
-
 def test_an_encoder_and_decoder_of_sounds_is_read_by_its_encoder(tmp_path: Path):
-    whole, extractor = whisper(), tiny.reader("whisper")
+    whole, extractor = tiny.build("whisper"), tiny.reader("whisper")
     before = snapshot(whole)
     model = ik.load(whole, extractor)
     assert model.hf is whole.model.encoder and model.modality == "sound" and snapshot(whole) == before
@@ -127,5 +157,5 @@ def test_a_reader_of_another_kind_is_refused(name: str, reader: str, message: st
 
 def test_a_gated_bias_outside_the_interface_is_refused():
     config = hf.WavLMConfig(**{key: value for key, value in tiny._WAVES.items() if key != "vocab_size"})  # pyright: ignore
-    with pytest.raises(ik.ModelError, match="'wavlm' is not supported: it computes attention outside"):
+    with pytest.raises(ik.ModelError, match="'wavlm' is not supported: it computes attention on its own, outside"):
         ik.load(hf.WavLMModel(config), tiny.reader("wav2vec2"))

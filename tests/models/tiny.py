@@ -305,7 +305,7 @@ BUILDERS: dict[str, Builder] = {
     "wav2vec2-stable": lambda: hf.Wav2Vec2Model(
         hf.Wav2Vec2Config(**_WAVES, feat_extract_norm="layer", do_stable_layer_norm=True)
     ),
-    "whisper": lambda: hf.WhisperModel(hf.WhisperConfig(**_WHISPER)).encoder,
+    "whisper": lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**_WHISPER)),
 }
 
 IMAGES = frozenset(["vit", "beit", "beit-shared", "clip-vision", "deit", "dinov2", "dinov2-registers", "dinov3",
@@ -365,7 +365,7 @@ def family(name: str) -> Family:
         return FAMILIES[BUILDERS[name]().config.model_type]
 
 
-def reader(name: str) -> object:
+def reader(name: str) -> Any:
     """Return what makes the tiny model's inputs: a tokenizer, an image processor or a feature extractor."""
     if name == "whisper":
         return hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)

@@ -333,7 +333,8 @@ def effective_attention(
 ) -> Any:
     """Compute the effective attention of a text (Eq. 9): one Result, or a list of them for a list of texts.
 
-    `text` is a string, a pair of strings, token ids, or a list of these (images or their paths for a vision model).
+    `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or
+    sounds, it is an image or its path, or a sound file's path or samples.
 
     - `layers`, `heads`: only these, counted from 0
     - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H is the paper's

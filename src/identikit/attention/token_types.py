@@ -29,7 +29,7 @@ def token_types(tokenizer: Any, tokens: Sequence[str]) -> tuple[str, ...]:
     """Return the type of each token: what opens a text, what separates or closes it, period or comma, or other."""
     opening = {"[CLS]", getattr(tokenizer, "cls_token", None), getattr(tokenizer, "bos_token", None)}
     closing = {getattr(tokenizer, "sep_token", None), getattr(tokenizer, "eos_token", None)} - opening
-    bare = [token.lstrip("Ġ▁").removeprefix("##") for token in tokens]
+    bare = [token.lstrip("Ġ▁").removeprefix("##").removesuffix("</w>") for token in tokens]
     return tuple(
         "cls" if token in opening else "sep" if token in closing else "punctuation" if word in {".", ","} else "other"
         for token, word in zip(tokens, bare, strict=True)

@@ -45,8 +45,8 @@ def token_attribution(
 ) -> Any:
     """Compute how much each input token contributes to each hidden vector (Eq. 11).
 
-    One text gives one Result, a list of texts a list. A text is a string, a pair of strings or token ids (for a vision
-    model an image or its path).
+    One text gives one Result, a list of texts a list. A text is a string, a pair of strings or token ids (or
+    what the model reads instead: an image or its path, a sound file's path or samples).
 
     - `probes`: "exact", or how many orthogonal random directions (from `seed`) to estimate from, with standard errors;
       twice those cover 94 % of the truth with 16 directions, 85 % with 8, and less with fewer

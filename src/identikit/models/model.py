@@ -219,6 +219,12 @@ class Model:
                 )
         return encoded
 
+    def names(self, texts: list[Any]) -> list[Any]:
+        """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
+        if self.modality == "text":
+            return texts
+        return [one.text for one in self.encode(texts, truncate=True, features=False)]
+
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
         """Yield batches of texts of similar length, padded on the right."""
         return batches(encoded, batch_tokens=batch_tokens, pad_id=self.pad_id)

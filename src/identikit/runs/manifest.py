@@ -26,7 +26,7 @@ def manifest(
     read = {"name": source.model, "revision": source.revision, "weights": source.weights, "tokenizer": source.tokenizer}
     run = {
         "command": command,
-        "data": {**data, "texts": len(texts), "sha256": text_hash(texts)},
+        "data": {**data, "texts": len(texts), "sha256": text_hash(model.names(texts))},
         "model": read,
         "dtype": source.dtype,
         "options": dict(options),

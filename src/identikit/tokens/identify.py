@@ -69,10 +69,7 @@ def token_identifiability(
     states = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
     done = run(states, choice, settings, progress=progress)
     about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed, "texts": len(texts)}
-    read = texts
-    if model.modality != "text":  # by what was read: how an image or array is written out does not tell it apart
-        read = [one.text for one in model.encode(texts, truncate=truncate, max_tokens=max_tokens, features=False)]
-    source = provenance(model, json.dumps(read, default=str), **about)
+    source = provenance(model, json.dumps(model.names(texts), default=str), **about)
     trials = tuple(trial.row() for trial in done.trials)
     return identifiability_result(done.rates, source, maps=done.maps, trials=trials, model=model)
 
