@@ -146,6 +146,7 @@ FAMILIES: dict[str, Family] = {
         "self_attention.query_key_value",
         interleaved=True,
         positions=True,
+        limit=methods.falcon_limit,
         tap=methods.falcon,
         refusal=methods.falcon_refusal,
     ),

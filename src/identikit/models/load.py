@@ -71,7 +71,9 @@ def load(
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         with quiet():
             hf, reader = _read(source, options, _dtype(dtype), checked_device(device))
-            loaded = Model(hf, _reader(*reader, hf), name=name, revision=_commit(source, revision))
+            with _in_one_line(source):
+                tokenizer = _reader(*reader, hf)
+            loaded = Model(hf, tokenizer, name=name, revision=_commit(source, revision))
     prove(loaded)
     return loaded
 
