@@ -5,7 +5,9 @@ import torch
 import transformers as hf
 
 import identikit as ik
+from identikit.models.families import FAMILIES
 from identikit.models.model import Model
+from identikit.models.tap import LONGEST_MASK
 from tests.models import tiny
 from tests.models.test_contract import batch_of, captured
 from tests.reference import scores as reference
@@ -56,6 +58,13 @@ def test_stock_eager_attention_of_falcon_adds_alibi_twice_and_is_refused():
     hf_model.config._attn_implementation_internal = "eager"
     with pytest.raises(ik.ModelError, match=r"adds its ALiBi bias twice\. Load it with attn_implementation='sdpa'"):
         ik.load(hf_model, tiny.tokenizer())
+
+
+def test_falcon_with_alibi_reads_no_more_than_a_mask_can_hold():
+    config = hf.FalconConfig(alibi=True, max_position_embeddings=8192)
+    assert FAMILIES["falcon"].limit(config) == LONGEST_MASK
+    config.alibi = False
+    assert FAMILIES["falcon"].limit(config) == 8192
 
 
 @pytest.mark.parametrize(("name", "scaled"), [("bloom", False), ("falcon-rw", True)])

@@ -1,7 +1,10 @@
 """Weights of every kind that a model may have: number formats, adapters, quantised, damaged, offloaded, spread."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +102,13 @@ def test_lora_is_in_the_projection_and_the_proof_holds(name: str, count: int):
     assert ik.effective_attention(model, TEXT).verify().hidden < 1e-6
 
 
+def test_attribution_goes_through_adapters():
+    wrapped = lora(count=2)
+    through = ik.token_attribution(ik.load(wrapped, tiny.tokenizer()), TEXT).contribution
+    merged = ik.token_attribution(ik.load(wrapped.merge_and_unload(), tiny.tokenizer()), TEXT).contribution
+    assert torch.allclose(through, merged, atol=1e-12)
+
+
 def test_disabled_merged_and_other_adapters_are_other_models():
     wrapped = lora(count=2)
     base = ik.load(tiny.build("llama", dtype=torch.float64), tiny.tokenizer())
@@ -174,6 +184,21 @@ def test_a_folder_of_an_adapter_is_read_with_its_base(adapter: Path, dtype: str)
     assert ik.load(adapter).tokenizer.name_or_path == str(adapter)
 
 
+def test_the_hub_id_of_an_adapter_is_read_with_its_base(adapter: Path, tmp_path: Path):
+    """Offline, from a cache laid out as huggingface_hub lays it out; the tokenizer comes with the base."""
+    config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": "someone/base"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    for folder, commit in ((adapter, "a" * 40), (tmp_path / "base", "b" * 40)):
+        repository = tmp_path / "hub" / f"models--someone--{folder.name}"
+        shutil.copytree(folder, repository / "snapshots" / commit)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(commit)
+    script = "import identikit as ik; m = ik.load('someone/adapter'); print(m.name, m.revision, *m.hf.peft_config)"
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == f"someone/adapter {'a' * 40} default", done.stderr
+
+
 def test_adapters_that_cannot_be_read_are_refused_in_words(adapter: Path, monkeypatch: pytest.MonkeyPatch):
     weights = load_file(adapter / "adapter_model.safetensors")
     first = sorted(weights)[0]
@@ -186,7 +211,7 @@ def test_adapters_that_cannot_be_read_are_refused_in_words(adapter: Path, monkey
     with pytest.raises(ik.ModelError, match=r"the adapter has no adapter_model\.safetensors"):
         ik.load(adapter)
     with monkeypatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "peft", None)
+        patch.setitem(sys.modules, "peft", None)
         with pytest.raises(ik.ModelError, match=r"the package peft is not installed.*identikit\[peft\]"):
             ik.load(adapter)
     config = json.loads((adapter / "adapter_config.json").read_text())
@@ -300,14 +325,11 @@ def test_gguf_files_are_refused_with_the_way_out(tmp_path: Path):
 
 def test_damaged_checkpoints_end_in_one_line(tmp_path: Path):
     folder = saved(tmp_path / "whole")
-    for name, content in (
-        ("model.safetensors", b"nothing"),
-        ("config.json", b"{"),
-        ("config.json", b'{"model_type": 3}'),
-    ):
+    broken = [("model.safetensors", "nothing"), ("config.json", "{"), ("tokenizer.json", '{"version": "1.0"}')]
+    for name, content in [*broken, ("config.json", '{"model_type": 3}')]:
         damaged = tmp_path / "damaged"
         shutil.copytree(folder, damaged)
-        (damaged / name).write_bytes(content)
+        (damaged / name).write_text(content)
         with pytest.raises(ik.ModelError, match=rf"^Loading {damaged}: ") as caught:
             ik.load(damaged)
         assert "\n" not in str(caught.value)

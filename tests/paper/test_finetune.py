@@ -23,6 +23,7 @@ from tests.models.real import SHARED, needs_data
 
 MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 ENCODERS = ["bert", "bert-mlm", "roberta", "camembert", "xlm-roberta", "albert", "distilbert", "electra", "modernbert"]
+ENCODERS += ["mpnet", "deberta-v2"]
 
 
 def sentence(draw: random.Random, label: int) -> str:

@@ -74,8 +74,10 @@ def load(
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         with quiet():
             whole, reader = _read(source, options, _dtype(dtype), checked_device(device))
-            hf, commit = part_of(whole, tower), _commit(source, revision)
-            loaded = Model(hf, _reader(*reader, hf), name=_named(name, tower), revision=commit)
+            hf = part_of(whole, tower)
+            with _in_one_line(source):
+                tokenizer = _reader(*reader, hf)
+            loaded = Model(hf, tokenizer, name=_named(name, tower), revision=_commit(source, revision))
     prove(loaded)
     return loaded
 

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from identikit.errors import ModelError
-from identikit.models.tap import NAME, AttentionCall, hand_over, next_layer, restored, understood
+from identikit.models.tap import LONGEST_MASK, NAME, AttentionCall, hand_over, next_layer, restored, understood
 from identikit.shapes import Float, Tensor
 
 
@@ -167,8 +166,6 @@ def _falcon(
         cos, sin = (part.unsqueeze(1) for part in position_embeddings)
         query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
     else:  # the model has added ALiBi to the mask; what it cannot see has the least number there is
-        if attention_mask.is_meta:
-            raise ModelError(f"Reading a text of {query.shape[2]} tokens: with ALiBi, Falcon cannot. Shorten it.")
         attention_mask = attention_mask[:, :1] > torch.finfo(attention_mask.dtype).min
         bias = _by_key(alibi, module.num_heads, module.head_dim**-0.5)
     return module.dense(_merged(_attend(module, (query, key, value), attention_mask, bias=bias))), None
@@ -177,6 +174,12 @@ def _falcon(
 def falcon(model: Any) -> AbstractContextManager[None]:
     """Put the tap in the place of every block's attention, and take it out again."""
     return _tapped(model, [block.self_attention for block in model.base_model.h], _falcon)
+
+
+def falcon_limit(config: Any) -> int:
+    """Return how many tokens Falcon can be read with; it adds ALiBi to a mask that is held whole."""
+    longest = config.max_position_embeddings
+    return min(longest, LONGEST_MASK) if config.alibi else longest
 
 
 def falcon_refusal(config: Any) -> str | None:

@@ -370,6 +370,7 @@ FAMILIES: dict[str, Family] = {
         "self_attention.query_key_value",
         interleaved=True,
         positions=True,
+        limit=methods.falcon_limit,
         causal=True,
         tap=methods.falcon,
         refusal=methods.falcon_refusal,
