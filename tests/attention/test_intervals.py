@@ -75,6 +75,24 @@ def test_room_for_the_output_widens_every_interval():
     assert float((before.upper - before.lower).mean()) > float((exact.upper - exact.lower).mean()) + 0.05
 
 
+def test_room_is_measured_behind_a_gate():
+    """A gate that scales the whole output changes nothing; one that closes some dimensions gives more room."""
+    attention = ik.effective_attention(tiny.loaded("llama", dtype=torch.float64), TEXTS[0])
+    rows = {"layer": 1, "head": [0, 3], "query": slice(8, 12)}
+    call = attention.source.parts[1].call
+    exact, even, uneven = attention.intervals(**rows), torch.full_like(call.query, 0.3), torch.ones_like(call.query)
+    uneven[..., 3:] = 0.01
+    found = []
+    for gate in (None, even, uneven):
+        object.__setattr__(call, "gate", gate)
+        found.append(attention.intervals(**rows, epsilon=0.02))
+        torch.testing.assert_close(exact.upper, attention.intervals(**rows).upper, atol=1e-9, rtol=0)
+    plain, scaled, closed = found
+    torch.testing.assert_close(scaled.upper, plain.upper, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scaled.lower, plain.lower, atol=1e-5, rtol=0)
+    assert float((closed.upper - closed.lower).mean()) > float((plain.upper - plain.lower).mean()) + 0.01
+
+
 def test_half_precision_also_reports_its_rounding():
     model = tiny.loaded("bert", dtype=torch.bfloat16)
     found = ik.attention_intervals(model, TEXTS[0], layer=1, head=2, query=3)

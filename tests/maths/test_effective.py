@@ -250,6 +250,15 @@ def test_residual_is_that_of_the_map(kind):
     torch.testing.assert_close(residual(wrong, case.values, case.output, case.projection), expected)
 
 
+def test_residual_through_a_gate():
+    case = random_case(20, 6, "causal")
+    factors, gate = case.factors(), torch.rand(case.output.shape).double()
+    wrong = replace(factors, coefficients=factors.coefficients + 0.1)
+    change = (replace(case, attention=effective_rows(wrong)).output - case.output) * gate @ case.projection
+    expected = change.norm(dim=(1, 2)) / (case.output * gate @ case.projection).norm(dim=(1, 2))
+    torch.testing.assert_close(residual(wrong, case.values, case.output, case.projection, gate=gate), expected)
+
+
 def test_projection_of_rank_zero_leaves_nothing():
     case = random_case(10, 4, "causal")
     case = replace(case, projection=torch.zeros_like(case.projection))

@@ -119,9 +119,21 @@ class Layer:
         """Return rows of one head with the set of attention that gives each its output."""
         keys = torch.arange(self.call.key.shape[2], device=queries.device)
         visible = self.factors.visible.block(queries, keys)
-        attention = self.attention(head, queries)
+        attention, values, rank = self.attention(head, queries), self.passed_on(head), self._rank[head, queries]
         through, sink = maths.lengths_through(self.passed, self.projection, head), self.call.sink is not None
-        return rows_of(attention, self.passed_on(head), visible, self._rank[head, queries], through, sink=sink)
+        if self.gate is None or self.passed.basis is not None:  # a gate acts on values, not in a basis
+            return rows_of(attention, values, visible, rank, through, sink=sink)
+        gated = self.gate[head, queries].double()[..., None] * through
+        one = [slice(row, row + 1) for row in range(len(queries))]
+        return joined_rows(
+            [rows_of(attention[at], values, visible[at], rank[at], gated[at][0], sink=sink) for at in one]
+        )
+
+    @property
+    def gate(self) -> Float[Tensor, "head query d_v"] | None:
+        """What multiplies each row of the head output before the output projection; None: nothing."""
+        gate = getattr(self.call, "gate", None)
+        return None if gate is None else gate[0, self.heads]
 
     def attention(self, head: int, queries: Int[Tensor, "row"]) -> Float[Tensor, "row key"]:
         """Return rows of one head in float64; they sum to exactly 1 unless a learned sink takes a part of them."""
@@ -138,7 +150,7 @@ class Layer:
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:
         """‖(A⊥V − O)H‖/‖OH‖ of each head."""
-        options = {"bias": self.bias, "mass": self.made.mass}
+        options = {"bias": self.bias, "mass": self.made.mass, "gate": self.gate}
         values = _values(self.call, self.heads)
         return maths.residual(self.factors, values, self.made.output, self.projection, **options)
 

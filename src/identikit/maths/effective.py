@@ -290,6 +290,7 @@ def residual(
     *,
     bias: Float[Tensor, "kv_head d_v"] | None = None,
     mass: Float[Tensor, "head query"] | None = None,
+    gate: Float[Tensor, "head query d_v"] | None = None,
 ) -> Float[Tensor, "head"]:
     r"""Measure how far effective attention is from giving the same output.
 
@@ -297,7 +298,7 @@ def residual(
 
     $V$, $O$ and $H$ are `values`, `output` and `projection` as the model has them. For factors made by `without_bias`,
     pass the same `bias` $b$: this is then the certificate of $A^\perp (V - 1b^\top) + A1b^\top$, with `mass` $A1$ as
-    in `Heads`.
+    in `Heads`. Where a `gate` $g_i$ multiplies each row of $O$ before the projection, $H$ is $\mathrm{diag}(g_i) H$.
     """
     heads = attention_heads(values, output, factors.visible, mass=mass)
     heads = heads if bias is None else without_bias(heads, bias)
@@ -312,8 +313,9 @@ def residual(
         for part in _row_chunks(factors, torch.arange(Y.shape[2], device=Y.device)):
             product[:, :, part] = linalg.masked_multiply(Y[:, :, part], V, X, factors.visible.block(part, keys))
     through = torch.linalg.qr(projection.double().mT, mode="r").R.mT  # ‖XH‖ = ‖XRᵀ‖ with Hᵀ = QR
-    change = ((product.flatten(0, 1) - heads.output.double()) @ through).norm(dim=(1, 2))
-    size = (output.double() @ through).norm(dim=(1, 2))
+    open_ = 1.0 if gate is None else gate.double()
+    change = ((product.flatten(0, 1) - heads.output.double()) * open_ @ through).norm(dim=(1, 2))
+    size = (output.double() * open_ @ through).norm(dim=(1, 2))
     return torch.where(change == 0, 0.0, change / size)
 
 
