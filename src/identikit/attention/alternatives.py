@@ -41,7 +41,8 @@ def alternative_attention(
     if is_several(text):
         raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")
     model = checked_model(model)
-    which = *model.attending(one_of("layer", layer, model.n_layers)), one_of("head", head, model.n_heads)
+    (own,) = model.attending(one_of("layer", layer, model.n_layers))
+    which = own, one_of("head", head, model.n_heads)
     (reading,) = readings(model, text, layers=which[:1], truncate=truncate)
     captured = attend(reading, Options(), layers=which[:1], heads=which[1:]).sel(layer=which[0], head=which[1])
     captured = captured.sel(query=query)

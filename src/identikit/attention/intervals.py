@@ -191,7 +191,8 @@ def bounds_of(
 def _of_tokens(rows: Rows, found: Bounds, quantities: int, n: int) -> tuple[Rows, Bounds]:
     """Return rows and ends of the n tokens, without the column of a learned sink."""
     cut = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
-    return cut, Bounds(*(part[:, :quantities] for part in found[:3]), found.order)
+    lower, upper, gap = (part[:, :quantities] for part in found[:3])
+    return cut, Bounds(lower, upper, gap, found.order)
 
 
 def _solved(

@@ -173,7 +173,7 @@ def mean_over_rows(sample: Sample, values: Float[Tensor, "row"], fixed: Sequence
     (NaN is left out) and $c$ the value of a row that is not free (argument `fixed`), or their mean in each layer.
     """
     means, errors = [], []
-    known = [fixed] * len(sample.free) if isinstance(fixed, float) else fixed
+    known = fixed if isinstance(fixed, Sequence) else [fixed] * len(sample.free)
     for layer, free in enumerate(sample.free.tolist()):
         x = values[sample.places[:, 0] == layer]
         x = x[~x.isnan()]
