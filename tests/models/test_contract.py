@@ -110,7 +110,7 @@ def test_every_family_has_a_tiny_model():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_proof_holds_for_every_layer(name: str, dtype: torch.dtype):
-    model = tiny.loaded(name, dtype=dtype)
+    model = tiny.shared(name, dtype=dtype)
     assert prove(model) == len(model.attention_layers)
     assert model.causal == model.family.causal
 
@@ -118,7 +118,7 @@ def test_proof_holds_for_every_layer(name: str, dtype: torch.dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_head_output_is_rebuilt_from_what_is_captured(name: str):
     """Softmax attention written out number by number, with masks written out from the family's rule."""
-    model = tiny.loaded(name, dtype=torch.float64)
+    model = tiny.shared(name, dtype=torch.float64)
     batch = batch_of(model, (9, 7))
     for call in captured(model, batch):
         window, chunk = (of.get(name, {}).get(call.layer) for of in (WINDOWS, CHUNKS))
@@ -145,7 +145,7 @@ def test_head_output_is_rebuilt_from_what_is_captured(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_output_with_the_tap_is_output_without(name: str):
-    model = tiny.loaded(name)
+    model = tiny.shared(name)
     batch = batch_of(model, (12,))
     capped = name in ("gemma2", "vaultgemma")
     with switched(model.hf, "eager") if capped else nullcontext(), plain_experts(model.hf), torch.no_grad():
@@ -164,7 +164,7 @@ def test_output_with_the_tap_is_output_without(name: str):
     + [(n, "left") for n in NAMES if tiny.family(n).positions or n in RELATIVE],
 )
 def test_padded_batch_is_one_by_one(name: str, side: str):
-    model = tiny.loaded(name)
+    model = tiny.shared(name)
     lengths = (11, 4, 8)
     together = model.trace(batch_of(model, lengths, side))
     keep = batch_of(model, lengths, side).keep
@@ -180,7 +180,7 @@ def test_padded_batch_is_one_by_one(name: str, side: str):
 
 @pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "bloom", "falcon-rw", "mpnet", "deberta-v2"])
 def test_a_text_of_a_batch_is_the_text_alone(name: str):
-    model = tiny.loaded(name, dtype=torch.float64)
+    model = tiny.shared(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6), "left" if model.causal else "right")
     together, alone = captured(model, batch), captured(model, batch_of(model, (9, 6)))
     positions = batch.keep[1].nonzero()[:, 0]
@@ -402,7 +402,7 @@ def test_a_row_that_names_another_part_is_refused(data: st.DataObject):
 @pytest.mark.parametrize("name", SPLITTING)
 def test_block_jacobian_from_the_two_halves(name: str):
     """d block = d post/dx + d post/do · d mix · d pre, against reverse-mode autograd of the whole block."""
-    model = tiny.loaded(name, dtype=torch.float64)
+    model = tiny.shared(name, dtype=torch.float64)
     batch = batch_of(model, (4,))
     with model.split(batch) as split, sdpa_kernel(SDPBackend.MATH):
         layer = min(1, model.n_layers - 1)

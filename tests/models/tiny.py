@@ -377,3 +377,9 @@ def reader(name: str) -> Any:
 def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:
     """Return the tiny model called `name` under the tap."""
     return Model(build(name, dtype=dtype), reader(name), name=f"tiny {name}")
+
+
+@cache
+def shared(name: str, *, dtype: torch.dtype = torch.float32) -> Model:
+    """Return one and the same tiny model to all tests that only read it."""
+    return loaded(name, dtype=dtype)
