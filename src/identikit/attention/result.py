@@ -93,7 +93,7 @@ class EffectiveAttention(Result):
     )
     joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
     residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
-    norm_ratio = Array("‖a⊥‖/‖a‖ of each row, at most 1 because it is a projection: (layer, head, query).")
+    norm_ratio = Array("Length of each effective row against the raw one, ‖a⊥‖/‖a‖, at most 1: (layer, head, query).")
     rank_is_sure = Array(
         "Whether each row's rank stays the same at a coarser resolution: 10 times that of float32 (or float64), or the "
         "rounding noise of half precision: (layer, head, query)."
