@@ -7,7 +7,7 @@ import torch
 
 import identikit as ik
 from identikit.attention.dataset import AttentionOptions, attention_tables
-from identikit.attribution import sweep
+from identikit.attribution import passes
 from identikit.models.model import Model
 from identikit.models.tap import AttentionCall
 from identikit.runs.store import Store
@@ -88,7 +88,7 @@ def test_attribution_goes_forward_through_whole_blocks(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = model.sample((4,))
     expected = reference_norms(model, batch, [3], ("frobenius",))[0]
-    found = sweep.generic(read(model, batch), asked(model), chunk=4, tick=lambda count: None)
+    found = passes.generic(read(model, batch), asked(model), chunk=4, tick=lambda count: None)
     assert off(found[:, :, [3]], expected) < 1e-6
     assert ik.token_attribution(model, "w4", probes=2).layers == tuple(range(model.n_layers))
 

@@ -51,9 +51,10 @@ def recomputed(call: AttentionCall, heads: Int[Tensor, "head"]) -> Recomputed:
     dtype, (n, keys) = computed_in(call), (call.query.shape[2], call.key.shape[2])
     values = call.value[0, heads // call.groups].to(dtype)
     step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * keys))
+    chosen = slice(None) if len(heads) == call.query.shape[1] else heads  # all of them need no copy
     parts = []
     for start in range(0, n, step):
-        weights = call.weights(slice(start, start + step), heads=heads, dtype=dtype)[0]
+        weights = call.weights(slice(start, start + step), heads=chosen, dtype=dtype)[0]
         parts.append((weights @ values, weights.norm(dim=-1), weights.sum(-1)))
     output, norm, mass = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     if not bool(torch.isfinite(output).all()):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from identikit.attribution import passes, sweep
-from identikit.attribution.request import Request, Tick, product_bytes, working_bytes
+from identikit.attribution.request import Request, Tick, passing_bytes, product_bytes, working_bytes
 from identikit.errors import InputError
 from identikit.indexing import Index, chosen, known, whole_number
 from identikit.machine import PRECISIONS, duration, free_bytes, product_rate
@@ -22,7 +22,26 @@ _PROBES = (256, 128, 64, 32, 16, 8)  # with fewer, the standard errors are too r
 _SPECTRAL = 2.5  # what largest singular values cost beside the Jacobians, as measured
 _CHUNK_BYTES = {"cpu": 1 << 28}  # on a CPU larger chunks only leave the cache; elsewhere 4 GiB fill the machine
 _USABLE = 0.8  # of the memory that is free
-_PASS = {"cpu": 3.0}  # what a pass through a block takes beside a product of as much arithmetic; elsewhere 1.5
+
+
+class _Factors(NamedTuple):
+    """What was measured beside what is counted.
+
+    - `passes`, `pushes`: time of a pass through a block, and of a sweep's products, beside a product of as much
+      arithmetic; `preparing`: bytes that a sweep's batch of passes has in flight, beside `product_bytes`
+    """
+
+    passes: float
+    pushes: float
+    preparing: float
+
+
+_FACTORS = {"cpu": _Factors(3.0, 1.0, 1.0)}
+_GPU = _Factors(3.8, 1.4, 3.6)  # an H200, a Llama of 8 billion parameters in bfloat16
+
+
+def _factors(model: Model) -> _Factors:
+    return _FACTORS.get(model.device.type, _GPU)
 
 
 @dataclass(frozen=True)
@@ -218,7 +237,9 @@ def _fitting(model: Model, cost: Cost, free: int | None) -> Plan | None:
 def _useful_chunk(model: Model, cost: Cost) -> int:
     # Under a causal mask a chunk works on all tokens from its first one on: small chunks waste less.
     most = cost.units // 8 if model.causal and cost.engine != "reverse" else cost.units
-    return max(1, min(most, _CHUNK_BYTES.get(model.device.type, 1 << 32) // (cost.tangent + cost.unit)))
+    # On a GPU, passes through whole blocks take a chunk in parts: only its tangents are held throughout.
+    held = cost.tangent + (cost.unit if model.device.type == "cpu" or cost.engine == "sweep" else 0)
+    return max(1, min(most, _CHUNK_BYTES.get(model.device.type, 1 << 32) // held))
 
 
 def _halving(size: int) -> Iterator[int]:
@@ -248,7 +269,7 @@ def _costs(model: Model, n: int, request: Request) -> list[Cost]:
         product = product_bytes(n, model.d_model, model.n_heads, model.dtype.itemsize)
         saved = depth * product  # of the way forward, for the way back
         vectors = 2 * model.dtype.itemsize * n * model.d_model
-        working = max(working_bytes(model.device), product)
+        working = max(passing_bytes(model.device), product)
         costs.append(Cost("reverse", backward, 0.0, saved, 0, working, rows * vectors, rows * product, targets))
     answer = 4 * 4 * len(request.layers) * n * targets * (request.probes or 1)  # with what is made of it at the end
     times = _SPECTRAL if request.norm == "spectral" else 1.0
@@ -261,7 +282,7 @@ def _costs(model: Model, n: int, request: Request) -> list[Cost]:
 def _forward_cost(model: Model, n: int, request: Request, directions: int) -> Cost:
     vector, splits = model.dtype.itemsize * n * model.d_model, model.family.splits
     product = product_bytes(n, model.d_model, model.n_heads, model.dtype.itemsize)
-    working = max(working_bytes(model.device), product)
+    working = max(passing_bytes(model.device), product)
     # Block by block, tangents are held once, and those of earlier tokens are left out. Else of all layers, twice.
     tangent = directions * vector * (1 if splits else 2 * len(request.layers))
     share = 0.55 if splits and model.causal else 1.0
@@ -283,7 +304,8 @@ def _sweep_cost(model: Model, n: int, request: Request, directions: int) -> Cost
     layer = size * derivative + (own * derivative if size != own else 0)  # converted as a whole
     held = layer + own * n * (d * directions + outputs * model.d_value) + own * d * d
     unit = size * n * directions * (d + outputs + read + scores)
-    working = max(working_bytes(model.device), product_bytes(n, d, 0, own))
+    working = int(_factors(model).preparing * max(working_bytes(model.device), product_bytes(n, d, 0, own)))
+    pushed *= _factors(model).pushes
     kept = (depth - 1) * size * derivative
     return Cost("sweep", 2 * depth * pushed, prepared, held, kept, working, size * n * directions * d, unit, n)
 
@@ -291,4 +313,4 @@ def _sweep_cost(model: Model, n: int, request: Request, directions: int) -> Cost
 def _pass_operations(model: Model, n: int) -> float:
     """Return what one pass of a tangent through a block takes, in operations of a product that would take as long."""
     sizes = (p.numel() for block in model.blocks for p in block.parameters() if p.ndim > 1)
-    return _PASS.get(model.device.type, 1.5) * 2 * n * sum(sizes) / model.n_layers
+    return _factors(model).passes * 2 * n * sum(sizes) / model.n_layers

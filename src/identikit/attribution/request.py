@@ -106,7 +106,8 @@ def forward(
 
 def at_once(x: Float[Tensor, "1 n d"], heads: int = 0) -> int:
     """Return how many products through a block may run at once."""
-    return max(1, working_bytes(x.device) // product_bytes(x.shape[1], x.shape[2], heads, x.dtype.itemsize))
+    room = passing_bytes(x.device) if heads else working_bytes(x.device)
+    return max(1, room // product_bytes(x.shape[1], x.shape[2], heads, x.dtype.itemsize))
 
 
 def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:
@@ -119,7 +120,17 @@ def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:
 
 def working_bytes(device: torch.device) -> int:
     """Return what one batch of Jacobian-vector products may take."""
-    return 1 << (26 if device.type == "cpu" else 31)  # on a CPU more only leaves the cache
+    return 1 << (26 if device.type == "cpu" else 29)  # on a CPU more only leaves the cache
+
+
+def passing_bytes(device: torch.device) -> int:
+    """Return what one batch of products through whole blocks may take.
+
+    On a GPU each operation costs its launch, so there a tenth of the memory is filled.
+    """
+    if device.type != "cuda":
+        return working_bytes(device)
+    return torch.cuda.get_device_properties(device).total_memory // 10
 
 
 def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tick) -> None:

@@ -242,7 +242,7 @@ def _read_weights(source: str, options: dict[str, Any], dtype: torch.dtype | str
             f"{missing[0]}); they would be random. Load a complete checkpoint."
         )
     check_in_place(model, source)
-    return model
+    return model if dtype == "auto" and not plain else model.to(model.dtype if dtype == "auto" else dtype)
 
 
 def _class_for(config: Any) -> Any:

@@ -119,8 +119,13 @@ class AttentionCall:
         """Return the raw attention of the chosen queries and heads; a row that sees no key is all zero."""
         dtype = dtype or self.query.dtype
         chosen = torch.arange(self.query.shape[1], device=self.query.device)[heads]
-        key = self.key[:, chosen // self.groups].to(dtype)
-        scores = self.query[:, chosen][:, :, queries].to(dtype) @ key.transpose(-1, -2) * self.scaling
+        if len(chosen) == self.query.shape[1] and isinstance(heads, slice):  # keys need not be repeated
+            query = self.query[:, :, queries].to(dtype).unflatten(1, (-1, self.groups))
+            scores = (query.flatten(2, 3) @ self.key.to(dtype).mT * self.scaling).unflatten(2, query.shape[2:4])
+            scores = scores.flatten(1, 2)
+        else:
+            key = self.key[:, chosen // self.groups].to(dtype)
+            scores = self.query[:, chosen][:, :, queries].to(dtype) @ key.mT * self.scaling
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.bias is not None:
@@ -133,7 +138,7 @@ class AttentionCall:
         if self.sink is not None:
             sink = self.sink[chosen].to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
             scores = torch.cat([scores, sink], dim=-1)
-        weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
+        weights = torch.softmax(scores, dim=-1)[..., : self.key.shape[2]]
         return weights if visible is None else weights.masked_fill(~visible, 0.0)
 
     def slope(self, queries: Selection, *, heads: Selection) -> Float[Tensor, "chosen_head row key"] | None:

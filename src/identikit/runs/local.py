@@ -14,8 +14,9 @@ SHARD = 32  # texts
 Compute = Callable[[list[Text], Progress], Mapping[str, Tensor]]
 
 
-def remaining(lengths: Sequence[int], store: Store, *, size: int = SHARD) -> list[int]:
-    """Return the lengths of the texts whose shards, of `size` texts each, the store does not hold yet."""
+def remaining(lengths: Sequence[int], store: Store, *, size: int | None = None) -> list[int]:
+    """Return the lengths of the texts whose shards, of `size` texts (None: `SHARD`), the store does not hold yet."""
+    size = size or SHARD
     return [length for place, length in enumerate(lengths) if not store.has(_file(place // size))]
 
 
@@ -30,15 +31,17 @@ def run_shards(
     *,
     lengths: Sequence[int],
     what: str,
-    size: int = SHARD,
+    size: int | None = None,
     progress: Progress = silent,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield what `compute` returns for each shard of `size` texts; those that the store holds are not computed again.
+    """Yield what `compute` returns for each shard of `size` texts (None: `SHARD`).
 
-    `lengths` are the texts' numbers of tokens. `progress` is called with `what` and with tokens of the whole dataset:
-    first with those in stored shards, then whenever `compute` reports how many tokens of its shard are done. A stored
-    shard whose texts differ from today's is refused: the data changed under the run.
+    Shards that the store holds are not computed again. `lengths` are the texts' numbers of tokens. `progress` is called
+    with `what` and with tokens of the whole dataset: first with those in stored shards, then whenever `compute` reports
+    how many tokens of its shard are done. A stored shard whose texts differ from today's is refused: the data changed
+    under the run.
     """
+    size = size or SHARD
     store.start()  # a folder that cannot be written to is refused before anything is computed
     total = sum(lengths)
     done = total - sum(remaining(lengths, store, size=size))
