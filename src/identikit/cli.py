@@ -265,15 +265,26 @@ def tokens(
         ),
     ] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="For the inversion, the tokens before each: given, or recovered.")
+        str,
+        typer.Option(
+            "--prefix",
+            help="For inversion, which tokens come before each position: given (the true ones) or recovered (the "
+            "winners).",
+        ),
     ] = "given",
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="The most tokens of a text; see --truncate.")
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Refuse texts of more than N tokens, or cut them with --truncate."),
     ] = None,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
     from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
+    from identikit.tokens.experiments import EXPERIMENTS
 
+    if experiment not in (*EXPERIMENTS, "inversion"):
+        raise identikit.InputError(
+            f"--experiment {experiment!r} is not known. Use one of: {', '.join((*EXPERIMENTS, 'inversion'))}."
+        )
     if experiment == "inversion":
         _inversion(run, maps, distances or ["l2"], noises=noises, prefix=prefix, seed=seed, max_tokens=max_tokens)
         return
@@ -301,7 +312,9 @@ def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **
     from identikit.tokens.dataset import NOISES, InversionOptions, inversion_tables
 
     if maps or len(distances) > 1:
-        raise identikit.InputError("--experiment inversion uses no maps and one distance. Leave out --map.")
+        raise identikit.InputError(
+            "--experiment inversion uses no maps and one distance. Leave out --map, and give --distance once."
+        )
     given["noises"] = tuple(given["noises"] or NOISES)
     options = InversionOptions(distance=distances[0], truncate=run.truncate, **given)
     tables = run.tables("tokens", inversion_tables, options, {"experiment": "inversion"})
@@ -445,10 +458,12 @@ def models(
     if as_json or as_markdown:
         typer.echo(json.dumps(page.listed()) if as_json else page.markdown(), nl=as_json)
         return
-    rows = [("model", "a checkpoint", "attribution, and what else"), *map(page.in_short, page.listed())]
-    for name, checkpoint, works in rows:
-        typer.echo(f"{name:<46} {checkpoint:<46} {works}")
-    typer.echo("Attention, intervals and token identifiability work with any checkpoint of these, by hub id or folder.")
+    rows = [("model_type", "model", "checkpoint", "attribution; also"), *map(page.in_short, page.listed())]
+    for kind, name, checkpoint, works in rows:
+        typer.echo(f"{kind:<22} {name:<48} {checkpoint:<46} {works}")
+    typer.echo(
+        "Attention, intervals and token identifiability work with all of these (attention only in layers that have it)."
+    )
     typer.echo("To add another architecture, see 'Add a family' in CONTRIBUTING.md.")
 
 

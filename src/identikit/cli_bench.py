@@ -32,7 +32,10 @@ def bench_attention(
     ] = 8192,
     shape: Annotated[
         str | None,
-        typer.Option("--shape", help="Measure an LLM's shape instead: llama-8b, gemma-2b, smollm2-135m or tiny."),
+        typer.Option(
+            "--shape",
+            help="Measure an LLM of this shape with random weights instead: 8b, gemma-2b, smollm2-135m or tiny.",
+        ),
     ] = None,
     dtype: Annotated[
         str, typer.Option("--dtype", help="The LLM's number format: bfloat16, float16 or float32.")
@@ -87,14 +90,19 @@ def bench_attribution(
     data: Annotated[str | None, typer.Option("--data", help="Time all texts of a file or dataset instead.")] = None,
     data_dir: DataDirOption = None,
     shape: Annotated[
-        str | None, typer.Option("--shape", help="Measure an LLM of this shape with made-up weights instead: 8b, say.")
+        str | None,
+        typer.Option(
+            "--shape",
+            help="Measure an LLM of this shape with random weights instead: 8b, gemma-2b, smollm2-135m or tiny.",
+        ),
     ] = None,
     tokens: Annotated[
         list[int] | None,
         typer.Option("--tokens", min=2, help="With --shape, a text length; repeat for more. Default: 16 and 32."),
     ] = None,
     probes: Annotated[
-        int | None, typer.Option("--probes", min=2, help="With --shape, estimate from so many random directions.")
+        int | None,
+        typer.Option("--probes", min=2, help="With --shape, estimate from N random directions. Default: exact."),
     ] = None,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
@@ -137,6 +145,10 @@ def bench_tokens(
     noises: Annotated[
         list[float] | None, typer.Option("--noise", min=0.0, help="A noise of 'inversion'; repeat for several.")
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="The number format of 'inversion'. Default: float32; made-up: bfloat16."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time the training of maps, or inversion.
@@ -149,7 +161,7 @@ def bench_tokens(
     from identikit.bench.tokens import INVERSION, Options, run
 
     if parts == [INVERSION]:
-        asked = inversion.Options(model, device, texts, tokens, noises=tuple(noises or inversion.NOISES))
+        asked = inversion.Options(model, device, texts, tokens, tuple(noises or inversion.NOISES), dtype)
         _measure("inversion", partial(inversion.run, asked), as_json, device)
         return
     given = {"parts": parts, "maps": maps, "distances": distances}

@@ -7,14 +7,18 @@ import typer
 ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder. Default: the packaged MiniLM.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
 TowerOption = Annotated[
-    str | None, typer.Option("--tower", help="text or vision: which one of a model of two towers to read.")
+    str | None,
+    typer.Option("--tower", help="Which tower to read of a model that has two, such as CLIP: text or vision."),
 ]
 DtypeOption = Annotated[
     str,
     typer.Option("--dtype", help="float32, float64, bfloat16, float16, or auto: the one that the checkpoint names."),
 ]
 OutOption = Annotated[
-    str, typer.Option("--out", help="The folder for the results. A stopped run resumes there (tokens starts again).")
+    str,
+    typer.Option(
+        "--out", help="The folder for the results. A stopped run resumes there (tokens resumes only inversion)."
+    ),
 ]
 DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
 ColumnOption = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]

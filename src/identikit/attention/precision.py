@@ -59,8 +59,9 @@ def recomputed(call: AttentionCall, heads: Int[Tensor, "head"]) -> Recomputed:
     output, norm, mass = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     if not bool(torch.isfinite(output).all()):
         raise ModelError(
-            f"Reading the attention of layer {call.layer}: its head outputs hold NaN or infinity in {call.value.dtype}"
-            ", so nothing computed from them means anything. Load the model in another dtype, such as float32."
+            f"Reading the attention of layer {call.layer}: its head outputs hold NaN or infinity in "
+            f"{str(call.value.dtype).removeprefix('torch.')}, so no result can be computed from them. Load the model "
+            "in another dtype, such as float32."
         )
     return Recomputed(output, norm, None if call.sink is None else mass)
 

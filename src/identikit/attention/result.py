@@ -23,13 +23,13 @@ def unsure_words(share: float, duplicates: int, dtype: str) -> list[str]:
     told = []
     if share > UNSURE:
         told.append(
-            f"In {share:.0%} of the rows, the rank of the values depends on the resolution: some directions are as "
-            f"small as what {dtype} rounds, so another precision could find another null dimension there."
+            f"In {share:.0%} of the rows, the rank of the values depends on the resolution: some directions are about "
+            f"as small as the rounding of {dtype}, so another precision could give another null dimension there."
         )
     if duplicates:
         told.append(
-            f"{duplicates:,} repeated tokens (counted in each layer) have the values of an earlier one but for the "
-            f"rounding of {dtype}; they are read as different."
+            f"{duplicates:,} repeated tokens (counted in each layer) differ from an earlier one only by the "
+            f"rounding of {dtype}; they are treated as different."
         )
     return told
 

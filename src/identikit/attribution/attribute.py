@@ -140,10 +140,10 @@ def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
     if not any(lost):
         return
     layer, share = min((layer, share) for layer, share in zip(request.layers, lost, strict=True) if share)
-    before = f", ask only for layers before {layer}" if layer else ""
+    before = f", or ask only for layers before {layer}" if layer else ""
     raise InputError(
-        f"Derivatives of {model.name} overflow in {model.dtype} from layer {layer} on: {share:.2g} of that layer's are "
-        f'not finite. Load it in another number format{before}: identikit.load(…, dtype="bfloat16") or "float32".'
+        f"Derivatives of {model.name} overflow in {str(model.dtype).removeprefix('torch.')} from layer {layer} on: "
+        f'{share:.0%} of that layer are not finite. Load the model with dtype="bfloat16" or "float32"{before}.'
     )
 
 

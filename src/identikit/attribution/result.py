@@ -107,7 +107,7 @@ class TokenAttribution(Result):
 
     def _underflowed(self) -> str:
         share = max(self.underflow or [0.0])
-        return f" Up to {share:.2g} of a layer's contributions underflowed to 0." if share else ""
+        return f" In the worst layer, {share:.2%} of the contributions underflowed to 0." if share else ""
 
     def plot(self, **options: Any) -> Any:
         """Draw where one selected token came from, layer by layer; or one layer as a map, by default the last."""

@@ -212,13 +212,13 @@ def _unmoved(model: Model, before: Tensor, after: Tensor, what: str) -> None:
 def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
     if found.shape != expected.shape:
         raise ModelError(
-            f"Proving {model.name}: it does not hold that {what} (the shapes are {list(found.shape)} and "
+            f"Proving {model.name}: this check failed: {what} (the shapes are {list(found.shape)} and "
             f"{list(expected.shape)}). Numbers read from this model would be wrong."
         )
     difference = (found.double() - expected.double()).abs().max()
     scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     if not difference <= _TOLERANCE[model.dtype] * scale:
         raise ModelError(
-            f"Proving {model.name}: it does not hold that {what} (off by {difference / scale:.1e} relative to the "
+            f"Proving {model.name}: this check failed: {what} (off by {difference / scale:.1e} relative to the "
             f"largest entry; allowed: {_TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
         )

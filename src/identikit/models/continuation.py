@@ -23,7 +23,10 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, tor
 def check_continues(model: Model) -> None:
     """Refuse a model whose tokens cannot be tried one by one."""
     if model.modality != "text":
-        raise InputError(f"Inverting {model.name}: it reads {model.modality}s, which have no vocabulary to search.")
+        raise InputError(
+            f"Inverting {model.name}: it reads {model.modality}s, which have no vocabulary to search. Use a causal "
+            "model that reads text."
+        )
     if not model.causal:
         raise InputError(
             f"Inverting {model.name}: it is not causal. Its hidden vectors depend on later tokens too, so tokens "

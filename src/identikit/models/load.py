@@ -266,12 +266,17 @@ def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any
 
 
 def _why(source: str, error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    if "gated" in reason:
+        return "access to it is restricted. Ask for access on its page, then log in with `hf auth login`."
+    if not Path(source).is_dir() and "safetensors" in reason:
+        return f"it has no safetensors weights, and no other format is read. {_FOLDER}."
     if not Path(source).is_dir() and isinstance(error, OSError):
         return (
             "there is no such folder, and no such model in the local hub cache or on a hub that can be reached. "
             f"{_FOLDER}, or check the id and the network."
         )
-    said = " ".join(str(error).split()) or "no reason given"
+    said = reason or "no reason given"
     return said if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {said}"
 
 

@@ -18,16 +18,18 @@ _COLUMNS = {
 _INTRODUCTION = """\
 # Models
 
-identikit reads any checkpoint of these {count} architectures, by hub id, from a folder or from memory. `identikit
-models` prints the same table. Each row is checked on small random models against the modules' own outputs, and every
-model is checked again when it is loaded.
+identikit reads checkpoints of these {count} architectures, by hub id, from a folder or from memory. `model_type` is
+what the checkpoint's config.json says; for CLIP and SigLIP it says `clip` or `siglip`, and you choose a tower
+([how](images_and_sounds.md#models-of-two-towers)). `identikit models` prints a shorter table. Each row is
+checked on small random models against the modules' own outputs, and every model is checked again when it is loaded.
 
 - **Attention and intervals**: effective attention, `verify`, and intervals. "some layers" means that only the layers
   with softmax attention are read; the others are named when they are asked for.
 - **Attribution**: "exact" takes blocks apart and gets every Jacobian in one sweep. "forward mode" differentiates whole
   blocks, which is as exact but takes longer.
 - **Identifiability**: `token_identifiability`, for every model.
-- **Inversion**: `invert`, for causal models that read text and whose layers all attend.
+- **Inversion**: `invert`, for causal models that read text and whose tokens act on later ones only through attention.
+  Not Llama 4, which scales queries by their place in the batch.
 """
 
 
@@ -51,11 +53,11 @@ def _row(kind: str, family: Family) -> dict[str, Any]:
     }
 
 
-def in_short(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return a listed family as a line: its name, a checkpoint, and how attribution goes with what else there is."""
+def in_short(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return a listed family as a line: its type and name, a checkpoint, how attribution goes, and what else works."""
     more = [", inversion"] if row["inversion"] else []
-    more += [", only the layers that attend"] if row["attention"] == "some layers" else []
-    return row["name"], next(iter(row["checkpoints"]), ""), "".join([row["attribution"], *more])
+    more += [", attention in some layers"] if row["attention"] == "some layers" else []
+    return row["family"], row["name"], next(iter(row["checkpoints"]), ""), "".join([row["attribution"], *more])
 
 
 def markdown() -> str:

@@ -160,8 +160,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "biogpt": _like(_LLAMA, output="self_attn.out_proj", name="BioGPT", checkpoints="microsoft/biogpt"),
     "camembert": _like(_ROBERTA, name="CamemBERT", checkpoints="almanach/camembert-base"),
-    "cohere": _like(_LLAMA, name="Command R", checkpoints="CohereLabs/c4ai-command-r-v01"),
-    "cohere2": _like(_LLAMA, name="Command R7B, Aya", checkpoints="CohereLabs/c4ai-command-r7b-12-2024"),
+    "cohere": _like(_LLAMA, name="Command R, Aya 23, Aya Expanse", checkpoints="CohereLabs/c4ai-command-r-v01"),
+    "cohere2": _like(_LLAMA, name="Command R7B, Command A", checkpoints="CohereLabs/c4ai-command-r7b-12-2024"),
     "data2vec-text": _like(_ROBERTA, name="Data2Vec text", checkpoints="facebook/data2vec-text-base"),
     "deepseek_v2": _like(_LLAMA, value=None, name="DeepSeek V2", checkpoints="deepseek-ai/DeepSeek-V2-Lite"),
     "deepseek_v3": _like(
@@ -267,7 +267,7 @@ FAMILIES: dict[str, Family] = {
         checkpoints="answerdotai/ModernBERT-base",
     ),
     "mt5": _like(_T5, model_class="MT5EncoderModel", name="mT5 (encoder)", checkpoints="google/mt5-small"),
-    "nemotron": _like(_LLAMA, name="Nemotron, Minitron", checkpoints="nvidia/Minitron-8B-Base"),
+    "nemotron": _like(_LLAMA, name="Minitron (Nemotron-4)", checkpoints="nvidia/Minitron-8B-Base"),
     "nomic_bert": Family(
         "layers.*",
         "self_attn.o_proj",
@@ -300,7 +300,7 @@ FAMILIES: dict[str, Family] = {
     "phimoe": _like(_LLAMA, name="Phi-3.5 MoE", checkpoints="microsoft/Phi-3.5-MoE-instruct"),
     "qwen2": _like(_LLAMA, name="Qwen 2, Qwen 2.5", checkpoints="Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-7B-Instruct"),
     "qwen2_5_vl": _like(_INSIDE, name="Qwen 2.5 VL (its text model)", checkpoints="Qwen/Qwen2.5-VL-7B-Instruct"),
-    "qwen2_moe": _like(_LLAMA, name="Qwen MoE", checkpoints="Qwen/Qwen1.5-MoE-A2.7B"),
+    "qwen2_moe": _like(_LLAMA, name="Qwen 1.5 MoE, Qwen 2 MoE", checkpoints="Qwen/Qwen1.5-MoE-A2.7B"),
     "qwen2_vl": _like(_INSIDE, name="Qwen 2 VL (its text model)", checkpoints="Qwen/Qwen2-VL-7B-Instruct"),
     "qwen3": _like(_LLAMA, name="Qwen 3", checkpoints="Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
     "qwen3_5": _like(_HYBRID, blocks=_INSIDE.blocks, name="Qwen 3.5 (its text model)", checkpoints="Qwen/Qwen3.5-27B"),
@@ -432,7 +432,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "hubert": _like(_WAV2VEC2, name="HuBERT", checkpoints="facebook/hubert-base-ls960"),
     "siglip_text_model": _like(_CLIP, name="SigLIP (text tower)", checkpoints="google/siglip-base-patch16-224"),
-    "siglip2_text_model": _like(_CLIP, name="SigLIP 2 (text tower)"),
+    "siglip2_text_model": _like(_CLIP, name="SigLIP 2 NaFlex (text tower)"),
     "siglip_vision_model": _like(
         _CLIP,
         limit=_none,

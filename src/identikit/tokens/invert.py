@@ -46,7 +46,7 @@ class Options:
         for noise in self.noises:
             number = isinstance(noise, int | float) and not isinstance(noise, bool)
             if not number or not 0 <= noise < math.inf:
-                raise InputError(f"noise={noise!r:.60} cannot be used: expected a number of at least 0.")
+                raise InputError(f"noise={noise!r:.60} cannot be used: expected one number, 0 or more.")
 
     def steps(self, positions: Collection[int]) -> int:
         """Return how many searches these positions take: with the prefix recovered, all up to the last."""
@@ -102,8 +102,8 @@ def invert(
 
     In a causal model a hidden vector is a function of the tokens up to its position. With those before it known, every
     candidate's vector can be computed, so the winner, the runner-up and the margin between them are exact. Language
-    models are almost surely injective, so without noise the true token wins (Nikolaou et al. 2025, *Language Models are
-    Injective and Hence Invertible*, arXiv 2510.15511).
+    models are almost surely injective, so without noise the true token wins, but for rounding: half precision can lose
+    a few (Nikolaou et al. 2025, *Language Models are Injective and Hence Invertible*, arXiv 2510.15511).
 
     One text gives one Result, a list of texts a list. `text` is a string, a pair of strings or token ids, whose own
     hidden vectors are inverted; or hidden vectors $h^l$ of one layer, a tensor (n, d), whose tokens are not known.

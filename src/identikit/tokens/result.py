@@ -28,6 +28,15 @@ _MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
 _MAPS, _TRIALS = "maps.safetensors", "trials.json"
 
 
+def layers_in_words(layers: Sequence[int]) -> str:
+    """Say layers as 'layer 3', 'layers 0 to 5', or 'layers 0, 4 and 7'."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]} to {layers[-1]}"
+    return f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]}"
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class TokenIdentifiability(Result):
     """How often a token can still be recovered from its hidden vector, and the maps that were fitted to find out.
@@ -192,7 +201,7 @@ class IdentityMap(Result):
         axis = self._axis("layer")
         shares = self.recovered.double().reshape(len(axis), -1).mean(1).tolist()
         told = ", ".join(f"{share:.0%}" for share in shares)
-        layers = f"layer {axis.values[0]}" if len(axis) == 1 else f"layers {axis.values[0]} to {axis.values[-1]}"
+        layers = layers_in_words(axis.values)
         repeated = (
             f" {self.repeated} tokens share their input vector with another, and any of these counts as right."
             if self.repeated
@@ -269,7 +278,12 @@ class TokenInversion(Result):
     def to_frame(self, *names: str) -> "DataFrame":
         """Return a tidy table with a row for each layer and position; token ids come with their tokens."""
         frame: Any = super().to_frame(*names)
-        words = {name: frame[name].map(self._word).map(shown) for name in ("winner", "runner_up") if name in frame}
+        words = {name: frame[name].map(self._word) for name in ("winner", "runner_up") if name in frame}
+        plain = {name: column.map(shown) for name, column in words.items()}
+        if len(words) == 2:  # '▁Once' beside 'Once': keep the mark that tells them apart
+            alike = plain["winner"] == plain["runner_up"]
+            plain = {name: column.where(~alike, words[name]) for name, column in plain.items()}
+        words = plain
         return frame.assign(**{f"{name}_token": column for name, column in words.items()})
 
     def words(self) -> "TokenInversion":
@@ -278,14 +292,14 @@ class TokenInversion(Result):
 
     def said(self) -> str:
         """Say how many tokens are recovered in each layer, and which was the closest call."""
-        how = f"{self.distance} distance, true tokens before each {self.prefix}"
+        how = f"{self.distance} distance, with the true prefix given"
         how = how if self.prefix == "given" else f"{self.distance} distance, each winner appended"
         how += f", noise {self.noise:g}" if self.noise else ""
         among = f"among {self.candidates:,} candidates"
         axis, margins = self._axis("layer"), self._read("margin").double()
         if "recovered" in self.source.dims:
             shares = self._read("recovered").double().mean(1).tolist()
-            layers = f"layer {axis.values[0]}" if len(axis) == 1 else f"layers {axis.values[0]} to {axis.values[-1]}"
+            layers = layers_in_words(axis.values)
             told = f"Tokens recovered after {layers}, {among}: {', '.join(f'{share:.0%}' for share in shares)} ({how})."
         else:
             text = "".join(map(shown, self.winners[0])).strip()
@@ -295,7 +309,7 @@ class TokenInversion(Result):
     def _closest_call(self, margins: Float[Tensor, "layer position"]) -> str:
         row, column = divmod(int(margins.argmin()), margins.shape[1])
         where = f"layer {self._axis('layer').values[row]}, {self._axis('position').name_of(column)!r}"
-        unit = "of the vector's norm" if self.distance == "l2" else "of cosine distance"
+        unit = "of the vector's norm" if self.distance == "l2" else "in cosine distance"
         return f"The smallest margin is {float(margins[row, column]):.2g} {unit} ({where})."
 
     def plot(self, **options: Any) -> Any:

@@ -37,7 +37,7 @@ def _attending(explanation: Explanation) -> str:
     layers = explanation._axis("layer").values
     if len(layers) == explanation.about["n_layers"]:
         return ""
-    return f" (softmax attention in {', '.join(map(str, layers))}, which alone are read below)"
+    return f" (softmax attention in {', '.join(map(str, layers))}, and only these are read below)"
 
 
 def _header(explanation: Explanation) -> list[RenderableType]:
