@@ -188,3 +188,13 @@ def test_overflow_is_an_error_that_names_the_layer():
         model.blocks[1].self_attn.v_proj.weight *= 1e6  # pyright: ignore
     with pytest.raises(ModelError, match=r"layer 1: its head outputs hold NaN or infinity in torch.float16"):
         ik.effective_attention(model, "w5 w6 w7")
+
+
+@pytest.mark.parametrize("name", ["bert", "mistral", "gpt_oss", "llama"])
+def test_ranks_of_plain_values_are_sure_in_float64(name: str):
+    """Fewer and more keys than value dimensions, all keys, causal and windowed: no rank is near any cutoff."""
+    model = tiny.loaded(name, dtype=torch.float64)
+    for text in ("w4 w9", "w4 w9 w17 w20 w31 w7 w44 w23 w50 w11"):
+        result = ik.effective_attention(model, text)
+        assert bool(result.rank_is_sure.all())
+        assert "depends on the resolution" not in str(result)

@@ -170,3 +170,14 @@ def test_a_block_far_larger_than_the_keys_before_it_is_refined():
     solution, _ = prefix_solve(values, output, ends, SINGLE)
     expected = weights(by_pseudo_inverse(values, output, seen), values, seen)
     torch.testing.assert_close(weights(solution, values, seen), expected, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize(("keys", "width"), [(40, 8), (70, 16)])
+def test_rows_may_end_anywhere_in_any_order(keys, width):
+    values = random(2, keys, width)
+    stop = torch.randint(0, keys + 1, (80,), generator=torch.Generator().manual_seed(0))
+    seen = torch.arange(keys) < stop[:, None]
+    output = (random(2, 1, 80, keys, seed=1).softmax(-1) * seen) @ values[:, None]
+    coefficients, rank = prefix_solve(values, output, stop, SINGLE)
+    assert torch.equal(rank, stop.clamp(max=width).expand(2, -1))
+    torch.testing.assert_close(weights(coefficients, values, seen) @ values[:, None], output, rtol=0, atol=1e-10)

@@ -219,6 +219,8 @@ def test_mistakes(llama: Model):
         ("needs the true tokens", hidden, {"layer": 1, "prefix": "given"}),
         ("expected finite vectors of 24 numbers", hidden[:, :5], {"layer": 1}),
         ("not finite", hidden * torch.nan, {"layer": 1}),
+        ("has the norm 0", hidden * 0, {"layer": 1}),
+        ("which no hidden vector has", hidden * 1e30, {"layer": 1}),
         ("reads at most 64", hidden.repeat(9, 1), {"layer": 1}),
     ):
         with pytest.raises(ik.InputError, match=match):

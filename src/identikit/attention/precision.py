@@ -51,7 +51,8 @@ def recomputed(call: AttentionCall, heads: Int[Tensor, "head"]) -> Recomputed:
     dtype, (n, keys) = computed_in(call), (call.query.shape[2], call.key.shape[2])
     values = call.value[0, heads // call.groups].to(dtype)
     step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * keys))
-    chosen = slice(None) if len(heads) == call.query.shape[1] else heads  # all of them need no copy
+    every = torch.arange(call.query.shape[1], device=heads.device)
+    chosen = slice(None) if torch.equal(heads, every) else heads  # all of them need no copy
     parts = []
     for start in range(0, n, step):
         weights = call.weights(slice(start, start + step), heads=chosen, dtype=dtype)[0]

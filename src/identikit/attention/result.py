@@ -320,8 +320,9 @@ class AttentionIntervals(Result):
         known = certain[~certain.isnan()]
         if not len(known):
             return []
-        undecided = f" ({certain.numel() - len(known):,} rows are undecided)" if len(known) < certain.numel() else ""
-        return [f"The strongest edge is certainly the strongest in {float(known.mean()):.0%} of the rows{undecided}."]
+        some = f"{len(known):,} rows of {certain.numel():,} for which this is decided"
+        rows = "rows" if len(known) == certain.numel() else some
+        return [f"The strongest edge is certainly the strongest in {float(known.mean()):.0%} of the {rows}."]
 
     def _rounded(self) -> str:
         """Say how much stays certain when the output is only known to half precision."""

@@ -138,6 +138,8 @@ def estimate(model: Model, lengths: Sequence[int], request: Request) -> Estimate
 
 
 def _gibibytes(size: int) -> str:
+    if size < 2**27:
+        return f"{max(1, size >> 20)} MiB"
     return f"{size / 2**30:.0f} GiB" if size >= 10 * 2**30 else f"{size / 2**30:.1f} GiB"
 
 

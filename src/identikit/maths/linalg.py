@@ -55,8 +55,8 @@ class Resolution:
 
     @property
     def exact(self) -> bool:
-        """Whether values carry all of float64's digits, so that their Gram matrix cannot resolve them."""
-        return self.eps <= torch.finfo(torch.float64).eps
+        """Whether the unit is so fine, float64's own or near it, that a Gram matrix in float64 cannot resolve it."""
+        return self.eps < 1e-9  # a Gram resolves singular values to about 1e-8 of the largest
 
     def cutoff(self, largest: Tensor, count: Tensor | int, width: int) -> Tensor:
         r"""Return the singular value up to which matrices of `count` rows and `width` columns hold nothing.

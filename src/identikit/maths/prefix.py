@@ -237,4 +237,4 @@ def _solve_blocks(
     solution = solve(output)
     for _ in range(int(resolution.exact) or sum(float(condition) > limit for limit in REFINED_ABOVE)):
         solution = solution + solve(output - multiply(solution))
-    return solution, good.gather(2, (seen - 1).clamp(min=0).expand(len(good), -1, -1))
+    return solution, good.gather(2, (seen - 1).clamp(0, good.shape[2] - 1).expand(len(good), -1, -1))

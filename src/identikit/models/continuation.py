@@ -32,6 +32,11 @@ def check_continues(model: Model) -> None:
             f"Inverting {model.name}: it is not causal. Its hidden vectors depend on later tokens too, so tokens "
             "cannot be recovered one by one. Use a causal model; identikit.token_identifiability works for any model."
         )
+    if model.family.by_place:
+        raise InputError(
+            f"Inverting {model.name}: it scales queries by their place in the batch, so tokens cannot be tried one by "
+            "one. Use another causal model."
+        )
     if len(model.attention_layers) < model.n_layers:
         raise InputError(
             f"Inverting {model.name}: only {len(model.attention_layers)} of its {model.n_layers} layers have softmax "

@@ -4,7 +4,6 @@ from typing import Any
 
 from identikit.models.table import FAMILIES, Family
 
-_BY_PLACE = frozenset(["llama4", "llama4_text"])  # they scale queries by their place in the batch
 _READS = ("text", "image", "sound")
 _COLUMNS = {
     "model": "name",
@@ -49,7 +48,7 @@ def _row(kind: str, family: Family) -> dict[str, Any]:
         "attention": "all layers" if family.instead is None else "some layers",
         "attribution": "exact" if family.splits else "forward mode",
         "identifiability": True,
-        "inversion": reads == "text" and family.causal and family.splits and kind not in _BY_PLACE,
+        "inversion": reads == "text" and family.causal and family.splits and not family.by_place,
     }
 
 

@@ -90,6 +90,7 @@ class Family:
     - `positions`: takes `position_ids`, so that texts may be padded on the left
     - `limit`: how many tokens it has positions for
     - `causal`: a token sees only those before it
+    - `by_place`: what a token does depends on its place in the batch, so that it cannot be tried alone
     - `splits`: a block is post(x, mix(pre(x))) where mix is only the tap's softmax attention
     - `sequence_first`: its blocks put the sequence before the batch
     - `tap`: switches the tap in, and the model's own attention back at the end
@@ -110,6 +111,7 @@ class Family:
     positions: bool = False
     limit: Callable[[Any], int | None] = _table_size
     causal: bool = False
+    by_place: bool = False
     splits: bool = True
     sequence_first: bool = False
     tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
@@ -237,11 +239,12 @@ FAMILIES: dict[str, Family] = {
     "llama4": _like(
         _LLAMA,
         blocks="language_model.model.layers.*",
-        positions=False,  # it scales queries by their place in the batch, padding included
+        positions=False,
+        by_place=True,  # it scales queries by their place in the batch, padding included
         name="Llama 4 (its text model)",
         checkpoints="meta-llama/Llama-4-Scout-17B-16E",
     ),
-    "llama4_text": _like(_LLAMA, blocks="model.layers.*", positions=False, name="Llama 4, text"),
+    "llama4_text": _like(_LLAMA, blocks="model.layers.*", positions=False, by_place=True, name="Llama 4, text"),
     "llava": _like(_INSIDE, name="LLaVA (its text model)", checkpoints="llava-hf/llava-1.5-7b-hf"),
     "m2m_100": _like(
         _BART, embedding=None, name="NLLB, M2M100 (encoder)", checkpoints="facebook/nllb-200-distilled-600M"

@@ -285,6 +285,13 @@ def _checked_hidden(model: Model, given: Any) -> Float[Tensor, "n d"]:
         raise InputError(
             f"Inverting hidden vectors of {model.name}: got {what}, expected finite vectors of {model.d_model} numbers."
         )
+    norms = hidden.norm(dim=1)
+    if not ((norms > 0) & norms.square().isfinite()).all():
+        place = int((~((norms > 0) & norms.square().isfinite())).nonzero()[0])
+        raise InputError(
+            f"Inverting hidden vectors of {model.name}: the vector at position {place} has the norm "
+            f"{float(norms[place]):.1g}, which no hidden vector has. Pass the vectors as the model made them."
+        )
     if model.limit is not None and len(hidden) > model.limit:
         raise InputError(
             f"Inverting hidden vectors of {model.name}: got {len(hidden)}, and the model reads at most {model.limit} "
