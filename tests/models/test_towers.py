@@ -1,6 +1,7 @@
 """Models of several parts from memory and from folders, and the readers that fit them."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,6 @@ def test_a_folder_gives_each_tower_its_reader(tmp_path: Path, monkeypatch: pytes
     build("CLIP").save_pretrained(tmp_path / "clip")
     size = {"height": 16, "width": 16}
     hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=size).save_pretrained(tmp_path / "clip")
-    try:
-        hf.AutoImageProcessor.from_pretrained(tmp_path / "clip")
-    except ImportError:
-        pytest.skip("this transformers reads images only through torchvision, which is not installed")
     PHOTO.save(tmp_path / "photo.png")
     PHOTO.rotate(90).save(tmp_path / "turned.png")
     (tmp_path / "paths.txt").write_text(f"{tmp_path / 'photo.png'}\n{tmp_path / 'turned.png'}\n")
@@ -115,6 +112,15 @@ def test_a_folder_gives_each_tower_its_reader(tmp_path: Path, monkeypatch: pytes
     PHOTO.rotate(180).save(tmp_path / "photo.png")
     status, words = run(commands[1])
     assert status == 1 and "another run, whose data.sha256 is" in words  # the paths are the same, the images are not
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_reader_that_needs_another_package_says_which(tmp_path: Path):
+    """DINOv3 is the one family whose image processor transformers writes only for torchvision."""
+    tiny.build("dinov3").save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "DINOv3ViTImageProcessorFast"}')
+    with pytest.raises(ik.ModelError, match=r"requires the Torchvision library [^.]*\. Install it\.$"):
+        ik.load(tmp_path)
 
 
 def test_a_classifier_on_one_tower_is_read_through_it():

@@ -260,7 +260,10 @@ def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any
     kind, auto, _ = reader_of(model)
     try:
         return auto.from_pretrained(source, **options)
-    except (OSError, ValueError, ImportError) as error:
+    except ImportError as error:  # its first sentence names what is missing
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise ModelError(f"Loading {source}: its {kind} cannot be read: {reason}. Install it.") from None
+    except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"Loading {source}: its {kind} cannot be read: {reason}") from None
 

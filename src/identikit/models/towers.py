@@ -4,7 +4,6 @@ from typing import Any
 
 from transformers import (
     AutoFeatureExtractor,
-    AutoImageProcessor,
     AutoTokenizer,
     FeatureExtractionMixin,
     ImageProcessingMixin,
@@ -12,12 +11,14 @@ from transformers import (
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from identikit.errors import InputError
 from identikit.models.families import FAMILIES, family_of
 
 TOWERS = ("text", "vision")
-# By modality: what it is called, what loads it, and its class.
+# By modality: what it is called, what loads it, and its class. From its own module AutoImageProcessor needs no
+# torchvision; the name that transformers 5.17 exports does.
 _READERS: dict[str, tuple[str, Any, type]] = {
     "text": ("tokenizer", AutoTokenizer, PreTrainedTokenizerBase),
     "image": ("image processor", AutoImageProcessor, ImageProcessingMixin),
