@@ -16,6 +16,13 @@ bench = typer.Typer(
     help="Measure speed and memory, as ratios taken side by side in one run.",
 )
 
+ShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shape",
+        help="Measure an LLM of this shape with random weights instead: 8b, gemma-2b, smollm2-135m or tiny.",
+    ),
+]
 BenchDeviceOption = Annotated[str, typer.Option("--device", help="Where to compute: cpu or cuda.")]
 RepeatsOption = Annotated[
     int, typer.Option("--repeats", min=1, help="How often to time everything; the best time counts.")
@@ -30,13 +37,7 @@ def bench_attention(
     memory_tokens: Annotated[
         int, typer.Option("--memory-tokens", min=128, help="The text length to measure memory with.")
     ] = 8192,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape",
-            help="Measure an LLM of this shape with random weights instead: 8b, gemma-2b, smollm2-135m or tiny.",
-        ),
-    ] = None,
+    shape: ShapeOption = None,
     dtype: Annotated[
         str, typer.Option("--dtype", help="The LLM's number format: bfloat16, float16 or float32.")
     ] = "bfloat16",
@@ -89,13 +90,7 @@ def bench_attribution(
     model: ModelOption = None,
     data: Annotated[str | None, typer.Option("--data", help="Time all texts of a file or dataset instead.")] = None,
     data_dir: DataDirOption = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape",
-            help="Measure an LLM of this shape with random weights instead: 8b, gemma-2b, smollm2-135m or tiny.",
-        ),
-    ] = None,
+    shape: ShapeOption = None,
     tokens: Annotated[
         list[int] | None,
         typer.Option("--tokens", min=2, help="With --shape, a text length; repeat for more. Default: 16 and 32."),
