@@ -276,7 +276,7 @@ def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
     told = json.loads(run(*command[:-1], "1", "--json", "--out", str(tmp_path / "one")).stdout)
     assert told["rates"][0]["low"] is None and told["rates"][0]["layer"] == 0  # JSON has no NaN
     done = run(*command, "--experiment", "magic", "--out", str(tmp_path / "other"))
-    assert done.status == 1 and "experiment='magic' is not known" in done.stderr
+    assert done.status == 1 and "--experiment 'magic' is not known" in done.stderr
 
 
 def test_inversion_over_a_file(run, saved: Path, tmp_path: Path):
