@@ -21,23 +21,10 @@ _ROW = 1 << 18  # how many words are added up to one sum
 _ROWS = 16  # how many rows are multiplied at once: 32 MiB of products
 # What a configuration says beside what is computed; entries that begin with an underscore are left out too.
 _ASIDE = frozenset(
-    [
-        "transformers_version",
-        "architectures",
-        "dtype",
-        "torch_dtype",
-        "quantization_config",
-        "use_cache",
-        "return_dict",
-        "problem_type",
-        "output_hidden_states",
-        "output_attentions",
-        "id2label",
-        "label2id",
-        "gradient_checkpointing",
-        "name_or_path",
-    ]
-)
+    ["architectures", "dtype", "gradient_checkpointing", "id2label", "is_encoder_decoder", "label2id", "name_or_path",
+     "output_attentions", "output_hidden_states", "problem_type", "quantization_config", "return_dict", "torch_dtype",
+     "transformers_version", "use_cache"]
+)  # fmt: skip
 
 
 class Identity(NamedTuple):
