@@ -139,6 +139,7 @@ class EffectiveAttention(Result):
         Returns how much the final hidden states and logits changed.
         """
         source: Any = self._live("verify()")
+        source.reading.model.check_unchanged(self.provenance.weights)
         layers, heads, queries, keys = (self._axis(name) for name in ("layer", "head", "query", "key"))
         if keys.tokens != self.tokens:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")

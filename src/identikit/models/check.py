@@ -52,7 +52,7 @@ def prove(model: Model) -> int:
 def finite_weights(model: Model) -> None:
     """Refuse weights that are NaN or infinite, by name."""
     for name, parameter in model.hf.named_parameters():
-        if not torch.isfinite(parameter).all():
+        if parameter.numel() and not torch.stack(torch.aminmax(parameter.detach())).isfinite().all():  # NaN is in both
             raise ModelError(
                 f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
                 "anything. Load an intact checkpoint."
