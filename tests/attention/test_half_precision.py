@@ -186,7 +186,7 @@ def test_overflow_is_an_error_that_names_the_layer():
     model = tiny.loaded("llama", dtype=torch.float16)
     with torch.no_grad():
         model.blocks[1].self_attn.v_proj.weight *= 1e6  # pyright: ignore
-    with pytest.raises(ModelError, match=r"layer 1: its head outputs hold NaN or infinity in float16"):
+    with pytest.raises(ModelError, match=r"after layer 1 hold NaN or infinity in float16"):
         ik.effective_attention(model, "w5 w6 w7")
 
 

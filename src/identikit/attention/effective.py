@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.precision import Recomputed, coarser_unit, computed_in, equal_values, recomputed, warn_of
+from identikit.attention.precision import (
+    Recomputed,
+    check_range,
+    coarser_unit,
+    computed_in,
+    equal_values,
+    recomputed,
+    warn_of,
+)
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen
@@ -402,6 +410,9 @@ def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options)
     model, wanted = reading.model, torch.tensor(heads, device=call.query.device)
     made = recomputed(call, wanted)
     projection = model.projection(call.layer)[wanted]
+    numbers = {"queries": call.query[0, wanted], "keys": call.key[0, wanted // call.groups]}
+    numbers |= {"values": call.value[0, wanted // call.groups], "output projection": projection}
+    check_range(numbers, call.layer, wanted)
     bias = None if options.bias else model.value_bias(call.layer)
     plain = maths.attention_heads(_values(call, wanted), made.output, visible, mass=made.mass)
     if bias is not None:

@@ -5,7 +5,7 @@ output is computed again from the captured queries, keys and values, which are e
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from identikit.errors import ModelError
 from identikit.maths import linalg
 from identikit.models.tap import AttentionCall
+from identikit.models.weights import wider_dtype
 from identikit.shapes import Float, Int, Tensor
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 EXACT_TOKENS = 512  # up to this many, head outputs are computed in float64; above, in float32
 LARGEST_RESIDUAL = 1e-5  # what rounding explains of ‖(A⊥V − O)H‖/‖OH‖ in any dtype; measured: at most 7e-7
 LARGEST_RATIO = 1.01  # what rounding explains of ‖a⊥‖/‖a‖, at most 1; measured: 1.004 at most, and 1 in float64
+SMALLEST = 1e-70  # of a head's largest value: fourth powers of it, and of its inverse, are in float64's range
 _EQUAL = 16  # values differ by our own rounding only up to this many units of the largest entry
 _NEAR = 4  # values differ by the model's rounding only up to this many times its eps of their largest entry
 _NOISE = 0.075  # eps·0.3/4: the noise of rounded values, see `Resolution`, as an eps of its cutoff
@@ -61,10 +63,24 @@ def recomputed(call: AttentionCall, heads: Int[Tensor, "head"]) -> Recomputed:
     if not bool(torch.isfinite(output).all()):
         raise ModelError(
             f"Reading the attention of layer {call.layer}: its head outputs hold NaN or infinity in "
-            f"{str(call.value.dtype).removeprefix('torch.')}, so no result can be computed from them. Load the model "
-            "in another dtype, such as float32."
+            f"{str(call.value.dtype).removeprefix('torch.')}, so no result can be computed from them. "
+            f"{wider_dtype(call.value.dtype)}"
         )
     return Recomputed(output, norm, None if call.sink is None else mass)
+
+
+def check_range(numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]) -> None:
+    """Refuse float64 numbers of a head so large or so small that their squares leave float64's range; 0 is in it."""
+    for what, matrices in numbers.items():
+        size = matrices.detach().abs().amax((1, 2)).double()
+        lost = (size > 0) & ((size < SMALLEST) | (size > 1 / SMALLEST))
+        if bool(lost.any()):
+            at = int(lost.nonzero()[0])
+            raise ModelError(
+                f"Reading the attention of L{layer}H{int(heads[at])}: the largest entry of its {what} is "
+                f"{float(size[at]):.1g}, and squares of such numbers leave the range of float64. Scale its values by a "
+                "power of two, and its output projection by the inverse: the model stays the same."
+            )
 
 
 def coarser_unit(dtype: torch.dtype, width: int) -> float:
@@ -132,8 +148,8 @@ def _where(part: "Layer", sizes: Float[Tensor, "head"], allowed: float) -> list[
     if not bool(torch.isfinite(sizes).all()):
         head = int(part.heads[(~torch.isfinite(sizes)).nonzero()[0, 0]])
         raise ModelError(
-            f"Reading the attention of L{part.call.layer}H{head}: its effective attention is NaN or infinite. Load the "
-            "model in another dtype, such as float32."
+            f"Reading the attention of L{part.call.layer}H{head}: its effective attention is NaN or infinite. "
+            f"{wider_dtype(part.call.value.dtype)}"
         )
     at = (sizes > allowed).nonzero()[:, 0].tolist()
     return [(f"L{part.call.layer}H{int(part.heads[place])}", float(sizes[place])) for place in at]

@@ -15,7 +15,7 @@ from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
 from identikit.models.tap import AttentionCall, evaluating, plain_experts, switched
-from identikit.models.weights import linear_bias
+from identikit.models.weights import broken_weight, linear_bias
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
@@ -51,12 +51,12 @@ def prove(model: Model) -> int:
 
 def finite_weights(model: Model) -> None:
     """Refuse weights that are NaN or infinite, by name."""
-    for name, parameter in model.hf.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise ModelError(
-                f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
-                "anything. Load an intact checkpoint."
-            )
+    name = broken_weight(model.hf)
+    if name is not None:
+        raise ModelError(
+            f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
+            "anything. Load an intact checkpoint."
+        )
 
 
 class _Made(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from identikit.errors import InputError
+from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
 from identikit.models.model import Model, Split, Trace
 from identikit.models.tap import AttentionCall, RowMask
@@ -52,8 +52,11 @@ def output_change(before: Trace, after: Trace) -> Change:
 
 
 def _largest_change(before: Tensor, after: Tensor) -> float:
-    difference = (after.double() - before.double()).abs().max()
-    return 0.0 if difference == 0 else float(difference / before.double().abs().max())
+    before, after = before.double(), after.double()
+    difference = (after - before).abs().max()
+    if not torch.isfinite(difference):
+        raise ModelError("Comparing two runs of a model: its logits hold NaN or infinity. Use a wider dtype.")
+    return 0.0 if difference == 0 else float(difference / before.abs().max())
 
 
 def visible_keys(call: AttentionCall) -> Visible | None:
