@@ -171,8 +171,8 @@ def test_rounded_outputs_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
     """With the model's own output, rounded, in the place of the one computed anew, rows become longer than raw ones."""
     model, whole = pair("stories", torch.bfloat16)[0], precision.recomputed
 
-    def rounded(call: Any, heads: Any) -> Any:
-        return whole(call, heads)._replace(output=call.output[0, heads].double())
+    def rounded(call: Any, heads: Any, projection: Any) -> Any:
+        return whole(call, heads, projection)._replace(output=call.output[0, heads].double())
 
     monkeypatch.setattr("identikit.attention.effective.recomputed", rounded)
     with warnings.catch_warnings(record=True) as told:

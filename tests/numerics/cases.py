@@ -21,7 +21,7 @@ TEXT = "w5 w6 w7 w8 w9 w10 w11 w12 w13"
 FLOATS = (torch.float64, torch.float32)
 HALVES = (torch.bfloat16, torch.float16)
 EVERY = (*FLOATS, *HALVES)
-HUGE = {torch.float64: 1e150, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 1e3}
+HUGE = {torch.float64: 1e60, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 1e3}
 DENORMAL = {torch.float64: 1e-310, torch.float32: 1e-40, torch.bfloat16: 1e-39, torch.float16: 1e-6}
 
 Edit = Callable[[Any], None]
@@ -113,6 +113,8 @@ def uneven_values(model: Any) -> None:
     huge = HUGE[model.dtype]
 
     def uneven(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if output.shape[1] <= TOKEN:
+            return output
         size = torch.full(output.shape[1:2], 1 / huge, dtype=output.dtype)
         size[TOKEN] = huge
         return output * size[:, None]
