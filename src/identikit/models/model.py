@@ -18,6 +18,7 @@ from identikit.indexing import Index, chosen
 from identikit.models import families
 from identikit.models.fingerprint import Identity, identity_of
 from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
+from identikit.models.weights import broken_weight, wider_dtype
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches
 
@@ -275,11 +276,28 @@ class Model:
     def trace(self, batch: TokenBatch, visit: Visitor = lambda call: None) -> Trace:
         """Run a batch through the tapped model.
 
-        `visit` sees each layer's attention in turn. It may return another head output, which the model then uses.
+        `visit` sees each layer's attention in turn. It may return another head output, which the model then uses. A run
+        whose vectors hold NaN or infinity is refused, with the layer where they first do.
         """
         with self._tapped(visit) as seen:
             output = self._forward(batch)
+        self._check_finite(batch, [_not_none(seen.inputs), *seen.hidden])
         return Trace(_not_none(seen.inputs), tuple(seen.hidden), getattr(output, "logits", None), tuple(seen.blocks))
+
+    def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
+        """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
+        padding = ~batch.keep.to(vectors[0].device)
+        finite = torch.stack([(one.isfinite().all(-1) | padding).all() for one in vectors]).tolist()
+        if all(finite):
+            return
+        first, dtype = finite.index(False), str(self.dtype).removeprefix("torch.")
+        where = "before layer 0" if first == 0 else f"after layer {first - 1}"
+        weight = broken_weight(self.hf)
+        advice = wider_dtype(self.dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
+        raise ModelError(
+            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in {dtype}, so nothing can be read "
+            f"from this text. {advice}"
+        )
 
     def at_position(
         self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int

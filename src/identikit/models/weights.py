@@ -84,6 +84,22 @@ def gguf_words(file: Path) -> str:
     )
 
 
+# NaN and infinity
+
+
+def broken_weight(model: nn.Module) -> str | None:
+    """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
+    return next((name for name, one in model.named_parameters() if not bool(torch.isfinite(one).all())), None)
+
+
+def wider_dtype(dtype: torch.dtype) -> str:
+    """Say what to do about numbers that leave the range of a dtype."""
+    if dtype == torch.float64:
+        return "No wider dtype is read: check the model's weights, or use another text."
+    wider = {torch.float16: '"bfloat16" or "float32"', torch.bfloat16: '"float32"', torch.float32: '"float64"'}[dtype]
+    return f"Load the model with dtype={wider}."
+
+
 # Adapters (PEFT)
 
 
