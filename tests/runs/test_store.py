@@ -50,8 +50,11 @@ class Count:
         return {"tokens": tokens, "mean": tokens.double().mean() + self.shift}
 
 
-def counted(folder: Path, job: Count = Count(), texts: Sequence[str] = TEXTS, progress: Progress = silent) -> list[int]:
-    blocks = blocks_of(texts, [len(text) for text in texts])
+COUNT = Count()
+
+
+def counted(folder: Path, job: Count = COUNT, progress: Progress = silent) -> list[int]:
+    blocks = blocks_of(TEXTS, LENGTHS)
     found = Run(Store(folder, {"seed": 1}), progress=progress).blocks(tiny.loaded("bert"), job, blocks)
     return [int(one) for part in found for one in part["tokens"]]
 
@@ -248,8 +251,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):
 
 def test_a_shard_of_a_run_computes_its_own_blocks_alone(tmp_path: Path):
     blocks = blocks_of(TEXTS, LENGTHS)
-    parts = [Run(Store(tmp_path / str(i), {}), part=(i, 2)).blocks(tiny.loaded("bert"), Count(), blocks) for i in (1, 2)]
+    model = tiny.loaded("bert")
+    parts = [Run(Store(tmp_path / str(i), {}), part=(i, 2)).blocks(model, COUNT, blocks) for i in (1, 2)]
     assert [len(part) for part in parts] == [2, 1]
     assert parts[1][0]["tokens"].tolist() == LENGTHS[BLOCK_TEXTS : 2 * BLOCK_TEXTS]
     with pytest.raises(InputError, match=r"--shard 4/4: there is nothing for it to do, .* only 3 blocks"):
-        Run(Store(tmp_path / "4", {}), part=(4, 4)).blocks(tiny.loaded("bert"), Count(), blocks)
+        Run(Store(tmp_path / "4", {}), part=(4, 4)).blocks(model, COUNT, blocks)

@@ -50,9 +50,7 @@ def computed_in(call: AttentionCall) -> torch.dtype:
     return torch.promote_types(call.value.dtype, torch.float32)
 
 
-def recomputed(
-    call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]
-) -> Recomputed:
+def recomputed(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]) -> Recomputed:
     """Compute the chosen heads' outputs, and the norm, size and sum of their rows, some rows at a time."""
     dtype, (n, keys) = computed_in(call), (call.query.shape[2], call.key.shape[2])
     values = call.value[0, heads // call.groups].to(dtype)
@@ -75,7 +73,9 @@ def recomputed(
     return Recomputed(output, norm, size, None if call.sink is None else mass)
 
 
-def check_range(numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]) -> None:
+def check_range(
+    numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]
+) -> None:
     """Refuse float64 numbers of a head so large or so small that their squares leave float64's range; 0 is in it."""
     for what, matrices in numbers.items():
         size = matrices.detach().abs().amax((1, 2)).double()

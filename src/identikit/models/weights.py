@@ -89,7 +89,10 @@ def gguf_words(file: Path) -> str:
 
 def broken_weight(model: nn.Module) -> str | None:
     """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
-    return next((name for name, one in model.named_parameters() if not bool(torch.isfinite(one).all())), None)
+    for name, one in model.named_parameters():
+        if one.numel() and not torch.stack(torch.aminmax(one.detach())).isfinite().all():  # NaN is in both
+            return name
+    return None
 
 
 def wider_dtype(dtype: torch.dtype) -> str:
