@@ -19,6 +19,7 @@ from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance
 from identikit.result import Held
@@ -28,6 +29,7 @@ from identikit.text import is_several
 _DIMS = ("layer", "input", "output")
 
 
+@undisturbed()
 def token_attribution(
     model: Model,
     text: Any,
@@ -66,7 +68,7 @@ def token_attribution(
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
     ahead = estimate(model, [len(one.tokens) for one in texts], options.request(model, layers))
     if ahead.said and targets is None:
-        warnings.warn(ahead.words(), stacklevel=2)
+        warnings.warn(ahead.words(), stacklevel=3)
     found = attribute(texts, options, layers=layers, targets=targets, progress=progress)
     return found if is_several(text) else found[0]
 

@@ -304,6 +304,10 @@ def _mask(
     return handle
 
 
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, _mask)
+
+
 @contextmanager
 def visiting(visitor: Visitor) -> Iterator[Place]:
     """Send the attention calls made inside to `visitor`; yield where the run is, for who watches its blocks to set."""
@@ -318,9 +322,7 @@ def visiting(visitor: Visitor) -> Iterator[Place]:
 
 @contextmanager
 def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
-    """Make the tap known, yield the model's configurations, and give each its own setting back at the end."""
-    AttentionInterface.register(NAME, attention)  # it cannot be unregistered; doing it again is harmless
-    AttentionMaskInterface.register(NAME, _mask)
+    """Yield the model's configurations, and give each its own setting back at the end."""
     configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
     before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
     try:
