@@ -100,7 +100,17 @@ def _rounding(precision: str) -> Iterator[None]:
             one.fp32_precision = own
 
 
-_full, _tf32 = Shared(lambda: _rounding("highest")), Shared(lambda: _rounding("high"))
+@contextmanager
+def _complete() -> Iterator[None]:
+    """Compute products in full, and have the attention kernel that takes whatever is given."""
+    with _rounding("highest"), ExitStack() as stack:
+        if not torch.backends.cuda.math_sdp_enabled():  # on any device
+            stack.callback(torch.backends.cuda.enable_math_sdp, False)
+            torch.backends.cuda.enable_math_sdp(True)
+        yield
+
+
+_full, _tf32 = Shared(_complete), Shared(lambda: _rounding("high"))
 _plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 _derivatives = threading.RLock()
 

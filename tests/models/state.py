@@ -30,9 +30,9 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "methods": [[id(vars(one).get(name)) for name in _METHODS] for one in modules],
         "config": [config.to_dict() for config in configs.values()],
         "implementation": [[getattr(config, name, None) for name in implementations] for config in configs.values()],
-        "weights": [(p.data_ptr(), p._version, p.dtype, p.requires_grad, p.grad is None) for p in model.parameters()],
-        "buffers": [(buffer.data_ptr(), buffer._version) for buffer in model.buffers()],
-        "sums": [float(p.detach().double().sum()) for p in model.parameters()],
+        "weights": [(p.data_ptr(), p.dtype, p.requires_grad, p.grad is None) for p in model.parameters()],
+        "buffers": [buffer.data_ptr() for buffer in model.buffers()],
+        "sums": [float(p.detach().double().sum()) for p in [*model.parameters(), *model.buffers()]],
         "turn": [surroundings._turns[one].depth for one in modules if one in surroundings._turns],
         "undisturbed": getattr(surroundings._inside, "undisturbed", False),
     } | _globals()

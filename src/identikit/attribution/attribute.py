@@ -162,7 +162,7 @@ def _underflow(measured: Tensor, reading: Reading, request: Request) -> list[flo
         return [0.0] * len(request.layers)
     n = moved.shape[1]
     targets = slice(None) if request.targets is None else list(request.targets)
-    connected, shares = torch.eye(n), {}
+    connected, shares = torch.eye(n, dtype=torch.float32), {}
     with reading.split() as split:
         for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
             weights = torch.cat(

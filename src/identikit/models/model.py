@@ -18,7 +18,7 @@ from identikit.features import Source, encode_features
 from identikit.indexing import Index, chosen
 from identikit.models import families
 from identikit.models.surroundings import makeup, refuse_transforms, turn, uncompiled, undisturbed
-from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
+from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, plain_outputs, visiting
 from identikit.models.weights import adapter_state
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches
@@ -392,10 +392,9 @@ class Model:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
-        parts = undisturbed(), torch.no_grad(), uncompiled(self.hf), evaluating(self.hf), plain_experts(self.hf)
-        with self.alone(), ExitStack() as stack:
-            for part in parts:
-                stack.enter_context(part)
+        with self.alone(), undisturbed(), torch.no_grad(), ExitStack() as stack:
+            for part in (uncompiled, evaluating, plain_outputs, plain_experts):
+                stack.enter_context(part(self.hf))
             yield
 
     @contextmanager

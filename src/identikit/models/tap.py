@@ -7,7 +7,7 @@ transformers is forked, and no attention matrix is needed.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -345,6 +345,16 @@ def plain_experts(model: PreTrainedModel) -> Iterator[None]:
     """Run experts one by one: the fused products have no derivative forward, and none in float64."""
     with restored(model, "_experts_implementation_internal"):
         model.set_experts_implementation("eager")
+        yield
+
+
+@contextmanager
+def plain_outputs(model: PreTrainedModel) -> Iterator[None]:
+    """Have a model return what it makes by name, and no attention maps, whatever its configuration asks for."""
+    with ExitStack() as stack:
+        for name, wanted in {"return_dict": True, "_output_attentions": False, "output_hidden_states": False}.items():
+            for config in stack.enter_context(restored(model, name)):
+                setattr(config, name, wanted)
         yield
 
 
