@@ -13,6 +13,7 @@ from identikit.indexing import Axis, Index, one_of
 from identikit.maths import intervals as polytope
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
 from identikit.models.tap import AttentionCall
 from identikit.result import Held
 from identikit.shapes import Float, Tensor
@@ -21,6 +22,7 @@ from identikit.text import is_several
 SAME = 1e-9  # weights that differ by less are the same
 
 
+@undisturbed()
 def alternative_attention(
     model: Model,
     text: Any,

@@ -26,6 +26,7 @@ from identikit.maths.least_norm import least_norm
 from identikit.maths.polytope import Rows, joined_rows, rows_of
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
+from identikit.models.surroundings import undisturbed
 from identikit.models.tap import AttentionCall
 from identikit.provenance import provenance
 from identikit.shapes import Bool, Float, Int, Tensor
@@ -283,6 +284,7 @@ class Captured:
     parts: tuple[Layer, ...]
     dims: Mapping[str, tuple[str, ...]]
 
+    @undisturbed()
     def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
         """Return an array at these places of its axes."""
         at = {dim: self.positions(found) for dim, found in places.items()}
@@ -312,6 +314,7 @@ class Captured:
         """Return places as a tensor where the model is."""
         return torch.tensor(places, dtype=torch.long, device=self.parts[0].heads.device)
 
+    @undisturbed()
     def change(self, layers: Sequence[int], heads: Sequence[int], queries: Sequence[int]) -> Change:
         """Run the model with effective attention in the chosen rows; return how much its output changed."""
         parts = {self.parts[place].call.layer: self.parts[place] for place in layers}
@@ -355,6 +358,7 @@ class Row(NamedTuple):
         return full
 
 
+@undisturbed()
 def effective_attention(
     model: Model,
     text: Any,
@@ -409,6 +413,7 @@ def attend(reading: Reading, options: Options, *, layers: Sequence[int], heads: 
     return EffectiveAttention(axes, Captured(reading, parts, DIMS), source, about)
 
 
+@undisturbed()
 def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head query key"]:
     """Return the attention of least norm on the simplex with the same output, for the selected rows; all axes kept."""
     source: Any = attention.source

@@ -19,6 +19,7 @@ from identikit.maths.exact import exact_bounds
 from identikit.maths.polytope import Bounds, Rows, ordered, unbounded
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.result import Held
 from identikit.shapes import Float, Tensor
@@ -57,6 +58,7 @@ def _is_number(given: Any) -> bool:
     return isinstance(given, int | float) and not isinstance(given, bool)
 
 
+@undisturbed()
 def attention_intervals(
     model: Model,
     text: Any,
@@ -96,6 +98,7 @@ def attention_intervals(
     return found if is_several(text) else found[0]
 
 
+@undisturbed()
 def intervals_of(
     attention: EffectiveAttention,
     *,

@@ -10,6 +10,7 @@ from identikit.errors import InputError
 from identikit.indexing import Index, known
 from identikit.maths import measures
 from identikit.models.reading import Change
+from identikit.models.surroundings import undisturbed
 from identikit.result import Array, Fact, Result, strongest
 from identikit.shapes import Float, Tensor
 
@@ -111,6 +112,7 @@ class EffectiveAttention(Result):
         "How many repeated tokens have the values of an earlier one but for the rounding of the model's dtype: (layer)."
     )
 
+    @undisturbed()
     def pearson(self, by: str | None = None) -> Tensor:
         """Return the correlation of raw and effective attention over the visible entries of the selected rows.
 

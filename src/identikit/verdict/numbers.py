@@ -22,6 +22,7 @@ from identikit.indexing import Axis
 from identikit.maths.mixing import by_offset, first_middle_last
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.result import Held, Result, open_result
 from identikit.shapes import Tensor
@@ -173,6 +174,7 @@ class Explanation(Result):
         return cls(plain.axes, plain.source, plain.provenance, plain.about, **parts)
 
 
+@undisturbed()
 def explain(
     model: Model,
     text: Any = None,
@@ -305,7 +307,7 @@ def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttr
         if probes is None and ahead.long:
             return Unavailable(f"{ahead.words()} Ask for it with probes={options.probes}.")
         if ahead.said:
-            warnings.warn(ahead.words(), stacklevel=3)
+            warnings.warn(ahead.words(), stacklevel=4)
         return attribute([reading], options, progress=progress)[0]
     except InputError as refusal:
         return Unavailable(str(refusal))
