@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from identikit.checks import known
 from identikit.errors import InputError
-from identikit.indexing import Index, known
+from identikit.indexing import Index
 from identikit.maths import measures
 from identikit.models.reading import Change
 from identikit.result import Array, Fact, Result, strongest

@@ -9,8 +9,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from identikit.checks import flag, function, known, known_names, shortened
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, chosen, known, known_names
+from identikit.indexing import Axis, Index, chosen
 from identikit.maths.neighbours import DISTANCES
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
@@ -54,7 +55,7 @@ def token_identifiability(
     - "previous layer": recover each layer's own input (Fig. 11–13)
     - "neighbours": recover the tokens up to three places away (Fig. 14–17)
     """
-    model = checked_model(model)
+    model, progress = checked_model(model), function("progress", progress)
     run = EXPERIMENTS[known("experiment", experiment, tuple(EXPERIMENTS))]
     choice = MapChoice(
         known_names("maps", maps, MAPS), known_names("distances", distances, DISTANCES),
@@ -63,7 +64,9 @@ def token_identifiability(
     if settings is None:
         settings = Settings()
     if not isinstance(settings, Settings):
-        raise InputError(f"settings={settings!r:.60} cannot be used: expected identikit.tokens.protocol.Settings(…).")
+        raise InputError(
+            f"settings={shortened(settings)} cannot be used: expected identikit.tokens.protocol.Settings(…)."
+        )
     if not is_several(texts):
         raise InputError("token_identifiability learns from many texts: pass a list of them.")
     states = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
@@ -88,6 +91,7 @@ def identity_of_text(
     """Read one text with fitted maps; see `TokenIdentifiability.identity_map`."""
     if is_several(text):
         raise InputError("An identity map is of one text: pass a string, a pair of strings or token ids.")
+    invert, progress = flag("invert", invert), function("progress", progress)
     (reading,) = readings(model, text, layers=(), truncate=truncate)
     found = identity_of(reading, maps, map=map, distance=distance)
     if not invert:

@@ -1,5 +1,6 @@
 """The main job: what can be said about a model on one text, as numbers from which words are made."""
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from identikit.attribution.attribute import attribute
 from identikit.attribution.plan import Options as AttributionOptions
 from identikit.attribution.plan import estimate
 from identikit.attribution.result import TokenAttribution
+from identikit.checks import function, known, shortened
 from identikit.data import sample_text, sample_texts
 from identikit.errors import InputError, Unavailable
 from identikit.indexing import Axis
@@ -142,9 +144,7 @@ class Explanation(Result):
 
     def plot(self, question: str = "attention", **options: Any) -> Any:
         """Draw the answer to one question: "attention" (heads), "identity" or "attribution" (the last layer)."""
-        part = getattr(self, question) if question in _PARTS else None
-        if part is None:
-            raise InputError(f"plot({question!r:.60}) is not known: use {', '.join(map(repr, _PARTS))}.")
+        part = getattr(self, known("question", question, tuple(_PARTS)))
         if isinstance(part, Unavailable):
             raise InputError(f"Cannot draw {question}: {part.reason}")
         return (part.sel(layer=-1) if question == "attribution" else part).plot(**options)
@@ -191,7 +191,9 @@ def explain(
       ridge maps fitted once to the sample texts
     - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
     """
-    model, bounding = checked_model(model), Bounding(seconds=seconds)
+    model, progress = checked_model(model), function("progress", progress)
+    seconds = Bounding(seconds=seconds).seconds
+    seconds = None if seconds == math.inf else seconds
     if text is None and model.modality != "text":
         raise InputError(
             f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
@@ -207,7 +209,7 @@ def explain(
     attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
     identity = _identity(reading, fitted, progress)
     attribution = _attribution(reading, probes, progress)
-    arrays, said = _attention(attention, bounding.seconds, progress)
+    arrays, said = _attention(attention, seconds, progress)
     return _explanation(reading, attention, identity, attribution, arrays, said)
 
 
@@ -262,7 +264,7 @@ def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
     fitted = maps.maps if isinstance(maps, TokenIdentifiability) else maps
     if not isinstance(fitted, list | tuple) or not fitted or not all(isinstance(one, FittedMap) for one in fitted):
         raise InputError(
-            f"maps={maps!r:.60} cannot be used: expected the result of token_identifiability(model, texts)."
+            f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
         )
     return fitted
 
