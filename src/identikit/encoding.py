@@ -9,7 +9,7 @@ from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from identikit.checks import flag, shortened, whole_number
-from identikit.errors import InputError
+from identikit.errors import InputError, TooLongError
 from identikit.text import LONGEST, Encoded, is_several
 
 _HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
@@ -61,7 +61,7 @@ class Room:
         if self.tokens is None or tokens <= self.tokens:
             return False
         if not self.truncate:
-            raise InputError(
+            raise TooLongError(
                 f"Reading {name}: it has {counted}{tokens} tokens and {self.reason}. Shorten it, or cut it with "
                 "truncate=True (command line: --truncate)."
             )
@@ -155,7 +155,7 @@ def _start(
             if all(fits):
                 return heads, "at least "
     if longer := [len(part) for part in parts if len(part) > LONGEST]:
-        raise InputError(
+        raise TooLongError(
             f"Reading {name}: it has {longer[0]:,} characters, and a text may have at most {LONGEST:,}. Shorten it."
         )
     return parts, ""
