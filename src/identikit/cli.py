@@ -2,8 +2,6 @@
 
 import inspect
 import json
-import sys
-import warnings
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +11,7 @@ from typer.core import TyperCommand
 import identikit
 from identikit.cli_bench import bench
 from identikit.cli_datasets import attention, attribution, count, tokens
-from identikit.errors import IdentikitError
+from identikit.endings import run
 from identikit.options import (
     AddressOption,
     ColumnOption,
@@ -40,8 +38,6 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
-
-INTERRUPTED = 130  # the status that Ctrl-C ends with
 
 
 @app.callback(invoke_without_command=True)
@@ -244,16 +240,5 @@ def models(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and exit status 1, never a traceback."""
-    warnings.showwarning = lambda message, *about, **others: print(f"identikit: {message}", file=sys.stderr)
-    try:
-        app()
-    except IdentikitError as error:
-        print(f"identikit: {error}", file=sys.stderr)
-        sys.exit(1)
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            kept = " Run the same command again: what its --out folder holds is not computed again."
-            has_folder = any(given.split("=")[0] == "--out" for given in sys.argv)
-            print(f"identikit: Interrupted.{kept if has_folder else ''}", file=sys.stderr)
-        raise
+    """Run the command line; see `endings` for how it ends."""
+    run(app)
