@@ -13,7 +13,7 @@ SOURCE = Path(identikit.__file__).parent
 FLOORS = [
     {"errors", "shapes", "version", "progress", "machine"},
     {"maths", "text", "checks", "sealed", "endings"},
-    {"indexing"},
+    {"indexing", "folders"},
     {"encoding"},
     {"features"},
     {"data", "tags", "models"},

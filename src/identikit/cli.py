@@ -71,7 +71,7 @@ def explain(
 ) -> None:
     """Explain a text: which attention is real, which token is which, where it came from."""
     from identikit import explain as explained
-    from identikit.terminal import step_progress
+    from identikit.terminal import print_json, step_progress
     from identikit.verdict.words import print_verdict
 
     if pair is not None and text is None:
@@ -86,7 +86,7 @@ def explain(
             progress=told,
         )
     if as_json:
-        typer.echo(json.dumps(explanation.to_dict(), ensure_ascii=False, default=str))
+        print_json(explanation.to_dict())
     else:
         print_verdict(explanation, Console())
 
@@ -170,7 +170,7 @@ def reproduce(
     from identikit.paper.reproduce import Plan
     from identikit.paper.reproduce import reproduce as reproduced
     from identikit.runs.engines import Workers
-    from identikit.terminal import step_progress
+    from identikit.terminal import print_json, step_progress
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
@@ -183,7 +183,7 @@ def reproduce(
     if as_json:
         listed = [{"name": name, "why": why} for name, why in report.listed]
         found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}
-        typer.echo(json.dumps(found | {"page": f"{out}/index.html"}, ensure_ascii=False))
+        print_json(found | {"page": f"{out}/index.html"})
         return
     Console().print(claims_table(report.claims))
     for name, why in report.listed:
@@ -211,12 +211,12 @@ def finetune(
     """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
     from identikit.paper.finetune import Training
     from identikit.paper.finetune import finetune as finetuned
-    from identikit.terminal import step_progress
+    from identikit.terminal import print_json, step_progress
 
     training = Training(epochs, batch_size, learning_rate, seed, sample=sample)
     with step_progress() as told:
         tuned = finetuned(model, task, training, data_dir=data_dir, out=out, device=device, progress=told)
-    typer.echo(json.dumps(tuned.to_dict()) if as_json else tuned.summary())
+    print_json(tuned.to_dict()) if as_json else typer.echo(tuned.summary())
 
 
 @app.command()

@@ -44,6 +44,10 @@ class EffectiveAttention(Result):
 
     kind = "effective attention"
     main = ("raw", "effective", "null")
+    missing: ClassVar = {
+        "pearson": "It is undefined where all raw weights, or all effective ones, are equal.",
+        "reachable_condition": "It is undefined where no query moves the output.",
+    }
     by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "effective", "null")}
 
     @property
@@ -236,6 +240,7 @@ class AttentionIntervals(Result):
 
     kind = "attention intervals"
     main = ("raw", "lower", "upper")
+    missing: ClassVar = {"gap": "The edge was not bounded in time."}
     by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "lower", "upper")}
 
     raw = Array("Attention as the model computes it.")

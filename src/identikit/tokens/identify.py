@@ -2,11 +2,12 @@
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, gettempdir
 from typing import Any
 
 from identikit.checks import flag, function, known, known_names, shortened
@@ -23,7 +24,7 @@ from identikit.tokens.evaluate import recover
 from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.fit import fit_maps
 from identikit.tokens.invert import invert as inverted
-from identikit.tokens.maps import FittedMap, load_maps, save_maps
+from identikit.tokens.maps import FittedMap, load_maps, sealed_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task
 from identikit.tokens.result import IdentityMap, TokenIdentifiability, identifiability_result
 from identikit.tokens.states import hidden_states, states_of_trace
@@ -129,19 +130,37 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent)
     The folder is `$IDENTIKIT_CACHE`, or `identikit` in the user's cache folder; a file there is written whole or not at
     all, and one that cannot be read is fitted anew.
     """
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "identikit"
-    folder = Path(os.environ.get("IDENTIKIT_CACHE", default))
-    path = folder / f"maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
-    if path.exists():
-        with suppress(InputError):
-            return load_maps(path)
+    path = _cache() / f"maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
+    with suppress(OSError):  # a cache that cannot be reached is no reason to fail
+        if path.is_file():
+            try:
+                return load_maps(path)
+            except InputError:
+                warnings.warn(f"The maps kept in {path} are damaged, and are fitted again.", stacklevel=2)
     states = hidden_states(model, texts, truncate=True, progress=progress)
     choice, settings = MapChoice(("ridge",), ("cosine",)), Settings(folds=1)
     maps = fit_maps(states, choice, tasks=[Task()], settings=settings, progress=progress).maps
-    with suppress(OSError):  # a cache that cannot be written is no reason to fail
-        folder.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=folder, delete=False) as partial:
-            pass
-        save_maps(partial.name, maps)
-        Path(partial.name).replace(path)
+    with suppress(OSError):  # nor is one that cannot be written
+        _keep(path, sealed_maps(maps))
     return maps
+
+
+def _cache() -> Path:
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError:  # there is no home
+        home = gettempdir()
+    return Path(os.environ.get("IDENTIKIT_CACHE") or Path(home, "identikit"))
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=path.parent, delete=False) as partial:
+        try:
+            partial.write(content)
+            partial.flush()
+            Path(partial.name).replace(path)
+        except OSError:
+            Path(partial.name).unlink(missing_ok=True)
+            raise

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,12 +19,13 @@ from identikit.attribution.result import TokenAttribution
 from identikit.checks import function, known, shortened
 from identikit.data import sample_text, sample_texts
 from identikit.errors import InputError, Unavailable
+from identikit.folders import Files
 from identikit.indexing import Axis
 from identikit.maths.mixing import by_offset, first_middle_last
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.progress import Progress, silent
-from identikit.result import Held, Result, open_result
+from identikit.result import Held, Result, result_of
 from identikit.shapes import Tensor
 from identikit.text import is_several, joined_by
 from identikit.tokens.identify import cached_maps, identity_of
@@ -107,6 +107,11 @@ class Explanation(Result):
 
     kind = "explanation"
     main = _BY_LAYER
+    missing: ClassVar = {
+        **dict.fromkeys(_BY_LAYER, "Too few rows of the layer were bounded in time."),
+        **dict.fromkeys(("pearson", "pearson_overall"), EffectiveAttention.missing["pearson"]),
+        "recovered": "No map was fitted for the layer.",
+    }
     by_word: ClassVar = {
         **{name: {} for name in _BY_LAYER},
         "recovered": {"token": "min"},
@@ -149,28 +154,26 @@ class Explanation(Result):
             raise InputError(f"Cannot draw {question}: {part.reason}")
         return (part.sel(layer=-1) if question == "attribution" else part).plot(**options)
 
-    def _write(self, folder: Path) -> None:
-        super()._write(folder)
+    def _files(self) -> Files:
+        files = dict(super()._files())
         for name in _PARTS:
             part = getattr(self, name)
             if isinstance(part, Unavailable):
-                (folder / f"{name}.txt").write_text(part.reason)
+                files[f"{name}.txt"] = part.reason.encode()
             else:
-                part.save(folder / name)
+                files |= {f"{name}/{file}": content for file, content in part._content().items()}
+        return files
 
     @classmethod
-    def _opened(cls, folder: Path, about: Mapping[str, Any]) -> "Explanation":
-        plain = super()._opened(folder, about)
-        parts: dict[str, Any] = {}
+    def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "Explanation":
+        numbers, parts = super()._opened(files, about, where), {}
         for name, wanted in _PARTS.items():
-            if (folder / name).is_dir():
-                part = open_result(folder / name)
-                if not isinstance(part, wanted):
-                    raise InputError(f"Opening {folder}: {name} is not {wanted.kind} but {part.kind}.")
-                parts[name] = part
-            else:
-                parts[name] = Unavailable((folder / f"{name}.txt").read_text())
-        return cls(plain.axes, plain.source, plain.provenance, plain.about, **parts)
+            own = {file.removeprefix(f"{name}/"): files[file] for file in files if file.startswith(f"{name}/")}
+            part = result_of(own, f"{where}/{name}") if own else Unavailable(files[f"{name}.txt"].decode())
+            if not isinstance(part, wanted | Unavailable):
+                raise InputError(f"Opening {where}: {name} is not {wanted.kind} but {part.kind}.")
+            parts[name] = part
+        return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)
 
 
 def explain(
@@ -236,7 +239,7 @@ def _explanation(
         "n_heads": model.n_heads,
         "d_value": model.d_value,
         "causal": model.causal,
-        "pearson_overall": float(attention.pearson()),
+        "pearson_overall": _known([float(attention.pearson())])[0],
         "largest_residual": float(attention.residual.max()),
         "output_change": {"hidden": change.hidden, "logits": change.logits},
         "joined_by": _joined_by(reading),
