@@ -18,7 +18,7 @@ from identikit.attention.precision import (
     warn_of,
 )
 from identikit.attention.result import EffectiveAttention
-from identikit.errors import InputError
+from identikit.checks import flag, float_dtype, real_number
 from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
 from identikit.maths import linalg, measures, reachable
@@ -66,14 +66,10 @@ class Options:
     dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
-        number = isinstance(self.tolerance, int | float) and not isinstance(self.tolerance, bool)
-        if not number or not 0 <= self.tolerance < 1:
-            raise InputError(f"tolerance={self.tolerance!r} cannot be used: expected a number from 0 to below 1.")
-        for name in ("bias", "mass"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name}={getattr(self, name)!r} cannot be used: expected True or False.")
-        if self.dtype not in (torch.float64, torch.float32):
-            raise InputError(f"dtype={self.dtype!r} cannot be used: expected torch.float64 or torch.float32.")
+        checked = {name: flag(name, getattr(self, name)) for name in ("bias", "mass")}
+        checked["tolerance"] = real_number("tolerance", self.tolerance, least=0, below=1)
+        checked["dtype"] = float_dtype("dtype", self.dtype, ("float64", "float32"))
+        vars(self).update(checked)  # as Python's own
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from identikit.attribution.plan import Options, Plan, estimate, plan
 from identikit.attribution.request import Request, Tick
 from identikit.attribution.result import TokenAttribution
+from identikit.checks import function
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index
 from identikit.maths import jacobian
@@ -64,7 +65,7 @@ def token_attribution(
     half precision, `underflow` of the result says which share of a layer's contributions is too small to be told
     from 0.
     """
-    model = checked_model(model)
+    model, progress = checked_model(model), function("progress", progress)
     options = Options(probes=probes, norm=norm, source=source, precision=precision, seed=seed)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
     ahead = estimate(model, [len(one.tokens) for one in texts], options.request(model, layers))
