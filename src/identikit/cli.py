@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 import identikit
 from identikit.cli_bench import bench
 from identikit.cli_datasets import attention, attribution, count, tokens
+from identikit.cli_runs import diff, merge, resume, status, verify
 from identikit.errors import IdentikitError
 from identikit.options import (
     AddressOption,
@@ -95,7 +96,7 @@ def explain(
         print_verdict(explanation, Console())
 
 
-for command in (attention, attribution, tokens):
+for command in (attention, attribution, tokens, status, resume, verify, merge, diff):
     app.command()(command)
 
 
@@ -180,6 +181,7 @@ def reproduce(
     chosen = {name: tuple(value) for name, value in given.items() if value}
     plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
     arguments = {key: value for key, value in locals().items() if key in inspect.signature(reproduce).parameters}
+    del arguments["_"]
     where = Workers(engine, workers, threads, address, gpus).start(out)
     with step_progress() as told:
         read = identikit.load(model, device=device, dtype=dtype)
@@ -253,7 +255,8 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            kept = " Run the same command again: what its --out folder holds is not computed again."
-            has_folder = any(given.split("=")[0] == "--out" for given in sys.argv)
+            kept = " Run the same command again: what its folder holds is not computed again."
+            resumes = sys.argv[1] in ("resume", "merge")
+            has_folder = resumes or any(given.split("=")[0] == "--out" for given in sys.argv)
             print(f"identikit: Interrupted.{kept if has_folder else ''}", file=sys.stderr)
         raise
