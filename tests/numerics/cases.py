@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import Tensor, nn
 
 from identikit.models.model import Model

@@ -76,15 +76,26 @@ class FolderLock:
     def holder(self) -> dict[str, Any] | None:
         """Return who holds the lock; None if nobody does."""
         owner = self._noted()
-        if owner is None or _has_ended(owner) or (not self._by_system and time.time() - owner["beat"] > _SILENT):
+        if owner is None or _has_ended(owner):
             return None
-        return owner
+        free = self._is_free() if self._by_system else time.time() - owner["beat"] > _SILENT
+        return None if free else owner
+
+    def _is_free(self) -> bool:
+        """Say whether the system's lock could be taken: the note of a killed owner may name a process that is not."""
+        try:
+            with open(self.path) as file:  # noqa: PTH123
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # pyright: ignore[reportOptionalMemberAccess]
+        except OSError:  # it is held, or the file system has no locks: then the note is all there is
+            return False
+        return True
 
     def _noted(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self.files.cat_file(self.path))
-            return found if {"host", "process", "since", "beat"} <= found.keys() else None
-        except (OSError, ValueError, AttributeError):
+            kinds = {"host": str, "process": int, "since": str, "beat": float}
+            return found if all(isinstance(found[name], kind) for name, kind in kinds.items()) else None
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _note(self) -> None:

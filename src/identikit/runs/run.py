@@ -24,7 +24,7 @@ from identikit.text import Text
 
 BLOCK_TEXTS, BLOCK_TOKENS = 32, 4096
 SHARD_SECONDS, SHARD_BYTES = 20.0, 1 << 26
-_SHARD, _PART = "shard-", "part-"
+_SHARD, PART = "shard-", "part-"
 
 Numbers = dict[str, Tensor]
 
@@ -122,10 +122,17 @@ class Run:
         with self.store:
             found = dict(kept(self.store, job, blocks))
             tasks = [Task(one.number, one, sum(map(job.cost, one.lengths))) for one in blocks]
-            tasks = [task for task in self.mine(tasks) if task.number not in found]
+            own = self.mine(tasks)
+            index, count = self.part or (1, 1)
+            self.store.plan(
+                blocks=[index - 1, len(blocks), count],  # as of a range
+                texts=sum(len(task.given.texts) for task in own),
+                tokens=sum(sum(task.given.lengths) for task in own),
+            )
+            tasks = [task for task in own if task.number not in found]
             if tasks:
                 before([task.given for task in tasks])
-            shards = _Shards(self.store)
+            shards = _Shards(self.store, model)
             told = _Told(self, job, sum(sum(blocks[number].lengths) for number in found), tasks)
             try:
                 for task, numbers in self.engine.run(model, _OfBlock(job), tasks, told):
@@ -155,12 +162,14 @@ class Run:
             found = {name: value for name in names for value in self._kept_part(name)}
             tasks = self.mine([Task(number, given) for number, given in enumerate(names.values())])
             listed = list(names)
+            self.store.plan(parts=[listed[task.number] for task in tasks])
             missing = [task for task in tasks if listed[task.number] not in found]
             if missing:
                 before()
             self.progress(what, len(names) - len(missing), len(names))
             for task, value in self.engine.run(model, job, missing, lambda task, done: self.store.beat()):
                 name = listed[task.number]
+                model.check_unchanged()
                 self.store.write_json(_part_file(name), value)
                 found[name] = value
                 self.progress(what, len(found), len(names))
@@ -203,8 +212,8 @@ class _Told:
 class _Shards:
     """Collects finished blocks, and writes those of some seconds to one file."""
 
-    def __init__(self, store: Store):
-        self.store = store
+    def __init__(self, store: Store, model: Model):
+        self.store, self.model, self.fingerprint = store, model, model.fingerprint
         self.blocks: dict[int, tuple[Block, Numbers]] = {}
         self.started = time.monotonic()
 
@@ -216,11 +225,13 @@ class _Shards:
 
     def write(self) -> None:
         if self.blocks:
+            self.model.check_unchanged(self.fingerprint)
             named = {
                 f"{number}/{name}": tensor for number, (_, held) in self.blocks.items() for name, tensor in held.items()
             }
             about = {
                 "blocks": {str(number): block.hash for number, (block, _) in self.blocks.items()},
+                "texts": sum(len(block.texts) for block, _ in self.blocks.values()),
                 "tokens": sum(sum(block.lengths) for block, _ in self.blocks.values()),
                 "seconds": round(time.monotonic() - self.started, 3),
             }
@@ -295,7 +306,7 @@ def part_folder(index: int, number: int) -> str:
 
 
 def _part_file(name: str) -> str:
-    return f"{_PART}{name}.json"
+    return f"{PART}{name}.json"
 
 
 def _range(block: Block, blocks: Sequence[Block]) -> str:
