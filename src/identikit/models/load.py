@@ -279,7 +279,7 @@ def _class_for(config: Any) -> Any:
         return getattr(transformers, family.model_class)
     saved = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
     found = getattr(transformers, saved, None)
-    fits = isinstance(found, type) and issubclass(found, PreTrainedModel) and isinstance(config, found.config_class)
+    fits = isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is type(config)
     return found if fits else AutoModel
 
 
