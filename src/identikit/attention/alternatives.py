@@ -14,6 +14,7 @@ from identikit.indexing import Axis, Index, one_of
 from identikit.maths import intervals as polytope
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
 from identikit.models.tap import AttentionCall
 from identikit.result import Held
 from identikit.shapes import Float, Tensor
@@ -22,6 +23,7 @@ from identikit.text import is_several
 SAME = 1e-9  # weights that differ by less are the same
 
 
+@undisturbed()
 def alternative_attention(
     model: Model,
     text: Any,
@@ -60,6 +62,7 @@ def alternative_attention(
         other = _along(row, direction)
     moved = other - row.attention
     step = float(moved[: len(row.keys)].norm())
+    missed = source.parts[0].missed_by(moved, row, place)
     change = reading.changed_by(lambda call: _replaced(call, which, place, row, other))
     arrays = {"raw": row.attention, "attention": other, "direction": moved / step if step else moved}
     arrays = {name: row.over_all_keys(array)[None, None, None] for name, array in arrays.items()}
@@ -70,7 +73,7 @@ def alternative_attention(
         axes,
         Held(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
         replace(captured.provenance, settings=settings),
-        {**captured.about, "step": step, "output_change": list(change), "toward": asked},
+        {**captured.about, "step": step, "output_change": list(change), "toward": asked, "row_residual": missed},
     )
 
 

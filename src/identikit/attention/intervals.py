@@ -20,6 +20,7 @@ from identikit.maths.exact import exact_bounds
 from identikit.maths.polytope import Bounds, Rows, ordered, unbounded
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.result import Held
 from identikit.shapes import Float, Tensor
@@ -52,6 +53,7 @@ class Bounding:
             )
 
 
+@undisturbed()
 def attention_intervals(
     model: Model,
     text: Any,
@@ -91,6 +93,7 @@ def attention_intervals(
     return found if is_several(text) else found[0]
 
 
+@undisturbed()
 def intervals_of(
     attention: EffectiveAttention,
     *,
@@ -130,7 +133,7 @@ def intervals_of(
     axes = (*(attention._axis(name) for name in _ROWS), last)
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
     about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {"groups": members} if members else {}
+    about |= {"row_residual": float(attention.row_residual.max())} | ({"groups": members} if members else {})
     return AttentionIntervals(axes, Held(arrays, dims), attention.provenance, about)
 
 

@@ -16,6 +16,7 @@ from identikit.indexing import Axis, Index, chosen
 from identikit.maths.neighbours import DISTANCES
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance, text_hash
 from identikit.result import Held
@@ -32,6 +33,7 @@ from identikit.tokens.states import hidden_states, states_of_trace
 _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was fitted reads a text
 
 
+@undisturbed()
 def token_identifiability(
     model: Model,
     texts: list[Any],
@@ -78,6 +80,7 @@ def token_identifiability(
     return identifiability_result(done.rates, source, maps=done.maps, trials=trials, model=model)
 
 
+@undisturbed()
 def identity_of_text(
     model: Model,
     text: Any,

@@ -17,6 +17,7 @@ from identikit.maths.neighbours import DISTANCES
 from identikit.models.continuation import Continuations, Position, check_continues, ids_batch
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance
 from identikit.result import Held
@@ -78,6 +79,7 @@ class Sought:
         return torch.stack(found)
 
 
+@undisturbed()
 def invert(
     model: Model,
     text: Any,
@@ -155,7 +157,7 @@ class Inversion:
             warnings.warn(
                 f"Inverting {steps} positions among {size:,} tokens takes about {duration(seconds)} on this machine. "
                 "Choose some positions, or lower layers.",
-                stacklevel=3,
+                stacklevel=4,
             )
         done = 0.0
 

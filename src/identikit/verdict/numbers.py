@@ -24,6 +24,7 @@ from identikit.indexing import Axis
 from identikit.maths.mixing import by_offset, first_middle_last
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.result import Held, Result, result_of
 from identikit.shapes import Tensor
@@ -176,6 +177,7 @@ class Explanation(Result):
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)
 
 
+@undisturbed()
 def explain(
     model: Model,
     text: Any = None,
@@ -241,6 +243,7 @@ def _explanation(
         "causal": model.causal,
         "pearson_overall": _known([float(attention.pearson())])[0],
         "largest_residual": float(attention.residual.max()),
+        "largest_row_residual": float(attention.row_residual.max()),
         "output_change": {"hidden": change.hidden, "logits": change.logits},
         "joined_by": _joined_by(reading),
         **said,
@@ -309,7 +312,7 @@ def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttr
         if probes is None and ahead.long:
             return Unavailable(f"{ahead.words()} Ask for it with probes={options.probes}.")
         if ahead.said:
-            warnings.warn(ahead.words(), stacklevel=3)
+            warnings.warn(ahead.words(), stacklevel=4)
         return attribute([reading], options, progress=progress)[0]
     except InputError as refusal:
         return Unavailable(str(refusal))
