@@ -50,9 +50,7 @@ def computed_in(call: AttentionCall) -> torch.dtype:
     return torch.promote_types(call.value.dtype, torch.float32)
 
 
-def recomputed(
-    call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]
-) -> Recomputed:
+def recomputed(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]) -> Recomputed:
     """Compute the chosen heads' outputs, and the norm, size and sum of their rows, some rows at a time."""
     dtype, (n, keys) = computed_in(call), (call.query.shape[2], call.key.shape[2])
     values = call.value[0, heads // call.groups].to(dtype)
@@ -75,7 +73,9 @@ def recomputed(
     return Recomputed(output, norm, size, None if call.sink is None else mass)
 
 
-def check_range(numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]) -> None:
+def check_range(
+    numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]
+) -> None:
     """Refuse float64 numbers of a head so large or so small that their squares leave float64's range; 0 is in it."""
     for what, matrices in numbers.items():
         size = matrices.detach().abs().amax((1, 2)).double()
@@ -84,8 +84,8 @@ def check_range(numbers: Mapping[str, Float[Tensor, "head row column"]], layer: 
             at = int(lost.nonzero()[0])
             raise ModelError(
                 f"Reading the attention of L{layer}H{int(heads[at])}: the largest entry of its {what} is "
-                f"{float(size[at]):.1g}, and squares of such numbers leave the range of float64. Scale its values by a "
-                "power of two, and its output projection by the inverse: the model stays the same."
+                f"{float(size[at]):.1g}, and squares of such numbers leave the range of float64. Scale keys against "
+                "queries, or values against the output projection."
             )
 
 
@@ -137,8 +137,8 @@ def careful_words(residual: float, dtype: str) -> list[str]:
         return []
     return [
         f"Careful: some values are so small beside others that they count as 0, and weights that are taken to have the "
-        f"same output miss it by up to {residual:.1g} (relative; the rounding of {dtype} explains {explained:.1g}). Where "
-        "they do, an edge that is said to be free may be fixed."
+        f"same output miss it by up to {residual:.1g} (relative; the rounding of {dtype} explains {explained:.1g}). "
+        "Where they do, an edge that is said to be free may be fixed."
     ]
 
 

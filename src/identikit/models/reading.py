@@ -30,7 +30,6 @@ class Change(NamedTuple):
         said = [f"changed {' and '.join(moved)} (relative to the largest entry)"] if moved else []
         return " and ".join([*said, f"left {' and '.join(same)} bit-identical"] if same else said)
 
-
     def beyond(self, dtype: str) -> str:
         """Continue the sentence where rounding in this dtype does not explain the change, or else return nothing."""
         sizes = [size for size in self if size is not None]
