@@ -104,10 +104,6 @@ class Store:
         if all(map(_is_ours, self.names())):
             self._try_to_write(MANIFEST, content.encode())
 
-    def beat(self) -> None:
-        """Show other processes that the folder's owner lives."""
-        self._lock.beat()
-
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
 
@@ -128,6 +124,7 @@ class Store:
 
     def _try_to_write(self, name: str, content: bytes) -> None:
         with self._telling(name):
+            self._lock.check()
             partial = self._path(f".{name}.{uuid4().hex}{_PARTIAL}")
             try:
                 with self.files.open(partial, "wb") as file:
