@@ -113,7 +113,9 @@ class FolderLock:
 
     def _note(self) -> None:
         self.files.makedirs(self.folder, exist_ok=True)
-        self.files.pipe_file(self.path, self._said())
+        partial = f"{self.path}.{self._owner['key']}.partial"  # whoever reads meanwhile sees a whole note
+        self.files.pipe_file(partial, self._said())
+        self.files.mv(partial, self.path)
 
     def _said(self) -> bytes:
         return json.dumps(self._owner | {"beat": time.time()}).encode()

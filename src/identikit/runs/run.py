@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from identikit.errors import InputError
 from identikit.models.model import Model
@@ -30,6 +30,7 @@ _SHARD, _PART = "shard-", "part-"
 Numbers = dict[str, Tensor]
 
 
+@runtime_checkable
 class BlockJob(Job, Protocol):
     """What is computed for each block: `compute` is given a list of texts, and returns named tensors."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import fsspec
@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from identikit.errors import InputError
 from identikit.runs.columns import Table, data_dictionary
 from identikit.runs.lock import LOCK, FolderLock
-from identikit.sealed import Sealed, seal, seal_json, unseal, unseal_json
+from identikit.sealed import Damaged, Sealed, seal, seal_json, seal_record, unseal, unseal_json, unseal_record
 from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Store:
                     f"{now.get(key)!r}. Use the same settings to resume it, or choose another folder with --out."
                 )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Store":
         """Take the folder's lock, and make the folder and its manifest if they are not there."""
         if not self._entered:
             with self._telling(MANIFEST):
@@ -99,10 +99,9 @@ class Store:
             if name.endswith(_PARTIAL) and _is_ours(name):  # what a killed writer left: only the lock's owner writes
                 self.files.rm(self._path(name))
         self.remove(ERROR)
-        content = json.dumps({"run": self.settings, "recorded": self.recorded}, indent=1, sort_keys=True)
         self._same_run()  # again: another process may have started meanwhile
         if all(map(_is_ours, self.names())):
-            self._try_to_write(MANIFEST, content.encode())
+            self._try_to_write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -226,10 +225,10 @@ def read_manifest(files: Any, folder: str) -> dict[str, Any]:
     """Return what `run.json` in a folder says, or say that it is damaged."""
     try:
         with files.open(f"{folder}/{MANIFEST}", "rb") as file:
-            found = json.loads(file.read())
-        if isinstance(found["run"], dict):
+            found = unseal_record(file.read())
+        if isinstance(found.get("run"), dict):
             return found
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, Damaged):
         pass
     raise InputError(f"Cannot resume {folder}: {MANIFEST} is damaged. Choose another folder with --out.")
 
