@@ -1,6 +1,6 @@
 """Kill one run at random moments, again and again, resume it each time, and compare its tables: `make soak`.
 
-A run of `identikit attention` is killed -9 at random moments (with Ray, its driver or one of its workers), started again
+A run of `identikit attention` is killed -9 at random moments (on engines with workers, one of these too), started again
 each time, and in the end compared byte for byte with a run that nobody disturbed. Prints what happened.
 """
 

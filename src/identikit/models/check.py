@@ -14,18 +14,26 @@ import torch
 from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
-from identikit.models.tap import AttentionCall, evaluating, plain_experts, switched
-from identikit.models.weights import linear_bias
+from identikit.models.surroundings import makeup, undisturbed
+from identikit.models.tap import AttentionCall, switched
+from identikit.models.weights import broken_weight, linear_bias
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
 # How far apart two ways of computing one thing may be, relative to the largest entry.
 # Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def prove(model: Model) -> int:
     """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
+    with model.alone(), undisturbed(), torch.no_grad():
+        found = _proved(model)
+        model.proof = makeup(model.hf), prove
+        return found
+
+
+def _proved(model: Model) -> int:
     finite_weights(model)
     batch = model.sample((7, 5) if model.modality == "text" else (7,))  # an image or sound is long, and never padded
     batch = _padded_left(batch) if model.family.positions else batch
@@ -51,12 +59,12 @@ def prove(model: Model) -> int:
 
 def finite_weights(model: Model) -> None:
     """Refuse weights that are NaN or infinite, by name."""
-    for name, parameter in model.hf.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise ModelError(
-                f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
-                "anything. Load an intact checkpoint."
-            )
+    name = broken_weight(model.hf)
+    if name is not None:
+        raise ModelError(
+            f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
+            "anything. Load an intact checkpoint."
+        )
 
 
 class _Made(NamedTuple):
@@ -172,7 +180,7 @@ def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
         lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
     )
     try:
-        with evaluating(model.hf), plain_experts(model.hf), torch.no_grad():
+        with model.ready():
             model.hf(**{name: given for name, given in model.arguments(batch).items() if name != "position_ids"})
     finally:
         hook.remove()
@@ -200,7 +208,7 @@ def _split_is_by_position(model: Model, batch: TokenBatch) -> None:
 def _moved(vectors: Tensor, axis: int) -> Tensor:
     """Return the vectors with the one at position 1 changed, and not by a constant, which norms take out."""
     moved = vectors.clone()
-    moved.select(axis, 1).add_(torch.arange(vectors.shape[-1], device=vectors.device).cos().to(vectors.dtype))
+    moved.select(axis, 1).add_(torch.arange(vectors.shape[-1], device=vectors.device).double().cos().to(vectors.dtype))
     return moved
 
 
@@ -217,8 +225,8 @@ def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
         )
     difference = (found.double() - expected.double()).abs().max()
     scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    if not difference <= _TOLERANCE[model.dtype] * scale:
+    if not difference <= TOLERANCE[model.dtype] * scale:
         raise ModelError(
             f"Proving {model.name}: this check failed: {what} (off by {difference / scale:.1e} relative to the "
-            f"largest entry; allowed: {_TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
+            f"largest entry; allowed: {TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
         )

@@ -67,8 +67,9 @@ class Block:
         return text_hash(list(self.texts))
 
 
-def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int = BLOCK_TEXTS) -> list[Block]:
-    """Cut texts into blocks of at most `most` texts and, if they are several, `BLOCK_TOKENS` tokens."""
+def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = None) -> list[Block]:
+    """Cut texts into blocks of at most `most` texts (`BLOCK_TEXTS`) and, if they are several, `BLOCK_TOKENS` tokens."""
+    most = most or BLOCK_TEXTS
     cuts, tokens = [0], 0
     for place, length in enumerate(lengths):
         if place > cuts[-1] and (place - cuts[-1] == most or tokens + length > BLOCK_TOKENS):
