@@ -6,6 +6,7 @@ again, and tries its tasks again.
 
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -61,12 +62,13 @@ class Cluster:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             try:
-                if self.address is None:
-                    here = (self.workers or max(1, (os.cpu_count() or 1) // self.threads)) * self.threads
-                    ray.init(address="local", num_cpus=here, include_dashboard=False, **quiet)
-                else:
-                    _reach(self.address)
-                    ray.init(address=self.address, **quiet)
+                with _own_signals():
+                    if self.address is None:
+                        here = (self.workers or max(1, (os.cpu_count() or 1) // self.threads)) * self.threads
+                        ray.init(address="local", num_cpus=here, include_dashboard=False, **quiet)
+                    else:
+                        _reach(self.address)
+                        ray.init(address=self.address, **quiet)
             except (
                 ConnectionError,
                 RuntimeError,
@@ -145,6 +147,17 @@ def _ray() -> Any:
             "--engine ray needs the package ray. Run `pip install 'identikit[ray]'`, or use --engine processes."
         ) from None
     return ray
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what this process does on SIGTERM: Ray would end it in its own way."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, before)
 
 
 def _reach(address: str) -> None:

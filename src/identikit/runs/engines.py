@@ -18,8 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from identikit.checks import known, whole_number
 from identikit.errors import InputError, ModelError
-from identikit.indexing import known, whole_number
 from identikit.models.load import Recipe
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
