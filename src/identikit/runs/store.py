@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from identikit.errors import InputError
 from identikit.runs.columns import Table, data_dictionary
 from identikit.runs.lock import LOCK, FolderLock
-from identikit.sealed import Sealed, seal, seal_json, unseal, unseal_json
+from identikit.sealed import Damaged, Sealed, seal, seal_json, seal_record, unseal, unseal_json, unseal_record
 from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
@@ -101,24 +101,21 @@ class Store:
             with suppress(InputError):  # a folder that cannot be written to
                 noted = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
                 self._try_to_write(ERROR, json.dumps(noted, indent=1, ensure_ascii=False).encode())
-        self._lock.release()
         if empty:
+            for name in self.names():  # while nobody else can write
+                self.remove(name)
             with suppress(OSError):
-                self.files.rm(self.folder, recursive=True)
+                self.files.rmdir(self.folder)
+        self._lock.release()
 
     def _start(self) -> None:
         for name in self.names():
             if name.endswith(_PARTIAL) and _is_ours(name):  # what a killed writer left: only the lock's owner writes
                 self.files.rm(self._path(name))
         self.remove(ERROR)
-        content = json.dumps({"run": self.settings, "recorded": self.recorded}, indent=1, sort_keys=True)
         self._same_run()  # again: another process may have started meanwhile
         if all(map(_is_ours, self.names())):
-            self._try_to_write(MANIFEST, content.encode())
-
-    def beat(self) -> None:
-        """Show other processes that the folder's owner lives."""
-        self._lock.beat()
+            self._try_to_write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -140,6 +137,7 @@ class Store:
 
     def _try_to_write(self, name: str, content: bytes) -> None:
         with self._telling(name):
+            self._lock.check()
             partial = self._path(f".{name}.{uuid4().hex}{_PARTIAL}")
             try:
                 with self.files.open(partial, "wb") as file:
@@ -245,10 +243,10 @@ def read_manifest(files: Any, folder: str) -> dict[str, Any]:
     """Return what `run.json` in a folder says, or say that it is damaged."""
     try:
         with files.open(f"{folder}/{MANIFEST}", "rb") as file:
-            found = json.loads(file.read())
-        if isinstance(found["run"], dict):
+            found = unseal_record(file.read())
+        if isinstance(found.get("run"), dict):
             return found
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, Damaged):
         pass
     raise InputError(f"Cannot resume {folder}: {MANIFEST} is damaged. Choose another folder with --out.")
 
