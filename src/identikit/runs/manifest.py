@@ -11,6 +11,7 @@ from identikit.models.model import Model
 from identikit.provenance import provenance, text_hash
 from identikit.text import Text
 
+_COMPUTE = ("identikit", "tokenizers", "torch", "transformers")  # whose versions can change numbers
 _WRITERS = ("pandas", "pyarrow", "safetensors")
 
 
@@ -19,8 +20,8 @@ def manifest(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what identifies a run, which is compared when it is resumed, and what is recorded about it.
 
-    `data` says where the texts were read from; their own hash is added. `threads` affect the last digits. The
-    date, the device and the versions of other packages are only recorded: they do not make it another run.
+    `data` says where the texts were read from; their own hash is added. `threads` affect the last digits. The date, the
+    device and the versions of packages that only write are recorded: they do not make it another run.
     """
     source = provenance(model, "")
     read = {"name": source.model, "revision": source.revision, "weights": source.weights, "tokenizer": source.tokenizer}
@@ -31,7 +32,7 @@ def manifest(
         "dtype": source.dtype,
         "options": dict(options),
         "threads": threads,
-        "identikit": source.versions["identikit"],
+        "versions": {name: source.versions[name] for name in _COMPUTE},
     }
     versions = source.versions | {name: importlib.metadata.version(name) for name in _WRITERS}
     recorded = {
