@@ -33,7 +33,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "weights": [(p.data_ptr(), p.dtype, p.requires_grad, p.grad is None) for p in model.parameters()],
         "buffers": [buffer.data_ptr() for buffer in model.buffers()],
         "sums": [float(p.detach().double().sum()) for p in [*model.parameters(), *model.buffers()]],
-        "turn": [surroundings._turns[one].depth for one in modules if one in surroundings._turns],
+        "turn": sum(surroundings._turns[one].depth for one in modules if one in surroundings._turns),
         "undisturbed": getattr(surroundings._inside, "undisturbed", False),
     } | _globals()
 

@@ -1,7 +1,6 @@
 """Threads that read one model, or several, at the same time: right numbers, and everything as it came."""
 
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -168,22 +167,3 @@ def test_an_interrupted_call_gives_everything_back(name: str):
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_an_interrupt_at_any_moment_gives_everything_back():
-    hf = tiny.build("llama").train()
-    model, before, drawn = ik.load(hf, tiny.tokenizer()), state_of(hf), random.Random(0)
-    handler = signal.signal(signal.SIGALRM, lambda number, frame: _interrupt())
-    try:
-        for _ in range(500):
-            signal.setitimer(signal.ITIMER_REAL, drawn.uniform(1e-4, 3e-2))
-            try:
-                ik.token_attribution(model, TEXT)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                pass
-            assert state_of(hf) == before
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
