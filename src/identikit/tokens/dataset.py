@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from identikit.indexing import known
+from identikit.checks import known
 from identikit.models.continuation import check_continues
 from identikit.models.model import Model
 from identikit.models.reading import unread
@@ -41,6 +41,7 @@ class IdentifiabilityOptions:
     def __post_init__(self) -> None:
         known("experiment", self.experiment, tuple(EXPERIMENTS))
         MapChoice(self.maps, self.distances)
+        Settings(folds=self.folds, seed=self.seed)
 
 
 @dataclass(frozen=True)
