@@ -362,4 +362,4 @@ def _inversion_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def count(probes: str | None) -> int | str | None:
     """Return a number given as an option; a word stays a word."""
-    return int(probes) if probes is not None and probes.isdecimal() else probes
+    return int(probes) if probes is not None and probes.isdecimal() and len(probes) < 10 else probes

@@ -10,6 +10,7 @@ from identikit.attention import certainty
 from identikit.attention.effective import Options, attend
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.token_types import TypeAverages, type_sums
+from identikit.checks import random_seed
 from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
@@ -44,6 +45,7 @@ class AttentionOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         certainty.checked_rows(self.intervals)
+        random_seed(self.seed)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _check_in_memory(tokenizer: Any, device: Any, dtype: Any) -> None:
 
 def _got(value: Any) -> str:
     plain = value is None or isinstance(value, str | int | float | os.PathLike)
-    return repr(value) if plain else f"an object of the class {type(value).__name__}"
+    return shortened(value) if plain else f"an object of the class {type(value).__name__}"
 
 
 def _source(model: Any) -> tuple[str, str]:

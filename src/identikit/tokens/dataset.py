@@ -41,6 +41,7 @@ class IdentifiabilityOptions:
     def __post_init__(self) -> None:
         known("experiment", self.experiment, tuple(EXPERIMENTS))
         MapChoice(self.maps, self.distances)
+        Settings(folds=self.folds, seed=self.seed)
 
 
 @dataclass(frozen=True)
