@@ -114,10 +114,13 @@ def check_pearson(attention: EffectiveAttention, layer: int, visible: Tensor) ->
         maps = [one[layer, head][visible].double() for one in (attention.raw, attention.effective)]
         if torch.equal(*maps):
             assert own == 1
-        elif min(float(one.std() / one.abs().max().clamp(min=1e-300)) for one in maps) < 1e-8:
+            continue
+        spread = min(float(one.std() / one.abs().max().clamp(min=1e-300)) for one in maps)
+        if spread < 1e-8:
             assert own != own
-        elif own == own:
-            assert own == pytest.approx(float(torch.corrcoef(torch.stack(maps))[0, 1]), abs=1e-6)
+        elif own == own:  # sums of squares lose what is common to all entries
+            expected = float(torch.corrcoef(torch.stack(maps))[0, 1])
+            assert own == pytest.approx(expected, abs=1e-6 if spread > 1e-4 else 1e-3)
 
 
 @pytest.mark.parametrize(("case", "dtype"), chosen(TRUSTED, every=4))
@@ -167,7 +170,7 @@ def relative_change(attention: EffectiveAttention, other: Tensor) -> float:
 def test_values_that_count_as_0_in_rows_that_add_up_nothing_else_are_told(case: Case, dtype: torch.dtype):
     """The head's certificate is dominated by rows with huge outputs; that of each row is not."""
     model, text = case(dtype)
-    with pytest.warns(UserWarning, match=r"Do not trust L1H0.*: effective attention reproduces .* only to within"):
+    with pytest.warns(UserWarning, match=r"Do not trust L1H\d.*: effective attention reproduces .* only to within"):
         attention = ik.effective_attention(model, text)
     assert float(attention.row_residual[LAYER].max()) > 0.1 and "Careful: some values are so small" in str(attention)
     with warnings.catch_warnings():
