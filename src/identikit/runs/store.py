@@ -58,14 +58,18 @@ class Store:
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
             self._same_run()
-        elif not all(map(_is_ours, self.names())):
+        elif not self._is_unused():
             raise InputError(
                 f"Cannot write results to {folder}: it holds files but no {MANIFEST}, so it is not the folder of a "
                 "run. Choose an empty or new folder with --out."
             )
 
+    def _is_unused(self) -> bool:
+        """Say whether nothing was computed yet; the folders of shards are runs of their own."""
+        return all(_is_ours(name) or PART_FOLDER.fullmatch(name) for name in self.names())
+
     def _same_run(self) -> None:
-        if all(map(_is_ours, self.names())):
+        if self._is_unused():
             return  # nothing was computed yet: another run may take the folder
         before = dict(leaves(read_manifest(self.files, self.folder)["run"]))
         now = dict(leaves(self.settings))
@@ -113,7 +117,7 @@ class Store:
         self.remove(ERROR)
         content = json.dumps({"run": self.settings, "recorded": self.recorded}, indent=1, sort_keys=True)
         self._same_run()  # again: another process may have started meanwhile
-        if all(map(_is_ours, self.names())):
+        if self._is_unused():
             self._try_to_write(MANIFEST, content.encode())
 
     def beat(self) -> None:
@@ -264,7 +268,7 @@ def settings_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def _is_ours(name: str) -> bool:
     """Say whether a file is one that a run has before its first result."""
     partial = name.startswith(".") and name.endswith(_PARTIAL)
-    return partial or name in (LOCK, MANIFEST, COMMAND, ERROR, PLAN) or PART_FOLDER.fullmatch(name) is not None
+    return partial or name in (LOCK, MANIFEST, COMMAND, ERROR, PLAN)
 
 
 def _plain(settings: Mapping[str, Any]) -> Any:
