@@ -1,6 +1,7 @@
 """The commands over a run's folder, as a user meets them."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -22,7 +23,7 @@ from identikit.tokens.dataset import IdentifiabilityJob
 from tests.models import tiny
 
 JOBS = {"attention": AttentionJob, "attribution": AttributionJob, "tokens": IdentifiabilityJob}
-OPTIONS = {"attention": ["--intervals", "2"], "attribution": ["--probes", "4"], "tokens": ["--folds", "2"]}
+OPTIONS = {"attention": [], "attribution": ["--probes", "4"], "tokens": ["--folds", "2"]}
 
 
 class Done(NamedTuple):
@@ -39,6 +40,10 @@ Command = Callable[..., Done]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process; blocks have four texts, and no progress is told."""
+    monkeypatch.setattr("identikit.runs.run.BLOCK_TEXTS", 4)
+    monkeypatch.setattr("identikit.terminal.QUIET_SECONDS", math.inf)
+
     def run(*arguments: str | Path) -> Done:
         monkeypatch.setattr(sys, "argv", ["identikit", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
@@ -50,11 +55,11 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny model, and texts that it reads in four blocks."""
+    """A folder with a tiny model, and 21 texts."""
     folder = tmp_path_factory.mktemp("place")
     tiny.build("bert").save_pretrained(folder / "model")
     tiny.tokenizer().save_pretrained(folder / "model")
-    texts = [f"w{i % 50 + 3} w{i % 47 + 4} w{i % 43 + 5} w{i % 41 + 6}" for i in range(100)]
+    texts = [f"w{i + 4} w{i + 5} w{i + 9} w{i + 7} w{i + 6} w{i + 8}" for i in range(21)]
     (folder / "texts.txt").write_text("\n".join(texts))
     return folder
 
@@ -133,10 +138,10 @@ def test_status_of_a_run_and_of_its_shards(run, compute, stopped, tmp_path: Path
     out = tmp_path / "run"
     stopped("attention", out)
     lines = run("status", out).stdout.splitlines()
-    assert lines[0] == f"{out}: attention, model model in float32, data texts.txt (100 texts)."
-    assert lines[1].startswith("Settings: bias True, ") and "intervals 2" in lines[1] and "threads 1" in lines[1]
-    assert lines[3] == "Done: 2 of 4 blocks, 64 of 100 texts, 384 of 600 tokens (64%)."
-    assert lines[4] == "Missing: blocks 2 to 3." and lines[5].startswith("Rate: ") and "left at that rate" in lines[5]
+    assert lines[0] == f"{out}: attention, model model in float32, data texts.txt (21 texts)."
+    assert lines[1].startswith("Settings: bias True, ") and "seed 0" in lines[1] and "threads 1" in lines[1]
+    assert lines[3] == "Done: 2 of 6 blocks, 8 of 21 texts, 64 of 168 tokens (38%)."
+    assert lines[4] == "Missing: blocks 2 to 5." and lines[5].startswith("Rate: ") and "left at that rate" in lines[5]
     assert lines[6].startswith("The last run ended with an error (20") and lines[6].endswith("): The third failed.")
     assert lines[7] == f"Nobody is writing to it. `identikit resume {out}` goes on." and len(lines) == 8
     lock = FolderLock(Store(out, json.loads((out / "run.json").read_text())["run"]).files, str(out))
@@ -151,7 +156,7 @@ def test_status_of_a_run_and_of_its_shards(run, compute, stopped, tmp_path: Path
     told = run("status", shards).stdout.splitlines()
     assert told == [
         f"{shards}: a run in 3 shards.",
-        "shard-0001-of-0003: complete, 2 of 2 blocks, 36 of 36 texts, 216 of 216 tokens (100%)",
+        "shard-0001-of-0003: complete, 2 of 2 blocks, 8 of 8 texts, 64 of 64 tokens (100%)",
         "shard-0002-of-0003: not there",
         "shard-0003-of-0003: not there",
     ]
@@ -250,7 +255,7 @@ def test_verify_finds_every_kind_of_damage(run, compute, tmp_path: Path):
     done = run("verify", whole)
     assert done.status == 0
     assert done.stdout.startswith(
-        "Checked: 2 sealed files, 22 files against SHA256SUMS, 9 tables against columns.json."
+        "Checked: 2 sealed files, 16 files against SHA256SUMS, 6 tables against columns.json."
     )
 
     def flipped(name: str) -> None:
@@ -266,8 +271,9 @@ def test_verify_finds_every_kind_of_damage(run, compute, tmp_path: Path):
     for harm, words in (
         (lambda: flipped("shard-000000.safetensors"), ["shard-000000.safetensors: its content", "not the one in"]),
         (lambda: flipped("types.csv"), ["types.csv: its SHA-256 is not the one in SHA256SUMS."]),
-        (lambda: flipped("texts.parquet"), ["texts.parquet: its SHA-256", "texts.parquet: it is not a Parquet file"]),
-        (lambda: (out / "groups.csv").unlink(), ["groups.csv: it is missing"]),
+        (lambda: flipped("texts.parquet"), ["texts.parquet: its SHA-256"]),
+        (lambda: (out / "texts.parquet").write_bytes(b"PAR1"), ["texts.parquet: it is not a Parquet file"]),
+        (lambda: (out / "correlation.csv").unlink(), ["correlation.csv: it is missing"]),
         (lambda: (out / "SHA256SUMS").unlink(), ["run: it is not complete: SHA256SUMS is missing"]),
         (lambda: (out / "SHA256SUMS").write_text("../x"), ["'../x', which is no checksum"]),
         (holed, ["column 'residual' has missing values"]),
@@ -293,7 +299,7 @@ def test_diff_says_what_differs(run, compute, tmp_path: Path):
     assert run("diff", one, one).stdout.startswith("Equal: no number in ")
     done = run("diff", one, other)
     assert done.status == 1 and "Setting options.mass: False and True.\n" in done.stdout
-    assert "correlation, pearson: 100 rows differ, at most by 0." in done.stdout and "; text " in done.stdout
+    assert "correlation, pearson: 21 rows differ, at most by 0." in done.stdout and "; text " in done.stdout
     assert "texts, " not in done.stdout
     told = json.loads(run("diff", one, other, "--json", "--tolerance", "2").stdout)
     assert not told["equal"]  # null dimensions are whole numbers, which no tolerance makes equal
@@ -308,12 +314,12 @@ def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run, place: 
     assert run("reproduce", "fig1a", *given, "--out", out).status == 0
     told = run("status", out).stdout
     assert "Complete: all results are written." in told
-    assert "/attention: complete, 1 of 1 blocks, 12 of 12 texts" in told
+    assert "/attention: complete, 3 of 3 blocks, 12 of 12 texts" in told
     assert run("verify", out).status == 0 and run("resume", out).status == 0
     assert run("diff", out, out, "--tolerance", "0").status == 0
     (shard,) = out.glob("inputs/*/attention/shard-*")
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert "/attention: complete; shard-000000.safetensors is damaged" in run("status", out).stdout
+    assert "/attention: not complete, 0 of 3 blocks" in run("status", out).stdout
     done = run("verify", out)
     assert done.status == 1 and "attention/shard-000000.safetensors: " in done.stdout
 

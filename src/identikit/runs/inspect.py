@@ -171,7 +171,7 @@ def state(folder: str) -> State:
         damaged=found.damaged,
         writer=FolderLock(store.files, store.folder).holder(),
         error=_error(store),
-        complete=_is_complete(store, bool(planned) and not missing and not found.damaged),
+        complete=not missing and not found.damaged and _is_written(store, bool(planned)),
     )
 
 
@@ -202,9 +202,10 @@ def _error(store: Store) -> dict[str, Any] | None:
         return {"date": "unknown", "error": f"{ERROR} cannot be read"}
 
 
-def _is_complete(store: Store, all_there: bool) -> bool:
+def _is_written(store: Store, planned: bool) -> bool:
+    """Say whether all was written; of a shard that is its blocks: tables are made when the shards are merged."""
     if "shard" in store.settings:
-        return all_there  # tables are made when the shards are merged
+        return planned
     return store.has(CHECKSUMS) or ("command" not in store.settings and store.has(COMPUTED))
 
 
