@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from identikit.errors import IdentikitError, InputError
 from identikit.options import AddressOption, GpusOption, JsonOption, WorkersOption
+
+if TYPE_CHECKING:
+    from typer import Context
+else:
+    Context = typer.Context.__base__  # what typer really hands over, where types are checked at run time
 
 FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as --out named it.")]
 _RESUMED = ("attention", "attribution", "tokens", "reproduce")
@@ -50,7 +55,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
 
 
 def resume(
-    context: typer.Context,
+    context: Context,
     folder: FolderArgument,
     engine: Annotated[
         str | None, typer.Option("--engine", help="local, processes or ray. Default: what the run was started with.")
@@ -80,7 +85,7 @@ def resume(
     _run_again(context, folder, kept, changes | {"as_json": as_json})
 
 
-def _run_again(context: typer.Context, folder: str, kept: Any, changes: Mapping[str, Any]) -> None:
+def _run_again(context: Context, folder: str, kept: Any, changes: Mapping[str, Any]) -> None:
     """Run a noted command, with some arguments changed, through the parser that checks what users type."""
     commands: Any = getattr(context.parent and context.parent.command, "commands", {})
     if kept.command not in _RESUMED:
@@ -157,7 +162,7 @@ def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def merge(context: typer.Context, folder: FolderArgument, as_json: JsonOption = False) -> None:
+def merge(context: Context, folder: FolderArgument, as_json: JsonOption = False) -> None:
     """Put the shards of a run together (see --shard), and make its tables, as if it had been computed in one."""
     from identikit.runs.merge import merge as merged
 

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import duckdb
 import pandas as pd
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from pandas.api.types import infer_dtype
 
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attribution.dataset import AttributionOptions, attribution_tables
@@ -106,3 +109,54 @@ def test_words_that_pandas_takes_for_missing(tmp_path: Path):
     assert reading in DOCS.read_text()
     read = eval(reading, {"pd": pd, "path": tmp_path / "tokens.csv"})
     assert read["token"].tolist() == WORDS and read["share"].isna().tolist() == [True] + [False] * 12
+
+
+TYPES = {  # of polars and DuckDB
+    "int64": ("Int64", "BIGINT"),
+    "double": ("Float64", "DOUBLE"),
+    "float": ("Float32", "FLOAT"),
+    "string": ("String", "VARCHAR"),
+    "bool": ("Boolean", "BOOLEAN"),
+}
+
+
+def read_by_all(path: Path) -> dict[str, pd.DataFrame]:
+    """A table as pandas, polars and DuckDB read it, from Parquet and from CSV as the docs say."""
+    csv = path.with_suffix(".csv")
+    readings = {
+        "polars, csv": "pl.read_csv(path, infer_schema_length=None)",
+        "pandas, csv": 'pd.read_csv(path, keep_default_na=False, na_values=[""])',
+    }
+    for reading in readings.values():
+        assert reading in DOCS.read_text()
+    assert "read_csv('tokens.csv', sample_size=-1)" in DOCS.read_text()
+    return {
+        "polars": pl.read_parquet(path).to_pandas(),
+        "duckdb": duckdb.read_parquet(str(path)).df(),
+        "duckdb, csv": duckdb.read_csv(str(csv), sample_size=-1).df(),
+        **{
+            name: read
+            if isinstance(read := eval(text, {"pd": pd, "pl": pl, "path": csv}), pd.DataFrame)
+            else read.to_pandas()
+            for name, text in readings.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_reader_finds_the_same(runs: Path, command: str):
+    """Types too; a CSV file does not tell a float from a double, nor what is in a column without any value."""
+    for path in sorted((runs / command).glob("*.parquet")):
+        written = pd.read_parquet(path)
+        types = [about.type for about in COMMANDS[command][path.stem].columns.values()]
+        assert [str(kind) for kind in pl.read_parquet_schema(path).values()] == [TYPES[kind][0] for kind in types]
+        assert [str(kind) for kind in duckdb.read_parquet(str(path)).types] == [TYPES[kind][1] for kind in types]
+        for reader, read in read_by_all(path).items():
+            assert [*read] == [*written], (path, reader)
+            for column in written:
+                one, other = written[column], read[column]
+                kinds = {infer_dtype(series.dropna(), skipna=True) for series in (one, other)}
+                assert len(kinds) == 1 or one.isna().all(), (path, reader, column)
+                assert one.isna().tolist() == other.isna().tolist(), (path, reader, column)
+                values = other.dropna().astype(one.dtype).tolist()
+                assert one.dropna().tolist() == values, (path, reader, column)

@@ -145,6 +145,8 @@ def _reproduced(run: "_Run", plan: Plan, page: Store, files: Store, sources: set
         _write_claims(page, judged)
     title = f"On Identifiability in Transformers: {run.model.name}"
     page.write("index.html", gallery(title, run.about(), pictures, judged, listed))
+    for store in (page, *([files] if pictures else [])):
+        store.finish()
     return Report(run.out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
 
 

@@ -1,6 +1,7 @@
 """The command that a run was started with, kept in its folder so that the run can be resumed from it alone."""
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, chdir, nullcontext
 from pathlib import Path
@@ -21,7 +22,8 @@ class Noted(NamedTuple):
 
     def there(self) -> AbstractContextManager[None]:
         """Go to the folder that relative paths start from; where it is gone, stay: a run's data are told by hash."""
-        return chdir(self.place) if Path(self.place).is_dir() else nullcontext()
+        there = self.place and Path(self.place).is_dir() and os.access(self.place, os.X_OK)
+        return chdir(self.place) if there else nullcontext()
 
 
 def note(store: Store, command: str, arguments: Mapping[str, Any]) -> None:

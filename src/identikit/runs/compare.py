@@ -42,9 +42,9 @@ class Difference(NamedTuple):
 
     def words(self) -> str:
         """Say it in a line."""
-        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        rows = "1 row differs" if self.rows == 1 else f"{self.rows:,} rows differ"
         most = "" if self.by is None else f", at most by {self.by:.3g}"
-        return f"{self.table}, {self.column}: {rows} differ{most}; {self.where}: {self.one} and {self.other}"
+        return f"{self.table}, {self.column}: {rows}{most}; {self.where}: {self.one} and {self.other}"
 
 
 @dataclass

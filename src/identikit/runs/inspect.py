@@ -106,7 +106,7 @@ class _Found:
 
     blocks: dict[int, str] = field(default_factory=dict)  # the file of each block
     parts: list[str] = field(default_factory=list)
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("texts", "tokens", "seconds"), 0))
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("texts", "tokens", "seconds"), 0.0))
     damaged: dict[str, str] = field(default_factory=dict)
     sealed: int = 0  # files that notice damage
     plan: dict[str, Any] = field(default_factory=dict)
@@ -171,7 +171,7 @@ def state(folder: str) -> State:
         damaged=found.damaged,
         writer=FolderLock(store.files, store.folder).holder(),
         error=_error(store),
-        complete=_is_complete(store, bool(planned) and not missing and not found.damaged),
+        complete=not missing and not found.damaged and _is_written(store, bool(planned)),
     )
 
 
@@ -202,9 +202,10 @@ def _error(store: Store) -> dict[str, Any] | None:
         return {"date": "unknown", "error": f"{ERROR} cannot be read"}
 
 
-def _is_complete(store: Store, all_there: bool) -> bool:
+def _is_written(store: Store, planned: bool) -> bool:
+    """Say whether all was written; of a shard that is its blocks: tables are made when the shards are merged."""
     if "shard" in store.settings:
-        return all_there  # tables are made when the shards are merged
+        return planned
     return store.has(CHECKSUMS) or ("command" not in store.settings and store.has(COMPUTED))
 
 
@@ -229,7 +230,8 @@ def inputs_of(folder: str) -> list[str]:
 def _folders(files: Any, path: str) -> list[str]:
     if not files.isdir(path):
         return []
-    return sorted(one["name"].rstrip("/").rpartition("/")[2] for one in files.ls(path) if one["type"] == "directory")
+    listing = files.ls(path, True)
+    return sorted(one["name"].rstrip("/").rpartition("/")[2] for one in listing if one["type"] == "directory")
 
 
 def is_run(folder: str) -> bool:
@@ -271,17 +273,18 @@ def _about(one: State) -> str:
     texts = f" ({data['texts']:,} texts)" if isinstance(data, dict) and isinstance(data.get("texts"), int) else ""
     if isinstance(data, dict):
         data = data.get("source")
-    told = [f"{command}", f"model {model}", *([f"data {data}{texts}"] if data else [])]
+    kind = f" in {settings['dtype']}" if "dtype" in settings else ""
+    told = [f"{command}", f"model {model}{kind}", *([f"data {data}{texts}"] if data else [])]
     if "shard" in settings:
         told.insert(1, f"shard {settings['shard']}")
     return ", ".join(told)
 
 
 def _options(one: State) -> Iterator[str]:
-    known = {"command", "data", "model", "options", "shard"}
+    known = {"command", "data", "model", "dtype", "options", "shard"}
     rest = {name: value for name, value in one.settings.items() if name not in known}
     chosen = leaves({"": one.settings.get("options", {})} | rest)
-    yield f"Settings: {', '.join(f'{name} {value}' for name, value in chosen)}."
+    yield f"Settings: {', '.join(f'{name} {value}' for name, value in chosen if value is not None)}."
     noted = [f"{name} {one.recorded[name]}" for name in ("date", "device", "machine") if one.recorded.get(name)]
     if noted:
         yield f"Started: {', '.join(noted)}."

@@ -58,14 +58,18 @@ class Store:
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
             self._same_run()
-        elif not all(map(_is_ours, self.names())):
+        elif not self._is_unused():
             raise InputError(
                 f"Cannot write results to {folder}: it holds files but no {MANIFEST}, so it is not the folder of a "
                 "run. Choose an empty or new folder with --out."
             )
 
+    def _is_unused(self) -> bool:
+        """Say whether nothing was computed yet; the folders of shards are runs of their own."""
+        return all(_is_ours(name) or PART_FOLDER.fullmatch(name) for name in self.names())
+
     def _same_run(self) -> None:
-        if all(map(_is_ours, self.names())):
+        if self._is_unused():
             return  # nothing was computed yet: another run may take the folder
         before = dict(leaves(read_manifest(self.files, self.folder)["run"]))
         now = dict(leaves(self.settings))
@@ -114,7 +118,7 @@ class Store:
                 self.files.rm(self._path(name))
         self.remove(ERROR)
         self._same_run()  # again: another process may have started meanwhile
-        if all(map(_is_ours, self.names())):
+        if self._is_unused():
             self._try_to_write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
 
     def _path(self, name: str) -> str:
@@ -262,7 +266,7 @@ def settings_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def _is_ours(name: str) -> bool:
     """Say whether a file is one that a run has before its first result."""
     partial = name.startswith(".") and name.endswith(_PARTIAL)
-    return partial or name in (LOCK, MANIFEST, COMMAND, ERROR, PLAN) or PART_FOLDER.fullmatch(name) is not None
+    return partial or name in (LOCK, MANIFEST, COMMAND, ERROR, PLAN)
 
 
 def _plain(settings: Mapping[str, Any]) -> Any:

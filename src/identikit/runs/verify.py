@@ -62,7 +62,7 @@ def _check(folder: str, found: Verified) -> None:
     one, (store, _) = state(folder), open_run(folder)
     found.seals += one.sealed
     found.wrong += [(f"{folder}/{name}", why) for name, why in one.damaged.items()]
-    if not one.complete:
+    if one.missing or not (one.complete or one.damaged):
         found.wrong.append((folder, _unfinished(one)))
     for check in (_checksums, _tables):
         for name, why in check(store, found):

@@ -1,0 +1,127 @@
+"""What is read from a folder: right counts, and every kind of damage found, whoever wrote it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from identikit.errors import InputError
+from identikit.runs.command import note, noted
+from identikit.runs.inspect import absent_parts, inputs_of, listed, open_run, parts_of, state, state_words
+from identikit.runs.lock import FolderLock
+from identikit.runs.store import Store
+
+
+def shard(store: Store, *numbers: int, keys: tuple[int, ...] | None = None, **about: Any) -> None:
+    tensors = {f"{number}/x": torch.zeros(2) for number in keys or numbers}
+    noted = {"blocks": {str(number): "hash" for number in numbers}, "texts": 2, "tokens": 30, "seconds": 1.5} | about
+    store.write_tensors(f"shard-{min(numbers):06d}.safetensors", tensors, noted)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Half a run: blocks 0 and 2 of four."""
+    store = Store(tmp_path / "run", {"command": "attention"}, {"date": "today"})
+    store.plan(blocks=[0, 4, 1], texts=8, tokens=120)
+    shard(store, 0)
+    shard(store, 2)
+    return store
+
+
+def test_counts_rate_and_time_left(store: Store):
+    found = state(store.folder)
+    assert found.done == (0, 2) and found.missing == (1, 3) and found.unit == "blocks" and not found.complete
+    assert found.texts == (4, 8) and found.tokens == (60, 120) and found.share == 0.5
+    assert found.rate == 20 and found.seconds_left == 3 and found.sealed == 3 and found.damaged == {}
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert "Missing: blocks 1, 3." in state_words(found)
+
+
+def test_parts_have_names(tmp_path: Path):
+    store = Store(tmp_path / "run", {"command": "tokens", "shard": "1/2"})
+    store.plan(parts=["naive-0", "naive-1"])
+    store.write_json("part-naive-0.json", [])
+    found = state(str(tmp_path / "run"))
+    assert found.done == ("naive-0",) and found.missing == ("naive-1",) and found.share == 0.5 and found.rate is None
+    store.write_json("part-naive-1.json", [])
+    assert state(str(tmp_path / "run")).complete  # a shard has no tables
+    store.write_json("part-naive-2.json", [])
+    assert state(str(tmp_path / "run")).damaged == {"part-naive-2.json": "naive-2 is none of the run's parts"}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"numbers": (1, 2)}, "block 2 is also in"),
+        ({"numbers": (1,), "keys": (3,)}, "does not hold the numbers of its blocks"),
+        ({"numbers": (7,)}, "7 is none of the run's blocks"),
+        ({"numbers": (1,), "blocks": 3}, "does not say which blocks"),
+        ({"numbers": (1,), "blocks": {"one": "hash"}}, "does not say which blocks"),
+        ({"numbers": (1,), "tokens": None}, "does not say which blocks"),
+    ],
+)
+def test_a_sealed_shard_is_not_trusted(store: Store, given: dict[str, Any], why: str):
+    shard(store, *given.pop("numbers"), **given)
+    damaged = " ".join(state(store.folder).damaged.values())
+    assert why in damaged
+
+
+@pytest.mark.parametrize(
+    "plan", [[0, 4], {"blocks": [0, 4, 0]}, {"blocks": "many"}, {"blocks": [0, 10**30, 1]}, {"parts": 3}]
+)
+def test_a_plan_that_makes_no_sense_is_damaged(store: Store, plan: Any):
+    store.write_json("plan.json", plan)
+    found = state(store.folder)
+    assert list(found.damaged) == ["plan.json"] and found.missing == () and found.done
+
+
+def test_manifests_of_any_kind_are_read_or_refused(tmp_path: Path):
+    for content in ("", "[]", '{"run": 3}', "\xff"):
+        (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
+        with pytest.raises(InputError, match=r"run.json is damaged"):
+            open_run(str(tmp_path))
+    for run in ({}, {"command": 3, "data": [1], "model": {}, "options": "x", "shard": {}}, {"data": {"texts": "x"}}):
+        (tmp_path / "run.json").write_text(json.dumps({"run": run, "recorded": 4}))
+        assert state_words(state(str(tmp_path)))
+
+
+def test_a_note_of_a_killed_owner_is_not_taken_for_one_that_lives(store: Store):
+    """Its process number may be another's by now; the system's lock tells."""
+    lock = FolderLock(store.files, store.folder)
+    lock.acquire()
+    held = Path(store.folder, ".lock").read_text()
+    assert state(store.folder).writer == json.loads(held)
+    lock.release()
+    Path(store.folder, ".lock").write_text(held)
+    assert state(store.folder).writer is None
+    Path(store.folder, ".lock").write_text('{"host": 1, "process": [], "since": 2, "beat": "x"}')
+    assert state(store.folder).writer is None
+
+
+def test_folders_within_folders(tmp_path: Path):
+    for name in ("shard-0002-of-0003", "inputs/mrpc/attention", "inputs/mrpc/rates", "other"):
+        Store(tmp_path / name, {}).write("x", b"")
+    folder = str(tmp_path)
+    assert parts_of(folder) == {(2, 3): f"{folder}/shard-0002-of-0003"}
+    assert absent_parts(parts_of(folder)) == ["shard-0001-of-0003", "shard-0003-of-0003"]
+    assert inputs_of(folder) == [f"{folder}/inputs/mrpc/attention", f"{folder}/inputs/mrpc/rates"]
+
+
+def test_lists_are_short():
+    assert listed([1, 2, 3, 5]) == "1 to 3, 5" and listed(["a", "b"]) == "a, b"
+    assert listed(range(0, 100, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, …"
+
+
+def test_a_command_is_noted_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    store = Store("run/shard-0001-of-0002", {})
+    note(store, "attention", {"data": "texts.txt", "out": "run", "shard": "1/2", "as_json": True})
+    monkeypatch.chdir(tmp_path / "run" / "shard-0001-of-0002")
+    found = noted(".")
+    assert found.arguments == {"data": "texts.txt", "out": str(tmp_path / "run"), "shard": "1/2"}
+    with found.there():
+        assert Path.cwd() == tmp_path
+    with found._replace(place="/no/such/folder").there():
+        assert Path.cwd() != tmp_path
