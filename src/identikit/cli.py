@@ -1,5 +1,6 @@
 """The command line: parse, call the public API, print."""
 
+import inspect
 import json
 import sys
 import warnings
@@ -14,15 +15,20 @@ from identikit.cli_bench import bench
 from identikit.cli_datasets import attention, attribution, count, tokens
 from identikit.errors import IdentikitError
 from identikit.options import (
+    AddressOption,
     ColumnOption,
     DataDirOption,
     DeviceOption,
     DtypeOption,
+    EngineOption,
+    GpusOption,
     JsonOption,
     ModelOption,
     OutOption,
+    ThreadsOption,
     TowerOption,
     TruncateOption,
+    WorkersOption,
 )
 
 app = typer.Typer(
@@ -152,6 +158,11 @@ def reproduce(
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation and random directions.")
     ] = 0,
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    threads: ThreadsOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
     as_json: JsonOption = False,
     _: Annotated[
         bool,
@@ -162,13 +173,17 @@ def reproduce(
     from identikit.paper.claims.report import claims_table, rows
     from identikit.paper.reproduce import Plan
     from identikit.paper.reproduce import reproduce as reproduced
+    from identikit.runs.engines import Workers
     from identikit.terminal import step_progress
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
     plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
+    arguments = {key: value for key, value in locals().items() if key in inspect.signature(reproduce).parameters}
+    where = Workers(engine, workers, threads, address, gpus).start(out)
     with step_progress() as told:
-        report = reproduced(identikit.load(model, device=device, dtype=dtype), plan, out, progress=told)
+        read = identikit.load(model, device=device, dtype=dtype)
+        report = reproduced(read, plan, out, engine=where, arguments=arguments, progress=told)
     if as_json:
         listed = [{"name": name, "why": why} for name, why in report.listed]
         found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}

@@ -2,25 +2,32 @@
 
 import inspect
 import json
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial, wraps
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 import identikit
+from identikit.errors import TooLongError
 from identikit.options import (
+    AddressOption,
     ColumnOption,
     DataDirOption,
     DeviceOption,
     DtypeOption,
+    EngineOption,
+    GpusOption,
     JsonOption,
     ModelOption,
     OutOption,
+    ThreadsOption,
     TowerOption,
     TruncateOption,
+    WorkersOption,
 )
 
 
@@ -39,44 +46,129 @@ class DatasetRun:
     device: DeviceOption = None
     dtype: DtypeOption = "float32"
     truncate: TruncateOption = False
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Leave out texts that are too long for the model, and say which.")
+    ] = False
+    engine: EngineOption = "local"
+    workers: WorkersOption = None
+    threads: ThreadsOption = None
+    address: AddressOption = None
+    gpus: GpusOption = 0.0
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            help="Compute only the I-th of N shards, as I/N counted from 1, for batch systems; `identikit merge` puts "
+            "them together.",
+        ),
+    ] = None
     as_json: JsonOption = False
+    given: dict[str, Any] = field(default_factory=dict)  # all of the command's arguments, noted for `resume`
 
-    def tables(
-        self, command: str, compute: Callable[..., dict[str, Any]], options: Any, also: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Compute the tables into the folder, with progress; `also` are settings that are not among the options."""
+    def do(self, task: "Task", options: Any, also: dict[str, Any] | None = None) -> None:
+        """Compute the tables into the folder, with progress, and print what they say.
+
+        `also` are settings that are not among the options.
+        """
+        from identikit.runs.command import note
         from identikit.runs.manifest import manifest
+        from identikit.runs.run import Run, part_folder
         from identikit.runs.store import Store
         from identikit.terminal import step_progress
 
+        part, workers = _part(self.shard), self._workers()
+        texts, model = self._texts(), identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
         data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
-        found = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
-        texts = list(islice(found, self.sample))
-        model = identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
-        settings = asdict(options) | (also or {})
-        store = Store(self.out, *manifest(command, model, texts, data=data, options=settings))
-        with step_progress() as told:
-            return compute(model, texts, store, options, progress=told)
+        if self.skip_long:
+            texts, data["skipped"] = _fitting(model, texts, getattr(options, "max_tokens", None))
+        folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
+        engine = workers.start(folder)
+        settings, recorded = manifest(
+            task.command, model, texts, data=data, options=asdict(options) | (also or {}), threads=engine.threads
+        )
+        store = Store(folder, settings | ({} if part is None else {"shard": self.shard}), recorded)
+        with step_progress() as told, store:
+            note(store, task.command, self.given)
+            run, tables = Run(store, engine, part, told), {}
+            if part is None:
+                tables = task.tables(model, texts, run, options)
+            else:
+                task.gather(model, texts, run, options)
+            if part is None:
+                store.finish()
+        self._report(task, tables)
 
-    def report(self, words: str, numbers: dict[str, Any], tables: dict[str, Any]) -> None:
-        """Print the main numbers, and where the tables are."""
-        if self.as_json:
-            typer.echo(json.dumps(numbers | {"tables": [f"{self.out}/{name}.parquet" for name in tables]}))
+    def _workers(self) -> Any:
+        from identikit.runs.engines import Workers
+
+        return Workers(self.engine, self.workers, self.threads, self.address, self.gpus)
+
+    def _texts(self) -> list[Any]:
+        found = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
+        return list(islice(found, self.sample))
+
+    def _report(self, task: "Task", tables: dict[str, Any]) -> None:
+        if not tables:
+            said = f"Shard {self.shard} is complete. When all shards are, run `identikit merge {self.out}`."
+            typer.echo(json.dumps({"shard": self.shard}) if self.as_json else said)
             return
-        typer.echo(words)
-        typer.echo(f"The tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.")
-        typer.echo(f"{self.out}/columns.json says what their columns mean.")
+        words, numbers = task.said(tables)
+        if self.as_json:
+            named = {"tables": [f"{self.out}/{name}.parquet" for name in tables]}
+            typer.echo(json.dumps(numbers | named, ensure_ascii=False, allow_nan=False))
+        else:
+            typer.echo(words)
+            typer.echo(f"The tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.")
+            typer.echo(f"{self.out}/columns.json says what their columns mean.")
+
+
+class Task(NamedTuple):
+    """A command over a dataset: what gathers its numbers, what makes them into tables, and what is said of these."""
+
+    command: str
+    gather: Callable[..., Any]
+    tables: Callable[..., dict[str, Any]]
+    said: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+
+
+def _part(shard: str | None) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    index, _, number = shard.partition("/")
+    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+        raise identikit.InputError(f"--shard {shard!r} cannot be used: expected I/N, such as 2/8, counted from 1.")
+    return int(index), int(number)
+
+
+def _fitting(model: Any, texts: list[Any], max_tokens: int | None) -> tuple[list[Any], list[int]]:
+    """Return the texts that are not too long, and the numbers of the others."""
+    kept, skipped = [], []
+    for number, text in enumerate(texts):
+        try:
+            model.encode(text, max_tokens=max_tokens, features=False)
+            kept.append(text)
+        except TooLongError:
+            skipped.append(number)
+    if not kept:
+        raise identikit.InputError(f"All {len(texts)} texts are too long for {model.name}. Cut them with --truncate.")
+    if skipped:
+        some = f"{', '.join(map(str, skipped[:10]))}{', …' if len(skipped) > 10 else ''}"
+        warnings.warn(f"{len(skipped)} of {len(texts)} texts are too long and left out: {some}.", stacklevel=2)
+    return kept, skipped
 
 
 def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `DatasetRun` before its own; it gets them as its first argument."""
-    names = [field.name for field in fields(DatasetRun)]
+    names = [one.name for one in fields(DatasetRun) if one.name != "given"]
 
     @wraps(command)
     def called(**given: Any) -> None:
-        command(DatasetRun(**{name: given.pop(name) for name in names}), **given)
+        run = DatasetRun(**{name: given[name] for name in names}, given=dict(given))
+        if run.truncate and run.skip_long:
+            raise identikit.InputError("--truncate and --skip-long exclude each other. Give one of them.")
+        command(run, **{name: value for name, value in given.items() if name not in names})
 
-    shared, (_, *own) = (inspect.signature(one).parameters.values() for one in (DatasetRun, command))
+    (*shared, _), (_, *own) = (inspect.signature(one).parameters.values() for one in (DatasetRun, command))
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
     called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
     return called
@@ -100,12 +192,16 @@ def attention(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for the rows of --intervals.")] = 0,
 ) -> None:
     """Compute attention over a dataset: correlation by length, null dimensions, attention by token type, intervals."""
-    from identikit.attention.certainty import length_words
-    from identikit.attention.dataset import AttentionOptions, attention_tables
+    from identikit.attention.dataset import AttentionOptions, attention_statistics, attention_tables
 
     rows: Any = count(intervals) or 0
     options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, seed=seed)
-    tables = run.tables("attention", attention_tables, options)
+    run.do(Task("attention", attention_statistics, attention_tables, _attention_said), options)
+
+
+def _attention_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    from identikit.attention.certainty import length_words
+
     overall = tables["correlation"]["pearson"]
     null = tables["null_dimension"]
     numbers = {
@@ -120,7 +216,7 @@ def attention(
         f"average. The largest null space has {numbers['null_dim']} dimensions. Effective attention gives the same "
         f"output to within {numbers['residual']:.1g}."
     )
-    if options.intervals:
+    if "intervals_by_length" in tables:
         by_length = tables["intervals_by_length"]
         numbers["intervals_by_length"] = json.loads(by_length.to_json(orient="records", double_precision=15))
         words += (
@@ -129,7 +225,7 @@ def attention(
             "Means over texts ± standard errors:\n\n"
             f"{length_words(by_length)}\n"
         )
-    run.report(words, numbers, tables)
+    return words, numbers
 
 
 @over_a_dataset
@@ -145,22 +241,24 @@ def attribution(
     ] = False,
 ) -> None:
     """Compute Hidden Token Attribution over a dataset: own contribution, neighbours, relative position."""
-    from identikit.attribution.dataset import AttributionOptions, attribution_tables
+    from identikit.attribution.dataset import AttributionOptions, attribution_statistics, attribution_tables
     from identikit.tags import penn_tags
 
-    asked = count(probes)
+    asked, tagger = count(probes), penn_tags if tags else None
     options = AttributionOptions(probes=asked, norm=norm, precision=precision, truncate=run.truncate)
-    compute = partial(attribution_tables, tagger=penn_tags if tags else None)
-    tables = run.tables("attribution", compute, options, {"tags": tags})
+    gather, tables = partial(attribution_statistics, tagger=tagger), partial(attribution_tables, tagger=tagger)
+    run.do(Task("attribution", gather, tables, partial(_attribution_said, asked, norm)), options, {"tags": tags})
+
+
+def _attribution_said(probes: Any, norm: str, tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     own = tables["own"]
     first, last = own.iloc[0], own.iloc[-1]
-    how = "exact" if asked == "exact" else f"estimated from {asked} random directions"
+    how = "exact" if probes == "exact" else f"estimated from {probes} random directions"
     final = f"layer {len(own) - 1}"
-    run.report(
+    return (
         f"A token's own contribution is {first['median']:.2f} in layer 0 and {last['median']:.2f} in {final} "
         f"(medians; {norm} norm, {how}). In {final}, {last['outweighed']:.0%} of tokens are outweighed by another.",
-        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist(), "probes": asked, "norm": norm},
-        tables,
+        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist(), "probes": probes, "norm": norm},
     )
 
 
@@ -206,7 +304,7 @@ def tokens(
     ] = None,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
-    from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
+    from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_rates, identifiability_tables
     from identikit.tokens.experiments import EXPERIMENTS
 
     if experiment not in (*EXPERIMENTS, "inversion"):
@@ -227,17 +325,20 @@ def tokens(
         truncate=run.truncate,
         max_tokens=max_tokens,
     )
-    tables = run.tables("tokens", identifiability_tables, options)
+    run.do(Task("tokens", identifiability_rates, identifiability_tables, _rates_said), options)
+
+
+def _rates_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     summary = tables["summary"]
     final = summary["layer"].max()
     last = summary[(summary["layer"] == final) & (summary["test_layer"] == final)]
     told = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
     rates = summary.to_json(orient="records", double_precision=15)  # with null for what is missing
-    run.report(f"Recovered from layer {final}: {told}.", {"rates": json.loads(rates)}, tables)
+    return f"Recovered from layer {final}: {told}.", {"rates": json.loads(rates)}
 
 
 def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **given: Any) -> None:
-    from identikit.tokens.dataset import NOISES, InversionOptions, inversion_tables
+    from identikit.tokens.dataset import NOISES, InversionOptions, inversion_tables, inverted
 
     if maps or len(distances) > 1:
         raise identikit.InputError(
@@ -245,7 +346,10 @@ def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **
         )
     given["noises"] = tuple(given["noises"] or NOISES)
     options = InversionOptions(distance=distances[0], truncate=run.truncate, **given)
-    tables = run.tables("tokens", inversion_tables, options, {"experiment": "inversion"})
+    run.do(Task("tokens", inverted, inversion_tables, _inversion_said), options, {"experiment": "inversion"})
+
+
+def _inversion_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     found = tables["inversion"]
     final = found[found["layer"] == found["layer"].max()]
     told = "; ".join(
@@ -253,7 +357,7 @@ def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **
         for _, row in final.iterrows()
     )
     rows = json.loads(found.to_json(orient="records", double_precision=15))
-    run.report(f"Recovered from layer {found['layer'].max()}: {told}.", {"inversion": rows}, tables)
+    return f"Recovered from layer {found['layer'].max()}: {told}.", {"inversion": rows}
 
 
 def count(probes: str | None) -> int | str | None:

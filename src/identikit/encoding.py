@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from identikit.errors import InputError
+from identikit.errors import InputError, TooLongError
 from identikit.text import Encoded, is_several
 
 _Word = tuple[tuple[int, int], tuple[int, int, int]]  # a span over pieces, and (part, start, stop) over characters
@@ -56,7 +56,7 @@ class Room:
         if self.tokens is None or tokens <= self.tokens:
             return False
         if not self.truncate:
-            raise InputError(
+            raise TooLongError(
                 f"Reading {name}: it has {tokens} tokens and {self.reason}. Shorten it, or cut it with truncate=True "
                 "(command line: --truncate)."
             )

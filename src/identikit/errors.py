@@ -15,6 +15,10 @@ class InputError(IdentikitError, ValueError):
     """A text, file, option or index that cannot be used as given."""
 
 
+class TooLongError(InputError):
+    """A text that is too long for a model, or for what the caller allows."""
+
+
 class ModelError(IdentikitError):
     """A model that cannot be loaded, is not supported, or fails its proof."""
 

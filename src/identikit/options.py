@@ -16,11 +16,26 @@ DtypeOption = Annotated[
 ]
 OutOption = Annotated[
     str,
-    typer.Option(
-        "--out", help="The folder for the results. A stopped run resumes there (tokens resumes only inversion)."
-    ),
+    typer.Option("--out", help="The folder for the results. A stopped run resumes there."),
 ]
 DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
 ColumnOption = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]
 TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine", help="Where to compute: local, processes (of this machine), or ray. The results are equal."
+    ),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="How many workers. Default: as many as there are cores for.")
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="CPU threads per worker; they affect the last digits. Default: all cores."),
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="The address of a Ray cluster. Default: one is started here.")
+]
+GpusOption = Annotated[float, typer.Option("--gpus-per-worker", min=0.0, help="GPUs per Ray worker.")]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import transformers as hf
 import identikit as ik
 from identikit.models import load as loading
 from identikit.models.check import prove
+from identikit.models.load import Recipe
 from tests.models import tiny
 from tests.models.real import STORIES, needs_stories
 
@@ -75,10 +77,11 @@ def test_hub_id_from_a_local_cache(folder: Path, tmp_path: Path):
     shutil.copytree(folder, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-    script = "import identikit as ik; m = ik.load('someone/tiny'); print(m.name, m.revision)"
+    script = "import identikit as ik; m = ik.load('someone/tiny'); print(m.name, m.revision, m.recipe.load().recipe)"
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == f"someone/tiny {commit}", done.stderr
+    recipe = Recipe("someone/tiny", revision=commit)
+    assert done.stdout.strip() == f"someone/tiny {commit} {recipe}", done.stderr
 
 
 def test_unknown_hub_id_offline_is_one_clear_line():
@@ -211,8 +214,9 @@ def test_a_tokenizer_of_another_model_is_refused_in_words():
 def test_wrong_device_and_dtype(folder: Path):
     with pytest.raises(ik.InputError, match="device 'abacus' cannot be used here"):
         ik.load(folder, device="abacus")
-    with pytest.raises(ik.InputError, match="dtype 'int7' is not known"):
-        ik.load(folder, dtype="int7")
+    for dtype in ("int7", "int8", torch.int8, torch.float8_e4m3fn):
+        with pytest.raises(ik.InputError, match=f"dtype {dtype!r} is not known"):
+            ik.load(folder, dtype=dtype)
     with pytest.raises(ik.InputError, match="a folder or hub id brings its own"):
         ik.load(folder, tiny.tokenizer())
 
@@ -251,3 +255,25 @@ def test_images(tmp_path: Path):
     assert model.trace(batch).hidden[-1].shape == (2, 17, 24)
     with pytest.raises(ik.InputError, match=r"the image: there is no file 'a text'\. The model reads images"):
         model.encode("a text")
+
+
+# The recipe
+
+
+def test_a_recipe_loads_the_same_model_in_another_process(folder: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    model = ik.load(folder.name, dtype=torch.float64)
+    assert model.recipe == Recipe(str(folder), dtype="float64")
+    (tmp_path / "recipe").write_bytes(pickle.dumps(model.recipe))
+    script = (
+        "import pickle, sys; m = pickle.load(open(sys.argv[1], 'rb')).load(); print(m.fingerprint, m.name, m.recipe)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "recipe")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == f"{model.fingerprint} {folder.name} {model.recipe}", done.stderr
+
+
+def test_recipes_of_the_packaged_model_and_of_one_in_memory():
+    model = ik.load(device="cpu")
+    assert model.recipe == Recipe(None) and model.recipe.load().name == model.name
+    assert ik.load(tiny.build("bert"), tiny.tokenizer()).recipe is None

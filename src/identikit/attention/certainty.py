@@ -37,6 +37,10 @@ Place = tuple[int, int, int]
 _UNLIMITED = Bounding("exact", seconds=math.inf)  # the caller has chosen how many rows
 
 
+NUMBERS = ("row_sums", "group_sums", "value_size", "group_keys")
+"""What `certainty` returns of each text."""
+
+
 def checked_rows(rows: Any) -> int | str:
     """Return how many rows per text are asked for, or raise."""
     if rows == ALL or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0):

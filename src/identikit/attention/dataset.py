@@ -1,6 +1,6 @@
 """Attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type, intervals."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,22 +12,20 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attention.token_types import TypeAverages, type_sums
 from identikit.models.model import Model
 from identikit.models.reading import readings
-from identikit.progress import Progress, silent
+from identikit.progress import Progress
 from identikit.runs.columns import ATTENTION, texts_table
-from identikit.runs.local import run_shards
-from identikit.runs.store import Store, write_tables
+from identikit.runs.run import Block, Run, blocks_of
+from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.text import Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-WHAT = "effective attention, tokens"
-BOUNDED = "attention intervals, tokens"
-_SUMMED = {"type_sums", "type_texts"}
-
-Read = Callable[[EffectiveAttention], dict[str, Tensor]]
-"""Returns what is kept of one text."""
+_READINGS = (
+    "pearson", "pearson_layer", "pearson_head", "least", "greatest", "residual", "slack_least", "slack_greatest",
+)  # fmt: skip
+_SUMMED = {"type_sums", "type_texts"}  # over the texts of a block
 
 
 @dataclass(frozen=True)
@@ -48,53 +46,95 @@ class AttentionOptions(Options):
         certainty.checked_rows(self.intervals)
 
 
-def attention_tables(
-    model: Model, texts: Iterable[Text], store: Store, options: AttentionOptions, *, progress: Progress = silent
-) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset, shard by shard, into a store; `runs.columns.ATTENTION` describes them.
+@dataclass(frozen=True)
+class AttentionJob:
+    """Reads the attention of a block of texts: everything, or with `only_intervals` what rows are bounded by."""
 
-    All layers and heads are read; layers, heads and texts count from 0. `progress` counts tokens.
+    options: AttentionOptions
+    only_intervals: bool = False
+
+    @property
+    def what(self) -> str:
+        """What is counted."""
+        return f"{'attention intervals' if self.only_intervals else 'effective attention'}, tokens"
+
+    @property
+    def undefined(self) -> frozenset[str]:
+        """Correlations of constant maps, and sizes of groups that a text does not have."""
+        return frozenset({"pearson", "pearson_layer", "pearson_head", "value_size"})
+
+    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
+        """Return the number of texts, for all but what is summed over texts."""
+        names = () if self.only_intervals else ("tokens", *_READINGS)
+        return dict.fromkeys([*names, *(certainty.NUMBERS if self.options.intervals else ())], len(lengths))
+
+    def cost(self, length: int) -> float:
+        """Return a sum of products that grow with the length and with its square."""
+        return length * (length + 256)
+
+    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+        """Return what is read from each text."""
+        options, layers, heads = self.options, model.attention_layers, tuple(range(model.n_heads))
+        found = readings(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+        tokens = torch.tensor([len(one.tokens) for one in found])
+        rows: list[dict[str, Tensor]] = []
+        for one, done in zip(found, tokens.cumsum(0).tolist(), strict=True):
+            numbers = self._read(attend(one, options, layers=layers, heads=heads))
+            rows.append({name: part.cpu() for name, part in numbers.items()})
+            told(self.what, done, int(tokens.sum()))
+        gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        return {"tokens": tokens, **gathered, **{name: gathered[name].sum(0) for name in _SUMMED & gathered.keys()}}
+
+    def _read(self, result: EffectiveAttention) -> dict[str, Tensor]:
+        options = self.options
+        bounded = certainty.certainty(result, options.intervals, options.seed) if options.intervals else {}
+        if self.only_intervals:
+            return bounded
+        sums, number = type_sums(result)
+        return {**_readings(result, options.mass), **bounded, "type_sums": sums, "type_texts": (number > 0).double()}
+
+
+def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions) -> list[Block]:
+    """Return texts as the blocks that are read together."""
+    read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    return blocks_of(texts, [len(one) for one in read])
+
+
+def attention_tables(
+    model: Model, texts: Iterable[Text], run: Run, options: AttentionOptions
+) -> dict[str, "DataFrame"]:
+    """Compute the tables of a dataset into a run's folder; `runs.columns.ATTENTION` describes them.
+
+    All layers and heads are read; layers, heads and texts count from 0.
     """
     texts = list(texts)
-    numbers, averages = attention_statistics(model, texts, store, options, progress=progress)
+    numbers, averages = attention_statistics(model, texts, run, options)
     tables = {"texts": texts_table(texts, numbers["tokens"].tolist()), **frames(numbers, averages)}
     if options.intervals:
         tables |= certainty.frames(numbers)
     for frame in tables.values():
         if "layer" in frame and frame is not tables["types"]:  # found by place among the layers that attend
             frame["layer"] = [model.attention_layers[place] for place in frame["layer"]]
-    write_tables(store, tables, ATTENTION)
+    write_tables(run.store, tables, ATTENTION)
     return tables
 
 
 def attention_statistics(
-    model: Model, texts: list[Text], store: Store, options: AttentionOptions, *, progress: Progress = silent
+    model: Model, texts: list[Text], run: Run, options: AttentionOptions
 ) -> tuple[dict[str, Tensor], TypeAverages]:
-    """Gather the readings of each text, and averages by token type, shard by shard; this needs no pandas."""
-
-    def read(result: EffectiveAttention) -> dict[str, Tensor]:
-        sums, number = type_sums(result)
-        bounded = certainty.certainty(result, options.intervals, options.seed) if options.intervals else {}
-        return {**_readings(result, options.mass), **bounded, "type_sums": sums, "type_texts": (number > 0).double()}
-
+    """Gather the readings of each text, and averages by token type; this needs no pandas."""
+    parts = run.blocks(model, AttentionJob(options), attention_blocks(model, texts, options))
     averages = TypeAverages(model.attention_layers, tuple(range(model.n_heads)))
-    parts: list[dict[str, Tensor]] = []
-    for shard in _shards(model, texts, store, options, read, WHAT, progress):
-        averages.sums += shard.pop("type_sums")
-        averages.texts += shard.pop("type_texts")
-        parts.append(shard)
+    for part in parts:
+        averages.sums += part.pop("type_sums")
+        averages.texts += part.pop("type_texts")
     return _joined(parts), averages
 
 
-def certainty_statistics(
-    model: Model, texts: list[Text], store: Store, options: AttentionOptions, *, progress: Progress = silent
-) -> dict[str, Tensor]:
-    """Gather only the intervals of each text, shard by shard, for `certainty.frames`; this needs no pandas."""
-
-    def read(result: EffectiveAttention) -> dict[str, Tensor]:
-        return certainty.certainty(result, options.intervals, options.seed)
-
-    return _joined(_shards(model, texts, store, options, read, BOUNDED, progress))
+def certainty_statistics(model: Model, texts: list[Text], run: Run, options: AttentionOptions) -> dict[str, Tensor]:
+    """Gather only the intervals of each text, for `certainty.frames`; this needs no pandas."""
+    job = AttentionJob(options, only_intervals=True)
+    return _joined(run.blocks(model, job, attention_blocks(model, texts, options)))
 
 
 def frames(numbers: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataFrame"]:
@@ -119,42 +159,8 @@ def frames(numbers: dict[str, Tensor], averages: TypeAverages) -> dict[str, "Dat
     }
 
 
-def _shards(
-    model: Model,
-    texts: list[Text],
-    store: Store,
-    options: AttentionOptions,
-    read: Read,
-    what: str,
-    progress: Progress,
-) -> Iterator[dict[str, Tensor]]:
-    """Yield what is read from the texts of each shard, one after another; what is summed over texts is added up."""
-    layers, heads = model.attention_layers, tuple(range(model.n_heads))
-
-    def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
-        found = readings(model, shard, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
-        tokens = torch.tensor([len(one.tokens) for one in found])
-        rows: list[dict[str, Tensor]] = []
-        for one, done in zip(found, tokens.cumsum(0).tolist(), strict=True):
-            rows.append(
-                {name: part.cpu() for name, part in read(attend(one, options, layers=layers, heads=heads)).items()}
-            )
-            told(what, done, int(tokens.sum()))
-        gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        return {"tokens": tokens, **gathered, **{name: gathered[name].sum(0) for name in _SUMMED & gathered.keys()}}
-
-    lengths = _lengths(model, texts, options)
-    return run_shards(texts, compute, store, lengths=lengths, what=what, progress=progress)
-
-
-def _joined(shards: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    parts = list(shards)
+def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _lengths(model: Model, texts: list[Text], options: AttentionOptions) -> list[int]:
-    read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    return [len(one) for one in read]
 
 
 def _readings(result: EffectiveAttention, mass: bool) -> dict[str, Tensor]:

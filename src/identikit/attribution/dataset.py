@@ -1,7 +1,7 @@
 """Hidden Token Attribution over a dataset, as tidy tables: what Figures 3, 4, 18 and 26 to 37 are drawn from."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,10 +13,10 @@ from identikit.attribution.result import TokenAttribution
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
 from identikit.models.model import Model
 from identikit.models.reading import unread
-from identikit.progress import Progress, silent
+from identikit.progress import Progress
 from identikit.runs.columns import ATTRIBUTION, texts_table
-from identikit.runs.local import remaining, run_shards
-from identikit.runs.store import Store, write_tables
+from identikit.runs.run import Block, Run, blocks_of
+from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
 from identikit.text import Encoded, Text
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Tagger = Callable[[Encoded], tuple[str, ...]]
-WHAT = "attribution, tokens"
 _PLAIN = ("outweighed", "group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
 
@@ -44,59 +43,71 @@ class PerToken(NamedTuple):
     outweighed: Bool[Tensor, "token layer"]
 
 
+@dataclass(frozen=True)
+class AttributionJob:
+    """Attributes a block of texts, each by itself; with a `tagger`, own contributions are also counted by tag."""
+
+    options: AttributionOptions
+    tagger: Tagger | None = None
+    what = "attribution, tokens"
+    undefined = frozenset[str]()
+
+    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
+        """Return the number of tokens for what is kept of each."""
+        return {f"token {name}": sum(lengths) for name in PerToken._fields}
+
+    def cost(self, length: int) -> float:
+        """Return a sum of products that grow with the square of the length and with its cube."""
+        return length * length * (length + 256)
+
+    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+        """Return the statistics of the texts together, and the readings of each token."""
+        options, tags = self.options, None
+        if self.tagger is not None:
+            tags = [self.tagger(one) for one in encoded_texts(model, task, options)]
+        read = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
+        results = attribute(read, options, progress=told)
+        return pack(mixing(results, tags), _per_token(results))
+
+
+def encoded_texts(model: Model, texts: list[Text], options: AttributionOptions) -> list[Encoded]:
+    """Return texts as tokens."""
+    return model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+
+
 def attribution_tables(
-    model: Model,
-    texts: Iterable[Text],
-    store: Store,
-    options: AttributionOptions,
-    *,
-    tagger: Tagger | None = None,
-    progress: Progress = silent,
+    model: Model, texts: Iterable[Text], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset, shard by shard, into a store; `runs.columns.ATTRIBUTION` describes them.
+    """Compute the tables of a dataset into a run's folder; `runs.columns.ATTRIBUTION` describes them.
 
     All layers and tokens are read; layers, positions and texts count from 0. With a `tagger`, own contributions are
-    also given by tag. `progress` counts tokens.
+    also given by tag.
     """
     texts = list(texts)
-    whole, tokens = attribution_statistics(model, texts, store, options, tagger=tagger, progress=progress)
-    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    whole, tokens = attribution_statistics(model, texts, run, options, tagger=tagger)
+    encoded = encoded_texts(model, texts, options)
     found = texts_table(texts, [len(one) for one in encoded])
     tables = {"texts": found, "tokens": _token_table(encoded, tokens), **frames(whole)}
-    write_tables(store, tables, ATTRIBUTION)
+    write_tables(run.store, tables, ATTRIBUTION)
     return tables
 
 
 def attribution_statistics(
-    model: Model,
-    texts: list[Text],
-    store: Store,
-    options: AttributionOptions,
-    *,
-    tagger: Tagger | None = None,
-    progress: Progress = silent,
+    model: Model, texts: list[Text], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
 ) -> tuple[Mixing, PerToken]:
-    """Gather the readings of a dataset, shard by shard, and those of each token; this needs no pandas."""
-    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    lengths = [len(one) for one in encoded]
-    if ahead := remaining(lengths, store):
-        expected = estimate(model, ahead, options.request(model))
+    """Gather the readings of a dataset, and those of each token; this needs no pandas."""
+    encoded = encoded_texts(model, texts, options)
+    blocks = blocks_of(texts, [len(one) for one in encoded])
+    job = AttributionJob(options, tagger)
+
+    def before(missing: list[Block]) -> None:
+        expected = estimate(model, [length for block in missing for length in block.lengths], options.request(model))
         if expected.said:
-            warnings.warn(expected.words(), stacklevel=3)
+            warnings.warn(expected.words(), stacklevel=5)
         if tagger is not None:
             tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 
-    def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
-        tags = None
-        if tagger is not None:
-            coded = model.encode(shard, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-            tags = [tagger(one) for one in coded]
-        read = unread(model, shard, truncate=options.truncate, max_tokens=options.max_tokens)
-        results = attribute(read, options, progress=told)
-        return pack(mixing(results, tags), _per_token(results))
-
-    shards = run_shards(texts, compute, store, lengths=lengths, what=WHAT, progress=progress)
-    parts, tokens = zip(*map(unpack, shards), strict=True)
+    parts, tokens = zip(*map(unpack, run.blocks(model, job, blocks, before=before)), strict=True)
     return merged(parts), PerToken(*map(torch.cat, zip(*tokens, strict=True)))
 
 

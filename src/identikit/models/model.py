@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plai
 from identikit.models.weights import adapter_state
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches
+
+if TYPE_CHECKING:
+    from identikit.models.load import Recipe
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,10 @@ class Model:
     `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
     through the tap, not read from a configuration. `limit` is how many tokens it has positions for (None: no limit).
     A layer is a block, counted from 0; `attention_layers` are those with softmax attention, in most models all.
+    `recipe` says how it was loaded (None: it was in memory).
     """
+
+    recipe: "Recipe | None" = None
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)

@@ -21,7 +21,7 @@ from transformers.utils.hub import cached_file
 from identikit.errors import ModelError
 from identikit.shapes import Float, Tensor
 
-_PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PLAIN_IN_FILES = ("F32", "F64", "F16", "BF16")
 _DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by transformers, without a kernel
 _ADAPTER = "adapter_config.json"
@@ -74,7 +74,7 @@ def check_in_place(model: PreTrainedModel, name: str) -> None:
                 f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device, where accelerate "
                 "leaves what it offloads). Load the whole model on one device, without device_map or offloading."
             )
-        if weight.dtype not in _PLAIN:
+        if weight.dtype not in PLAIN:
             raise ModelError(f"Loading {name}: the weight {key!r} is {_quantised(model, str(weight.dtype))}")
         devices.setdefault(weight.device, key)
     if getattr(model, "is_quantized", False):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import torch
@@ -352,15 +353,17 @@ def _free_folder(out: str | os.PathLike[str]) -> Path:
 @contextmanager
 def _written_whole(folder: Path) -> Iterator[Path]:
     """Give a folder beside `folder` to write to; it takes that place if all goes well, and is removed if not."""
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = None
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=folder.parent))
         yield partial
         if folder.is_dir():
             folder.rmdir()
+        partial.chmod(0o755)  # mkdtemp makes a folder for its owner alone
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Fine-tuning into {folder}: it cannot be written ({error}). Choose another --out.") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)

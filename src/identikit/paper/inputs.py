@@ -8,7 +8,7 @@ library counts layers and heads from 0, the paper from 1: `from_one` is the one 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,10 @@ from identikit.paper.evidence import SHARES
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance, text_hash
+from identikit.runs.engines import Engine, Local
+from identikit.runs.run import Run, discard, plain_row, restored_row
 from identikit.runs.store import Store
+from identikit.sealed import Damaged
 from identikit.shapes import Tensor
 from identikit.text import Encoded, Text
 from identikit.tokens.evaluate import measure
@@ -46,7 +49,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Rows = list[dict[str, Any]]
-Parts = Sequence[tuple[str, Callable[[], Rows]]]  # the files of an input, and what computes each
 
 COMPUTED = "computed.json"  # where and with what an input was computed
 OFFSETS = (-3, -2, -1, 1, 2, 3)
@@ -84,6 +86,7 @@ class Work:
     precision: str = "full"
     seed: int = 0
     tagger: Tagger | None = None
+    engine: Engine = field(default_factory=Local, compare=False)
     progress: Progress = field(default=silent, compare=False)
 
     @cached_property
@@ -96,6 +99,15 @@ class Work:
         """The hidden vectors of all texts."""
         return hidden_states(self.model, self.texts, truncate=True, max_tokens=PIECES, progress=self.progress)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what stays with this process: the model, what was read with it, and who is told."""
+        own = {"model": None, "engine": Local(), "progress": silent}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | own
+
+    def run(self, store: Store, progress: Progress | None = None) -> Run:
+        """Return a run into a folder."""
+        return Run(store, self.engine, progress=progress or self.progress)
+
     def settings(self, reads: Sequence[str]) -> dict[str, Any]:
         """Return what the numbers made from the texts and from these settings depend on."""
         given = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
@@ -106,6 +118,7 @@ class Work:
             "model": self.model.name,
             "weights": self.model.fingerprint,
             "dtype": str(self.model.dtype),
+            "threads": self.engine.threads,
             "version": __version__,
             **{name: given[name] for name in reads},
         }
@@ -183,12 +196,12 @@ class Input:
 
 def _attention(work: Work, store: Store) -> Any:
     options = AttentionOptions(truncate=True, max_tokens=PIECES)
-    return attention_statistics(work.model, work.texts, store, options, progress=work.progress)
+    return attention_statistics(work.model, work.texts, work.run(store), options)
 
 
 def _intervals(work: Work, store: Store) -> Any:
     options = AttentionOptions(truncate=True, max_tokens=PIECES, intervals=work.effort.rows, seed=work.seed)
-    return certainty_statistics(work.model, work.texts, store, options, progress=work.progress)
+    return certainty_statistics(work.model, work.texts, work.run(store), options)
 
 
 def _attribution(norm: str) -> Input:
@@ -201,14 +214,8 @@ def _attribution(norm: str) -> Input:
             truncate=True,
             max_tokens=PIECES,
         )
-        return attribution_statistics(
-            work.model,
-            work.texts,
-            store,
-            options,
-            tagger=work.tagger,
-            progress=lambda what, done, total: work.progress(f"{norm} {what}", done, total),
-        )
+        run = work.run(store, lambda what, done, total: work.progress(f"{norm} {what}", done, total))
+        return attribution_statistics(work.model, work.texts, run, options, tagger=work.tagger)
 
     def frames(gathered: Any) -> "dict[str, DataFrame]":
         whole, _ = gathered
@@ -227,24 +234,47 @@ def _attribution(norm: str) -> Input:
 # Token identifiability: each part is a file of rows
 
 
-def _rows(store: Store, name: str, compute: Callable[[], Rows]) -> Rows:
-    """Return the rows of a file, computed and written if it is not there."""
-    file = f"{name}.json"
-    if not store.has(file):
-        store.write(file, json.dumps(compute()).encode())
-    return store.read_json(file)
+def _kept(store: Store, file: str, read: Callable[[str], Any], compute: Callable[[], None]) -> Any:
+    """Return what a file holds, computed and written if it is not there or damaged."""
+    if store.has(file):
+        try:
+            return read(file)
+        except Damaged as why:
+            discard(store, file, why)
+    compute()
+    return read(file)
 
 
 def _frame(rows: Rows) -> "DataFrame":
     from pandas import DataFrame
 
-    return DataFrame(rows)
+    return DataFrame([restored_row(row) for row in rows])
 
 
-def _identity(name: str, parts: Callable[[Work], Parts]) -> Input:
-    def gather(work: Work, store: Store) -> Rows:
+@dataclass(frozen=True)
+class _RatesJob:
+    """Fits and tests one kind of map; a worker reads the hidden vectors once."""
+
+    measure: Callable[[Work, str], Rows]
+    work: Work
+    _own: dict[str, Work] = field(default_factory=dict, compare=False, repr=False)
+
+    def compute(self, model: Model, task: str, told: Progress) -> Rows:
+        """Return the rates of one kind of map."""
+        work = self.work
+        if work.model is not model:
+            work = self._own.setdefault(model.fingerprint, replace(work, model=model))
         with products(work.precision):
-            return [row for part, compute in parts(work) for row in _rows(store, part, compute)]
+            return [plain_row(row) for row in self.measure(work, task)]
+
+
+def _identity(name: str, kinds: Callable[[Work], tuple[str, ...]], measure: Callable[[Work, str], Rows]) -> Input:
+    """Return an input of token identifiability: each kind of map is a file of rows."""
+
+    def gather(work: Work, store: Store) -> Rows:
+        named = {kind: kind for kind in kinds(work)}
+        found = work.run(store, silent).parts(work.model, _RatesJob(measure, work), named, what=name)
+        return [row for part in found for row in part]
 
     def frames(rows: Rows) -> "dict[str, DataFrame]":
         return from_one({name: _frame(rows)})
@@ -252,7 +282,7 @@ def _identity(name: str, parts: Callable[[Work], Parts]) -> Input:
     def unmet(work: Work) -> Unavailable | None:
         if len(work.texts) < BLOCKS:
             return Unavailable(f"needs at least {BLOCKS} texts")
-        if not parts(work):
+        if not kinds(work):
             return Unavailable("not applicable: inputs and hidden vectors differ in size, so there is no naive map")
         return None
 
@@ -264,46 +294,33 @@ def _naive(work: Work) -> tuple[str, ...]:
     return ("naive",) if work.model.d_input == work.model.d_model else ()
 
 
-def _same_and_across(work: Work) -> Parts:
-    def one(kind: str) -> Rows:
-        maps = work.fit(MapChoice((kind,), DISTANCES), [Task()], work.effort.folds)
-        return work.rates(maps, test_layers=range(work.model.n_layers)) + work.rates(maps, splits=("train",))
-
-    return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
+def _all_kinds(work: Work) -> tuple[str, ...]:
+    return (*_naive(work), *LEARNED)
 
 
-def _by_share(work: Work) -> Parts:
+def _same_and_across(work: Work, kind: str) -> Rows:
+    maps = work.fit(MapChoice((kind,), DISTANCES), [Task()], work.effort.folds)
+    return work.rates(maps, test_layers=range(work.model.n_layers)) + work.rates(maps, splits=("train",))
+
+
+def _by_share(work: Work, kind: str) -> Rows:
     layer = max(work.model.n_layers - 2, 0)
-
-    def mlp() -> Rows:
-        tasks = [Task(data_share=share) for share in SHARES]
-        return work.rates(work.fit(MapChoice(("mlp",), ("l2",), (layer,)), tasks, 1))
-
-    return [("mlp", mlp)]
+    tasks = [Task(data_share=share) for share in SHARES]
+    return work.rates(work.fit(MapChoice((kind,), ("l2",), (layer,)), tasks, 1))
 
 
-def _to_previous(work: Work) -> Parts:
-    def one(kind: str) -> Rows:
-        return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], 1))
-
-    return [(kind, lambda kind=kind: one(kind)) for kind in (*_naive(work), *LEARNED)]
+def _to_previous(work: Work, kind: str) -> Rows:
+    return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], 1))
 
 
-def _naive_to_previous(work: Work) -> Parts:
+def _naive_to_previous(work: Work, kind: str) -> Rows:
     """Test in all folds: a map that is not trained costs nothing."""
-
-    def naive() -> Rows:
-        return work.rates(work.fit(MapChoice(("naive",), DISTANCES), [Task(target="previous")], work.effort.folds))
-
-    return [(kind, naive) for kind in _naive(work)]
+    return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], work.effort.folds))
 
 
-def _neighbours(work: Work) -> Parts:
-    def one(kind: str) -> Rows:
-        maps = work.fit(MapChoice((kind,), DISTANCES), [Task(offset=offset) for offset in OFFSETS], 1)
-        return sorted(work.rates(maps), key=lambda row: row["offset"])
-
-    return [(kind, lambda kind=kind: one(kind)) for kind in LEARNED]
+def _neighbours(work: Work, kind: str) -> Rows:
+    maps = work.fit(MapChoice((kind,), DISTANCES), [Task(offset=offset) for offset in OFFSETS], 1)
+    return sorted(work.rates(maps), key=lambda row: row["offset"])
 
 
 # The paper's two examples, and the products of matrices
@@ -313,11 +330,7 @@ def _tensors(
     store: Store, file: str, compute: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a file and what is noted with them, computed and written if it is not there."""
-    if not store.has(file):
-        tensors, about = compute()
-        store.write_tensors(file, tensors, {key: json.dumps(value) for key, value in about.items()})
-    tensors, words = store.read_tensors(file)
-    return tensors, {key: json.loads(value) for key, value in words.items()}
+    return _kept(store, file, store.read_tensors, lambda: store.write_tensors(file, *compute()))
 
 
 def _unread(text: Text) -> Callable[[Work], Unavailable | None]:
@@ -396,7 +409,11 @@ def _sentence_frames(gathered: Any) -> "dict[str, DataFrame]":
 
 
 def _collapse(work: Work, store: Store) -> Any:
-    return _rows(store, "collapse", lambda: collapse.measure(work.model, seed=work.seed))
+    def compute() -> None:
+        store.write_json(file, [plain_row(row) for row in collapse.measure(work.model, seed=work.seed)])
+
+    file = "collapse.json"
+    return _kept(store, file, store.read_json, compute)
 
 
 INPUTS: Mapping[str, Input] = {
@@ -416,12 +433,12 @@ INPUTS: Mapping[str, Input] = {
             ("rows", "seed"),
         ),
         *(_attribution(norm) for norm in NORMS),
-        _identity("rates", _same_and_across),
-        _identity("shares", _by_share),
-        _identity("previous", _to_previous),
-        _identity("untuned", _naive_to_previous),
-        _identity("finetuned", _naive_to_previous),
-        _identity("neighbours", _neighbours),
+        _identity("rates", _all_kinds, _same_and_across),
+        _identity("shares", lambda work: ("mlp",), _by_share),
+        _identity("previous", _all_kinds, _to_previous),
+        _identity("untuned", _naive, _naive_to_previous),
+        _identity("finetuned", _naive, _naive_to_previous),
+        _identity("neighbours", lambda work: LEARNED, _neighbours),
         Input("passage", ("passage",), _passage, _passage_frames, (), _unread(PASSAGE)),
         Input(
             "sentence", ("sentence",), _sentence, _sentence_frames, ("probes", "precision", "seed"), _unread(SENTENCE)

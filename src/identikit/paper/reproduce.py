@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from identikit.data import KNOWN
 from identikit.errors import InputError, Unavailable
@@ -22,6 +22,8 @@ from identikit.paper.page import Picture, gallery
 from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
 from identikit.plots.forms import save
 from identikit.progress import Progress, silent
+from identikit.runs.command import note
+from identikit.runs.engines import Engine, Local
 from identikit.runs.store import Store, write_tables
 from identikit.tags import penn_tags, tagger_missing
 from identikit.version import __version__
@@ -101,31 +103,49 @@ class Report:
     listed: tuple[tuple[str, str], ...]
 
 
-def reproduce(model: Model, plan: Plan, out: str, *, progress: Progress = silent) -> Report:
-    """Compute, draw and judge what is planned into a folder; what the folder keeps is not computed again."""
+def reproduce(
+    model: Model,
+    plan: Plan,
+    out: str,
+    *,
+    engine: Engine | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """Compute, draw and judge what is planned into a folder; what the folder keeps is not computed again.
+
+    `arguments` are those of the command line, noted so that the run can be resumed from its folder alone.
+    """
     if model.modality != "text":
         raise InputError(
             f"Reproducing the paper: {model.name} reads {model.modality}s, but the paper's figures are about texts. "
             "Use a text model."
         )
-    run = _Run(model, plan, out, progress)
+    run = _Run(model, plan, out, engine or Local(), progress)
     about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint, "version": __version__}
+    about |= {"threads": run.start.engine.threads}
     page, files = Store(out, about), Store(f"{out}/figures", about)
     entries = [(entry, data) for entry in (*plan.figures, *plan.claims) if (data := plan.data_of(entry)) is not None]
     for entry, data in entries:  # now: mistakes in data and models are told before anything is computed
         run.work(data)
         if "finetuned" in entry.needs:
             run.tuned_work(data)
-    page.start()  # so that a run that is stopped halfway is known again
+    with page:
+        if arguments is not None:
+            note(page, "reproduce", arguments)
+        return _reproduced(run, plan, page, files, {source(data) for _, data in entries})
+
+
+def _reproduced(run: "_Run", plan: Plan, page: Store, files: Store, sources: set[str]) -> Report:
     listed: list[tuple[str, str]] = []
     pictures = _had({figure.name: run.draw(figure, files) for figure in plan.figures}, listed)
     judged = _had({claim.name: run.judged(claim) for claim in plan.claims}, listed)
-    listed += _unused(run, {source(data) for _, data in entries})
+    listed += _unused(run, sources)
     if plan.claims:
         _write_claims(page, judged)
-    title = f"On Identifiability in Transformers: {model.name}"
+    title = f"On Identifiability in Transformers: {run.model.name}"
     page.write("index.html", gallery(title, run.about(), pictures, judged, listed))
-    return Report(out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
+    return Report(run.out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
 
 
 def _had(found: Mapping[str, Found | Unavailable], listed: list[tuple[str, str]]) -> list[Found]:
@@ -152,7 +172,7 @@ def _write_claims(page: Store, judged: Sequence[JudgedClaim]) -> None:
 class _Run:
     """One run: works by dataset, tables by work and input, each made when it is first needed."""
 
-    def __init__(self, model: Model, plan: Plan, out: str, progress: Progress):
+    def __init__(self, model: Model, plan: Plan, out: str, engine: Engine, progress: Progress):
         self.model, self.plan, self.out = model, plan, out
         self.no_tagger = tagger_missing()
         self.start = Work(
@@ -163,6 +183,7 @@ class _Run:
             precision=plan.precision,
             seed=plan.seed,
             tagger=None if self.no_tagger else penn_tags,
+            engine=engine,
             progress=progress,
         )
         self.works: dict[str, Work] = {EXAMPLES: self.start}

@@ -15,12 +15,12 @@ _WRITERS = ("pandas", "pyarrow", "safetensors")
 
 
 def manifest(
-    command: str, model: Model, texts: list[Text], *, data: Mapping[str, Any], options: Mapping[str, Any]
+    command: str, model: Model, texts: list[Text], *, data: Mapping[str, Any], options: Mapping[str, Any], threads: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what identifies a run, which is compared when it is resumed, and what is recorded about it.
 
-    `data` says where the texts were read from; their own hash is added. The date, the device and the versions of other
-    packages are only recorded: they do not make it another run.
+    `data` says where the texts were read from; their own hash is added. `threads` affect the last digits. The
+    date, the device and the versions of other packages are only recorded: they do not make it another run.
     """
     source = provenance(model, "")
     read = {"name": source.model, "revision": source.revision, "weights": source.weights, "tokenizer": source.tokenizer}
@@ -30,6 +30,7 @@ def manifest(
         "model": read,
         "dtype": source.dtype,
         "options": dict(options),
+        "threads": threads,
         "identikit": source.versions["identikit"],
     }
     versions = source.versions | {name: importlib.metadata.version(name) for name in _WRITERS}

@@ -1,35 +1,43 @@
 """A folder of results that can be stopped at any moment and resumed.
 
-Files are written under a temporary name and renamed when they are whole, so what is there is complete. `run.json` says
-what identifies the run and what else was recorded about it; a folder of another run is never written into. Paths go
-through fsspec.
+Files are written under a temporary name that only their writer uses, synced, and renamed, so what is there is complete;
+each notices when a bit of it changes. `run.json` says what identifies the run and what else was recorded about it; a
+folder of another run is never written into, and a lock keeps a second writer out. Paths go through fsspec.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 import fsspec
-import torch
 from fsspec.implementations.local import LocalFileSystem
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from identikit.errors import InputError
 from identikit.runs.columns import Table, data_dictionary
+from identikit.runs.lock import LOCK, FolderLock
+from identikit.sealed import Sealed, seal, seal_json, unseal, unseal_json
 from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 MANIFEST = "run.json"
+COMMAND = "command.json"  # the command and its arguments, for `identikit resume`
+ERROR = "error.json"  # why the run ended the last time, if it failed
 COLUMNS = "columns.json"
+CHECKSUMS = "SHA256SUMS"
+_PARTIAL = ".partial"
+_KEEPS_NOTHING = {"memory", "data"}  # schemes whose files are gone when the process is
 
 
 class Store:
-    """The folder of one run.
+    """The folder of one run; `with store:` holds its lock.
 
     `settings` identify the run: a folder with other settings is refused. `recorded` (the date, the machine, …) is
     written once, when the folder is created, and never compared.
@@ -38,30 +46,23 @@ class Store:
     def __init__(
         self, folder: str | os.PathLike[str], settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
     ):
-        try:
-            self.files, self.folder = fsspec.url_to_fs(os.fspath(folder))
-        except (ValueError, ImportError) as error:
-            raise InputError(f"Cannot write results to {folder}: {error}. Choose another folder with --out.") from None
+        self.files, self.folder = _opened(folder)
         self.settings, self.recorded = _plain(settings), _plain(recorded or {})
+        self._lock, self._entered = FolderLock(self.files, self.folder), 0
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
             self._same_run()
-        elif self.files.exists(self.folder) and any(
-            not _unfinished(path) for path in self.files.ls(self.folder, False)
-        ):
+        elif not all(map(_is_ours, self.names())):
             raise InputError(
                 f"Cannot write results to {folder}: it holds files but no {MANIFEST}, so it is not the folder of a "
                 "run. Choose an empty or new folder with --out."
             )
 
     def _same_run(self) -> None:
-        try:
-            before = dict(_leaves(json.loads(self.read(MANIFEST))["run"]))
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"Cannot resume {self.folder}: {MANIFEST} is damaged. Choose another folder with --out."
-            ) from None
+        if all(map(_is_ours, self.names())):
+            return  # nothing was computed yet: another run may take the folder
+        before = dict(_leaves(read_manifest(self.files, self.folder)["run"]))
         now = dict(_leaves(self.settings))
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
@@ -70,79 +71,183 @@ class Store:
                     f"{now.get(key)!r}. Use the same settings to resume it, or choose another folder with --out."
                 )
 
+    def __enter__(self) -> Self:
+        """Take the folder's lock, and make the folder and its manifest if they are not there."""
+        if not self._entered:
+            with self._telling(MANIFEST):
+                self.files.makedirs(self.folder, exist_ok=True)
+                self._lock.acquire()
+            try:
+                self._start()
+            except BaseException:
+                self._lock.release()
+                raise
+        self._entered += 1
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        self._entered -= 1
+        if not self._entered:
+            if isinstance(error, Exception):
+                with suppress(InputError):  # a folder that cannot be written to
+                    noted = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
+                    self._try_to_write(ERROR, json.dumps(noted, indent=1, ensure_ascii=False).encode())
+            self._lock.release()
+
+    def _start(self) -> None:
+        for name in self.names():
+            if name.endswith(_PARTIAL) and _is_ours(name):  # what a killed writer left: only the lock's owner writes
+                self.files.rm(self._path(name))
+        self.remove(ERROR)
+        content = json.dumps({"run": self.settings, "recorded": self.recorded}, indent=1, sort_keys=True)
+        self._same_run()  # again: another process may have started meanwhile
+        if all(map(_is_ours, self.names())):
+            self._try_to_write(MANIFEST, content.encode())
+
+    def beat(self) -> None:
+        """Show other processes that the folder's owner lives."""
+        self._lock.beat()
+
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
+
+    def names(self) -> list[str]:
+        """Return the names of the files in the folder."""
+        if not self.files.exists(self.folder):
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in self.files.ls(self.folder, False))
 
     def has(self, name: str) -> bool:
         """Say whether a file is there, and so is whole."""
         return self.files.exists(self._path(name))
 
-    def start(self) -> None:
-        """Make the folder and its manifest if they are not there."""
-        if not self.has(MANIFEST):
-            manifest = {"run": self.settings, "recorded": self.recorded}
-            self._try_to_write(MANIFEST, json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False).encode())
-
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that it is there whole or not at all; the first one brings the folder and its manifest."""
-        self.start()
-        self._try_to_write(name, content)
+        with self:
+            self._try_to_write(name, content)
 
     def _try_to_write(self, name: str, content: bytes) -> None:
-        try:
-            self.files.makedirs(self.folder, exist_ok=True)
-            self._write(name, content)
-        except OSError as error:
-            raise InputError(
-                f"Cannot write {name} to {self.folder}: {error.strerror or error}. Make room there, or choose another "
-                "folder with --out."
-            ) from None
+        with self._telling(name):
+            partial = self._path(f".{name}.{uuid4().hex}{_PARTIAL}")
+            try:
+                with self.files.open(partial, "wb") as file:
+                    file.write(content)
+                    if isinstance(self.files, LocalFileSystem):
+                        file.flush()
+                        os.fsync(file.fileno())
+                self.files.mv(partial, self._path(name))
+                self._sync_folder()
+            except BaseException:
+                with suppress(OSError):
+                    self.files.rm(partial)
+                raise
 
-    def _write(self, name: str, content: bytes) -> None:
-        partial = self._path(f".{name}.partial")
-        with self.files.open(partial, "wb") as file:
-            file.write(content)
-            if isinstance(self.files, LocalFileSystem):
-                file.flush()
-                os.fsync(file.fileno())
-        self.files.mv(partial, self._path(name))
+    def _sync_folder(self) -> None:
+        if isinstance(self.files, LocalFileSystem) and os.name == "posix":
+            folder = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-        """Write tensors with a few words about them, as safetensors."""
-        # The format refuses tensors that share memory, so each is written from a copy of its own.
-        copies = {key: tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
-        self.write(name, save(copies, dict(about)))
+    def _telling(self, name: str) -> "_Telling":
+        return _Telling(name, self.folder)
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Write tensors with a few words about them."""
+        self.write(name, seal(tensors, about))
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value."""
+        self.write(name, seal_json(value))
 
     def read(self, name: str) -> bytes:
         """Read a file."""
-        with self.files.open(self._path(name), "rb") as file:
-            return file.read()
+        try:
+            with self.files.open(self._path(name), "rb") as file:
+                return file.read()
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"Cannot read {self._path(name)}: {reason}. Make it readable.") from None
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file."""
-        try:
-            return json.loads(self.read(name))
-        except ValueError:
-            raise self._damaged(name) from None
+        """Read a value, or raise `Damaged`."""
+        return unseal_json(self.read(name))
 
-    def _damaged(self, name: str) -> InputError:
-        return InputError(
-            f"Cannot read {self._path(name)}: the file is damaged. Remove it, and it will be computed again."
+    def read_tensors(self, name: str) -> Sealed:
+        """Read tensors and the words about them, or raise `Damaged`."""
+        return unseal(self.read(name))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there and can be."""
+        with suppress(OSError):
+            self.files.rm(self._path(name))
+
+    def finish(self) -> None:
+        """List the checksums of all files, as `sha256sum --check` reads them: the run is complete."""
+        named = [
+            name for name in self.names() if name not in (CHECKSUMS, LOCK) and not self.files.isdir(self._path(name))
+        ]
+        lines = [f"{hashlib.sha256(self.read(name)).hexdigest()}  {name}\n" for name in named]
+        self.write(CHECKSUMS, "".join(lines).encode())
+
+
+class _Telling:
+    """Turns an error of the file system into a sentence."""
+
+    def __init__(self, name: str, folder: str):
+        self.name, self.folder = name, folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        if isinstance(error, OSError | NotImplementedError):
+            reason = getattr(error, "strerror", None) or error or "it is not supported there"
+            raise InputError(
+                f"Cannot write {self.name} to {self.folder}: {str(reason).rstrip('.')}. Make room there, or choose "
+                "another folder with --out. What was finished before stays, and is used when the run is resumed."
+            ) from None
+
+
+def _opened(folder: str | os.PathLike[str]) -> tuple[Any, str]:
+    """Return the file system of a folder, and its path there."""
+    try:
+        files, path = fsspec.url_to_fs(os.fspath(folder))
+    except (ValueError, ImportError, TypeError) as error:
+        raise InputError(f"Cannot write results to {folder}: {error}. Choose another folder with --out.") from None
+    kinds = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
+    if kinds & _KEEPS_NOTHING:
+        raise InputError(
+            f"Cannot write results to {folder}: what is written there is gone when the command ends. Choose a folder "
+            "on a disk, or an address that keeps files, with --out."
         )
-
-    def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Read tensors and the words about them."""
-        content = self.read(name)
-        try:
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            return load(content), header.get("__metadata__", {})
-        except (ValueError, SafetensorError):
-            raise self._damaged(name) from None
+    return files, path
 
 
-def _unfinished(path: str) -> bool:
-    """Say whether a file is what a killed run was writing."""
-    return path.endswith(".partial")
+def read_manifest(files: Any, folder: str) -> dict[str, Any]:
+    """Return what `run.json` in a folder says, or say that it is damaged."""
+    try:
+        with files.open(f"{folder}/{MANIFEST}", "rb") as file:
+            found = json.loads(file.read())
+        if isinstance(found["run"], dict):
+            return found
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise InputError(f"Cannot resume {folder}: {MANIFEST} is damaged. Choose another folder with --out.")
+
+
+def settings_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the settings of the run in a folder; nothing if there is none that can be read."""
+    try:
+        return read_manifest(*_opened(folder))["run"]
+    except InputError:
+        return {}
+
+
+def _is_ours(name: str) -> bool:
+    """Say whether a file is one that a run has before its first result."""
+    return name in (LOCK, MANIFEST, COMMAND, ERROR) or (name.startswith(".") and name.endswith(_PARTIAL))
 
 
 def _plain(settings: Mapping[str, Any]) -> Any:

@@ -1,22 +1,26 @@
 """Token identifiability and inversion over a dataset, as tidy tables."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from identikit.indexing import known
 from identikit.models.continuation import check_continues
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress, silent
+from identikit.provenance import provenance
 from identikit.runs.columns import INVERSION, TOKENS, texts_table
-from identikit.runs.local import remaining, run_shards
-from identikit.runs.store import Store, write_tables
+from identikit.runs.run import Block, Run, blocks_of, plain_row, restored_row
+from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.text import Encoded, Text
-from identikit.tokens.identify import token_identifiability
+from identikit.tokens.evaluate import Rate
+from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.invert import Inversion, Options, judged, token_words
-from identikit.tokens.protocol import FOLDS, Settings
-from identikit.tokens.states import READING
+from identikit.tokens.protocol import FOLDS, MapChoice, Settings
+from identikit.tokens.result import identifiability_result
+from identikit.tokens.states import HiddenStates, hidden_states
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,35 +38,59 @@ class IdentifiabilityOptions:
     truncate: bool = False
     max_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        known("experiment", self.experiment, tuple(EXPERIMENTS))
+        MapChoice(self.maps, self.distances)
+
+
+@dataclass(frozen=True)
+class IdentifiabilityJob:
+    """Fits one kind of map to one layer, and tests it. The hidden vectors of all texts are read once per process."""
+
+    texts: tuple[Text, ...]
+    options: IdentifiabilityOptions
+    _read: dict[str, HiddenStates] = field(default_factory=dict, compare=False, repr=False)
+
+    def compute(self, model: Model, task: tuple[str, int], told: Progress) -> list[dict[str, Any]]:
+        """Return the rates of a map and layer, as rows."""
+        kind, layer = task
+        choice = MapChoice((kind,), self.options.distances, (layer,))
+        settings = Settings(folds=self.options.folds, seed=self.options.seed, device=str(model.device))
+        done = EXPERIMENTS[self.options.experiment](self.states(model), choice, settings)
+        return [plain_row(rate._asdict()) for rate in done.rates]
+
+    def states(self, model: Model, progress: Progress = silent) -> HiddenStates:
+        """Return the hidden vectors of all texts."""
+        if model.fingerprint not in self._read:
+            limits = {"truncate": self.options.truncate, "max_tokens": self.options.max_tokens}
+            self._read[model.fingerprint] = hidden_states(model, list(self.texts), **limits, progress=progress)
+        return self._read[model.fingerprint]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_read": {}}  # not sent to other processes
+
+
+def identifiability_rates(model: Model, texts: list[Text], run: Run, options: IdentifiabilityOptions) -> list[Rate]:
+    """Run an experiment over a dataset, map by map and layer by layer, and return what was measured."""
+    job = IdentifiabilityJob(tuple(texts), options)
+    parts = {f"{kind}-{layer}": (kind, layer) for kind in options.maps for layer in range(model.n_layers)}
+    found = run.parts(model, job, parts, what="maps", before=lambda: job.states(model, run.progress))
+    rows = [row for part in found for row in part]
+    return [Rate(**restored_row(row)) for row in rows]
+
 
 def identifiability_tables(
-    model: Model, texts: Iterable[Text], store: Store, options: IdentifiabilityOptions, *, progress: Progress = silent
+    model: Model, texts: Iterable[Text], run: Run, options: IdentifiabilityOptions
 ) -> dict[str, "DataFrame"]:
-    """Run an experiment over a dataset into a store; `runs.columns.TOKENS` describes its tables.
+    """Run an experiment over a dataset into a run's folder; `runs.columns.TOKENS` describes its tables.
 
     Layers, folds and texts count from 0.
     """
-
-    def told(what: str, done: int, total: int) -> None:
-        if what != READING:  # data and options are fine: now a folder that cannot be written to is refused
-            store.start()
-        progress(what, done, total)
-
     texts = list(texts)
-    fit = token_identifiability(
-        model,
-        texts,
-        maps=options.maps,
-        distances=options.distances,
-        experiment=options.experiment,
-        settings=Settings(folds=options.folds, seed=options.seed, device=str(model.device)),
-        truncate=options.truncate,
-        max_tokens=options.max_tokens,
-        progress=told,
-    )
+    fit = identifiability_result(identifiability_rates(model, texts, run, options), provenance(model, ""))
     read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     tables = {"texts": texts_table(texts, [len(one) for one in read]), "rates": fit.rates, "summary": fit.summary}
-    write_tables(store, tables, TOKENS)
+    write_tables(run.store, tables, TOKENS)
     return tables
 
 
@@ -78,17 +106,57 @@ class InversionOptions(Options):
     max_tokens: int | None = None
 
 
-def inversion_tables(
-    model: Model, texts: Iterable[Text], store: Store, options: InversionOptions, *, progress: Progress = silent
-) -> dict[str, "DataFrame"]:
-    """Invert every token of a dataset, text by text, into a store; `runs.columns.INVERSION` describes the tables.
+@dataclass(frozen=True)
+class InversionJob:
+    """Inverts every token of one text, in all layers and with all noises in one pass over the vocabulary."""
 
-    All layers and noises share one pass over the vocabulary. Layers, positions and texts count from 0. `progress`
-    counts tokens.
+    options: InversionOptions
+    what = "inversion, tokens"
+    undefined = frozenset[str]()
+    _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
+
+    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
+        """Leave all shapes open: rows are layers and noises."""
+        return {}
+
+    def cost(self, length: int) -> float:
+        """Return the number of tokens, each of which is sought in the whole vocabulary."""
+        return length
+
+    def inversion(self, model: Model) -> Inversion:
+        """Return what inverts texts of a model, made once per process."""
+        if model.fingerprint not in self._made:
+            self._made[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
+        return self._made[model.fingerprint]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_made": {}}  # not sent to other processes
+
+    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+        """Return what was found: arrays (aim, position), with the noises of a layer one after another."""
+        inversion = self.inversion(model)
+        (reading,) = unread(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
+        n, size, done = len(reading.tokens), len(inversion.candidates.ids), 0.0
+
+        def tick(count: float | int) -> None:
+            nonlocal done
+            done += count / size
+            told("", int(done + 1e-6), n)
+
+        sought, text = inversion.read(reading, tuple(range(model.n_layers)), tuple(range(n)))
+        return judged(sought, replace(inversion, tick=tick).find(sought, text), inversion.candidates)
+
+
+def inversion_tables(
+    model: Model, texts: Iterable[Text], run: Run, options: InversionOptions
+) -> dict[str, "DataFrame"]:
+    """Invert every token of a dataset into a run's folder; `runs.columns.INVERSION` describes the tables.
+
+    Layers, positions and texts count from 0.
     """
     texts = list(texts)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
-    found = list(inverted(model, texts, store, options, progress=progress))
+    found = inverted(model, texts, run, options)
     tokens = _token_table(model, encoded, found, options.noises)
     tables = {
         "texts": texts_table(texts, [len(one) for one in encoded]),
@@ -96,33 +164,20 @@ def inversion_tables(
         "positions": summary_of(tokens, ["layer", "noise", "position"]),
         "tokens": tokens,
     }
-    write_tables(store, tables, INVERSION)
+    write_tables(run.store, tables, INVERSION)
     return tables
 
 
-def inverted(
-    model: Model, texts: list[Text], store: Store, options: InversionOptions, *, progress: Progress = silent
-) -> Iterable[dict[str, Tensor]]:
-    """Yield for each text what was found: arrays (aim, position), with the noises of a layer one after another."""
+def inverted(model: Model, texts: list[Text], run: Run, options: InversionOptions) -> list[dict[str, Tensor]]:
+    """Return for each text what was found."""
     check_continues(model)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
-    lengths, layers = [len(one) for one in encoded], tuple(range(model.n_layers))
-    inversion = Inversion.of(model, options, steps=sum(remaining(lengths, store, size=1)), depth=model.n_layers)
-    size = len(inversion.candidates.ids)
+    blocks = blocks_of(texts, [len(one) for one in encoded], most=1)
 
-    def compute(shard: list[Text], told: Progress) -> dict[str, Tensor]:
-        (reading,) = unread(model, shard, truncate=options.truncate, max_tokens=options.max_tokens)
-        n, done = len(reading.tokens), 0.0
+    def before(missing: list[Block]) -> None:
+        Inversion.of(model, options, steps=sum(sum(block.lengths) for block in missing), depth=model.n_layers)
 
-        def tick(count: float | int) -> None:
-            nonlocal done
-            done += count / size
-            told("", int(done + 1e-6), n)
-
-        sought, text = inversion.read(reading, layers, tuple(range(n)))
-        return judged(sought, replace(inversion, tick=tick).find(sought, text), inversion.candidates)
-
-    return run_shards(texts, compute, store, lengths=lengths, what="inversion, tokens", size=1, progress=progress)
+    return run.blocks(model, InversionJob(options), blocks, before=before)  # before: it warns if that takes long
 
 
 def _token_table(

@@ -1,0 +1,301 @@
+"""A run over a dataset: blocks of texts, computed by an engine, and kept as soon as they are done.
+
+A block is a fixed range of texts, read together: which texts share a block depends on nothing but their lengths, so the
+numbers do not depend on who computes them or when. A shard is a file of the blocks that were done in the last seconds,
+so a run that is stopped loses little, however long a text takes.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from identikit.errors import InputError
+from identikit.models.model import Model
+from identikit.progress import Progress, silent
+from identikit.provenance import text_hash
+from identikit.runs.engines import Engine, Job, Local, Task
+from identikit.runs.store import Store
+from identikit.sealed import Damaged
+from identikit.shapes import Tensor
+from identikit.text import Text
+
+BLOCK_TEXTS, BLOCK_TOKENS = 32, 4096
+SHARD_SECONDS, SHARD_BYTES = 20.0, 1 << 26
+_SHARD, _PART = "shard-", "part-"
+
+Numbers = dict[str, Tensor]
+
+
+class BlockJob(Job, Protocol):
+    """What is computed for each block: `compute` is given a list of texts, and returns named tensors."""
+
+    @property
+    def what(self) -> str:
+        """What is counted, for showing progress."""
+        ...
+
+    def rows(self, lengths: Sequence[int]) -> Mapping[str, int]:
+        """Return how many rows each tensor has for texts of these lengths; the others may have any number."""
+        ...
+
+    @property
+    def undefined(self) -> frozenset[str]:
+        """The tensors in which some numbers may be undefined (NaN)."""
+        ...
+
+    def cost(self, length: int) -> float:
+        """Return about how long a text of this length takes, in any unit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """A range of texts that are read together."""
+
+    number: int
+    texts: tuple[Text, ...] = field(repr=False)
+    lengths: tuple[int, ...]
+
+    @property
+    def hash(self) -> str:
+        """The SHA-256 of the texts."""
+        return text_hash(list(self.texts))
+
+
+def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int = BLOCK_TEXTS) -> list[Block]:
+    """Cut texts into blocks of at most `most` texts and, if they are several, `BLOCK_TOKENS` tokens."""
+    cuts, tokens = [0], 0
+    for place, length in enumerate(lengths):
+        if place > cuts[-1] and (place - cuts[-1] == most or tokens + length > BLOCK_TOKENS):
+            cuts.append(place)
+            tokens = 0
+        tokens += length
+    ends = [*cuts[1:], len(texts)]
+    return [
+        Block(number, tuple(texts[first:last]), tuple(lengths[first:last]))
+        for number, (first, last) in enumerate(zip(cuts, ends, strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run's results are kept, what computes them, and who is told how far it is.
+
+    `part` is (i, n) for the i-th of n parts, counted from 1, of a run that is spread over several folders.
+    """
+
+    store: Store
+    engine: Engine = field(default_factory=Local)
+    part: tuple[int, int] | None = None
+    progress: Progress = silent
+
+    def mine(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks of this part."""
+        if self.part is None:
+            return list(tasks)
+        index, count = self.part
+        own = [task for task in tasks if task.number % count == index - 1]
+        if not own:
+            raise InputError(
+                f"--shard {index}/{count}: there is nothing for it to do, as the run has only {len(tasks)} blocks of "
+                f"texts. Use at most {len(tasks)} shards."
+            )
+        return own
+
+    def blocks(
+        self,
+        model: Model,
+        job: BlockJob,
+        blocks: Sequence[Block],
+        *,
+        before: Callable[[list[Block]], None] = lambda missing: None,
+    ) -> list[Numbers]:
+        """Return what a job computes for each block; what the store holds is not computed again.
+
+        `before` is called with the blocks that are missing, before any is computed.
+        """
+        with self.store:
+            found = dict(kept(self.store, job, blocks))
+            tasks = [Task(one.number, one, sum(map(job.cost, one.lengths))) for one in blocks]
+            tasks = [task for task in self.mine(tasks) if task.number not in found]
+            if tasks:
+                before([task.given for task in tasks])
+            shards = _Shards(self.store)
+            told = _Told(self, job, sum(sum(blocks[number].lengths) for number in found), tasks)
+            try:
+                for task, numbers in self.engine.run(model, _OfBlock(job), tasks, told):
+                    if why := flaw(job, task.given, numbers):
+                        raise InputError(f"Computing texts {_range(task.given, blocks)}: {why}.")
+                    found[task.number] = numbers
+                    shards.add(task.given, numbers)
+                    told(task, sum(task.given.lengths))
+            finally:
+                shards.write()
+        return [found[number] for number in sorted(found)]
+
+    def parts(
+        self,
+        model: Model,
+        job: Job,
+        names: Mapping[str, Any],
+        *,
+        what: str,
+        before: Callable[[], Any] = lambda: None,
+    ) -> list[Any]:
+        """Return what a job computes for each named part, as JSON can hold it; what the store holds is not computed.
+
+        `before` is called before anything is computed, if something is.
+        """
+        with self.store:
+            found = {name: value for name in names for value in self._kept_part(name)}
+            tasks = self.mine([Task(number, given) for number, given in enumerate(names.values())])
+            listed = list(names)
+            missing = [task for task in tasks if listed[task.number] not in found]
+            if missing:
+                before()
+            self.progress(what, len(names) - len(missing), len(names))
+            for task, value in self.engine.run(model, job, missing, lambda task, done: self.store.beat()):
+                name = listed[task.number]
+                self.store.write_json(_part_file(name), value)
+                found[name] = value
+                self.progress(what, len(found), len(names))
+        return [found[name] for name in names if name in found]
+
+    def _kept_part(self, name: str) -> Iterator[Any]:
+        file = _part_file(name)
+        if self.store.has(file):
+            try:
+                yield self.store.read_json(file)
+            except Damaged as why:
+                discard(self.store, file, why)
+
+
+@dataclass(frozen=True)
+class _OfBlock:
+    """A job of blocks as engines run it: the texts alone are sent."""
+
+    job: BlockJob
+
+    def compute(self, model: Model, task: Block, told: Progress) -> Numbers:
+        return dict(self.job.compute(model, list(task.texts), told))
+
+
+class _Told:
+    """Tells how many tokens of the whole dataset are done: those in stored blocks, and those of each task."""
+
+    def __init__(self, run: Run, job: BlockJob, before: int, tasks: Sequence[Task]):
+        self.run, self.job, self.before = run, job, before
+        self.total = before + sum(sum(task.given.lengths) for task in tasks)
+        self.done = {task.number: 0 for task in tasks}
+        run.progress(job.what, self.before, self.total)
+
+    def __call__(self, task: Task, done: int) -> None:
+        self.done[task.number] = done
+        self.run.store.beat()
+        self.run.progress(self.job.what, self.before + sum(self.done.values()), self.total)
+
+
+class _Shards:
+    """Collects finished blocks, and writes those of some seconds to one file."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.blocks: dict[int, tuple[Block, Numbers]] = {}
+        self.started = time.monotonic()
+
+    def add(self, block: Block, numbers: Numbers) -> None:
+        self.blocks[block.number] = block, numbers
+        size = sum(tensor.nbytes for _, held in self.blocks.values() for tensor in held.values())
+        if time.monotonic() - self.started >= SHARD_SECONDS or size >= SHARD_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        if self.blocks:
+            named = {
+                f"{number}/{name}": tensor for number, (_, held) in self.blocks.items() for name, tensor in held.items()
+            }
+            about = {
+                "blocks": {str(number): block.hash for number, (block, _) in self.blocks.items()},
+                "tokens": sum(sum(block.lengths) for block, _ in self.blocks.values()),
+                "seconds": round(time.monotonic() - self.started, 3),
+            }
+            self.store.write_tensors(f"{_SHARD}{min(self.blocks):06d}.safetensors", named, about)
+            self.blocks = {}
+        self.started = time.monotonic()
+
+
+def shard_files(names: Sequence[str]) -> list[str]:
+    """Return the shards among a folder's files."""
+    return [name for name in names if name.startswith(_SHARD) and name.endswith(".safetensors")]
+
+
+def kept(store: Store, job: BlockJob, blocks: Sequence[Block]) -> Iterator[tuple[int, Numbers]]:
+    """Yield the stored blocks; a shard that is damaged or belongs to other texts is removed, and a line is said."""
+    for file in shard_files(store.names()):
+        try:
+            yield from held(store, file, job, blocks)
+        except Damaged as why:
+            discard(store, file, why)
+
+
+def held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> list[tuple[int, Numbers]]:
+    """Return the blocks of one shard, or raise `Damaged`."""
+    tensors, about = store.read_tensors(file)
+    found: list[tuple[int, Numbers]] = []
+    for key, digest in about.get("blocks", {}).items():
+        number = int(key)
+        if number >= len(blocks) or blocks[number].hash != digest:
+            raise Damaged("it holds other texts")
+        numbers = {name.partition("/")[2]: one for name, one in tensors.items() if name.partition("/")[0] == key}
+        if why := flaw(job, blocks[number], numbers):
+            raise Damaged(why)
+        found.append((number, numbers))
+    if not found:
+        raise Damaged("it holds no block")
+    return found
+
+
+def flaw(job: BlockJob, block: Block, numbers: Numbers) -> str | None:
+    """Say what is wrong with the numbers of a block, if anything is: missing tensors, rows, or undefined numbers."""
+    for name, rows in job.rows(block.lengths).items():
+        if name not in numbers:
+            return f"{name!r} is missing"
+        if numbers[name].ndim == 0 or len(numbers[name]) != rows:
+            return f"{name!r} has the shape {list(numbers[name].shape)}, and {rows} rows are expected"
+    for name, tensor in numbers.items():
+        if tensor.is_floating_point() and name not in job.undefined and not tensor.isfinite().all():
+            return f"some numbers of {name!r} are not finite"
+    return None
+
+
+def discard(store: Store, file: str, why: Damaged) -> None:
+    """Remove a file that cannot be used, and say so."""
+    warnings.warn(f"{store.folder}/{file} cannot be used: {why}. What it held is computed again.", stacklevel=2)
+    store.remove(file)
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON can hold it: None for what is undefined."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+
+
+def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row that `plain_row` was given."""
+    return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def part_folder(index: int, number: int) -> str:
+    """Return the folder of the `index`-th of `number` shards of a run, within the run's own."""
+    return f"shard-{index:04d}-of-{number:04d}"
+
+
+def _part_file(name: str) -> str:
+    return f"{_PART}{name}.json"
+
+
+def _range(block: Block, blocks: Sequence[Block]) -> str:
+    first = sum(len(one.texts) for one in blocks[: block.number])
+    return f"{first} to {first + len(block.texts) - 1}"
