@@ -82,8 +82,8 @@ class Outcome(NamedTuple):
 def outcome(case: Case, place: Path) -> Outcome:
     """Run a case in an empty folder, as a user would meet it: warnings are only warnings."""
     try:
-        with warnings.catch_warnings(), _in_time(SECONDS), _in_memory(MEMORY):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True), _in_time(SECONDS), _in_memory(MEMORY):
+            warnings.simplefilter("always")
             case.run(place)
     except (ik.IdentikitError, Refused) as refusal:
         return _refused(case, str(refusal))

@@ -48,7 +48,7 @@ def cases() -> Iterator[Case]:
         for call in CALLS:
             yield Case(f"{call} of a model {what}", "models", _changed(change, call), "either")
     for what, wrap in WRAPPED.items():
-        yield Case(f"a model {what}", "models", _wrapped(wrap), "either")
+        yield Case(f"a model {what}", "models", _wrapped(wrap), "either", slow="compiled" in what)
     for first in CALLS:
         yield Case(f"two threads, {first} beside the others", "models", _threads(first), "right", slow=first == "explain")
     yield Case("two threads that load", "models", _loading_threads, "right")
@@ -286,10 +286,6 @@ def _module(model: hf.PreTrainedModel) -> None:
     model.encoder.layer[1] = tiny.build("bert", seed=1).encoder.layer[1]
 
 
-def _config(model: hf.PreTrainedModel) -> None:
-    model.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.ReLU()
-
-
 def _swapped(model: hf.PreTrainedModel) -> None:
     """Exchange two rows in place: sums stay."""
     weight = model.encoder.layer[0].attention.self.key.weight.data
@@ -301,7 +297,6 @@ AFTERWARDS: dict[str, Callable[[hf.PreTrainedModel], None]] = {
     "loaded anew": _state,
     "of another block put in": _module,
     "with two rows exchanged": _swapped,
-    "under another activation": _config,
 }
 
 

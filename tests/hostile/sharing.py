@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.hostile.cases import Case, Refused, kept, proved
 from tests.hostile.made import Done, checked, command, content, environment, process, saved, texts_file
 
-MANY = [f"w{3 + i % 50} w{4 + i % 47} w{5 + i % 41} w{6 + i % 7}" for i in range(4000)]
+MANY = [f"w{3 + i % 50} w{4 + i % 47} w{5 + i % 41} w{6 + i % 7}" for i in range(1000)]
 
 
 def cases() -> Iterator[Case]:

@@ -15,7 +15,7 @@ from identikit.runs import run as runs
 from identikit.sealed import seal, unseal
 from tests.hostile import results, sharing
 from tests.hostile.cases import Case, Lost, Refused, kept, proved
-from tests.hostile.damages import DAMAGES, STANDINS, Damage
+from tests.hostile.damages import DAMAGES, QUICK, STANDINS, Damage
 from tests.hostile.made import Done, command, content, copied, saved, texts_file, workshop
 
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -71,12 +71,13 @@ def cases() -> Iterator[Case]:
     for role in ROLES:
         for what, damage in DAMAGES.items():
             shard = "shard" in role and what not in STANDINS
-            yield Case(f"{role} {what}", "stores", _damaged("attention", role, damage, shard), "right" if shard else "either")
+            run, expect = _damaged("attention", role, damage, shard), "right" if shard else "either"
+            yield Case(f"{role} {what}", "stores", run, expect, slow=what not in QUICK)
     for name in ("attribution", "inversion"):
         for what, damage in DAMAGES.items():
             if what not in STANDINS:
                 run = _damaged(name, "the first shard", damage, True)
-                yield Case(f"{name}: the first shard {what}", "stores", run, "right")
+                yield Case(f"{name}: the first shard {what}", "stores", run, "right", slow=what not in QUICK)
     for what, change in RESEALED.items():
         yield Case(f"a shard {what} and a right checksum", "stores", _resealed(change), "right")
     for what, model in MODELS.items():
@@ -385,8 +386,9 @@ def _readers() -> Iterator[Case]:
         }.items():
             yield Case(f"identikit {word} {what}", "stores", _reader(word, make), "refused")
     for what, damage in (DAMAGES | STANDINS).items():
-        if what != "gone" or True:
-            yield Case(f"identikit verify, the first shard {what}", "stores", _verified(damage), "refused", ("shard-",))
+        for role in ("the first shard", "a table as CSV"):
+            run, names = _verified(role, damage), (ROLES[role][0].strip("*").partition("*")[0],)
+            yield Case(f"identikit verify, {role} {what}", "stores", run, "refused", names, slow=what not in QUICK)
 
 
 def _bad_manifest(place: Path) -> Path:
@@ -408,12 +410,13 @@ def _reader(word: str, make: Callable[[Path], object]) -> Callable[[Path], None]
     return run
 
 
-def _verified(damage: Damage) -> Callable[[Path], None]:
+def _verified(role: str, damage: Damage) -> Callable[[Path], None]:
     """`identikit verify` finds every damage, names the file, and changes nothing."""
 
     def run(place: Path) -> None:
         out = Path(shutil.copytree(finished("attention"), place / "out"))
-        damage(sorted(out.glob("shard-*"))[0])
+        pattern, which = ROLES[role]
+        damage(sorted(out.glob(pattern))[which])
         command("verify", out)
 
     return run
