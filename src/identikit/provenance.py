@@ -19,8 +19,9 @@ _PACKAGES = ("identikit", "torch", "transformers", "tokenizers", "numpy")
 class Provenance:
     """What a result was computed from.
 
-    - `model`, `revision`, `weights`: its name, its hub commit if it has one, and a fingerprint of its parameters
-    - `tokenizer`, `text`: the tokenizer's class, and the SHA-256 of the text
+    - `model`, `revision`: its name, and its hub commit if it has one
+    - `weights`: its fingerprint, over every weight, its configuration and its tokenizer
+    - `tokenizer`, `tokenizer_sha256`: the tokenizer's class and a SHA-256 of its content; `text`: that of the text
     - `settings`: the options of the analysis: tolerances, seed, norm, …
     """
 
@@ -28,6 +29,7 @@ class Provenance:
     revision: str | None
     weights: str
     tokenizer: str
+    tokenizer_sha256: str
     text: str
     dtype: str
     device: str
@@ -42,6 +44,7 @@ def provenance(model: Model, text: Text, **settings: Any) -> Provenance:
         revision=model.revision,
         weights=model.fingerprint,
         tokenizer=type(model.tokenizer).__name__,
+        tokenizer_sha256=model.identity.reader,
         text=text_hash(text),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),

@@ -13,7 +13,8 @@ import identikit as ik
 from identikit.attention.certainty import ALL, GROUPS, _bin, drawn_places, length_words
 from identikit.attention.dataset import AttentionOptions, attention_tables, certainty_statistics
 from identikit.errors import InputError
-from identikit.runs import local
+from identikit.runs import run as runs
+from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import tiny
 from tests.reference.certainty import mean_and_error, value_size
@@ -25,7 +26,7 @@ PAIRS = [(TEXTS[1], TEXTS[0]), (TEXTS[2], TEXTS[1])]
 
 def tables(name: str, texts: Any, folder: Path, **options: Any) -> dict[str, Any]:
     model = tiny.loaded(name, dtype=torch.float64)
-    return attention_tables(model, texts, Store(folder, {}), AttentionOptions(**options))
+    return attention_tables(model, texts, Run(Store(folder, {})), AttentionOptions(**options))
 
 
 @pytest.mark.parametrize(("name", "groups"), [("bert", GROUPS[:4]), ("llama", GROUPS[:2])])
@@ -101,7 +102,8 @@ def test_short_texts_are_certain_and_long_ones_are_not(tmp_path: Path):
 
 def test_rows_do_not_depend_on_other_texts_or_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = tables("llama", TEXTS, tmp_path / "whole", intervals=9)
-    monkeypatch.setattr(local, "SHARD", 1)
+    monkeypatch.setattr(runs, "BLOCK_TEXTS", 1)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     parts = tables("llama", TEXTS[::-1], tmp_path / "parts", intervals=9)
     for name in ("intervals", "groups"):
         turned = parts[name].assign(text=3 - parts[name]["text"]).sort_values("text", kind="stable", ignore_index=True)
@@ -114,7 +116,8 @@ def test_rows_do_not_depend_on_other_texts_or_shards(tmp_path: Path, monkeypatch
 
 
 def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "SHARD", 2)
+    monkeypatch.setattr(runs, "BLOCK_TEXTS", 2)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     for folder in ("whole", "again"):
         tables("bert", TEXTS, tmp_path / folder, intervals=5)
     for path in (tmp_path / "again").iterdir():
@@ -122,7 +125,7 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest
             path.unlink()
     tables("bert", TEXTS, tmp_path / "again", intervals=5)
     whole, again = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("whole", "again")
+        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*[tv]")} for name in ("whole", "again")
     )
     assert whole == again and {"intervals.parquet", "intervals_by_length.csv", "groups.csv"} <= whole.keys()
 
@@ -131,8 +134,8 @@ def test_intervals_can_be_gathered_alone(tmp_path: Path):
     model, options = tiny.loaded("bert", dtype=torch.float64), AttentionOptions(intervals=5)
     from identikit.attention.certainty import frames
 
-    alone = frames(certainty_statistics(model, [*TEXTS], Store(tmp_path / "alone", {}), options))
-    beside = attention_tables(model, TEXTS, Store(tmp_path / "beside", {}), options)
+    alone = frames(certainty_statistics(model, [*TEXTS], Run(Store(tmp_path / "alone", {})), options))
+    beside = attention_tables(model, TEXTS, Run(Store(tmp_path / "beside", {})), options)
     assert [*alone] == [*beside][-3:] and all(alone[name].equals(beside[name]) for name in alone)
 
 

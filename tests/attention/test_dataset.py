@@ -8,7 +8,8 @@ import torch
 import identikit as ik
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.errors import InputError
-from identikit.runs import local
+from identikit.runs import run as runs
+from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.attribution.test_dataset import TEXTS, check_progress
 from tests.models import tiny
@@ -17,7 +18,7 @@ from tests.models import tiny
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_tables_hold_what_each_text_gives(name: str, tmp_path: Path):
     model = tiny.loaded(name, dtype=torch.float64)
-    tables = attention_tables(model, TEXTS, Store(tmp_path / "run", {}), AttentionOptions(mass=True))
+    tables = attention_tables(model, TEXTS, Run(Store(tmp_path / "run", {})), AttentionOptions(mass=True))
     results = ik.effective_attention(model, TEXTS, mass=True)
     n = len(TEXTS)
     for table, by, axes in (
@@ -45,7 +46,7 @@ def test_tables_hold_what_each_text_gives(name: str, tmp_path: Path):
 def test_types_add_up_and_no_cell_reads_as_missing(tmp_path: Path):
     import pandas as pd
 
-    attention_tables(tiny.loaded("bert"), TEXTS, Store(tmp_path / "run", {}), AttentionOptions())
+    attention_tables(tiny.loaded("bert"), TEXTS, Run(Store(tmp_path / "run", {})), AttentionOptions())
     types = pd.read_csv(tmp_path / "run" / "types.csv")  # plainly: no word there is one that pandas drops
     assert not types.isna().any(axis=None) and set(types["map"]) == {"raw", "effective", "null_space"}
     axes = ["layer", "head", "source", "target"]
@@ -57,21 +58,23 @@ def test_types_add_up_and_no_cell_reads_as_missing(tmp_path: Path):
 
 
 def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "SHARD", 5)
+    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     model = tiny.loaded("bert")
-    attention_tables(model, TEXTS, Store(tmp_path / "whole", {}), AttentionOptions())
-    attention_tables(model, TEXTS, Store(tmp_path / "again", {}), AttentionOptions())
+    attention_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), AttentionOptions())
+    attention_tables(model, TEXTS, Run(Store(tmp_path / "again", {})), AttentionOptions())
     for path in (tmp_path / "again").iterdir():
         if path.name not in ("run.json", "shard-000000.safetensors"):
             path.unlink()
-    attention_tables(model, TEXTS, Store(tmp_path / "again", {}), AttentionOptions())
-    whole, again = (sorted((tmp_path / name).iterdir()) for name in ("whole", "again"))
-    assert [path.name for path in whole] == [path.name for path in again]
+    attention_tables(model, TEXTS, Run(Store(tmp_path / "again", {})), AttentionOptions())
+    whole, again = (sorted((tmp_path / name).glob("*.*[tv]")) for name in ("whole", "again"))  # all tables
+    assert [path.name for path in whole] == [path.name for path in again] and len(whole) == 2 * 6
     assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in again]
 
 
 def test_progress_moves_with_tokens_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "SHARD", 5)
+    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     check_progress(attention_tables, AttentionOptions(), tmp_path, "effective attention, tokens")
 
 
@@ -79,6 +82,6 @@ def test_long_texts_are_refused_or_cut(tmp_path: Path):
     model, store = tiny.loaded("bert"), Store(tmp_path / "run", {})
     long = [*TEXTS, "w3 " * 100]
     with pytest.raises(InputError, match="tokens and the model reads at most"):
-        attention_tables(model, long, store, AttentionOptions())
+        attention_tables(model, long, Run(store), AttentionOptions())
     assert not (tmp_path / "run").exists()
-    assert attention_tables(model, long, store, AttentionOptions(truncate=True))["texts"]["tokens"].max() == 64
+    assert attention_tables(model, long, Run(store), AttentionOptions(truncate=True))["texts"]["tokens"].max() == 64

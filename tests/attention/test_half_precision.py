@@ -171,8 +171,8 @@ def test_rounded_outputs_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
     """With the model's own output, rounded, in the place of the one computed anew, rows become longer than raw ones."""
     model, whole = pair("stories", torch.bfloat16)[0], precision.recomputed
 
-    def rounded(call: Any, heads: Any) -> Any:
-        return whole(call, heads)._replace(output=call.output[0, heads].double())
+    def rounded(call: Any, heads: Any, projection: Any) -> Any:
+        return whole(call, heads, projection)._replace(output=call.output[0, heads].double())
 
     monkeypatch.setattr("identikit.attention.effective.recomputed", rounded)
     with warnings.catch_warnings(record=True) as told:
@@ -186,7 +186,7 @@ def test_overflow_is_an_error_that_names_the_layer():
     model = tiny.loaded("llama", dtype=torch.float16)
     with torch.no_grad():
         model.blocks[1].self_attn.v_proj.weight *= 1e6  # pyright: ignore
-    with pytest.raises(ModelError, match=r"layer 1: its head outputs hold NaN or infinity in float16"):
+    with pytest.raises(ModelError, match=r"after layer 1 hold NaN or infinity in float16"):
         ik.effective_attention(model, "w5 w6 w7")
 
 

@@ -10,7 +10,8 @@ import identikit as ik
 from identikit.attribution.dataset import AttributionOptions, PerToken, attribution_tables, pack, unpack
 from identikit.errors import InputError
 from identikit.maths.mixing import mixing
-from identikit.runs import local
+from identikit.runs import run as runs
+from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import tiny
 
@@ -23,9 +24,10 @@ def parity(encoded) -> tuple[str, ...]:
 
 def test_tables_of_shards_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = tiny.loaded("llama", dtype=torch.float64)
-    whole = attribution_tables(model, TEXTS, Store(tmp_path / "whole", {}), AttributionOptions(), tagger=parity)
-    monkeypatch.setattr(local, "SHARD", 5)
-    parts = attribution_tables(model, TEXTS, Store(tmp_path / "parts", {}), AttributionOptions(), tagger=parity)
+    whole = attribution_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), AttributionOptions(), tagger=parity)
+    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
+    parts = attribution_tables(model, TEXTS, Run(Store(tmp_path / "parts", {})), AttributionOptions(), tagger=parity)
     assert set(whole) == {"texts", "tokens", "own", "groups", "offsets", "tags"}
     for name, frame in whole.items():
         assert frame.equals(parts[name])
@@ -42,9 +44,10 @@ def test_tables_of_shards_are_those_of_the_whole(tmp_path: Path, monkeypatch: py
 
 
 def test_every_token_has_its_own_contribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "SHARD", 5)
+    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     model = tiny.loaded("bert", dtype=torch.float64)
-    tokens = attribution_tables(model, TEXTS, Store(tmp_path / "run", {}), AttributionOptions(norm="sum"))["tokens"]
+    tokens = attribution_tables(model, TEXTS, Run(Store(tmp_path / "run", {})), AttributionOptions(norm="sum"))["tokens"]
     results = ik.token_attribution(model, TEXTS, norm="sum")
     assert len(tokens) == 3 * sum(len(result.tokens) for result in results)
     for text, result in enumerate(results):
@@ -80,15 +83,16 @@ def test_statistics_survive_a_file(tmp_path: Path, marked: bool):
 def test_a_shard_of_one_text_without_cls(tmp_path: Path):
     """Written by the first run, read by the second."""
     model, store = tiny.loaded("llama"), Store(tmp_path / "run", {})
-    first = attribution_tables(model, TEXTS[:1], store, AttributionOptions())
-    second = attribution_tables(model, TEXTS[:1], store, AttributionOptions())
+    first = attribution_tables(model, TEXTS[:1], Run(store), AttributionOptions())
+    second = attribution_tables(model, TEXTS[:1], Run(store), AttributionOptions())
     assert all(frame.equals(second[name]) for name, frame in first.items())
     shares = first["offsets"].groupby("view")["share"].sum()
     assert shares["offsets"] == pytest.approx(3.0) and shares["to_cls"] == shares["around_separator"] == 0
 
 
 def test_progress_moves_with_tokens_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "SHARD", 5)
+    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     check_progress(attribution_tables, AttributionOptions(), tmp_path, "attribution, tokens")
 
 
@@ -99,13 +103,13 @@ def check_progress(tables: Callable[..., object], options: object, folder: Path,
     ends = [sum(lengths[:count]) for count in range(len(TEXTS) + 1)]
     told: list[tuple[str, int, int]] = []
     store = Store(folder, {})
-    tables(model, TEXTS, store, options, progress=lambda *report: told.append(report))
+    tables(model, TEXTS, Run(store, progress=lambda *report: told.append(report)), options)
     assert {(name, total) for name, _, total in told} == {(what, sum(lengths))}
     done = [tokens for _, tokens, _ in told]
     assert done == sorted(done) and set(ends) <= set(done)
     (folder / "shard-000001.safetensors").unlink()
     told.clear()
-    tables(model, TEXTS, store, options, progress=lambda *report: told.append(report))
+    tables(model, TEXTS, Run(store, progress=lambda *report: told.append(report)), options)
     kept = sum(lengths) - sum(lengths[5:10])
     assert told[0] == (what, kept, sum(lengths)) and kept < told[1][1] <= kept + lengths[5]
     assert kept + lengths[5] in [tokens for _, tokens, _ in told]
@@ -117,17 +121,17 @@ def test_options_of_the_tables(tmp_path: Path):
     store = Store(tmp_path / "run", {})
     for refused in (AttributionOptions(source="nowhere"), AttributionOptions(probes=model.d_model)):
         with pytest.raises(InputError, match=r"is not known|cannot be used"):
-            attribution_tables(model, TEXTS, store, refused)
+            attribution_tables(model, TEXTS, Run(store), refused)
 
     def missing(encoded: object) -> tuple[str, ...]:
         raise InputError("tagging parts of speech: spaCy is not installed.")
 
     with pytest.raises(InputError, match="spaCy is not installed"):
-        attribution_tables(model, TEXTS, store, AttributionOptions(), tagger=missing)
+        attribution_tables(model, TEXTS, Run(store), AttributionOptions(), tagger=missing)
     with pytest.raises(InputError, match="tokens and the model reads at most"):
-        attribution_tables(model, [*TEXTS, "w3 " * 100], store, AttributionOptions())
+        attribution_tables(model, [*TEXTS, "w3 " * 100], Run(store), AttributionOptions())
     assert not (tmp_path / "run").exists()  # what is refused leaves nothing behind
-    after = attribution_tables(model, TEXTS, store, AttributionOptions(source="after"))["own"]
+    after = attribution_tables(model, TEXTS, Run(store), AttributionOptions(source="after"))["own"]
     results = ik.token_attribution(model, TEXTS, source="after")
     own = torch.cat([result.contribution.diagonal(dim1=1, dim2=2) for result in results], dim=1)
     assert after["median"].tolist() == pytest.approx(own.double().quantile(0.5, dim=1).tolist(), abs=1e-4)

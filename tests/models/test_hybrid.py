@@ -10,6 +10,7 @@ from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attribution import passes
 from identikit.models.model import Model
 from identikit.models.tap import AttentionCall
+from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.attribution.test_attribute import asked, off, read, reference_norms
 from tests.models import tiny
@@ -104,7 +105,7 @@ def test_explain_says_which_layers_it_reads(model: Model):
 
 def test_tables_number_layers_by_block(model: Model, tmp_path: Path):
     options = AttentionOptions(intervals=4)
-    tables = attention_tables(model, [TEXT, "w5 w6 w7"], Store(tmp_path, {}), options)
+    tables = attention_tables(model, [TEXT, "w5 w6 w7"], Run(Store(tmp_path, {})), options)
     for name, table in tables.items():
         if "layer" in table:
             assert set(table["layer"]) <= {1, 3}, name

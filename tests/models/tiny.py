@@ -330,7 +330,11 @@ def deberta(**options) -> hf.PreTrainedModel:
 def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf.PreTrainedModel:
     """Return the tiny model called `name`, in evaluation mode, every parameter drawn anew."""
     torch.manual_seed(seed)
-    model = BUILDERS[name]().eval()
+    return drawn(BUILDERS[name]().eval(), dtype=dtype, seed=seed)
+
+
+def drawn(model: hf.PreTrainedModel, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf.PreTrainedModel:
+    """Draw every parameter of a model anew, in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, parameter in model.named_parameters():

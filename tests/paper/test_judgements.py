@@ -18,6 +18,7 @@ from identikit.paper.claims.judgements import Verdict
 from identikit.paper.evidence import Evidence, Subject
 from identikit.paper.figures.frames import passage
 from identikit.paper.inputs import from_one
+from identikit.runs.run import Run
 from identikit.runs.store import Store
 
 from ..models import tiny
@@ -44,7 +45,7 @@ HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 def test_the_bound_on_rank_holds_under_any_mask(name: str, tmp_path: Path):
     model = tiny.loaded(name)
     texts = [" ".join(f"w{3 + (7 * place) % 50}" for place in range(length)) for length in (4, 24)]
-    null = attention_tables(model, texts, Store(str(tmp_path), {}), AttentionOptions())["null_dimension"]
+    null = attention_tables(model, texts, Run(Store(str(tmp_path), {})), AttentionOptions())["null_dimension"]
     subject = Subject(name, model.n_layers, model.n_heads, model.d_value, model.causal)
     evidence = Evidence(subject, "made", len(texts), 28, 0, {"null_dimension": null})
     assert judged(CLAIMS["null-space-bound"], evidence).verdict == HOLDS

@@ -41,7 +41,7 @@ def little() -> Iterator[None]:
     """Train briefly, and read shards of eight texts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduce, "SAMPLE", inputs.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2))
-        patch.setattr("identikit.runs.local.SHARD", 8)
+        patch.setattr("identikit.runs.run.BLOCK_TEXTS", 8)
         yield
 
 

@@ -11,6 +11,7 @@ from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attribution.dataset import AttributionOptions, attribution_tables
 from identikit.provenance import text_hash
 from identikit.runs.columns import COMMANDS, markdown, texts_table
+from identikit.runs.run import Run
 from identikit.runs.store import Store, write_tables
 from identikit.tokens.dataset import (
     IdentifiabilityOptions,
@@ -32,13 +33,13 @@ def by_parity(encoded) -> tuple[str, ...]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of every command, with all the tables that it can write."""
     folder, model = tmp_path_factory.mktemp("runs"), tiny.loaded("bert")
-    attention_tables(model, TEXTS, Store(folder / "attention", {}), AttentionOptions(intervals=7))
-    attribution_tables(model, TEXTS, Store(folder / "attribution", {}), AttributionOptions(), tagger=by_parity)
+    attention_tables(model, TEXTS, Run(Store(folder / "attention", {})), AttentionOptions(intervals=7))
+    attribution_tables(model, TEXTS, Run(Store(folder / "attribution", {})), AttributionOptions(), tagger=by_parity)
     options = IdentifiabilityOptions(experiment="generalisation", folds=1)
-    identifiability_tables(model, TEXTS, Store(folder / "tokens", {}), options)
+    identifiability_tables(model, TEXTS, Run(Store(folder / "tokens", {})), options)
     inversion = InversionOptions(noises=(0.0, 2.0))
     store = Store(folder / "tokens --experiment inversion", {})
-    inversion_tables(tiny.loaded("llama"), TEXTS[:3], store, inversion)
+    inversion_tables(tiny.loaded("llama"), TEXTS[:3], Run(store), inversion)
     return folder
 
 

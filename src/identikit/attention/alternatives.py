@@ -59,6 +59,7 @@ def alternative_attention(
         other = _along(row, direction)
     moved = other - row.attention
     step = float(moved[: len(row.keys)].norm())
+    missed = source.parts[0].missed_by(moved, row, place)
     change = reading.changed_by(lambda call: _replaced(call, which, place, row, other))
     arrays = {"raw": row.attention, "attention": other, "direction": moved / step if step else moved}
     arrays = {name: row.over_all_keys(array)[None, None, None] for name, array in arrays.items()}
@@ -69,7 +70,7 @@ def alternative_attention(
         axes,
         Held(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
         replace(captured.provenance, settings=settings),
-        {**captured.about, "step": step, "output_change": list(change), "toward": asked},
+        {**captured.about, "step": step, "output_change": list(change), "toward": asked, "row_residual": missed},
     )
 
 

@@ -70,7 +70,7 @@ class AttentionJob:
 
     def cost(self, length: int) -> float:
         """Return a sum of products that grow with the length and with its square."""
-        return length * (length + 256)
+        return length * (length + 256.0)
 
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return what is read from each text."""

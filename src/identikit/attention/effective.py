@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.precision import Recomputed, coarser_unit, computed_in, equal_values, recomputed, warn_of
+from identikit.attention.precision import (
+    Recomputed,
+    check_range,
+    coarser_unit,
+    computed_in,
+    equal_values,
+    recomputed,
+    warn_of,
+)
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, chosen
@@ -30,7 +38,7 @@ _REACH = {"reachable_dim": "dim", "nearly_reachable_dim": "nearly_dim", "reachab
 DIMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("raw", "effective", "null"), _EDGE),
     "visible": ("layer", "query", "key"),
-    **dict.fromkeys(("rank", "null_dim", "polytope_dim", "rank_is_sure", "norm_ratio", "sink"), _ROW),
+    **dict.fromkeys(("rank", "null_dim", "polytope_dim", "rank_is_sure", "norm_ratio", "row_residual", "sink"), _ROW),
     **dict.fromkeys(_REACH, _ROW),
     "joint_null_dim": ("layer", "query"),
     "rounded_duplicates": ("layer",),
@@ -129,6 +137,12 @@ class Layer:
             [rows_of(attention[at], values, visible[at], rank[at], gated[at][0], sink=sink) for at in one]
         )
 
+    def missed_by(self, moved: Float[Tensor, "weighed"], row: "Row", query: int) -> float:
+        """Return how far a change of the one head's row moves its output, as `row_residual` has it."""
+        through = maths.lengths_through(self.passed, self.projection, 0)
+        missing = float((moved.double() @ row.values.double() @ through.to(moved)).norm())
+        return missing and missing / float(self.made.size[0, query])
+
     @property
     def gate(self) -> Float[Tensor, "head query d_v"] | None:
         """What multiplies each row of the head output before the output projection; None: nothing."""
@@ -148,11 +162,22 @@ class Layer:
         return maths.row_ranks(self.passed)
 
     @cached_property
+    def _missing(self) -> Float[Tensor, "head query d_v"]:
+        """A⊥V − O of each head."""
+        options = {"bias": self.bias, "mass": self.made.mass}
+        return maths.missing_output(self.factors, _values(self.call, self.heads), self.made.output, **options)
+
+    @cached_property
     def residual(self) -> Float[Tensor, "head"]:
         """‖(A⊥V − O)H‖/‖OH‖ of each head."""
-        options = {"bias": self.bias, "mass": self.made.mass, "gate": self.gate}
-        values = _values(self.call, self.heads)
-        return maths.residual(self.factors, values, self.made.output, self.projection, **options)
+        return maths.relative_size(self._missing, self.made.output, self.projection, gate=self.gate)
+
+    @cached_property
+    def row_residual(self) -> Float[Tensor, "head query"]:
+        r"""‖(a⊥V − o)H‖ of each row against $\sum_m a_m \|v_m H\|$, of which the model rounds off about eps."""
+        missing = (self._missing @ maths.lengths_of(self.projection)).norm(dim=-1)
+        missing = missing.masked_fill(self.factors.identifiable, 0.0)  # these rows are their raw attention
+        return torch.where(missing == 0, 0.0, missing / self.made.size)
 
     @cached_property
     def norm_ratio(self) -> Float[Tensor, "head query"]:
@@ -268,7 +293,7 @@ class Captured:
             found = [part.factors.visible.block(at["query"], at["key"]) for part in parts]
         elif name in ("rank", "null_dim"):
             found = [getattr(part.factors, name)[at["head"]][:, at["query"]] for part in parts]
-        elif name in ("polytope_dim", "rank_is_sure", "norm_ratio", "sink"):
+        elif name in ("polytope_dim", "rank_is_sure", "norm_ratio", "row_residual", "sink"):
             found = [getattr(part, name)[at["head"]][:, at["query"]] for part in parts]
         elif name == "rounded_duplicates":
             found = [torch.tensor(equal_values(part.call, self.reading.tokens)[1]) for part in parts]
@@ -400,8 +425,11 @@ def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head que
 def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options) -> Layer:
     call, visible = reading.calls[layer], reading.visible[layer]
     model, wanted = reading.model, torch.tensor(heads, device=call.query.device)
-    made = recomputed(call, wanted)
     projection = model.projection(call.layer)[wanted]
+    made = recomputed(call, wanted, projection)
+    numbers = {"queries": call.query[0, wanted], "keys": call.key[0, wanted // call.groups]}
+    numbers |= {"values": call.value[0, wanted // call.groups], "output projection": projection}
+    check_range(numbers, call.layer, wanted)
     bias = None if options.bias else model.value_bias(call.layer)
     plain = maths.attention_heads(_values(call, wanted), made.output, visible, mass=made.mass)
     if bias is not None:

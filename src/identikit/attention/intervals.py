@@ -135,7 +135,7 @@ def intervals_of(
     axes = (*(attention._axis(name) for name in _ROWS), last)
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
     about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {"groups": members} if members else {}
+    about |= {"row_residual": float(attention.row_residual.max())} | ({"groups": members} if members else {})
     return AttentionIntervals(axes, Held(arrays, dims), attention.provenance, about)
 
 

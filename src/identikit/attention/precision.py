@@ -5,14 +5,16 @@ output is computed again from the captured queries, keys and values, which are e
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from identikit.errors import ModelError
 from identikit.maths import linalg
+from identikit.maths.effective import lengths_of
 from identikit.models.tap import AttentionCall
+from identikit.models.weights import wider_dtype
 from identikit.shapes import Float, Int, Tensor
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 EXACT_TOKENS = 512  # up to this many, head outputs are computed in float64; above, in float32
 LARGEST_RESIDUAL = 1e-5  # what rounding explains of ‖(A⊥V − O)H‖/‖OH‖ in any dtype; measured: at most 7e-7
 LARGEST_RATIO = 1.01  # what rounding explains of ‖a⊥‖/‖a‖, at most 1; measured: 1.004 at most, and 1 in float64
+SMALLEST = 1e-70  # of a head's largest value: fourth powers of it, and of its inverse, are in float64's range
 _EQUAL = 16  # values differ by our own rounding only up to this many units of the largest entry
 _NEAR = 4  # values differ by the model's rounding only up to this many times its eps of their largest entry
 _NOISE = 0.075  # eps·0.3/4: the noise of rounded values, see `Resolution`, as an eps of its cutoff
@@ -30,12 +33,13 @@ _NAMED = 5  # heads that a warning names
 class Recomputed(NamedTuple):
     r"""What is computed anew from queries, keys and values.
 
-    - `output`: $O = AV$; `norm`: $\|a_i\|$ of each row
+    - `output`: $O = AV$; `norm`: $\|a_i\|$ of each row; `size`: $\sum_m a_m \|v_m H\|$ of each row
     - `mass`: the sum of each row where a learned sink takes a part of it; None where rows sum to 1
     """
 
     output: Float[Tensor, "head query d_v"]
     norm: Float[Tensor, "head query"]
+    size: Float[Tensor, "head query"]
     mass: Float[Tensor, "head query"] | None
 
 
@@ -46,25 +50,43 @@ def computed_in(call: AttentionCall) -> torch.dtype:
     return torch.promote_types(call.value.dtype, torch.float32)
 
 
-def recomputed(call: AttentionCall, heads: Int[Tensor, "head"]) -> Recomputed:
-    """Compute the chosen heads' outputs, and the norm and sum of their rows, some rows at a time."""
+def recomputed(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]) -> Recomputed:
+    """Compute the chosen heads' outputs, and the norm, size and sum of their rows, some rows at a time."""
     dtype, (n, keys) = computed_in(call), (call.query.shape[2], call.key.shape[2])
     values = call.value[0, heads // call.groups].to(dtype)
+    lengths = (values.double() @ lengths_of(projection)).norm(dim=-1, keepdim=True)
     step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * keys))
     every = torch.arange(call.query.shape[1], device=heads.device)
     chosen = slice(None) if torch.equal(heads, every) else heads  # all of them need no copy
     parts = []
     for start in range(0, n, step):
         weights = call.weights(slice(start, start + step), heads=chosen, dtype=dtype)[0]
-        parts.append((weights @ values, weights.norm(dim=-1), weights.sum(-1)))
-    output, norm, mass = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        size = (weights @ lengths.to(dtype))[..., 0]
+        parts.append((weights @ values, weights.norm(dim=-1), size, weights.sum(-1)))
+    output, norm, size, mass = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     if not bool(torch.isfinite(output).all()):
         raise ModelError(
             f"Reading the attention of layer {call.layer}: its head outputs hold NaN or infinity in "
-            f"{str(call.value.dtype).removeprefix('torch.')}, so no result can be computed from them. Load the model "
-            "in another dtype, such as float32."
+            f"{str(call.value.dtype).removeprefix('torch.')}, so no result can be computed from them. "
+            f"{wider_dtype(call.value.dtype)}"
         )
-    return Recomputed(output, norm, None if call.sink is None else mass)
+    return Recomputed(output, norm, size, None if call.sink is None else mass)
+
+
+def check_range(
+    numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]
+) -> None:
+    """Refuse float64 numbers of a head so large or so small that their squares leave float64's range; 0 is in it."""
+    for what, matrices in numbers.items():
+        size = matrices.detach().abs().amax((1, 2)).double()
+        lost = (size > 0) & ((size < SMALLEST) | (size > 1 / SMALLEST))
+        if bool(lost.any()):
+            at = int(lost.nonzero()[0])
+            raise ModelError(
+                f"Reading the attention of L{layer}H{int(heads[at])}: the largest entry of its {what} is "
+                f"{float(size[at]):.1g}, and squares of such numbers leave the range of float64. Scale its values by a "
+                "power of two, and its output projection by the inverse: the model stays the same."
+            )
 
 
 def coarser_unit(dtype: torch.dtype, width: int) -> float:
@@ -100,18 +122,44 @@ def equal_values(call: AttentionCall, tokens: Sequence[str]) -> tuple[Int[Tensor
     return first, rounded
 
 
+def rounding_of(dtype: torch.dtype) -> float:
+    """Return what rounding explains of a row's error, relative to the lengths that its output adds up."""
+    return max(LARGEST_RESIDUAL, torch.finfo(dtype).eps)
+
+
+def careful_words(residual: float, dtype: str) -> list[str]:
+    """Say it where rows that are taken to have the same output differ in it by more than rounding; see `row_residual`.
+
+    Values that are too small beside the largest count as 0. A row that gives the largest no weight has them as output.
+    """
+    explained = rounding_of(getattr(torch, dtype))
+    if residual <= explained:
+        return []
+    return [
+        f"Careful: some values are so small beside others that they count as 0, and weights that are taken to have the "
+        f"same output miss it by up to {residual:.1g} (relative; the rounding of {dtype} explains {explained:.1g}). Where "
+        "they do, an edge that is said to be free may be fixed."
+    ]
+
+
 def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> None:
     """Warn, by layer and head, where effective attention does not do what it must; an error where it means nothing.
 
-    It must give the head's output (with a tolerance, only to about that), and its rows cannot be longer than the raw
-    ones, because it is a projection of them.
+    It must give the head's output, in all rows and in each (with a tolerance, only to about that), and its rows cannot
+    be longer than the raw ones, because it is a projection of them.
     """
     allowed = torch.inf if tolerance else LARGEST_RESIDUAL
+    dtype = layers[0].call.value.dtype
+    row = max(allowed, rounding_of(dtype))
     wrong = [one for part in layers for one in _where(part, part.residual, allowed)]
+    named = {name for name, _ in wrong}
+    rows = [one for part in layers for one in _where(part, part.row_residual.amax(-1), row) if one[0] not in named]
     long = [one for part in layers for one in _where(part, part.norm_ratio.amax(-1), LARGEST_RATIO)]
     said = {
         "effective attention reproduces head outputs only to within {:.1g} (relative; rounding explains "
         f"{LARGEST_RESIDUAL:g})": wrong,
+        "effective attention reproduces some rows of head outputs only to within {:.1g} (relative; rounding explains "
+        f"{row:.1g})": rows,
         "rows of effective attention are up to {:.3g} times as long as the raw ones (they are projections of them; "
         f"rounding explains {LARGEST_RATIO:g})": long,
     }
@@ -121,8 +169,7 @@ def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> 
             more = f" and {len(found) - _NAMED} more heads" if len(found) > _NAMED else ""
             worst = max(size for _, size in found)
             warnings.warn(
-                f"Do not trust {heads}{more}: {words.format(worst)}. Load the model in float32 or float64, or leave "
-                "these heads out.",
+                f"Do not trust {heads}{more}: {words.format(worst)}. {wider_dtype(dtype)} Or leave these heads out.",
                 stacklevel=stacklevel,
             )
 
@@ -132,8 +179,8 @@ def _where(part: "Layer", sizes: Float[Tensor, "head"], allowed: float) -> list[
     if not bool(torch.isfinite(sizes).all()):
         head = int(part.heads[(~torch.isfinite(sizes)).nonzero()[0, 0]])
         raise ModelError(
-            f"Reading the attention of L{part.call.layer}H{head}: its effective attention is NaN or infinite. Load the "
-            "model in another dtype, such as float32."
+            f"Reading the attention of L{part.call.layer}H{head}: its effective attention is NaN or infinite. "
+            f"{wider_dtype(part.call.value.dtype)}"
         )
     at = (sizes > allowed).nonzero()[:, 0].tolist()
     return [(f"L{part.call.layer}H{int(part.heads[place])}", float(sizes[place])) for place in at]

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from identikit.attention.precision import careful_words
 from identikit.errors import InputError
 from identikit.indexing import Index, known
 from identikit.maths import measures
@@ -93,6 +94,10 @@ class EffectiveAttention(Result):
     )
     joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
     residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
+    row_residual = Array(
+        "The certificate of each row, ‖(a⊥V − o)H‖ against the sum of the lengths that it adds up, Σ a‖vH‖: (layer, "
+        "head, query)."
+    )
     norm_ratio = Array("Length of each effective row against the raw one, ‖a⊥‖/‖a‖, at most 1: (layer, head, query).")
     rank_is_sure = Array(
         "Whether each row's rank stays the same at a coarser resolution: 10 times that of float32 (or float64), or the "
@@ -139,6 +144,7 @@ class EffectiveAttention(Result):
         Returns how much the final hidden states and logits changed.
         """
         source: Any = self._live("verify()")
+        source.reading.model.check_unchanged(self.provenance.weights)
         layers, heads, queries, keys = (self._axis(name) for name in ("layer", "head", "query", "key"))
         if keys.tokens != self.tokens:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
@@ -184,7 +190,9 @@ class EffectiveAttention(Result):
         dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
         rows = f"{free:.0%} of the rows have" if null.numel() > 1 else "The row has"
         pearson = float(self.pearson())
-        correlation = "" if math.isnan(pearson) else f" Raw and effective attention correlate at {pearson:.2f}."
+        correlation = f" Raw and effective attention correlate at {pearson:.2f}."
+        if math.isnan(pearson):
+            correlation = " Raw or effective attention is constant, so their correlation is not defined."
         told = (
             f"{rows} a null space ({dims} dimensions).{correlation} Effective attention reproduces the head outputs to "
             f"within {float(self.residual.max()):.1g} (relative).{beside}"
@@ -196,6 +204,8 @@ class EffectiveAttention(Result):
         told, sink = [], float(self.sink.mean())
         if sink:
             told.append(f"A learned sink takes {sink:.2f} of a row's weight on average; rows sum to the rest.")
+        if not self.provenance.settings["tolerance"]:
+            told += careful_words(float(self.row_residual.max()), self.provenance.dtype)
         unsure = float((~self.rank_is_sure).double().mean())
         return [*told, *unsure_words(unsure, int(self.rounded_duplicates.sum()), self.provenance.dtype)]
 
@@ -301,7 +311,7 @@ class AttentionIntervals(Result):
             )
         elif late < width.numel():
             told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")
-        return " ".join(told)
+        return " ".join([*told, *careful_words(self.about["row_residual"], self.provenance.dtype)])
 
     def _strongest(self) -> list[str]:
         """Say of one row how many of its strongest edges are in a certain order; of several, in what share they are."""
@@ -357,6 +367,7 @@ class AlternativeAttention(Result):
 
     - `attention` = `raw` + `step` · `direction`, the direction of length 1
     - `output_change`: how much the model's output changed when the row was put in
+    - `row_residual`: how far the head's own output is from the same, relative to the lengths that it adds up
     """
 
     kind = "alternative attention"
@@ -367,6 +378,7 @@ class AlternativeAttention(Result):
     attention = Array("The other attention.")
     direction = Array("The direction from the raw row to the other one, of length 1.")
     step = Fact("How far the other row is from the raw one.")
+    row_residual = Fact("How far the head's own output is from the same, relative to the lengths that it adds up.")
 
     @property
     def output_change(self) -> Change:
@@ -376,6 +388,9 @@ class AlternativeAttention(Result):
     def said(self) -> str:
         """Say how far the weight went that was asked for, or the one that moved most, and what it did to the output."""
         key, place = self._axis("key"), int((self.attention - self.raw).abs().argmax())
+        change, dtype = self.output_change, self.provenance.dtype
+        moved = f"{change.words()}{change.beyond(dtype)}."
+        moved = " ".join([moved, *careful_words(self.row_residual, dtype)])
         asked = self.about.get("toward")
         if asked and set(asked) <= set(key.values) and len(key) > 1:
             at = [key.values.index(one) for one in asked]
@@ -383,13 +398,13 @@ class AlternativeAttention(Result):
             names = ", ".join(map(key.name_of, at[:_LISTED])) + (" …" if len(at) > _LISTED else "")
             return (
                 f"{self._axis('query').label} → {names} goes from {raw:.3f} to {other:.3f}. Putting the row into the "
-                f"model {self.output_change.words()}."
+                f"model {moved}"
             )
         raw, other = (float(part.reshape(-1)[place]) for part in (self.raw, self.attention))
         largest = ", the largest change" if len(key) == len(self.tokens) else ""
         return (
             f"{self._axis('query').label} → {key.name_of(place)} goes from {raw:.3f} to {other:.3f}{largest}. Putting "
-            f"the row into the model {self.output_change.words()}."
+            f"the row into the model {moved}"
         )
 
     def plot(self, **options: Any) -> Any:

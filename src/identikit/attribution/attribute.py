@@ -19,6 +19,7 @@ from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
+from identikit.models.weights import wider_dtype
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance
 from identikit.result import Held
@@ -140,10 +141,10 @@ def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
     if not any(lost):
         return
     layer, share = min((layer, share) for layer, share in zip(request.layers, lost, strict=True) if share)
-    before = f", or ask only for layers before {layer}" if layer else ""
+    before = f" Or ask only for layers before {layer}." if layer else ""
     raise InputError(
         f"Derivatives of {model.name} overflow in {str(model.dtype).removeprefix('torch.')} from layer {layer} on: "
-        f'{share:.0%} of that layer are not finite. Load the model with dtype="bfloat16" or "float32"{before}.'
+        f"{share:.0%} of that layer are not finite. {wider_dtype(model.dtype)}{before}"
     )
 
 

@@ -58,7 +58,7 @@ class AttributionJob:
 
     def cost(self, length: int) -> float:
         """Return a sum of products that grow with the square of the length and with its cube."""
-        return length * length * (length + 256)
+        return length * length * (length + 256.0)
 
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return the statistics of the texts together, and the readings of each token."""

@@ -96,14 +96,23 @@ class TokenAttribution(Result):
             whole = self.whole()
         except InputError:
             return f"Contributions of some of the text's tokens ({self.norm} norm, {how})."
-        own, lost = own_contribution(whole).median(-1).values, outweighed(whole).double().mean(-1)
-        first, last = self.layers[0], self.layers[-1]
+        own, first, last = own_contribution(whole).median(-1).values, self.layers[0], self.layers[-1]
         more = f" and {float(own[-1]):.0%} after layer {last}" if last != first else ""
-        share = f"{float(lost[-1]):.0%} of the tokens are no longer their" if lost[-1] else "every token is still its"
         return (
             f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {first}{more} (medians; "
-            f"{self.norm} norm, {how}). After layer {last}, {share} own largest contributor.{self._underflowed()}"
+            f"{self.norm} norm, {how}). {self.largest_words()}{self._underflowed()}"
         )
+
+    def largest_words(self) -> str:
+        """Say of the last layer how many tokens are their own largest contributor, and what no input moves."""
+        last, lost = self.whole()[-1], float(outweighed(self.whole()[-1:]).double().mean())
+        unmoved = int((last.sum(0) == 0).sum())
+        share = f"{lost:.0%} of the tokens are no longer their" if lost else "every token is still its"
+        after = f"After layer {self.layers[-1]},"
+        if unmoved:
+            moved = "" if unmoved == last.shape[1] else f" Of the others, {share} own largest contributor."
+            return f"{after} no input moves {unmoved} of the {last.shape[1]} hidden vectors: their derivatives are 0.{moved}"
+        return f"{after} {share} own largest contributor."
 
     def _underflowed(self) -> str:
         share = max(self.underflow or [0.0])

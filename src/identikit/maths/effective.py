@@ -98,8 +98,7 @@ def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
 
 def lengths_through(heads: Heads, projection: Float[Tensor, "head d_v d"], head: int) -> Float[Tensor, "d_v d_v"]:
     """Return the matrix that gives a head's values, after `through_projection`, the lengths of $T = VH$."""
-    H = projection[head].double()
-    R = torch.linalg.qr(H.mT, mode="r").R.mT  # ‖XH‖ = ‖XRᵀ‖ with Hᵀ = QR
+    R = lengths_of(projection[head : head + 1])[0]
     return R if heads.basis is None else heads.basis[head].mT @ R
 
 
@@ -300,6 +299,38 @@ def residual(
     pass the same `bias` $b$: this is then the certificate of $A^\perp (V - 1b^\top) + A1b^\top$, with `mass` $A1$ as
     in `Heads`. Where a `gate` $g_i$ multiplies each row of $O$ before the projection, $H$ is $\mathrm{diag}(g_i) H$.
     """
+    missing = missing_output(factors, values, output, bias=bias, mass=mass)
+    return relative_size(missing, output, projection, gate=gate)
+
+
+def relative_size(
+    missing: Float[Tensor, "head query d_v"],
+    output: Float[Tensor, "head query d_v"],
+    projection: Float[Tensor, "head d_v d"],
+    *,
+    gate: Float[Tensor, "head query d_v"] | None = None,
+) -> Float[Tensor, "head"]:
+    """Compare what is missing of the head outputs with these, both through the output projection; see `residual`."""
+    through, open_ = lengths_of(projection), 1.0 if gate is None else gate.double()
+    change = (missing * open_ @ through).norm(dim=(1, 2))
+    size = (output.double() * open_ @ through).norm(dim=(1, 2))
+    return torch.where(change == 0, 0.0, change / size)
+
+
+def lengths_of(projection: Float[Tensor, "head d_v d"]) -> Float[Tensor, "head d_v d_v_"]:
+    r"""Return $R^	op$ with $H^	op = QR$: $\|XH\| = \|XR^	op\|$."""
+    return torch.linalg.qr(projection.double().mT, mode="r").R.mT
+
+
+def missing_output(
+    factors: Factors,
+    values: Float[Tensor, "kv_head key d_v"],
+    output: Float[Tensor, "head query d_v"],
+    *,
+    bias: Float[Tensor, "kv_head d_v"] | None = None,
+    mass: Float[Tensor, "head query"] | None = None,
+) -> Float[Tensor, "head query d_v"]:
+    r"""Compute $A^\perp V - O$; arguments are as in `residual`."""
     heads = attention_heads(values, output, factors.visible, mass=mass)
     heads = heads if bias is None else without_bias(heads, bias)
     keys = factors.visible.keys
@@ -312,11 +343,7 @@ def residual(
         product = torch.empty_like(Y[..., :1]).repeat(1, 1, 1, X.shape[2])
         for part in _row_chunks(factors, torch.arange(Y.shape[2], device=Y.device)):
             product[:, :, part] = linalg.masked_multiply(Y[:, :, part], V, X, factors.visible.block(part, keys))
-    through = torch.linalg.qr(projection.double().mT, mode="r").R.mT  # ‖XH‖ = ‖XRᵀ‖ with Hᵀ = QR
-    open_ = 1.0 if gate is None else gate.double()
-    change = ((product.flatten(0, 1) - heads.output.double()) * open_ @ through).norm(dim=(1, 2))
-    size = (output.double() * open_ @ through).norm(dim=(1, 2))
-    return torch.where(change == 0, 0.0, change / size)
+    return product.flatten(0, 1) - heads.output.double()
 
 
 def _prefix_multiply(

@@ -273,8 +273,8 @@ def contributions(norms: Float[Tensor, "*layer input output"]) -> Float[Tensor, 
     LayerNorm of constant gain) has no shares: its column is all 0 and does not sum to 1. Rounding can leave tiny norms
     there, whose shares mean nothing.
     """
-    total = norms.sum(-2, keepdim=True)
-    return torch.where(total > 0, norms / total, 0.0)
+    total = norms.double().sum(-2, keepdim=True)  # squares and sums of float32 can leave its range
+    return torch.where(total > 0, norms / total, 0.0).to(norms.dtype)
 
 
 def estimated_contributions(
@@ -291,7 +291,8 @@ def estimated_contributions(
     linear function of the $y$'s, with the finite-population factor of drawing k of d directions. The paper has no
     estimate.
     """
-    count = squares.shape[-1]
+    count, largest = squares.shape[-1], squares.amax((-3, -1), keepdim=True)
+    squares = squares / torch.where(largest > 0, largest, 1.0)  # shares stay the same, and nothing leaves the range
     norms = (squares.mean(-1) * population).sqrt()
     share = contributions(norms)
     half = torch.where(norms > 0, 0.5 * population / norms, 0.0).unsqueeze(-1) * squares

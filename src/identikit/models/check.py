@@ -15,13 +15,13 @@ from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
 from identikit.models.tap import AttentionCall, evaluating, plain_experts, switched
-from identikit.models.weights import linear_bias
+from identikit.models.weights import broken_weight, linear_bias
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
 
 # How far apart two ways of computing one thing may be, relative to the largest entry.
 # Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def prove(model: Model) -> int:
@@ -51,12 +51,12 @@ def prove(model: Model) -> int:
 
 def finite_weights(model: Model) -> None:
     """Refuse weights that are NaN or infinite, by name."""
-    for name, parameter in model.hf.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise ModelError(
-                f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
-                "anything. Load an intact checkpoint."
-            )
+    name = broken_weight(model.hf)
+    if name is not None:
+        raise ModelError(
+            f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
+            "anything. Load an intact checkpoint."
+        )
 
 
 class _Made(NamedTuple):
@@ -217,8 +217,8 @@ def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
         )
     difference = (found.double() - expected.double()).abs().max()
     scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    if not difference <= _TOLERANCE[model.dtype] * scale:
+    if not difference <= TOLERANCE[model.dtype] * scale:
         raise ModelError(
             f"Proving {model.name}: this check failed: {what} (off by {difference / scale:.1e} relative to the "
-            f"largest entry; allowed: {_TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
+            f"largest entry; allowed: {TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
         )

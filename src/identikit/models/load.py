@@ -12,21 +12,21 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from identikit.errors import InputError, ModelError
+from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models.check import prove
+from identikit.models.checkpoint import check_read
 from identikit.models.families import FAMILIES
+from identikit.models.files import has_file, read_config, stored_weights, weight_files
 from identikit.models.model import Model
 from identikit.models.towers import fitting_reader, part_of, reader_of
 from identikit.models.weights import (
     PLAIN,
     adapter_base,
-    check_files,
     check_in_place,
     gguf_words,
-    has_file,
     how_to_dequantise,
     unwrapped,
     with_adapter,
@@ -87,7 +87,8 @@ def load(
         _check_in_memory(tokenizer, device, dtype)
         part, name = part_of(model, tower), model.config.name_or_path or type(model).__name__
         check_in_place(model, name)
-        loaded = Model(part, fitting_reader(part, tokenizer), name=_named(name, tower))
+        with _in_one_line(name):
+            loaded = _proved(Model(part, fitting_reader(part, tokenizer), name=_named(name, tower)))
     else:
         if tokenizer is not None:
             raise InputError(
@@ -96,7 +97,6 @@ def load(
             )
         device = str(checked_device(device))
         loaded = _load(model, Recipe(None, device, _dtype_name(dtype), tower, revision, trust_remote_code))
-    prove(loaded)
     return loaded
 
 
@@ -107,10 +107,10 @@ def _load(model: Any, recipe: Recipe) -> Model:
     with quiet():
         whole, reader = _read(source, options, _DTYPES[recipe.dtype], torch.device(recipe.device))
         part = part_of(whole, recipe.tower)
+        commit = _commit(source, recipe.revision)
         with _in_one_line(source):
             tokenizer = _reader(*reader, part)
-        commit = _commit(source, recipe.revision)
-        loaded = Model(part, tokenizer, name=_named(name, recipe.tower), revision=commit)
+            loaded = _proved(Model(part, tokenizer, name=_named(name, recipe.tower), revision=commit))
     place = None if model is None else str(Path(source).absolute()) if Path(source).is_dir() else source
     loaded.recipe = replace(recipe, source=place, revision=commit or recipe.revision)
     return loaded
@@ -173,16 +173,11 @@ def _source(model: Any) -> tuple[str, str]:
 
 
 def _commit(source: str, revision: str | None) -> str | None:
-    """Return the hub commit that a model was read from; None for a folder."""
-    return None if Path(source).is_dir() else _folder(source, revision).name or None
-
-
-def _folder(source: str, revision: str | None) -> Path:
-    """Return the folder that a model was read from: itself, or the hub's snapshot in the local cache."""
+    """Return the hub commit that a model was read from, the name of its folder in the cache; None for a folder."""
     if Path(source).is_dir():
-        return Path(source)
+        return None
     found = (has_file(source, name, {"revision": revision}) for name in ("config.json", "adapter_config.json"))
-    return Path(next(filter(None, found), "")).parent
+    return Path(next(filter(None, found), "")).parent.name or None
 
 
 def _default_folder() -> str:
@@ -243,7 +238,7 @@ def _read(
 def _in_one_line(source: str) -> Iterator[None]:
     try:
         yield
-    except ModelError:
+    except IdentikitError:
         raise
     except Exception as error:  # transformers, safetensors and peft raise what they like on a damaged checkpoint
         raise ModelError(f"Loading {source}: {_why(source, error)}") from error
@@ -258,28 +253,29 @@ def _read_weights(source: str, options: dict[str, Any], dtype: torch.dtype | str
             f"Loading {source}: the folder has no .safetensors file, and no other format is read (pickled weights can "
             "run code). Save the model there with model.save_pretrained(folder)."
         )
-    config = AutoConfig.from_pretrained(source, **options)
+    config = read_config(source, options)
     plain = how_to_dequantise(config, source)
-    model, report = _class_for(config).from_pretrained(
-        source, dtype=dtype, use_safetensors=True, output_loading_info=True, **plain, **options
-    )
-    if not plain:
-        check_files(_folder(source, options["revision"]).glob("*.safetensors"), source)
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
-    if missing:
-        raise ModelError(
-            f"Loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first is "
-            f"{missing[0]}); they would be random. Load a complete checkpoint."
-        )
+    stored = stored_weights(weight_files(source, config, options), source)
+    # Shapes that do not fit are always refused: the option only makes transformers name them.
+    options = options | {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = _class_for(config).from_pretrained(source, dtype=dtype, **plain, **options)
+    check_read(model, report, stored, source, plain=not plain)
     check_in_place(model, source)
     return model if dtype == "auto" and not plain else model.to(model.dtype if dtype == "auto" else dtype)
 
 
 def _class_for(config: Any) -> Any:
-    """Return the family's own class, or the one that the checkpoint was saved with, language-model head included."""
+    """Return the family's own class, or the one that the checkpoint was saved with, language-model head included.
+
+    A class that is not of the configuration's model type is passed over, as transformers does.
+    """
     family = FAMILIES.get(config.model_type)
-    saved = next(iter(config.architectures or ()), "").replace("ForPreTraining", "ForMaskedLM")
-    return getattr(transformers, (family and family.model_class) or saved, AutoModel)
+    if family and family.model_class:
+        return getattr(transformers, family.model_class)
+    saved = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
+    found = getattr(transformers, saved, None)
+    fits = isinstance(found, type) and issubclass(found, PreTrainedModel) and isinstance(config, found.config_class)
+    return found if fits else AutoModel
 
 
 def _named(name: str, tower: str | None) -> str:
@@ -293,9 +289,24 @@ def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any
     except ImportError as error:  # its first sentence names what is missing
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ModelError(f"Loading {source}: its {kind} cannot be read: {reason}. Install it.") from None
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"Loading {source}: its {kind} cannot be read: {reason}") from None
+    except Exception as error:  # tokenizers, sentencepiece and json raise what they like on a damaged file
+        said = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+        said = said if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {said}"
+        raise ModelError(f"Loading {source}: its {kind} cannot be read ({said}). Check its files.") from None
+
+
+def _proved(model: Model) -> Model:
+    """Return a model that can be read, and whose tokenizer's special tokens, which are in every text, it knows."""
+    added = model.tokenizer("")["input_ids"] if isinstance(model.tokenizer, PreTrainedTokenizerBase) else ()
+    for token in added:
+        if token >= model.vocabulary:
+            named = model.tokenizer.convert_ids_to_tokens(token)
+            raise ModelError(
+                f"Loading {model.name}: its tokenizer puts {named!r} (id {token}) into every text, and the model has "
+                f"embeddings for only {model.vocabulary} ids. Use the model's own tokenizer."
+            )
+    prove(model)
+    return model
 
 
 def _why(source: str, error: Exception) -> str:
@@ -309,8 +320,12 @@ def _why(source: str, error: Exception) -> str:
             "there is no such folder, and no such model in the local hub cache or on a hub that can be reached. "
             f"{_FOLDER}, or check the id and the network."
         )
-    said = reason or "no reason given"
-    return said if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {said}"
+    said = (
+        (reason or "no reason given")
+        if isinstance(error, OSError | ValueError)
+        else f"{type(error).__name__}: {reason}"
+    )
+    return f"transformers cannot make a model of it ({said.rstrip('.')}). Check its config.json and its weights."
 
 
 @contextmanager

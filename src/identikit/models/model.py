@@ -1,6 +1,5 @@
 """A model under the tap: run it, watch it, take its blocks apart."""
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,8 +16,9 @@ from identikit.errors import InputError, ModelError
 from identikit.features import Source, encode_features
 from identikit.indexing import Index, chosen
 from identikit.models import families
+from identikit.models.fingerprint import Identity, identity_of
 from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
-from identikit.models.weights import adapter_state
+from identikit.models.weights import broken_weight, wider_dtype
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches
 
@@ -164,18 +164,30 @@ class Model:
         """What the model reads: "text", "image" or "sound"."""
         return "text" if self.family.features is None else self.family.features.modality
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """A SHA-256 over the name, shape, dtype and about 1,024 evenly spaced entries of every parameter.
+        """A SHA-256 over every weight, the configuration, the modules, active adapters and the tokenizer.
 
-        It tells checkpoints apart without reading gigabytes. It does not prove that two models agree in every entry.
+        It is taken anew when a public function is given the model, so that a result never claims weights of before.
         """
-        digest = hashlib.sha256(adapter_state(self.hf).encode())
-        for name, parameter in sorted(self.hf.named_parameters()):
-            flat = parameter.detach().flatten()
-            sample = flat[:: max(1, flat.numel() // 1024)].double().cpu().numpy()
-            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + sample.tobytes())
-        return digest.hexdigest()
+        return self.identity.model
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The fingerprints of the model and of its tokenizer, as last taken."""
+        return identity_of(self.hf, self.tokenizer)
+
+    def take_identity(self) -> None:
+        """Take the fingerprints anew."""
+        self.identity = identity_of(self.hf, self.tokenizer)
+
+    def check_unchanged(self, since: str | None = None) -> None:
+        """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
+        if identity_of(self.hf, self.tokenizer).model != (self.fingerprint if since is None else since):
+            raise ModelError(
+                f"Reading {self.name}: its weights, configuration or tokenizer changed after it was first read, so the "
+                "numbers would be of two models. Compute them again, and do not change the model meanwhile."
+            )
 
     def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
         """Return H of Eq. 2 for every head: its slice of the layer's output projection."""
@@ -216,14 +228,18 @@ class Model:
                 self.family.features, source, texts, self.hf.config, max_tokens=max_tokens, truncate=truncate, **limits
             )
         encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
-        known = len(self.hf.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
         for one in encoded:
-            if max(one.ids) >= known:
+            if max(one.ids) >= self.vocabulary:
                 raise InputError(
                     f"Reading a text: its token {one.tokens[one.ids.index(max(one.ids))]!r} has the id {max(one.ids)}, "
-                    f"and {self.name} has embeddings for only {known} ids. Use the model's own tokenizer."
+                    f"and {self.name} has embeddings for only {self.vocabulary} ids. Use the model's own tokenizer."
                 )
         return encoded
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model has embeddings for."""
+        return len(self.hf.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
 
     def names(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
@@ -238,9 +254,9 @@ class Model:
     @property
     def pad_id(self) -> int:
         """The id that fills up a padded batch; no real token ever looks at it."""
-        pad = getattr(self.tokenizer, "pad_token_id", None)
-        pad = getattr(self.hf.config.get_text_config(), "pad_token_id", None) if pad is None else pad
-        return 0 if pad is None else pad
+        own = getattr(self.tokenizer, "pad_token_id", None)
+        pad = getattr(self.hf.config.get_text_config(), "pad_token_id", None) if own is None else own
+        return pad if pad and self.modality == "text" and 0 < pad < self.vocabulary else 0
 
     def sample(self, lengths: tuple[int, ...]) -> TokenBatch:
         """Return a made-up batch of sequences of these lengths, for measuring and proving.
@@ -260,11 +276,28 @@ class Model:
     def trace(self, batch: TokenBatch, visit: Visitor = lambda call: None) -> Trace:
         """Run a batch through the tapped model.
 
-        `visit` sees each layer's attention in turn. It may return another head output, which the model then uses.
+        `visit` sees each layer's attention in turn. It may return another head output, which the model then uses. A run
+        whose vectors hold NaN or infinity is refused, with the layer where they first do.
         """
         with self._tapped(visit) as seen:
             output = self._forward(batch)
+        self._check_finite(batch, [_not_none(seen.inputs), *seen.hidden])
         return Trace(_not_none(seen.inputs), tuple(seen.hidden), getattr(output, "logits", None), tuple(seen.blocks))
+
+    def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
+        """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
+        padding = ~batch.keep.to(vectors[0].device)
+        finite = torch.stack([(one.isfinite().all(-1) | padding).all() for one in vectors]).tolist()
+        if all(finite):
+            return
+        first, dtype = finite.index(False), str(self.dtype).removeprefix("torch.")
+        where = "before layer 0" if first == 0 else f"after layer {first - 1}"
+        weight = broken_weight(self.hf)
+        advice = wider_dtype(self.dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
+        raise ModelError(
+            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in {dtype}, so nothing can be read "
+            f"from this text. {advice}"
+        )
 
     def at_position(
         self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
@@ -425,8 +458,9 @@ class Model:
 
 
 def checked_model(model: Any) -> Model:
-    """Return a model if it is one of ours, or say what to do."""
+    """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
     if isinstance(model, Model):
+        model.take_identity()
         return model
     raise InputError(
         f"Expected a model from identikit.load, got {type(model).__name__}. Load it first: "

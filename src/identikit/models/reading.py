@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from identikit.errors import InputError
+from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
+from identikit.models.check import TOLERANCE
 from identikit.models.model import Model, Split, Trace
 from identikit.models.tap import AttentionCall, RowMask
 from identikit.shapes import Tensor
@@ -28,6 +29,13 @@ class Change(NamedTuple):
         moved = [f"{what} by {_short(size)}" for what, size in found.items() if size]
         said = [f"changed {' and '.join(moved)} (relative to the largest entry)"] if moved else []
         return " and ".join([*said, f"left {' and '.join(same)} bit-identical"] if same else said)
+
+    def beyond(self, dtype: str) -> str:
+        """Continue the sentence where rounding in this dtype does not explain the change, or else return nothing."""
+        sizes = [size for size in self if size is not None]
+        if max(sizes) <= TOLERANCE[getattr(torch, dtype)]:
+            return ""
+        return f", which is more than the rounding of {dtype} explains by itself"
 
 
 def _short(number: float) -> str:
@@ -52,8 +60,11 @@ def output_change(before: Trace, after: Trace) -> Change:
 
 
 def _largest_change(before: Tensor, after: Tensor) -> float:
-    difference = (after.double() - before.double()).abs().max()
-    return 0.0 if difference == 0 else float(difference / before.double().abs().max())
+    before, after = before.double(), after.double()
+    difference = (after - before).abs().max()
+    if not torch.isfinite(difference):
+        raise ModelError("Comparing two runs of a model: its logits hold NaN or infinity. Use a wider dtype.")
+    return 0.0 if difference == 0 else float(difference / before.abs().max())
 
 
 def visible_keys(call: AttentionCall) -> Visible | None:

@@ -251,7 +251,7 @@ def attention(
         softcap=softcap,
         bias=position_bias,
         gate=getattr(module, GATE, None),
-        sink=None if s_aux is None else s_aux.detach(),
+        sink=None if s_aux is None else s_aux.detach().clone(),  # a result outlives changes of the weights
     )
     return hand_over(call).transpose(1, 2).contiguous(), None
 

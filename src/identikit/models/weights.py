@@ -5,24 +5,20 @@ cast without its scale, and never missing without a word.
 """
 
 import copy
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from transformers.utils.hub import cached_file
 
 from identikit.errors import ModelError
+from identikit.models.files import has_file, read_object
 from identikit.shapes import Float, Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_PLAIN_IN_FILES = ("F32", "F64", "F16", "BF16")
 _DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by transformers, without a kernel
 _ADAPTER = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -46,23 +42,6 @@ def how_to_dequantise(config: Any, source: str) -> dict[str, Any]:
             "transformers: model.dequantize().save_pretrained(folder)."
         )
     return {"quantization_config": getattr(transformers, _DEQUANTISED[method])(dequantize=True)}
-
-
-def check_files(files: Iterable[Path], source: str) -> None:
-    """Refuse files whose weights are not plain floating-point numbers: they would be cast without their scales."""
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names = [name for name in opened.keys() if name.endswith("weight")]  # noqa: SIM118 - not a dict
-                kinds = {name: opened.get_slice(name).get_dtype() for name in names}
-        except SafetensorError as error:
-            raise ModelError(f"Loading {source}: {file.name} cannot be read ({error}). Download it again.") from None
-        for name, kind in kinds.items():
-            if kind not in _PLAIN_IN_FILES:
-                raise ModelError(
-                    f"Loading {source}: the weight {name!r} is stored as {kind}, and its config.json does not say how "
-                    "it was quantised, so its value is unknown. Name the checkpoint it was made from."
-                )
 
 
 def check_in_place(model: PreTrainedModel, name: str) -> None:
@@ -105,6 +84,25 @@ def gguf_words(file: Path) -> str:
     )
 
 
+# NaN and infinity
+
+
+def broken_weight(model: nn.Module) -> str | None:
+    """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
+    for name, one in model.named_parameters():
+        if one.numel() and not torch.stack(torch.aminmax(one.detach())).isfinite().all():  # NaN is in both
+            return name
+    return None
+
+
+def wider_dtype(dtype: torch.dtype) -> str:
+    """Say what to do about numbers that leave the range of a dtype."""
+    if dtype == torch.float64:
+        return "No wider dtype is read: check the model's weights, or use another text."
+    wider = {torch.float16: '"bfloat16" or "float32"', torch.bfloat16: '"float32"', torch.float32: '"float64"'}[dtype]
+    return f"Load the model with dtype={wider}."
+
+
 # Adapters (PEFT)
 
 
@@ -122,27 +120,25 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model()
 
 
-def has_file(source: str, name: str, options: dict[str, Any]) -> str | None:
-    """Return where a file of a folder or hub id is; None if it has no such file or cannot be reached."""
-    try:
-        return cached_file(source, name, revision=options["revision"])
-    except OSError:
-        return None
-
-
 def adapter_base(source: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Return the base model of an adapter and how to read it; None if `source` is not an adapter."""
     file = has_file(source, _ADAPTER, options)
     if file is None:
         return None
-    settings = json.loads(Path(file).read_text())
+    settings = read_object(Path(file), source)
     base = settings.get("base_model_name_or_path")
-    if not base:
+    if not base or not isinstance(base, str):
         raise ModelError(
             f"Loading {source}: it is an adapter, and its {_ADAPTER} does not name its base model. Load the base with "
             "transformers, put the adapter on with peft, and pass both: load(model, tokenizer)."
         )
-    return base, options | {"revision": settings.get("revision")}
+    options = options | {"revision": settings.get("revision")}
+    if has_file(base, _ADAPTER, options):  # transformers would put that one on too, unasked
+        raise ModelError(
+            f"Loading {source}: it is an adapter, and its base model {base} has an {_ADAPTER} too. Merge that one into "
+            "its base and save it (model.merge_and_unload()), or keep the adapter in a folder of its own."
+        )
+    return base, options
 
 
 def with_adapter(model: PreTrainedModel, source: str, revision: str | None) -> PreTrainedModel:
@@ -168,6 +164,11 @@ def with_adapter(model: PreTrainedModel, source: str, revision: str | None) -> P
         raise ModelError(
             f"Loading {source}: the adapter lacks {len(report.missing_keys)} weights for {type(model).__name__} (the "
             f"first is {sorted(report.missing_keys)[0]}); they would be random. Load a complete adapter."
+        )
+    if report.unexpected_keys:
+        raise ModelError(
+            f"Loading {source}: the adapter holds the weight {sorted(report.unexpected_keys)[0]!r}, which "
+            f"{type(model).__name__} has no place for. Load it with the base model it was trained on."
         )
     return plain.eval()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -26,6 +26,7 @@ AHEAD = 2  # tasks that each worker has been given
 RETRIES = 3  # how often a task whose worker died is tried again
 
 
+@runtime_checkable
 class Job(Protocol):
     """What is computed for each task; it can be pickled, so that it can be sent to other processes."""
 
@@ -47,6 +48,7 @@ Result = tuple[Task, Any]
 Told = Callable[[Task, int], None]  # called with a task and how many parts of it are done
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Computes tasks, each with so many CPU threads, and yields each with its result as it is done."""
 

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from identikit.errors import InputError
 from identikit.models.model import Model
@@ -29,6 +29,7 @@ _SHARD, _PART = "shard-", "part-"
 Numbers = dict[str, Tensor]
 
 
+@runtime_checkable
 class BlockJob(Job, Protocol):
     """What is computed for each block: `compute` is given a list of texts, and returns named tensors."""
 
@@ -65,8 +66,9 @@ class Block:
         return text_hash(list(self.texts))
 
 
-def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int = BLOCK_TEXTS) -> list[Block]:
-    """Cut texts into blocks of at most `most` texts and, if they are several, `BLOCK_TOKENS` tokens."""
+def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = None) -> list[Block]:
+    """Cut texts into blocks of at most `most` texts (`BLOCK_TEXTS`) and, if they are several, `BLOCK_TOKENS` tokens."""
+    most = most or BLOCK_TEXTS
     cuts, tokens = [0], 0
     for place, length in enumerate(lengths):
         if place > cuts[-1] and (place - cuts[-1] == most or tokens + length > BLOCK_TOKENS):

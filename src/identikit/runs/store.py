@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import fsspec
@@ -49,6 +49,7 @@ class Store:
         self.files, self.folder = _opened(folder)
         self.settings, self.recorded = _plain(settings), _plain(recorded or {})
         self._lock, self._entered = FolderLock(self.files, self.folder), 0
+        self._made = False
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
@@ -71,9 +72,10 @@ class Store:
                     f"{now.get(key)!r}. Use the same settings to resume it, or choose another folder with --out."
                 )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Store":
         """Take the folder's lock, and make the folder and its manifest if they are not there."""
         if not self._entered:
+            self._made = not self.files.exists(self.folder)
             with self._telling(MANIFEST):
                 self.files.makedirs(self.folder, exist_ok=True)
                 self._lock.acquire()
@@ -86,13 +88,19 @@ class Store:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        """Give the lock back; after an error, note it, or leave nothing if nothing was computed."""
         self._entered -= 1
-        if not self._entered:
-            if isinstance(error, Exception):
-                with suppress(InputError):  # a folder that cannot be written to
-                    noted = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
-                    self._try_to_write(ERROR, json.dumps(noted, indent=1, ensure_ascii=False).encode())
-            self._lock.release()
+        if self._entered:
+            return
+        empty = error is not None and self._made and all(map(_is_ours, self.names()))
+        if isinstance(error, Exception) and not empty:
+            with suppress(InputError):  # a folder that cannot be written to
+                noted = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
+                self._try_to_write(ERROR, json.dumps(noted, indent=1, ensure_ascii=False).encode())
+        self._lock.release()
+        if empty:
+            with suppress(OSError):
+                self.files.rm(self.folder, recursive=True)
 
     def _start(self) -> None:
         for name in self.names():

@@ -121,7 +121,7 @@ class InversionJob:
 
     def cost(self, length: int) -> float:
         """Return the number of tokens, each of which is sought in the whole vocabulary."""
-        return length
+        return float(length)
 
     def inversion(self, model: Model) -> Inversion:
         """Return what inverts texts of a model, made once per process."""

@@ -95,6 +95,7 @@ class TokenIdentifiability(Result):
                 "identity_map() needs the model, and this result was opened from a folder. Use "
                 "identikit.explain(model, text, maps=result), or fit the maps again."
             )
+        self.model.check_unchanged(self.provenance.weights)
         return identity_of_text(
             self.model, text, self.maps, map=map, distance=distance, invert=invert, progress=progress
         )

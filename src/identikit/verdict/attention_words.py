@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from identikit.attention.precision import careful_words
 from identikit.attention.result import unsure_words
 from identikit.indexing import Axis
 from identikit.models.reading import Change
@@ -37,6 +38,8 @@ def attention_words(explanation: Explanation) -> list[RenderableType]:
     """Say how much of the attention is certain, why the rest is not, and on which edges that shows."""
     about = explanation.about
     parts: list[RenderableType] = [Text("\nWhich attention is real?", style="bold"), Text(_headline(explanation))]
+    dtype = explanation.provenance.dtype
+    parts += [Text(careful, style="bold") for careful in careful_words(about["largest_row_residual"], dtype)]
     if about["certain"]["free_rows"]:
         parts.append(Text(" ".join(_causes(explanation))))
     if beside := _beside(explanation):
@@ -177,6 +180,8 @@ def _legend(explanation: Explanation) -> str:
     told = LEGEND.format(group=group, them="them" if group == "special tokens" else "it")
     unknown = bool(explanation.array("certain_mass").isnan().any())
     told += " –: no row of the layer was bounded in time." if unknown else ""
+    if bool(explanation.array("pearson").isnan().any()):
+        told += " A correlation of – is not defined: raw or effective attention is constant."
     certain = explanation.about["certain"]
     names = "certain_mass", "strongest_certain", "special_lower", "special_upper"
     errors = torch.stack([explanation.array(f"{name}_stderr") for name in names])
@@ -232,7 +237,7 @@ def _certificate(explanation: Explanation) -> str:
         rounds = f"; {dtype} rounds each number by up to {torch.finfo(getattr(torch, dtype)).eps / 2:.1g}"
     return (
         f"Certificate: effective attention reproduces {outputs} to within {residual:.1g} (relative). In {dtype}, "
-        f"putting it in place of raw attention {change.words()}{rounds}."
+        f"putting it in place of raw attention {change.words()}{change.beyond(dtype)}{rounds}."
     )
 
 

@@ -236,6 +236,7 @@ def _explanation(
         "causal": model.causal,
         "pearson_overall": float(attention.pearson()),
         "largest_residual": float(attention.residual.max()),
+        "largest_row_residual": float(attention.row_residual.max()),
         "output_change": {"hidden": change.hidden, "logits": change.logits},
         "joined_by": _joined_by(reading),
         **said,

@@ -123,12 +123,11 @@ def _mixing(explanation: Explanation, found: TokenAttribution) -> str:
         if found.probes is None
         else f"estimated from {found.probes} random directions, standard error up to {about['largest_stderr']:.1g}"
     )
-    last, lost = found.layers[-1], float(found.outweighed[-1].double().mean())
-    share = f"{lost:.0%} of the tokens are no longer their" if lost else "every token is still its"
+    last = found.layers[-1]
     told = (
         f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {found.layers[0]} and "
-        f"{float(own[-1]):.0%} after layer {last} (medians of Hidden Token Attribution, {exact}). After layer {last}, "
-        f"{share} own largest contributor."
+        f"{float(own[-1]):.0%} after layer {last} (medians of Hidden Token Attribution, {exact}). "
+        f"{found.largest_words()}"
     )
     if about["near"] is None:
         return told
