@@ -12,8 +12,8 @@ SOURCE = Path(identikit.__file__).parent
 # From the ground up. A room may import what is on the floors below it, and nothing else on its own floor.
 FLOORS = [
     {"errors", "shapes", "version", "progress", "machine"},
-    {"maths", "text", "sealed"},
-    {"indexing"},
+    {"maths", "text", "checks", "sealed", "endings"},
+    {"indexing", "folders"},
     {"encoding"},
     {"features"},
     {"data", "tags", "models"},
@@ -155,7 +155,13 @@ def test_import_is_light():
         "numba",
         "typer",
     ]
-    script = f"import sys, identikit; print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys; from identikit import *; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_command_line_starts_before_anything_slow_is_loaded():
+    script = "import sys, identikit.__main__, identikit.cli; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -165,7 +171,7 @@ def test_core_runs_on_a_bare_image():
     hidden = ["jaxtyping", "pandas", "pyarrow", "scipy", "highspy", "numba", "typer", "rich", "matplotlib", "xarray"]
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
-        "import identikit; from identikit.shapes import Float, Tensor\n"
+        "from identikit import *; from identikit.shapes import Float, Tensor\n"
         "assert Float[Tensor, 'n d'] is Tensor; print('ran')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -1,7 +1,10 @@
 """The one idiom of every Result: selecting, tables, files, words, differences, and being looked at."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 
 import identikit as ik
 from identikit.result import _CLASSES, Array, Result
+from identikit.sealed import seal_json, unseal_json
 from identikit.tokens.protocol import Settings
 from tests.models import tiny
 
@@ -57,6 +61,15 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
 
 NAMES = ["attention", "row", "intervals", "alternative", "attribution", "identity", "inversion", "rates", "explanation"]
 every = pytest.mark.parametrize("name", NAMES)
+
+
+def strict(words: str) -> Any:
+    """Read JSON as its standard has it: without NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(words, parse_constant=refuse)
 
 
 def same(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -286,25 +299,74 @@ def test_damaged_folders_are_refused(results: dict[str, Result], tmp_path: Path)
     arrays, about = folder / "arrays.safetensors", folder / "result.json"
     content, words = arrays.read_bytes(), about.read_text()
     arrays.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ik.InputError, match=r"arrays.safetensors is damaged"):
+    with pytest.raises(ik.InputError, match=r"it is damaged \(arrays.safetensors does not have its SHA-256\)"):
         ik.open_result(folder)
     arrays.write_bytes(content)
+    known = unseal_json(words.encode())
+    first = known["axes"][0]
     for wrong, message in (
-        (words[:40], "it is damaged"),
-        ("[]", "it is damaged"),
-        (words.replace("identikit-result-1", "identikit-result-9"), "its format is 'identikit-result-9'"),
-        (words.replace('"identity map"', '"horoscope"'), "'horoscope' are not known"),
-        (words.replace('"weights"', '"weight"'), "another version"),
+        (words[:40].encode(), "it is damaged"),
+        (b"[]", "it is damaged"),
+        (b"", "it is damaged"),
+        (words.replace("identity map", "identity cap").encode(), "its content does not have its SHA-256"),
+        (seal_json([]), "it is damaged"),
+        (seal_json(known | {"format": "identikit-result-9"}), "its format is 'identikit-result-9'"),
+        (seal_json(known | {"kind": "horoscope"}), "'horoscope' are not known"),
+        (seal_json(known | {"provenance": {"weight": ""}}), "another version"),
+        (seal_json(known | {"axes": [first | {"values": first["values"][:-1]}, *known["axes"][1:]]}), "do not fit"),
+        (seal_json(known | {"axes": []}), "it is damaged"),
+        (seal_json(known | {"dims": {}}), "it is damaged"),
+        (seal_json(known | {"files": {"../outside": "", **known["files"]}}), "files that are not its own"),
+        (seal_json(known | {"files": {"/etc/passwd": "", **known["files"]}}), "files that are not its own"),
+        (seal_json(known | {"files": []}), "files that are not its own"),
     ):
-        about.write_text(wrong)
+        about.write_bytes(wrong)
         with pytest.raises(ik.InputError, match=message):
             ik.open_result(folder)
     arrays.unlink()
     about.write_text(words)
     with pytest.raises(ik.InputError, match=r"there is no arrays.safetensors"):
         ik.open_result(folder)
-    with pytest.raises(ik.InputError, match=r"there is no result.json"):
-        ik.open_result(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "result.json")
+    for nothing in (tmp_path / "nowhere", tmp_path / "loop", tmp_path, about):
+        with pytest.raises(ik.InputError, match=r"there is no result.json|cannot be read"):
+            ik.open_result(nothing)
+
+
+@pytest.mark.parametrize("name", ["explanation", "rates"])
+def test_a_changed_byte_of_any_file_is_noticed(results: dict[str, Result], name: str, tmp_path: Path):
+    results[name].save(tmp_path / "saved")
+    files = [path for path in sorted((tmp_path / "saved").rglob("*")) if path.is_file()]
+    assert len(files) >= 4
+    for path in files:
+        content = path.read_bytes()
+        for place in {0, len(content) // 3, len(content) - 1}:
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with pytest.raises(ik.InputError, match="damaged"):
+                ik.open_result(tmp_path / "saved")
+        path.write_bytes(content[:-1])
+        with pytest.raises(ik.InputError, match="damaged"):
+            ik.open_result(tmp_path / "saved")
+        path.unlink()
+        with pytest.raises(ik.InputError, match="there is no"):
+            ik.open_result(tmp_path / "saved")
+        path.write_bytes(content)
+    assert type(ik.open_result(tmp_path / "saved")) is type(results[name])
+
+
+def test_what_is_missing_is_null_with_a_reason(attention: Any, results: dict[str, Result]):
+    late = attention.intervals(layer=4, head=5, query=[3, 12], seconds=1e-9).to_dict()
+    assert late["gap"][0][0] is None and late["null_because"] == {"gap": "The edge was not bounded in time."}
+    for result in results.values():
+        strict(json.dumps(result.to_dict()))
+
+
+def test_a_result_opens_in_a_program_that_has_loaded_nothing_else(results: dict[str, Result], tmp_path: Path):
+    results["row"].save(tmp_path / "saved")
+    script = f"import identikit; print(identikit.open_result({str(tmp_path / 'saved')!r}).kind)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "effective attention\n", done.stderr
 
 
 def test_saving_leaves_nothing_half_written(
@@ -313,7 +375,7 @@ def test_saving_leaves_nothing_half_written(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(results["identity"]), "_write", fail)
+    monkeypatch.setattr(type(results["identity"]), "_files", fail)
     with pytest.raises(ik.InputError, match=r"No space left on device\. Choose another folder"):
         results["identity"].save(tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []

@@ -311,7 +311,9 @@ def test_long_ids_are_cut_at_the_end(bert):
 
 @pytest.mark.parametrize("max_tokens", [0, -3, True, 2.5, "ten"])
 def test_a_max_tokens_that_is_no_count_is_refused(bert, max_tokens):
-    with pytest.raises(InputError, match=re.escape(f"max_tokens is {max_tokens!r}, expected a whole number")):
+    with pytest.raises(
+        InputError, match=re.escape(f"max_tokens={max_tokens!r} cannot be used: expected a whole number")
+    ):
         encode(bert, "a", max_tokens=max_tokens)
 
 
@@ -413,6 +415,50 @@ def test_a_text_longer_than_the_tokenizer_expects_is_not_logged(bert):
         logger.removeHandler(handler)
     assert len(encoded) == 602
     assert not handler.buffer
+
+
+LONG = " ".join(f"{SENTENCE} unbelievably{number}" for number in range(400))
+
+
+@pytest.mark.parametrize("tokenizer", [minilm, llama, byte_level, metaspace, unsplit, ByT5Tokenizer])
+@pytest.mark.parametrize("text", [LONG, ("A short half.", LONG), (LONG, "okay")], ids=["text", "second", "first"])
+def test_a_long_text_is_cut_as_if_it_were_tokenised_whole(tokenizer, text, monkeypatch: pytest.MonkeyPatch):
+    """Only a start is tokenised, and what is kept of it is what the tokenizer itself keeps of the whole."""
+    tokenizer = tokenizer()
+    tokenised: list[str] = []
+    real = type(tokenizer).__call__
+
+    def noted(self, *parts, **options):
+        tokenised.extend(parts)
+        return real(self, *parts, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", noted)
+    (kept,) = encode(tokenizer, text, limit=40, truncate=True)
+    assert max(map(len, tokenised)) < len(LONG) / 3
+    parts = (text,) if isinstance(text, str) else text
+    whole = real(tokenizer, *parts, truncation="longest_first", max_length=40)
+    assert list(kept.ids) == whole["input_ids"] and kept.text == text and kept.parts == parts
+    (words,) = encode(tokenizer, text, limit=len(LONG), truncate=True)  # so much room that all of it is tokenised
+    assert kept.characters[:5] == words.characters[:5] and kept.words[:5] == words.words[:5]
+
+
+@pytest.mark.parametrize(("first", "second"), [(9, 8), (8, 9)])
+def test_where_both_halves_are_long_the_longer_one_keeps_the_odd_token(bert, first: int, second: int):
+    pair = ("one " * 400 * first, "two " * 400 * second)
+    (kept,) = encode(bert, pair, limit=32, truncate=True)
+    assert list(kept.ids) == bert(*pair, truncation="longest_first", max_length=32)["input_ids"]
+
+
+def test_a_text_is_refused_before_it_takes_all_memory(bert, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InputError, match=r"the text: it has at least \d+ tokens and the model reads at most 512"):
+        encode(bert, "word " * 4_000_000, limit=512)
+    assert len(encode(bert, "word " * 4_000_000, limit=512, truncate=True)[0]) == 512
+    for long in ("x" * 10_000_001, "a" + " " * 10_000_000):  # one unknown word, and a single letter: few tokens
+        for options in ({"limit": 512}, {"limit": 512, "truncate": True}, {}):
+            with pytest.raises(InputError, match="10,000,001 characters, and a text may have at most 10,000,000"):
+                encode(bert, long, **options)
+    (unknown,) = encode(bert, "x" * 100_000, limit=512)
+    assert unknown.tokens == ("[CLS]", "[UNK]", "[SEP]")  # long, but all of it is one token
 
 
 texts_of_pieces = st.lists(

@@ -4,19 +4,24 @@ Three questions about any Hugging Face transformer and a text: which attention i
 still stands for, and where it came from. After Brunner et al., *On Identifiability in Transformers* (ICLR 2020).
 """
 
-from identikit.attention.alternatives import alternative_attention
-from identikit.attention.effective import effective_attention
-from identikit.attention.intervals import attention_intervals
-from identikit.attribution.attribute import token_attribution
-from identikit.data import read_texts, sample_texts
-from identikit.errors import IdentikitError, InputError, ModelError
-from identikit.models.load import load
-from identikit.models.model import Model
-from identikit.result import Result, open_result
-from identikit.tokens.identify import token_identifiability
-from identikit.tokens.invert import invert
-from identikit.verdict.numbers import explain
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from identikit.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from identikit.attention.alternatives import alternative_attention
+    from identikit.attention.effective import effective_attention
+    from identikit.attention.intervals import attention_intervals
+    from identikit.attribution.attribute import token_attribution
+    from identikit.data import read_texts, sample_texts
+    from identikit.errors import IdentikitError, InputError, ModelError
+    from identikit.models.load import load
+    from identikit.models.model import Model
+    from identikit.result import Result, open_result
+    from identikit.tokens.identify import token_identifiability
+    from identikit.tokens.invert import invert
+    from identikit.verdict.numbers import explain
 
 __all__ = [
     "load",
@@ -36,3 +41,34 @@ __all__ = [
     "InputError",
     "ModelError",
 ]
+
+_MODULES = {
+    "alternative_attention": "attention.alternatives",
+    "effective_attention": "attention.effective",
+    "attention_intervals": "attention.intervals",
+    "token_attribution": "attribution.attribute",
+    "read_texts": "data",
+    "sample_texts": "data",
+    "IdentikitError": "errors",
+    "InputError": "errors",
+    "ModelError": "errors",
+    "load": "models.load",
+    "Model": "models.model",
+    "Result": "result",
+    "open_result": "result",
+    "token_identifiability": "tokens.identify",
+    "invert": "tokens.invert",
+    "explain": "verdict.numbers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for when it is asked for, so that the command line can start, help and stop at once."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'identikit' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"identikit.{_MODULES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,18 @@
-"""`python -m identikit`: the command line."""
+"""`identikit` and `python -m identikit`: the command line, loaded where its end is taken care of."""
 
-from identikit.cli import main
+from identikit.endings import run
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+
+    def command() -> None:
+        from identikit.cli import app
+
+        app()
+
+    run(command)
+
+
+if __name__ == "__main__":
+    main()

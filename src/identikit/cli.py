@@ -2,8 +2,6 @@
 
 import inspect
 import json
-import sys
-import warnings
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +11,7 @@ from typer.core import TyperCommand
 import identikit
 from identikit.cli_bench import bench
 from identikit.cli_datasets import attention, attribution, count, tokens
-from identikit.errors import IdentikitError
+from identikit.endings import run
 from identikit.options import (
     AddressOption,
     ColumnOption,
@@ -40,8 +38,6 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
-
-INTERRUPTED = 130  # the status that Ctrl-C ends with
 
 
 @app.callback(invoke_without_command=True)
@@ -75,7 +71,7 @@ def explain(
 ) -> None:
     """Explain a text: which attention is real, which token is which, where it came from."""
     from identikit import explain as explained
-    from identikit.terminal import step_progress
+    from identikit.terminal import print_json, step_progress
     from identikit.verdict.words import print_verdict
 
     if pair is not None and text is None:
@@ -90,7 +86,7 @@ def explain(
             progress=told,
         )
     if as_json:
-        typer.echo(json.dumps(explanation.to_dict(), ensure_ascii=False, default=str))
+        print_json(explanation.to_dict())
     else:
         print_verdict(explanation, Console())
 
@@ -174,7 +170,7 @@ def reproduce(
     from identikit.paper.reproduce import Plan
     from identikit.paper.reproduce import reproduce as reproduced
     from identikit.runs.engines import Workers
-    from identikit.terminal import step_progress
+    from identikit.terminal import print_json, step_progress
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
@@ -187,7 +183,7 @@ def reproduce(
     if as_json:
         listed = [{"name": name, "why": why} for name, why in report.listed]
         found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}
-        typer.echo(json.dumps(found | {"page": f"{out}/index.html"}, ensure_ascii=False))
+        print_json(found | {"page": f"{out}/index.html"})
         return
     Console().print(claims_table(report.claims))
     for name, why in report.listed:
@@ -215,12 +211,12 @@ def finetune(
     """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
     from identikit.paper.finetune import Training
     from identikit.paper.finetune import finetune as finetuned
-    from identikit.terminal import step_progress
+    from identikit.terminal import print_json, step_progress
 
     training = Training(epochs, batch_size, learning_rate, seed, sample=sample)
     with step_progress() as told:
         tuned = finetuned(model, task, training, data_dir=data_dir, out=out, device=device, progress=told)
-    typer.echo(json.dumps(tuned.to_dict()) if as_json else tuned.summary())
+    print_json(tuned.to_dict()) if as_json else typer.echo(tuned.summary())
 
 
 @app.command()
@@ -244,16 +240,5 @@ def models(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and exit status 1, never a traceback."""
-    warnings.showwarning = lambda message, *about, **others: print(f"identikit: {message}", file=sys.stderr)
-    try:
-        app()
-    except IdentikitError as error:
-        print(f"identikit: {error}", file=sys.stderr)
-        sys.exit(1)
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            kept = " Run the same command again: what its --out folder holds is not computed again."
-            has_folder = any(given.split("=")[0] == "--out" for given in sys.argv)
-            print(f"identikit: Interrupted.{kept if has_folder else ''}", file=sys.stderr)
-        raise
+    """Run the command line; see `endings` for how it ends."""
+    run(app)

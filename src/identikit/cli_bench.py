@@ -1,6 +1,5 @@
 """The benchmarks on the command line: `identikit bench NAME`."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
@@ -168,13 +167,13 @@ def bench_tokens(
 def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: str = "cpu") -> None:
     from identikit.bench.measure import about, table
     from identikit.models.load import checked_device
-    from identikit.terminal import step_progress
+    from identikit.terminal import print_json, step_progress
 
     checked_device(device)
     with step_progress() as told:
         rows = run(progress=told)
     if as_json:
-        typer.echo(json.dumps({"benchmark": name, **about(device), "rows": [row._asdict() for row in rows]}))
+        print_json({"benchmark": name, **about(device), "rows": [row._asdict() for row in rows]})
         return
     Console().print(table(rows))
     typer.echo("Measured on {device}, {threads} CPU threads, torch {torch}.".format(**about(device)))

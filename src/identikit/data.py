@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from itertools import chain
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
 
+from identikit.checks import is_collection, shortened
 from identikit.errors import InputError
-from identikit.text import Text
+from identikit.text import LONGEST, Text
 
+_LONGEST_LINE = 2 * LONGEST + 1  # a pair of texts
 _Rows = Iterator[tuple[str, Mapping[str, object]]]
 _Cells = Iterator[tuple[int, list[str]]]
 
@@ -45,12 +47,11 @@ def read_texts(
 
     Wrong arguments raise an error at the call; texts are read while iterating.
     """
-    if not isinstance(source, str | os.PathLike):
-        raise InputError(
-            f"Reading texts from {source!r:.60}: expected a file, the name of a dataset, or 'datasets:NAME', not "
-            f"{type(source).__name__}."
-        )
-    source = os.fspath(source)
+    source = _path("source", source, "a file, the name of a dataset, or 'datasets:NAME'")
+    columns = None if columns is None else _names(columns)
+    data_dir = None if data_dir is None else _path("data_dir", data_dir, "a folder")
+    if split is not None and not isinstance(split, str):
+        raise InputError(f"split={shortened(split)} cannot be used: expected a name, such as 'train'.")
     if source.lower() in KNOWN:
         _refuse(source, "columns", columns, "it knows its own")
         return _known_texts(source.lower(), data_dir, split)
@@ -102,6 +103,10 @@ class _Table:
     text_columns: tuple[str, ...]
     rows: Callable[[Sequence[str]], _Rows]
 
+    def __post_init__(self) -> None:
+        if (repeated := _repeated(self.columns)) is not None:
+            raise InputError(f"Reading {self.name}: two columns are called {repeated!r}. Give each a name of its own.")
+
 
 def _texts(table: _Table, columns: Sequence[str]) -> Iterator[Text]:
     return (_text(table, place, row, columns) for place, row in _some_rows(table, columns))
@@ -134,6 +139,11 @@ def _text(table: _Table, place: str, row: Mapping[str, object], columns: Sequenc
 
 def _cell(table: _Table, place: str, row: Mapping[str, object], column: str) -> str:
     value = row.get(column)
+    if isinstance(value, str) and len(value) > LONGEST:
+        raise InputError(
+            f"Reading {table.name}, {place}: column {column!r} holds {len(value):,} characters, and a text may have at "
+            f"most {LONGEST:,}. Shorten it."
+        )
     if isinstance(value, str) and value.strip():
         return value
     got = "nothing" if value is None or isinstance(value, str) else f"{type(value).__name__} {value!r:.40}"
@@ -149,13 +159,36 @@ def _chosen_columns(table: _Table, wanted: str | Sequence[str] | None) -> tuple[
                 f"has {known}."
             )
         return table.text_columns
-    chosen = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    chosen = _names(wanted)
     if len(chosen) not in (1, 2):
         raise InputError(f"Reading {table.name}: got {len(chosen)} columns, expected one for texts or two for pairs.")
     for column in chosen:
         if column not in table.columns:
             raise InputError(f"Reading {table.name}: there is no column {column!r}. It has {known}.")
     return chosen
+
+
+def _path(name: str, given: Any, expected: str) -> str:
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(path, str) or "\0" in path:
+        raise InputError(f"{name}={shortened(given)} cannot be used: expected {expected}.")
+    return path
+
+
+def _names(columns: Any) -> tuple[str, ...]:
+    """Return the names of one or two columns."""
+    given = (columns,) if isinstance(columns, str) else tuple(columns) if is_collection(columns) else ()
+    if not given or not all(isinstance(column, str) for column in given):
+        raise InputError(
+            f"columns={shortened(columns)} cannot be used: expected the name of a column, or two for pairs."
+        )
+    if repeated := _repeated(given):
+        raise InputError(f"columns={shortened(columns)} cannot be used: {repeated!r} is named twice.")
+    return given
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 def _refuse(source: str, option: str, value: object, why: str) -> None:
@@ -174,7 +207,9 @@ def _file_table(path: str) -> _Table:
             f"data_dir, or '{_HUB}NAME'."
         )
     if not _is_file(path):
-        raise InputError(f"Reading {path}: there is no such file. Check the path.")
+        there = Path(path).exists()
+        what = "it is a folder, or something else that is not a file" if there else "there is no such file"
+        raise InputError(f"Reading {path}: {what}. Check the path.")
     return _READERS[ending](path)
 
 
@@ -182,8 +217,8 @@ def _is_file(path: str) -> bool:
     try:
         filesystem, inside = fsspec.core.url_to_fs(path)
         return filesystem.isfile(inside)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"Reading {path}: it cannot be reached ({error}). Check the address.") from error
+    except Exception as error:  # each kind of storage has errors of its own
+        raise InputError(f"Reading {path}: it cannot be reached ({_said(error)}). Check the address.") from error
 
 
 @contextmanager
@@ -194,14 +229,31 @@ def _open(path: str, mode: str = "r", **options: str) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}). Save it as UTF-8.") from error
     except OSError as error:
-        raise InputError(f"Reading {path}: it cannot be read ({error}). Check the file.") from error
+        raise InputError(f"Reading {path}: it cannot be read ({_said(error)}). Check the file.") from error
+
+
+def _said(error: Exception) -> str:
+    """Return what an error says, on one line."""
+    return f"{' '.join(str(error).split()):.300}" or type(error).__name__
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Yield numbered lines without their ends. Only \\n and \\r\\n end a line: texts may hold other separators."""
+    for number, line in _whole_lines(path):
+        yield number, line.removesuffix("\n").removesuffix("\r")
+
+
+def _whole_lines(path: str) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines with their ends; refuse one that no text is as long as, and what is not text at all."""
     with _open(path, encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            yield number, line.removesuffix("\n").removesuffix("\r")
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
+            if len(line) == _LONGEST_LINE and not line.endswith("\n"):
+                raise InputError(
+                    f"Reading {path}, line {number}: it has more than {_LONGEST_LINE - 1:,} characters. Split it."
+                )
+            if "\0" in line:
+                raise InputError(f"Reading {path}, line {number}: it holds a NUL character. Save the file as UTF-8.")
+            yield number, line
 
 
 def _tab_cells(path: str) -> _Cells:
@@ -209,12 +261,11 @@ def _tab_cells(path: str) -> _Cells:
 
 
 def _comma_cells(path: str) -> _Cells:
-    with _open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            yield from ((reader.line_num, cells) for cells in reader if cells)
-        except csv.Error as error:
-            raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}). Repair it.") from error
+    reader = csv.reader((line for _, line in _whole_lines(path)), strict=True)
+    try:
+        yield from ((reader.line_num, cells) for cells in reader if cells)
+    except csv.Error as error:
+        raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}). Repair it.") from error
 
 
 def _delimited_table(
@@ -241,12 +292,24 @@ def _records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"Reading {path}, line {number}: not valid JSON ({error}). Repair the line.") from error
+            record = json.loads(line, object_pairs_hook=_object, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"Reading {path}, line {number}: not valid JSON ({_said(error)}). Repair the line."
+            ) from error
         if not isinstance(record, dict):
             raise InputError(f"Reading {path}, line {number}: expected a JSON object, got {type(record).__name__}.")
         yield number, record
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if (repeated := _repeated([key for key, _ in pairs])) is not None:
+        raise ValueError(f"the key {repeated!r} occurs twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _jsonl_table(path: str) -> _Table:
@@ -265,7 +328,7 @@ def _parquet_table(path: str) -> _Table:
             with _open(path, "rb") as file:
                 yield ParquetFile(file)
         except pyarrow.ArrowException as error:
-            raise InputError(f"Reading {path}: not valid Parquet ({error}). Write the file again.") from error
+            raise InputError(f"Reading {path}: not valid Parquet ({_said(error)}). Write the file again.") from error
 
     def rows(columns: Sequence[str]) -> _Rows:
         with opened() as file:
@@ -324,11 +387,18 @@ def _hub_table(name: str, columns: str | Sequence[str] | None, split: str | None
         stream = _load_stream(datasets, name, split)
         first = next(iter(stream), None)
     except (OSError, ValueError, RuntimeError) as error:
-        cause = " ".join(str(error).split())
-        raise InputError(f"Reading {_HUB}{name}, split {split!r}: datasets cannot load it ({cause}).") from error
+        raise InputError(f"Reading {_HUB}{name}, split {split!r}: datasets cannot load it ({_said(error)}).") from error
     if first is None:
         raise InputError(f"Reading {_HUB}{name}: split {split!r} is empty. Choose another.")
-    return _Table(f"{_HUB}{name}", tuple(first), (), lambda _: ((f"row {n}", row) for n, row in enumerate(stream, 1)))
+
+    def rows(_: Sequence[str]) -> _Rows:
+        try:
+            for number, row in enumerate(stream, 1):
+                yield f"row {number}", row
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InputError(f"Reading {_HUB}{name}: datasets cannot read on ({_said(error)}).") from error
+
+    return _Table(f"{_HUB}{name}", tuple(first), (), rows)
 
 
 def _load_stream(datasets: Any, name: str, split: str) -> Any:

@@ -8,9 +8,11 @@ from typing import Any
 from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from identikit.checks import flag, shortened, whole_number
 from identikit.errors import InputError, TooLongError
-from identikit.text import Encoded, is_several
+from identikit.text import LONGEST, Encoded, is_several
 
+_HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
 _Word = tuple[tuple[int, int], tuple[int, int, int]]  # a span over pieces, and (part, start, stop) over characters
 
 
@@ -27,6 +29,9 @@ def encode(
     A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
     cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
     they are: nothing is added to them, and they are cut at the end.
+
+    Of a long text only the start is tokenised, if that has twice as many tokens as may be kept; a text that needs more
+    than that is refused beyond ten million characters.
     """
     listed: Any = texts if is_several(texts) else [texts]
     if not listed:
@@ -51,24 +56,24 @@ class Room:
     reason: str
     truncate: bool
 
-    def exceeded(self, name: str, tokens: int) -> bool:
-        """Whether a text has to be cut; refuse a long one that may not be."""
+    def exceeded(self, name: str, tokens: int, *, counted: str = "") -> bool:
+        """Whether a text has to be cut; refuse a long one that may not be. `counted` is said before the number."""
         if self.tokens is None or tokens <= self.tokens:
             return False
         if not self.truncate:
             raise TooLongError(
-                f"Reading {name}: it has {tokens} tokens and {self.reason}. Shorten it, or cut it with truncate=True "
-                "(command line: --truncate)."
+                f"Reading {name}: it has {counted}{tokens} tokens and {self.reason}. Shorten it, or cut it with "
+                "truncate=True (command line: --truncate)."
             )
         return True
 
 
 def room_for(limit: int | None, max_tokens: Any, truncate: bool) -> Room:
     """Return how many tokens a text may have: the fewer of the model's `limit` and the caller's `max_tokens`."""
+    truncate = flag("truncate", truncate)
     if max_tokens is None:
         return Room(limit, f"the model reads at most {limit}", truncate)
-    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
-        raise InputError(f"Reading texts: max_tokens is {max_tokens!r}, expected a whole number of at least 1.")
+    max_tokens = whole_number("max_tokens", max_tokens, least=1)
     if limit is not None and limit <= max_tokens:
         return room_for(limit, None, truncate)
     return Room(max_tokens, f"max_tokens allows at most {max_tokens}", truncate)
@@ -90,31 +95,33 @@ def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
     for half in text if isinstance(text, tuple) and len(text) == 2 else (text,):
         if not isinstance(half, str):
             raise InputError(
-                f"Reading {name}: got {type(text).__name__} {_shortened(text)}, expected a string, a pair (a tuple of "
+                f"Reading {name}: got {type(text).__name__} {shortened(text)}, expected a string, a pair (a tuple of "
                 "two strings), or a flat sequence of token ids. Pass several texts as a list."
             )
         if not half.strip():
-            raise InputError(f"Reading {name}: {_shortened(text)} is blank or has a blank half. Pass some words.")
-        if any("\ud800" <= character <= "\udfff" for character in half):
-            raise InputError(f"Reading {name}: {_shortened(text)} is not valid Unicode. Repair its lone surrogates.")
+            raise InputError(f"Reading {name}: {shortened(text)} is blank or has a blank half. Pass some words.")
+        try:
+            half.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"Reading {name}: {shortened(text)} is not valid Unicode. Repair its lone surrogates."
+            ) from None
     return text
-
-
-def _shortened(text: object) -> str:
-    return f"{' '.join(repr(text).split()):.60}"
 
 
 def _encode_text(
     tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room, own_words: bool
 ) -> Encoded:
-    pieces, parts = _tokenize(tokenizer, text), (text,) if isinstance(text, str) else text
+    parts = (text,) if isinstance(text, str) else text
+    read, counted = _start(tokenizer, name, parts, room)
+    pieces = _tokenize(tokenizer, read)
     if not _reads_all(pieces, parts):
-        raise InputError(f"Reading {name}: the tokenizer finds no token in {_shortened(text)}. Pass another text.")
-    if room.exceeded(name, len(pieces["input_ids"])):
-        pieces = _tokenize(tokenizer, text, max_length=room.tokens)
+        raise InputError(f"Reading {name}: the tokenizer finds no token in {shortened(text)}. Pass another text.")
+    if room.exceeded(name, len(pieces["input_ids"]), counted=counted):
+        pieces = _tokenize(tokenizer, read, max_length=room.tokens)
         if room.exceeded(name, len(pieces["input_ids"])) or not _reads_all(pieces, parts):
             raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
-    words = _words(pieces.encodings[0], parts, own_words) if pieces.encodings else []
+    words = _words(pieces.encodings[0], read, own_words) if pieces.encodings else []
     return Encoded(
         ids=tuple(pieces["input_ids"]),
         segments=tuple(pieces["token_type_ids"]) if "token_type_ids" in pieces else None,
@@ -127,14 +134,39 @@ def _encode_text(
     )
 
 
+def _start(
+    tokenizer: PreTrainedTokenizerBase, name: str, parts: tuple[str, ...], room: Room
+) -> tuple[tuple[str, ...], str]:
+    """Return as much of a text as has to be tokenised, and "at least " where that is not all of it.
+
+    A start of twice the tokens that may be kept decides which are kept: no tokenizer looks so far ahead. (Those that
+    split at words look one word ahead; for those that take a text as one word this is a margin, not a proof.) In a
+    pair, the other half must be short, so that it is known which half is cut.
+    """
+    if room.tokens is not None and getattr(tokenizer, "truncation_side", "right") == "right":
+        heads = tuple(part[: _HEAD * room.tokens + 4096] for part in parts)
+        long = [head != part for head, part in zip(heads, parts, strict=True)]
+        if sum(long) == 1:
+            counts = [len(tokenizer(head, add_special_tokens=False, verbose=False)["input_ids"]) for head in heads]
+            fits = (
+                count >= 2 * room.tokens if cut else count < room.tokens
+                for count, cut in zip(counts, long, strict=True)
+            )
+            if all(fits):
+                return heads, "at least "
+    if longer := [len(part) for part in parts if len(part) > LONGEST]:
+        raise TooLongError(
+            f"Reading {name}: it has {longer[0]:,} characters, and a text may have at most {LONGEST:,}. Shorten it."
+        )
+    return parts, ""
+
+
 def _tokenize(
-    tokenizer: PreTrainedTokenizerBase, text: str | tuple[str, str], max_length: int | None = None
+    tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], max_length: int | None = None
 ) -> BatchEncoding:
-    first, second = (text, None) if isinstance(text, str) else text
     # verbose=False: encode checks the length itself, so the tokenizer need not log that the text is long
     return tokenizer(
-        first,
-        second,
+        *parts,
         truncation="longest_first" if max_length else False,
         max_length=max_length,
         return_special_tokens_mask=True,
@@ -179,7 +211,7 @@ def _encode_ids(
     if None in tokens:
         place = tokens.index(None)
         raise InputError(
-            f"Reading {name}: the token id at position {place} is {_shortened(given[place])}, expected one of the "
+            f"Reading {name}: the token id at position {place} is {shortened(given[place])}, expected one of the "
             f"tokenizer's {len(tokenizer)} ids. Pass ids that this tokenizer made."
         )
     ids = given[: room.tokens] if room.exceeded(name, len(given)) else given

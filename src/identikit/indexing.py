@@ -5,13 +5,12 @@ read it, with `@` and its position where it occurs more than once. The marks tha
 ▁) need not be typed.
 """
 
-import operator
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from identikit.checks import as_real, as_whole, is_collection, shortened
 from identikit.errors import InputError
 from identikit.text import shown
 
@@ -81,70 +80,69 @@ class Axis:
             try:
                 found = range(len(self))[wanted]
             except (TypeError, ValueError):
-                raise InputError(f"Selecting {self.name} {wanted}: a slice takes whole numbers.") from None
+                raise InputError(f"Selecting {self.name} {shortened(wanted)}: a slice takes whole numbers.") from None
             return self._some(found, wanted)
-        if isinstance(wanted, str) or not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0:
+        if not is_collection(wanted):
             return [self._one(wanted)]
         return self._some(dict.fromkeys(self._one(one) for one in wanted), wanted)
 
     def sel(self, wanted: Index) -> "Axis":
         """Return the axis with only the asked-for places; one that was named by itself becomes single."""
         found = self.find(wanted)
-        several = wanted is None or (
-            isinstance(wanted, Iterable) and not isinstance(wanted, str) and getattr(wanted, "ndim", 1) != 0
-        )
+        several = wanted is None or isinstance(wanted, slice) or is_collection(wanted)
         return replace(
             self,
             values=tuple(self.values[place] for place in found),
             tokens=None if self.tokens is None else tuple(self.tokens[place] for place in found),
             places=tuple(self.places[place] for place in found),
-            single=self.single or not (several or isinstance(wanted, slice)),
+            single=self.single or not several,
         )
 
     def _some(self, found: Iterable[int], wanted: object) -> list[int]:
         places = list(found)
         if not places:
-            raise InputError(f"Selecting {self.name} {wanted!r:.60}: nothing is selected. {self._there()}")
+            raise InputError(f"Selecting {self.name} {shortened(wanted)}: nothing is selected. {self._there()}")
         return places
 
     def _one(self, wanted: Any) -> int:
         if isinstance(wanted, str):
             return self._named(wanted)
-        shares = isinstance(wanted, float) and isinstance(self.values[0], float)
-        number = float(wanted) if shares else _index(wanted)
+        number = as_real(wanted) if isinstance(self.values[0], float) else as_whole(wanted)
         if number is not None:
             if number in self.values:
                 return self.values.index(number)
             if number < 0 and -len(self) <= number and isinstance(self.values[0], int):
                 return len(self) + int(number)
-            raise InputError(f"There is no {self.name} {number}. {self._there()}")
+            raise InputError(f"There is no {self.name} {shortened(number)}. {self._there()}")
         expected = "a number" if self.tokens is None else "a number or a token"
         raise InputError(
-            f"Selecting {self.name} {wanted!r:.60}: expected {expected}, not {type(wanted).__name__}. {self._there()}"
+            f"Selecting {self.name} {shortened(wanted)}: expected {expected}, not {type(wanted).__name__}. "
+            f"{self._there()}"
         )
 
     def _named(self, name: str) -> int:
         if name in self.values:
             return self.values.index(name)
         if self.tokens is None:
-            raise InputError(f"There is no {self.name} {name!r:.60}. {self._there()}")
+            raise InputError(f"There is no {self.name} {shortened(name)}. {self._there()}")
         read = shown if name[:1] in _MARKS else _bare  # typed with its mark, a token is meant as it is
         found = [place for place, token in enumerate(self.tokens) if name in (token, read(token))]
         if len(found) == 1:
             return found[0]
         if found:
             raise InputError(
-                f"The {self.name} {name!r:.60} occurs {len(found)} times. Say which: "
+                f"The {self.name} {shortened(name)} occurs {len(found)} times. Say which: "
                 f"{self._listed(self.name_of(place) for place in found)}."
             )
         token, _, position = name.rpartition("@")
-        if token and position.isdecimal() and int(position) in self.values:
-            place = self.values.index(int(position))
+        numbers = [str(value) for value in self.values]
+        if token and position in numbers:
+            place = numbers.index(position)
             if _bare(self.tokens[place]) == _bare(token):
                 return place
             there = _bare(self.tokens[place])
-            raise InputError(f"There is no {self.name} {name!r:.60}: position {position} is {there!r}.")
-        raise InputError(f"There is no {self.name} {name!r:.60}. {self._there()}")
+            raise InputError(f"There is no {self.name} {shortened(name)}: position {position} is {there!r}.")
+        raise InputError(f"There is no {self.name} {shortened(name)}. {self._there()}")
 
     def _there(self) -> str:
         if self.tokens is not None:
@@ -173,42 +171,6 @@ def chosen(name: str, wanted: Index, count: int) -> tuple[int, ...]:
 
 def one_of(name: str, wanted: Index, count: int) -> int:
     """Return the one layer, head or position that a caller asked for."""
-    if wanted is None or (isinstance(wanted, Iterable) and not isinstance(wanted, str)):
-        raise InputError(f"Selecting {name} {wanted!r:.60}: expected one, a number from 0 to {count - 1}.")
+    if wanted is None or isinstance(wanted, slice) or is_collection(wanted):
+        raise InputError(f"Selecting {name} {shortened(wanted)}: expected one, a number from 0 to {count - 1}.")
     return chosen(name, wanted, count)[0]
-
-
-def whole_number(name: str, given: Any, *, least: int = 0, most: int | None = None) -> int:
-    """Return a whole number of any library as Python's own."""
-    found = _index(given)
-    if found is None or found < least or (most is not None and found > most):
-        limit = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise InputError(f"{name}={given!r:.60} cannot be used: expected a whole number {limit}.")
-    return found
-
-
-def known(name: str, given: Any, names: Sequence[str]) -> str:
-    """Return a name that is among those known."""
-    if not isinstance(given, str) or given not in names:
-        raise InputError(f"{name}={given!r:.60} is not known: use {', '.join(map(repr, names))}.")
-    return given
-
-
-def known_names(name: str, given: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Return one or several names that are among those known, each once."""
-    several = [given] if isinstance(given, str) else given
-    if not isinstance(several, Iterable) or getattr(several, "ndim", 1) == 0:
-        raise InputError(f"{name}={given!r:.60} cannot be used: expected some of {', '.join(map(repr, names))}.")
-    found = tuple(dict.fromkeys(known(name, one, names) for one in several))
-    if not found:
-        raise InputError(f"{name}={given!r:.60} names nothing: use some of {', '.join(map(repr, names))}.")
-    return found
-
-
-def _index(given: Any) -> int | None:
-    """Return a whole number, or None for what is not one; True and False are not."""
-    if isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool"):
-        return None
-    with suppress(TypeError, ValueError):
-        return operator.index(given)
-    return None

@@ -1,13 +1,16 @@
 """Facts about the machine: how much memory is free, how fast it multiplies matrices, what a device is called."""
 
 import os
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 PRECISIONS = ("full", "tf32", "bfloat16")
 """How products are computed: in the dtype of their factors, with float32 rounded to TF32, or in bfloat16."""
@@ -54,15 +57,80 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
+class Shared:
+    """A setting of the whole process that several threads need at once: the first makes it, the last takes it back."""
+
+    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]):
+        self._setting, self._lock, self._holders, self._made = setting, threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Hold the setting."""
+        with self._lock:
+            if self._holders == 0:
+                self._made.enter_context(self._setting())
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0:
+                    self._made.close()
+
+
 @contextmanager
-def products(precision: str) -> Iterator[None]:
-    """Let float32 products round to TF32 inside this context, if that is the precision asked for."""
-    if precision != "tf32":
+def _rounding(precision: str) -> Iterator[None]:
+    """Set how float32 products round, and give back what was set, for all backends (before) or each (since 2.9)."""
+    places = (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [(one, one.fp32_precision) for one in places if hasattr(one, "fp32_precision")]
+    together = None
+    with suppress(RuntimeError):  # torch does not say it where backends differ
+        together = torch.get_float32_matmul_precision()
+    if together == precision and all(own in ("none", "ieee") for _, own in before):
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if together is not None:
+            torch.set_float32_matmul_precision(together)
+        for one, own in before:
+            one.fp32_precision = own
+
+
+@contextmanager
+def _complete() -> Iterator[None]:
+    """Compute products in full, and have the attention kernel that takes whatever is given."""
+    with _rounding("highest"), ExitStack() as stack:
+        if not torch.backends.cuda.math_sdp_enabled():  # on any device
+            stack.callback(torch.backends.cuda.enable_math_sdp, False)
+            torch.backends.cuda.enable_math_sdp(True)
+        yield
+
+
+_full, _tf32 = Shared(_complete), Shared(lambda: _rounding("high"))
+_plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_derivatives = threading.RLock()
+
+
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """Compute float32 products in float32 inside this context, or rounded to TF32 if that is the precision asked for.
+
+    torch has one switch for the whole process: while one thread asks for TF32, products of other threads round too.
+    """
+    with _full():
+        if precision == "tf32":
+            with _tf32():
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def derivatives() -> Iterator[None]:
+    """Attend by the kernel that has derivatives, one thread at a time: torch counts forward mode by process."""
+    with _derivatives, _plain_attention():
+        yield

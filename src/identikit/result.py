@@ -5,25 +5,23 @@ are held (`Held`), or a captured run of a model that computes them when they are
 attention never makes the whole map.
 """
 
-import hashlib
 import html
-import json
 import math
 import os
-import shutil
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from tempfile import mkdtemp
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from identikit.checks import shortened
 from identikit.errors import InputError
+from identikit.folders import Files, described, description_of, read_folder, write_folder
 from identikit.indexing import Axis, Index
 from identikit.provenance import Provenance
 from identikit.shapes import Tensor
@@ -33,9 +31,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from xarray import Dataset
 
-FORMAT = "identikit-result-1"
+FORMAT = "identikit-result-2"
 LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
-_ABOUT, _ARRAYS = "result.json", "arrays.safetensors"
+_ARRAYS = "arrays.safetensors"
+_HOMES = ("attention.result", "attribution.result", "tokens.result", "verdict.numbers")
 R = TypeVar("R", bound="Result")
 _CLASSES: dict[str, type["Result"]] = {}
 
@@ -114,6 +113,9 @@ class Result(ABC):
     by_word: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """How arrays are gathered into words along their axes of tokens: "sum", "mean", "all" or "min"."""
 
+    missing: ClassVar[Mapping[str, str]] = {}
+    """Why entries of arrays can be missing (NaN)."""
+
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):
             _CLASSES[cls.kind] = cls
@@ -128,7 +130,9 @@ class Result(ABC):
     def _read(self, name: str) -> Tensor:
         """Return one of the arrays with all of its axes."""
         if not isinstance(name, str) or name not in self.source.dims:
-            raise InputError(f"{self._a_kind().capitalize()} has no array {name!r:.60}: use {', '.join(self.arrays)}.")
+            raise InputError(
+                f"{self._a_kind().capitalize()} has no array {shortened(name)}: use {', '.join(self.arrays)}."
+            )
         return self.source.read(name, {dim: self._axis(dim).places for dim in self.source.dims[name]})
 
     @property
@@ -140,7 +144,9 @@ class Result(ABC):
         for axis in self.axes:
             if axis.name == name:
                 return axis
-        raise InputError(f"Selecting from {self._a_kind()}: it has no axis {name!r}, only {self._axis_names()}.")
+        raise InputError(
+            f"Selecting from {self._a_kind()}: it has no axis {shortened(name)}, only {self._axis_names()}."
+        )
 
     def _a_kind(self) -> str:
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} result"
@@ -209,11 +215,23 @@ class Result(ABC):
         return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists, numbers and strings, as JSON holds them; NaN and infinity become None."""
+        """Return plain lists, numbers and strings, as JSON holds them.
+
+        What is NaN or infinite becomes None, and `null_because` says for each array why it has such entries.
+        """
         axes = {axis.name: axis.values[0] if axis.single else list(axis.values) for axis in self.axes}
-        arrays = {name: _plain(array.tolist()) for name, array in self._checked(self.arrays).items()}
-        source = asdict(self.provenance)
-        return {"kind": self.kind, "axes": axes, **arrays, **_plain(dict(self.about)), "provenance": _plain(source)}
+        found = self._checked(self.arrays)
+        lacking = [name for name, array in found.items() if not bool(array.isfinite().all())]
+        lacking += [name for name in self.missing if name in self.about and self.about[name] is None]
+        arrays = {name: plain(array.tolist()) for name, array in found.items()}
+        return {
+            "kind": self.kind,
+            "axes": axes,
+            **arrays,
+            **plain(dict(self.about)),
+            "null_because": {name: self.missing.get(name, "It is not a finite number.") for name in lacking},
+            "provenance": plain(asdict(self.provenance)),
+        }
 
     @property
     def _main(self) -> tuple[str, ...]:
@@ -237,60 +255,46 @@ class Result(ABC):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the result to a new folder, as safetensors and JSON; `open_result` reads it."""
-        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise InputError(f"save({folder!r:.60}): expected a new folder.")
-        target = Path(folder)
-        try:
-            if target.exists() and (not target.is_dir() or any(target.iterdir())):
-                raise InputError(f"Saving a result to {target}: it is not an empty folder. Choose a new one.")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-            try:
-                self._write(partial)
-                partial.replace(target)
-            except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
-        except OSError as error:
-            raise InputError(f"Saving a result to {target}: {error.strerror}. Choose another folder.") from None
+        write_folder(folder, self._content)
 
-    def _write(self, folder: Path) -> None:
-        arrays = self._checked(self.source.dims)
-        # The format refuses tensors that share memory, so each is written from a copy of its own.
-        content = save(
-            {name: array.cpu().clone(memory_format=torch.contiguous_format) for name, array in arrays.items()}
-        )
+    def _content(self) -> Files:
+        """Return the files that hold the result, with their description."""
         about = {
             "format": FORMAT,
             "kind": self.kind,
-            "sha256": hashlib.sha256(content).hexdigest(),
             "axes": [asdict(replace(axis, places=tuple(range(len(axis))))) for axis in self.axes],
             "dims": {name: list(dims) for name, dims in self.source.dims.items()},
             "about": dict(self.about),
             "provenance": asdict(self.provenance),
         }
-        (folder / _ARRAYS).write_bytes(content)
-        (folder / _ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False))
-        folder.chmod(0o755)
+        return described(plain(about), self._files())
+
+    def _files(self) -> Files:
+        """Return the files that hold the arrays, and what a class adds to them."""
+        arrays = self._checked(self.source.dims)
+        # The format refuses tensors that share memory, so each is written from a copy of its own.
+        copies = {name: array.cpu().clone(memory_format=torch.contiguous_format) for name, array in arrays.items()}
+        return {_ARRAYS: save(copies)}
 
     @classmethod
-    def _opened(cls: type[R], folder: Path, about: Mapping[str, Any]) -> R:
-        """Return the result of a folder whose description was read; parts that a class adds are read by the class."""
-        content = (folder / _ARRAYS).read_bytes()
-        if hashlib.sha256(content).hexdigest() != about["sha256"]:
-            raise InputError(f"Opening {folder}: {_ARRAYS} is damaged (its SHA-256 is not the recorded one).")
+    def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
+        """Return the result of files whose description was read; files that a class adds are read by the class."""
         axes = tuple(Axis(**{name: _tupled(value) for name, value in axis.items()}) for axis in about["axes"])
         dims = {name: tuple(names) for name, names in about["dims"].items()}
-        single = {axis.name for axis in axes if axis.single}
-        arrays = load(content)
+        sizes, single = {axis.name: len(axis) for axis in axes}, {axis.name for axis in axes if axis.single}
+        arrays = load(files[_ARRAYS])
         for name, array in arrays.items():  # single axes were left out of the file
             for place, dim in enumerate(dims[name]):
                 array = array.unsqueeze(place) if dim in single else array
             arrays[name] = array
+        if {name: [sizes[dim] for dim in dims[name]] for name in dims} != {
+            name: list(array.shape) for name, array in arrays.items()
+        }:
+            raise InputError(f"Opening {where}: it is damaged (its arrays do not fit its axes). Save the result again.")
         given = about["provenance"]
         known = {one.name for one in fields(Provenance)}
         if set(given) != known:
-            raise InputError(f"Opening {folder}: its provenance was written by another version of identikit.")
+            raise InputError(f"Opening {where}: its provenance was written by another version of identikit.")
         return cls(axes, Held(arrays, dims), Provenance(**given), about["about"])
 
     # Words and differences
@@ -405,25 +409,24 @@ class Result(ABC):
 
 def open_result(folder: str | os.PathLike[str]) -> Result:
     """Open a result that `Result.save` wrote. It has no model, so it cannot be verified or continued."""
-    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-        raise InputError(f"open_result({folder!r:.60}): expected the folder that a result's save() wrote.")
-    path = Path(folder)
+    return result_of(read_folder(folder), str(folder))
+
+
+def result_of(files: Files, where: str) -> Result:
+    """Return the result that files hold; `where` they are is said if it cannot be."""
+    about = description_of(files, where)
+    if about.get("format") != FORMAT:
+        raise InputError(f"Opening {where}: its format is {about.get('format')!r}, and this version reads {FORMAT!r}.")
+    for module in _HOMES:  # the classes note their kinds as they are loaded
+        import_module(f"identikit.{module}")
+    if about.get("kind") not in _CLASSES:
+        raise InputError(f"Opening {where}: results of the kind {about.get('kind')!r} are not known to this version.")
     try:
-        about = json.loads((path / _ABOUT).read_text())
-        if about["format"] != FORMAT:
-            raise InputError(f"Opening {path}: its format is {about['format']!r}, and this version reads {FORMAT!r}.")
-        if about["kind"] not in _CLASSES:
-            raise InputError(f"Opening {path}: results of the kind {about['kind']!r} are not known to this version.")
-        return _CLASSES[about["kind"]]._opened(path, about)
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
-        raise InputError(
-            f"Opening {path}: there is no {missing}. Give a folder that a result's save() wrote."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        return _CLASSES[about["kind"]]._opened(files, about, where)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"Opening {path}: it is damaged ({type(error).__name__}). Save the result again.") from None
+        raise InputError(f"Opening {where}: it is damaged ({type(error).__name__}). Save the result again.") from None
 
 
 def word_groups(n: int, spans: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -456,12 +459,13 @@ def _numpy(array: Tensor) -> Any:
     return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON holds it, with None in place of NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(key): plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _tupled(value: Any) -> Any:

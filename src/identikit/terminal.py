@@ -1,11 +1,12 @@
 """Progress of long work, on the error stream: bars on a terminal, a line now and then elsewhere."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -13,8 +14,14 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from identikit.progress import Progress
+from identikit.result import plain
 
 QUIET_SECONDS = 30.0  # how long a log stays silent before the next line
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on one line, with null in place of what is not a finite number."""
+    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 class _Start(NamedTuple):

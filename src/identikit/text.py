@@ -15,6 +15,7 @@ import torch
 from identikit.shapes import Bool, Float, Int, Tensor
 
 Text = str | tuple[str, str] | tuple[int, ...]
+LONGEST = 10_000_000  # characters of a text; tokenising one takes a few hundred bytes for each
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
 

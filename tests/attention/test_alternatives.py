@@ -146,7 +146,10 @@ def test_mistakes(minilm: Model, monkeypatch: pytest.MonkeyPatch):
         ({"layer": 0, "head": 12, "query": 0}, "There is no head 12"),
         ({"layer": 0, "head": None, "query": 0}, "Selecting head None: expected one"),
         ({"layer": 0, "head": 0, "query": [0, 1]}, "expected one position or token"),
-        (WHERE | {"query": 0, "direction": torch.ones(3)}, r"direction \(\(3,\)\) cannot be used"),
+        (
+            WHERE | {"query": 0, "direction": torch.ones(3)},
+            r"direction=tensor\(\[1., 1., 1.\]\) cannot be used: expected a tensor with a finite number",
+        ),
         (WHERE | {"query": 0, "toward": "zebra"}, "There is no key 'zebra'"),
     ):
         with pytest.raises(ik.InputError, match=message):

@@ -133,7 +133,7 @@ def test_words_say_what_was_found(minilm):
         ({"groups": 3}, "groups=3 cannot be used"),
         ({"groups": {"a": "zebra"}}, "There is no key 'zebra'"),
         ({"groups": "special", "key": 0}, "takes key= or groups=, not both"),
-        ({"epsilon": -0.1}, "epsilon=-0.1 cannot be used: expected a number from 0 to below 1"),
+        ({"epsilon": -0.1}, "epsilon=-0.1 cannot be used: expected a finite number of at least 0 and below 1"),
         ({"epsilon": 0.1, "method": "exact"}, "method='exact' cannot be used with epsilon="),
     ],
 )

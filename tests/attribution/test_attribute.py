@@ -75,7 +75,13 @@ def with_graph(model: Model, batch: TokenBatch, *, after: bool = False) -> tuple
 
     embedding = None if after else model.family.embedding
     first = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
-    with model._switched(), visiting(lambda call: None), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
+    with (
+        model._switched(),
+        torch.enable_grad(),
+        visiting(lambda call: None),
+        sdpa_kernel(SDPBackend.MATH),
+        ExitStack() as stack,
+    ):
         stack.callback(first.register_forward_pre_hook(start, with_kwargs=True).remove)
         for block in {id(block): block for block in model.blocks}.values():
             stack.callback(block.register_forward_hook(leave).remove)

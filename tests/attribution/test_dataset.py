@@ -47,7 +47,8 @@ def test_every_token_has_its_own_contribution(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     model = tiny.loaded("bert", dtype=torch.float64)
-    tokens = attribution_tables(model, TEXTS, Run(Store(tmp_path / "run", {})), AttributionOptions(norm="sum"))["tokens"]
+    run = Run(Store(tmp_path / "run", {}))
+    tokens = attribution_tables(model, TEXTS, run, AttributionOptions(norm="sum"))["tokens"]
     results = ik.token_attribution(model, TEXTS, norm="sum")
     assert len(tokens) == 3 * sum(len(result.tokens) for result in results)
     for text, result in enumerate(results):

@@ -246,7 +246,7 @@ def test_head_maps_draw_into_given_axes():
         ),
         (
             lambda: plots.head_grid(attention(), by="rank"),
-            "by='rank' is not known: use pearson, null_dim",
+            "by='rank' is not known: use 'pearson', 'null_dim'",
         ),
         (lambda: plots.head_maps(attention().sel(layer=0, head=0), maps=["width"]), "need intervals="),
         (lambda: plots.head_maps(attention().sel(layer=0, head=0), maps=["simplex"]), "'simplex' needs what effective"),

@@ -32,5 +32,5 @@ def test_files_that_hold_no_maps_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"Loading fitted maps from .*text"):
         load_maps(tmp_path / "text")
     save_file({"a": torch.zeros(1)}, tmp_path / "other")
-    with pytest.raises(InputError, match="its format is None, expected 'identikit-maps-1'"):
+    with pytest.raises(InputError, match="it is not a sealed safetensors file"):
         load_maps(tmp_path / "other")

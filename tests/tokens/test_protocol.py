@@ -66,12 +66,12 @@ def test_chance_is_one_over_the_mean_length():
         (lambda: Task(data_share=0.0), "data_share=0.0 cannot be used"),
         (
             lambda: MapChoice(maps=("linear", "cubic")),
-            r"maps=\['cubic'\] cannot be used: give one or more of naive",
+            "maps='cubic' is not known: use 'naive'",
         ),
-        (lambda: MapChoice(distances=()), "one or more of cosine, l2"),
-        (lambda: Settings(folds=11), "folds=11 cannot be used: expected 1 to 10"),
+        (lambda: MapChoice(distances=()), r"distances=\(\) names nothing: use some of 'cosine', 'l2'"),
+        (lambda: Settings(folds=11), "folds=11 cannot be used: expected a whole number from 1 to 10"),
         (lambda: Settings(learning_rates=()), "one or more numbers above 0"),
-        (lambda: Settings(epochs=0), "epochs=0 cannot be used: expected 1 or above"),
+        (lambda: Settings(epochs=0), "epochs=0 cannot be used: expected a whole number of at least 1"),
         (lambda: Settings(dropout=1.0), "dropout=1.0 cannot be used"),
     ],
 )

@@ -186,7 +186,7 @@ def test_progress_is_told():
 
 def test_mistakes():
     model = tiny.loaded("bert")
-    with pytest.raises(InputError, match="seconds=0 cannot be used: expected a positive number, or None"):
+    with pytest.raises(InputError, match="seconds=0 cannot be used: expected a number above 0"):
         explain(model, TEXT, seconds=0)
     with pytest.raises(InputError, match="one text at a time"):
         explain(model, [TEXT])

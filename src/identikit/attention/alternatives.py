@@ -8,11 +8,13 @@ import torch.nn.functional as F
 
 from identikit.attention.effective import Options, Row, attend
 from identikit.attention.result import AlternativeAttention
+from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index, one_of
 from identikit.maths import intervals as polytope
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
 from identikit.models.tap import AttentionCall
 from identikit.result import Held
 from identikit.shapes import Float, Tensor
@@ -21,6 +23,7 @@ from identikit.text import is_several
 SAME = 1e-9  # weights that differ by less are the same
 
 
+@undisturbed()
 def alternative_attention(
     model: Model,
     text: Any,
@@ -47,7 +50,7 @@ def alternative_attention(
     captured = attend(reading, Options(), layers=which[:1], heads=which[1:]).sel(layer=which[0], head=which[1])
     captured = captured.sel(query=query)
     if not captured._axis("query").single:
-        raise InputError(f"query={query!r:.60}: expected one position or token.")
+        raise InputError(f"query={shortened(query)}: expected one position or token.")
     place = captured._axis("query").places[0]
     source: Any = captured.source
     row = source.row(0, 0, place)
@@ -84,14 +87,15 @@ def _farthest(row: Row, keys: Axis, toward: Index) -> Float[Tensor, "weighed"]:
         positions = torch.tensor(keys.sel(toward).values, device=row.keys.device)
         wanted = torch.isin(row.keys, positions).nonzero()[:, 0].tolist()
         if not wanted:
-            raise InputError(f"toward={toward!r:.60}: the query does not see this key (it is masked).")
+            raise InputError(f"toward={shortened(toward)}: the query does not see this key (it is masked).")
     ends = polytope.witnesses(row.attention, row.values, wanted)
     other = max(ends, key=lambda end: float((end - row.attention)[wanted].sum().abs()))
     if abs(float((other - row.attention)[wanted].sum())) < SAME:
         if toward is not None and _width(row) >= SAME:
             raise InputError(
-                f"toward={toward!r:.60}: the output fixes this weight at {float(row.attention[wanted].sum()):.3g}, "
-                "though others can move. Choose another key, or leave toward= out."
+                f"toward={shortened(toward)}: the output fixes this weight at "
+                f"{float(row.attention[wanted].sum()):.3g}, though others can move. Choose another key, or "
+                "leave toward= out."
             )
         raise InputError(
             "Looking for another attention: only the row's own attention gives this output (keys that it sees: "
@@ -107,12 +111,13 @@ def _width(row: Row) -> float:
 
 
 def _along(row: Row, direction: Tensor) -> Float[Tensor, "weighed"]:
-    if not isinstance(direction, Tensor) or direction.shape != (row.n,):
-        shape = tuple(direction.shape) if isinstance(direction, Tensor) else type(direction).__name__
+    fitting = isinstance(direction, Tensor) and direction.shape == (row.n,) and direction.dtype != torch.bool
+    if not fitting or direction.is_complex() or not direction.isfinite().all():
         raise InputError(
-            f"direction ({shape}) cannot be used: expected a tensor with a number for each of the {row.n} keys."
+            f"direction={shortened(direction)} cannot be used: expected a tensor with a finite number for each of the "
+            f"{row.n} keys."
         )
-    along = F.pad(direction.to(row.keys.device)[row.keys], (0, len(row.attention) - len(row.keys)))
+    along = F.pad(direction.to(row.attention)[row.keys], (0, len(row.attention) - len(row.keys)))
     return polytope.alternative(row.attention, row.values, direction=along).attention
 
 

@@ -16,6 +16,7 @@ from identikit.attention.effective import Layer
 from identikit.attention.intervals import Bounding, bounds_of, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.token_types import token_types
+from identikit.checks import shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths.effective import effective_rows
 from identikit.shapes import Float, Tensor
@@ -43,9 +44,11 @@ NUMBERS = ("row_sums", "group_sums", "value_size", "group_keys")
 
 def checked_rows(rows: Any) -> int | str:
     """Return how many rows per text are asked for, or raise."""
-    if rows == ALL or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0):
+    if not isinstance(rows, str):
+        return whole_number("intervals", rows)
+    if rows == ALL:
         return rows
-    raise InputError(f"intervals={rows!r:.60} cannot be used: expected a number of rows per text, or {ALL!r}.")
+    raise InputError(f"intervals={shortened(rows)} cannot be used: expected a number of rows per text, or {ALL!r}.")
 
 
 def drawn_places(text: str, shape: tuple[int, int, int], rows: int | str, seed: int) -> list[Place]:

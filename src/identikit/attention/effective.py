@@ -18,7 +18,7 @@ from identikit.attention.precision import (
     warn_of,
 )
 from identikit.attention.result import EffectiveAttention
-from identikit.errors import InputError
+from identikit.checks import flag, float_dtype, real_number
 from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
 from identikit.maths import linalg, measures, reachable
@@ -26,6 +26,7 @@ from identikit.maths.least_norm import least_norm
 from identikit.maths.polytope import Rows, joined_rows, rows_of
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
+from identikit.models.surroundings import undisturbed
 from identikit.models.tap import AttentionCall
 from identikit.provenance import provenance
 from identikit.shapes import Bool, Float, Int, Tensor
@@ -65,14 +66,10 @@ class Options:
     dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
-        number = isinstance(self.tolerance, int | float) and not isinstance(self.tolerance, bool)
-        if not number or not 0 <= self.tolerance < 1:
-            raise InputError(f"tolerance={self.tolerance!r} cannot be used: expected a number from 0 to below 1.")
-        for name in ("bias", "mass"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name}={getattr(self, name)!r} cannot be used: expected True or False.")
-        if self.dtype not in (torch.float64, torch.float32):
-            raise InputError(f"dtype={self.dtype!r} cannot be used: expected torch.float64 or torch.float32.")
+        checked = {name: flag(name, getattr(self, name)) for name in ("bias", "mass")}
+        checked["tolerance"] = real_number("tolerance", self.tolerance, least=0, below=1)
+        checked["dtype"] = float_dtype("dtype", self.dtype, ("float64", "float32"))
+        vars(self).update(checked)  # as Python's own
 
 
 @dataclass(frozen=True)
@@ -283,6 +280,7 @@ class Captured:
     parts: tuple[Layer, ...]
     dims: Mapping[str, tuple[str, ...]]
 
+    @undisturbed()
     def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
         """Return an array at these places of its axes."""
         at = {dim: self.positions(found) for dim, found in places.items()}
@@ -312,6 +310,7 @@ class Captured:
         """Return places as a tensor where the model is."""
         return torch.tensor(places, dtype=torch.long, device=self.parts[0].heads.device)
 
+    @undisturbed()
     def change(self, layers: Sequence[int], heads: Sequence[int], queries: Sequence[int]) -> Change:
         """Run the model with effective attention in the chosen rows; return how much its output changed."""
         parts = {self.parts[place].call.layer: self.parts[place] for place in layers}
@@ -355,6 +354,7 @@ class Row(NamedTuple):
         return full
 
 
+@undisturbed()
 def effective_attention(
     model: Model,
     text: Any,
@@ -409,6 +409,7 @@ def attend(reading: Reading, options: Options, *, layers: Sequence[int], heads: 
     return EffectiveAttention(axes, Captured(reading, parts, DIMS), source, about)
 
 
+@undisturbed()
 def simplex_rows(attention: EffectiveAttention) -> Float[Tensor, "layer head query key"]:
     """Return the attention of least norm on the simplex with the same output, for the selected rows; all axes kept."""
     source: Any = attention.source

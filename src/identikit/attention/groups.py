@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from identikit.attention.result import EffectiveAttention
+from identikit.checks import known_names, shortened
 from identikit.errors import InputError
-from identikit.indexing import known_names
 from identikit.result import joined, word_groups
 from identikit.text import shown
 
@@ -28,9 +28,11 @@ def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int
         for name in known_names("groups", groups, NAMED):
             found |= _named(name, tokens, about)
     else:
-        raise InputError(f"groups={groups!r:.60} cannot be used: expected a mapping from names to keys, or {NAMED}.")
+        raise InputError(
+            f"groups={shortened(groups)} cannot be used: expected a mapping from names to keys, or {NAMED}."
+        )
     if not found:
-        raise InputError(f"groups={groups!r:.60} names no keys of this text.")
+        raise InputError(f"groups={shortened(groups)} names no keys of this text.")
     return found
 
 

@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from identikit.attention.effective import Options, attend
 from identikit.attention.groups import key_groups
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
+from identikit.checks import function, known, real_number
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, chosen, known
+from identikit.indexing import Axis, Index, chosen
 from identikit.maths.ascent import certified_bounds
 from identikit.maths.exact import exact_bounds
 from identikit.maths.polytope import Bounds, Rows, ordered, unbounded
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.result import Held
 from identikit.shapes import Float, Tensor
@@ -42,10 +44,8 @@ class Bounding:
 
     def __post_init__(self) -> None:
         known("method", self.method, ("auto", "exact", "certified"))
-        if self.seconds is not None and not (_is_number(self.seconds) and self.seconds > 0):
-            raise InputError(f"seconds={self.seconds!r:.60} cannot be used: expected a positive number, or None.")
-        if not (_is_number(self.epsilon) and 0 <= self.epsilon < 1):
-            raise InputError(f"epsilon={self.epsilon!r:.60} cannot be used: expected a number from 0 to below 1.")
+        seconds = None if self.seconds is None else real_number("seconds", self.seconds, above=0, most=math.inf)
+        vars(self).update(epsilon=real_number("epsilon", self.epsilon, least=0, below=1), seconds=seconds)
         if self.epsilon and self.method == "exact":
             raise InputError(
                 "method='exact' cannot be used with epsilon=: where the output may move, ends are certified, with a "
@@ -53,10 +53,7 @@ class Bounding:
             )
 
 
-def _is_number(given: Any) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool)
-
-
+@undisturbed()
 def attention_intervals(
     model: Model,
     text: Any,
@@ -86,7 +83,7 @@ def attention_intervals(
     - `seconds`: stop after this time: what is not done keeps the bounds 0 and 1 and a `gap` of NaN. Without it, a
       request that would take more than ten minutes is refused
     """
-    bounding = Bounding(method, epsilon, seconds)
+    bounding, progress = Bounding(method, epsilon, seconds), function("progress", progress)
     model = checked_model(model)
     layers, heads = model.attending(layer), chosen("head", head, model.n_heads)
     found = []
@@ -96,6 +93,7 @@ def attention_intervals(
     return found if is_several(text) else found[0]
 
 
+@undisturbed()
 def intervals_of(
     attention: EffectiveAttention,
     *,

@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 import torch
 
 from identikit.attention.precision import careful_words
+from identikit.checks import known
 from identikit.errors import InputError
-from identikit.indexing import Index, known
+from identikit.indexing import Index
 from identikit.maths import measures
 from identikit.models.reading import Change
+from identikit.models.surroundings import undisturbed
 from identikit.result import Array, Fact, Result, strongest
 from identikit.shapes import Float, Tensor
 
@@ -44,6 +46,10 @@ class EffectiveAttention(Result):
 
     kind = "effective attention"
     main = ("raw", "effective", "null")
+    missing: ClassVar = {
+        "pearson": "It is undefined where all raw weights, or all effective ones, are equal.",
+        "reachable_condition": "It is undefined where no query moves the output.",
+    }
     by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "effective", "null")}
 
     @property
@@ -111,6 +117,7 @@ class EffectiveAttention(Result):
         "How many repeated tokens have the values of an earlier one but for the rounding of the model's dtype: (layer)."
     )
 
+    @undisturbed()
     def pearson(self, by: str | None = None) -> Tensor:
         """Return the correlation of raw and effective attention over the visible entries of the selected rows.
 
@@ -245,6 +252,7 @@ class AttentionIntervals(Result):
 
     kind = "attention intervals"
     main = ("raw", "lower", "upper")
+    missing: ClassVar = {"gap": "The edge was not bounded in time."}
     by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "lower", "upper")}
 
     raw = Array("Attention as the model computes it.")

@@ -12,6 +12,7 @@ import torch
 from identikit.attribution.plan import Options, Plan, estimate, plan
 from identikit.attribution.request import Request, Tick
 from identikit.attribution.result import TokenAttribution
+from identikit.checks import function
 from identikit.errors import InputError
 from identikit.indexing import Axis, Index
 from identikit.maths import jacobian
@@ -19,6 +20,7 @@ from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
+from identikit.models.surroundings import undisturbed
 from identikit.models.weights import wider_dtype
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance
@@ -29,6 +31,7 @@ from identikit.text import is_several
 _DIMS = ("layer", "input", "output")
 
 
+@undisturbed()
 def token_attribution(
     model: Model,
     text: Any,
@@ -62,12 +65,12 @@ def token_attribution(
     half precision, `underflow` of the result says which share of a layer's contributions is too small to be told
     from 0.
     """
-    model = checked_model(model)
+    model, progress = checked_model(model), function("progress", progress)
     options = Options(probes=probes, norm=norm, source=source, precision=precision, seed=seed)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
     ahead = estimate(model, [len(one.tokens) for one in texts], options.request(model, layers))
     if ahead.said and targets is None:
-        warnings.warn(ahead.words(), stacklevel=2)
+        warnings.warn(ahead.words(), stacklevel=3)
     found = attribute(texts, options, layers=layers, targets=targets, progress=progress)
     return found if is_several(text) else found[0]
 
@@ -161,7 +164,7 @@ def _underflow(measured: Tensor, reading: Reading, request: Request) -> list[flo
         return [0.0] * len(request.layers)
     n = moved.shape[1]
     targets = slice(None) if request.targets is None else list(request.targets)
-    connected, shares = torch.eye(n), {}
+    connected, shares = torch.eye(n, dtype=torch.float32), {}
     with reading.split() as split:
         for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
             weights = torch.cat(

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.attribution import request as shared
 from identikit.attribution.request import (
@@ -28,7 +27,7 @@ from identikit.attribution.request import (
     scaled,
     sees_no_later_token,
 )
-from identikit.machine import products
+from identikit.machine import derivatives, products
 from identikit.models import families
 from identikit.models.model import Block, Split
 from identikit.models.reading import Reading
@@ -37,7 +36,7 @@ from identikit.shapes import Float, Tensor
 
 def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go forward with the tangents of `chunk` inputs at a time."""
-    with forward_mode(), products(request.precision):
+    with reading.model.alone(), forward_mode(), products(request.precision):
         return (_by_block if reading.model.family.splits else _through_all)(reading, request, chunk, tick)
 
 
@@ -137,7 +136,7 @@ def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Te
     The sum of a vector's components is a single direction, so that norm takes one pass per target.
     """
     model = reading.model
-    with reading.split() as split, sdpa_kernel(SDPBackend.MATH), products(request.precision):
+    with reading.split() as split, derivatives(), products(request.precision):
         x = split.blocks[0].input if request.after else split.inputs
         n = x.shape[1]
         targets = list(range(n)) if request.targets is None else list(request.targets)
@@ -183,7 +182,7 @@ def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) ->
         if len(found) == depth:
             raise _Enough  # before the language-model head, which would cost more than the blocks
 
-    with ExitStack() as stack:
+    with model.alone(), ExitStack() as stack:
         stack.callback(first.register_forward_pre_hook(enter).remove)
         for block in model.blocks:
             stack.callback(block.register_forward_hook(leave).remove)

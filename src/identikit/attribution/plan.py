@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from identikit.attribution import passes, sweep
 from identikit.attribution.request import Request, Tick, passing_bytes, product_bytes, working_bytes
+from identikit.checks import known, random_seed, shortened, whole_number
 from identikit.errors import InputError
-from identikit.indexing import Index, chosen, known, whole_number
+from identikit.indexing import Index, chosen
 from identikit.machine import PRECISIONS, duration, free_bytes, product_rate
 from identikit.maths import jacobian
 from identikit.maths.jacobian import folds
@@ -65,7 +66,7 @@ class Options:
             targets=None,
             norm=self.norm,
             probes=self._probes(model.d_model if after else model.d_input),
-            seed=whole_number("seed", self.seed),
+            seed=random_seed(self.seed),
             after=after,
             precision=self.precision,
         )
@@ -76,7 +77,7 @@ class Options:
             return None
         if isinstance(self.probes, str):
             raise InputError(
-                f"probes={self.probes!r:.60} cannot be used: expected 'exact' or a number from 2 to {most}."
+                f"probes={shortened(self.probes)} cannot be used: expected 'exact' or a number from 2 to {most}."
             )
         count = whole_number("probes", self.probes, least=2, most=most)
         if self.norm == "spectral":

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.func import jvp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.errors import InputError
+from identikit.machine import derivatives
 from identikit.maths import jacobian
 from identikit.models.model import Split
 from identikit.shapes import Float, Int, Tensor
@@ -166,8 +167,13 @@ def _fits(work: Callable[[int, int], None], first: int, last: int) -> bool:
 @contextmanager
 def forward_mode() -> Iterator[None]:
     """Compute derivatives forward: attention by the kernel that has them."""
-    with warnings.catch_warnings():  # torch compiles some of its own rules on first use, in a way it deprecates
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
-        jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
-    with sdpa_kernel(SDPBackend.MATH):
+    with derivatives():
+        if forward_ad._current_level >= 0:
+            raise InputError(
+                "Attributing a text: forward-mode differentiation (torch.autograd.forward_ad or torch.func.jvp) is "
+                "running already, and torch has no second level of it. Call identikit outside of it."
+            )
+        with warnings.catch_warnings():  # torch compiles some of its own rules on first use, in a way it deprecates
+            warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+            jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         yield

@@ -3,8 +3,7 @@
 Images are never padded, so the mask is empty and the sum is the bias alone: under this tap it becomes the call's bias.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -26,10 +25,10 @@ def _mask(*sizes: Any, **others: Any) -> None:
     """Return no mask: every patch sees every patch."""
 
 
-@contextmanager
-def switched(model: PreTrainedModel) -> Iterator[None]:
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)
+
+
+def switched(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Put the tap in the place of the model's attention, and its own back at the end."""
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _mask)
-    with tap.switched(model, NAME):
-        yield
+    return tap.switched(model, NAME)

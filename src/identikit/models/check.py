@@ -14,7 +14,8 @@ import torch
 from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.model import Model
-from identikit.models.tap import AttentionCall, evaluating, plain_experts, switched
+from identikit.models.surroundings import makeup, undisturbed
+from identikit.models.tap import AttentionCall, switched
 from identikit.models.weights import broken_weight, linear_bias
 from identikit.shapes import Tensor
 from identikit.text import TokenBatch
@@ -26,6 +27,13 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torc
 
 def prove(model: Model) -> int:
     """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
+    with model.alone(), undisturbed(), torch.no_grad():
+        found = _proved(model)
+        model.proof = makeup(model.hf), prove
+        return found
+
+
+def _proved(model: Model) -> int:
     finite_weights(model)
     batch = model.sample((7, 5) if model.modality == "text" else (7,))  # an image or sound is long, and never padded
     batch = _padded_left(batch) if model.family.positions else batch
@@ -172,7 +180,7 @@ def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
         lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
     )
     try:
-        with evaluating(model.hf), plain_experts(model.hf), torch.no_grad():
+        with model.ready():
             model.hf(**{name: given for name, given in model.arguments(batch).items() if name != "position_ids"})
     finally:
         hook.remove()
@@ -200,7 +208,7 @@ def _split_is_by_position(model: Model, batch: TokenBatch) -> None:
 def _moved(vectors: Tensor, axis: int) -> Tensor:
     """Return the vectors with the one at position 1 changed, and not by a constant, which norms take out."""
     moved = vectors.clone()
-    moved.select(axis, 1).add_(torch.arange(vectors.shape[-1], device=vectors.device).cos().to(vectors.dtype))
+    moved.select(axis, 1).add_(torch.arange(vectors.shape[-1], device=vectors.device).double().cos().to(vectors.dtype))
     return moved
 
 

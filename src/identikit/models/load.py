@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,11 +17,13 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from identikit.errors import IdentikitError, InputError, ModelError
+from identikit.machine import Shared
 from identikit.models.check import prove
 from identikit.models.checkpoint import check_read
 from identikit.models.families import FAMILIES
 from identikit.models.files import has_file, read_config, stored_weights, weight_files
 from identikit.models.model import Model
+from identikit.models.surroundings import bare, refuse_transforms, undisturbed
 from identikit.models.towers import fitting_reader, part_of, reader_of
 from identikit.models.weights import (
     PLAIN,
@@ -60,6 +63,7 @@ class Recipe:
         return load(options.pop("source"), **options)
 
 
+@undisturbed()
 def load(
     model: Any = None,
     tokenizer: Any = None,
@@ -80,9 +84,10 @@ def load(
     folder or hub id of an adapter with its base model. Of a model of two towers, `tower` says which one is read: "text"
     or "vision". Code from a hub runs only with `trust_remote_code`.
     """
+    refuse_transforms()
     if isinstance(model, tuple):
         model, tokenizer = _pair(model, tokenizer)
-    model = unwrapped(model)
+    model = unwrapped(bare(model))
     if isinstance(model, PreTrainedModel):
         _check_in_memory(tokenizer, device, dtype)
         part, name = part_of(model, tower), model.config.name_or_path or type(model).__name__
@@ -104,7 +109,7 @@ def _load(model: Any, recipe: Recipe) -> Model:
     """Load the packaged model, a folder or a hub id; the model keeps the recipe, its source and revision filled in."""
     source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
     options = {"revision": recipe.revision, "trust_remote_code": recipe.trust_remote_code}
-    with quiet():
+    with _one_at_a_time, quiet():
         whole, reader = _read(source, options, _DTYPES[recipe.dtype], torch.device(recipe.device))
         part = part_of(whole, recipe.tower)
         commit = _commit(source, recipe.revision)
@@ -117,7 +122,7 @@ def _load(model: Any, recipe: Recipe) -> Model:
 
 
 def _pair(given: tuple[Any, ...], tokenizer: Any) -> tuple[Any, Any]:
-    given = tuple(map(unwrapped, given))
+    given = tuple(unwrapped(bare(part)) for part in given)
     if len(given) != 2 or tokenizer is not None or not isinstance(given[0], PreTrainedModel):
         kinds = ", ".join(type(part).__name__ for part in given)
         also = "" if tokenizer is None else " and a second argument"
@@ -329,8 +334,7 @@ def _why(source: str, error: Exception) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep progress bars, load reports and retries off the terminal; our own errors say what is wrong."""
+def _silenced() -> Iterator[None]:
     verbosity, bars, hub = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled(), hub_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
@@ -342,3 +346,8 @@ def quiet() -> Iterator[None]:
         hub_logging.set_verbosity(hub)
         if bars:
             hf_logging.enable_progress_bar()
+
+
+_one_at_a_time = threading.RLock()  # transformers sets torch's default dtype and initialisers while it loads
+quiet = Shared(_silenced)
+"""Keep progress bars, load reports and retries off the terminal; our own errors say what is wrong."""

@@ -12,12 +12,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.encoding import encode
-from identikit.errors import InputError, ModelError
+from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.features import Source, encode_features
 from identikit.indexing import Index, chosen
 from identikit.models import families
 from identikit.models.fingerprint import Identity, identity_of
-from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, visiting
+from identikit.models.surroundings import makeup, refuse_transforms, turn, uncompiled, undisturbed
+from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, plain_outputs, visiting
 from identikit.models.weights import broken_weight, wider_dtype
 from identikit.shapes import Float, Tensor
 from identikit.text import Encoded, TokenBatch, batches
@@ -85,9 +86,13 @@ class Model:
     """A transformer with its tokenizer (or image processor, or feature extractor), ready to be read.
 
     `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
-    through the tap, not read from a configuration. `limit` is how many tokens it has positions for (None: no limit).
-    A layer is a block, counted from 0; `attention_layers` are those with softmax attention, in most models all.
-    `recipe` says how it was loaded (None: it was in memory).
+    through the tap, not read from a configuration; so is `dtype`, the number format that its attention computes in.
+    `limit` is how many tokens it has positions for (None: no limit). A layer is a block, counted from 0;
+    `attention_layers` are those with softmax attention, in most models all. `recipe` says how it was loaded (None: it
+    was in memory).
+
+    One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
+    thread are not held off: do not run a model while it is read.
     """
 
     recipe: "Recipe | None" = None
@@ -100,8 +105,10 @@ class Model:
         self.revision = revision
         self.limit = self.family.limit(hf.config)
         self._accepted = _accepted(hf)
-        self._modules = families.find_all(hf.base_model, self.family.blocks)
-        self._measure()
+        self._first = families.find_all(hf.base_model, self.family.blocks)[0]
+        self.proof: tuple[Any, Callable[[Model], Any]] | None = None  # what `makeup` was when it was proved, and how
+        with self.alone():
+            self._measure()
 
     def __repr__(self) -> str:
         return (
@@ -111,8 +118,9 @@ class Model:
 
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
+        self._modules = families.find_all(self.hf.base_model, self.family.blocks)
         batch = self.sample((6,))
-        with self._tapped(calls.append) as seen:
+        with self._tapped(calls.append) as seen, _failing(self.name):
             self._forward(batch)
         first = calls[0]
         self.attention_layers = tuple(call.layer for call in calls)
@@ -124,6 +132,7 @@ class Model:
         self.d_model, self.d_input = seen.hidden[0].shape[-1], inputs.shape[-1]
         self.causal = not first.visible()[0, 0, 0, 1:].any().item()
         self.blocks = [module for module, _, _ in seen.blocks]
+        self.dtype = first.value.dtype
 
     def _check_shapes(
         self, batch: TokenBatch, inputs: Tensor, hidden: list[Tensor], calls: list[AttentionCall]
@@ -141,6 +150,13 @@ class Model:
                         f"{row} {said}, and there is a tensor {list(one.shape)} ({one.dtype}) where a vector for each "
                         f"token of a batch {list(batch.keep.shape)} is expected."
                     )
+        dtypes = {call.value.dtype: call.layer for call in calls}
+        if len(dtypes) > 1:
+            found = "; ".join(f"layer {layer}: {str(one).removeprefix('torch.')}" for one, layer in dtypes.items())
+            raise ModelError(
+                f"Reading {self.name}: its layers differ in the number format of their values ({found}), so no single "
+                "precision can be told. Convert it with model.to(dtype)."
+            )
         shapes = {(call.query.shape[1], *call.key.shape[1:2], call.value.shape[-1]): call.layer for call in calls}
         if len(shapes) > 1:
             found = "; ".join(f"layer {layer}: {h}, {kv} and {d}" for (h, kv, d), layer in shapes.items())
@@ -153,11 +169,6 @@ class Model:
     def device(self) -> torch.device:
         """The device that the model is on."""
         return self.hf.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The number format that the model computes in."""
-        return self.hf.dtype
 
     @property
     def modality(self) -> str:
@@ -265,7 +276,9 @@ class Model:
         """
         kind, config = self.family.features, self.hf.config
         if kind is not None:
-            made = torch.randn(len(lengths), *kind.shape(config), generator=torch.Generator().manual_seed(0))
+            made = torch.randn(
+                len(lengths), *kind.shape(config), generator=torch.Generator().manual_seed(0), dtype=torch.float32
+            )
             n = len(kind.tokens(config, made[0]))
             return _batch(None, torch.ones(len(lengths), n, dtype=torch.bool), made)
         n, vocabulary = max(lengths), self.hf.config.get_text_config().vocab_size
@@ -338,7 +351,7 @@ class Model:
             run = self.trace(batch, calls.append), calls
         trace, calls = run
         parts = [self._block(*entry, call) for entry, call in zip(trace.blocks, calls, strict=True)]
-        with self._switched(), torch.no_grad():
+        with self._switched():
             yield Split(trace.inputs, lambda x: self._tail(batch, x), tuple(parts))
 
     def _block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: AttentionCall) -> Block:
@@ -398,7 +411,7 @@ class Model:
         """Return the arguments of the model's forward for a batch."""
         batch = batch.to(self.device)
         if batch.features is not None:
-            return {self.hf.main_input_name: batch.features.to(self.dtype)}
+            return {self.hf.main_input_name: batch.features.to(self.hf.dtype)}
         arguments: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.keep.long()}
         if batch.segments is not None and "token_type_ids" in self._accepted:
             arguments["token_type_ids"] = batch.segments
@@ -407,15 +420,32 @@ class Model:
         return arguments | {name: False for name in ("use_cache", "use_mems") if name in self._accepted}
 
     @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other threads off the model; where its modules, hooks or dtypes have changed, prove it anew first."""
+        with turn(self._first) as outermost:
+            if outermost and self.proof is not None and self.proof[0] != makeup(self.hf):
+                self._measure()
+                self.proof[1](self)
+            yield
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
+        with self.alone(), undisturbed(), torch.no_grad(), ExitStack() as stack:
+            for part in (uncompiled, evaluating, plain_outputs, plain_experts):
+                stack.enter_context(part(self.hf))
+            yield
+
+    @contextmanager
     def _switched(self) -> Iterator[None]:
-        with evaluating(self.hf), plain_experts(self.hf), self.family.tap(self.hf):
+        with self.ready(), self.family.tap(self.hf):
             yield
 
     @contextmanager
     def _tapped(self, visit: Visitor) -> Iterator[_Seen]:
         """Run with the tap in place and every block watched; at the end, check that each block attended just once."""
         seen = _Seen()
-        with self._switched(), torch.no_grad(), visiting(visit) as place, ExitStack() as stack:
+        with self._switched(), visiting(visit) as place, ExitStack() as stack:
             for hook in self._hooks(seen, place):
                 stack.callback(hook.remove)
             yield seen
@@ -457,11 +487,28 @@ class Model:
         return hidden.transpose(0, 1) if self.family.sequence_first else hidden
 
 
+@contextmanager
+def _failing(name: str) -> Iterator[None]:
+    """Turn what a model's own forward raises into one line."""
+    try:
+        yield
+    except IdentikitError:
+        raise
+    except Exception as error:  # the modules are the user's, and raise what they like
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise ModelError(
+            f"Reading {name}: it failed on a made-up input ({type(error).__name__}: {said}). identikit runs a model as "
+            "it is, without autocast: its weights must fit together."
+        ) from error
+
+
 def checked_model(model: Any) -> Model:
     """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
+    refuse_transforms()
     if isinstance(model, Model):
-        model.take_identity()
-        return model
+        with model.alone():  # where it has changed since it was loaded, it is proved anew
+            model.take_identity()
+            return model
     raise InputError(
         f"Expected a model from identikit.load, got {type(model).__name__}. Load it first: "
         "model = identikit.load(hf_model, tokenizer), or identikit.load('a folder or hub id')."

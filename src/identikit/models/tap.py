@@ -7,7 +7,7 @@ transformers is forked, and no attention matrix is needed.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -304,6 +304,10 @@ def _mask(
     return handle
 
 
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, _mask)
+
+
 @contextmanager
 def visiting(visitor: Visitor) -> Iterator[Place]:
     """Send the attention calls made inside to `visitor`; yield where the run is, for who watches its blocks to set."""
@@ -318,9 +322,7 @@ def visiting(visitor: Visitor) -> Iterator[Place]:
 
 @contextmanager
 def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
-    """Make the tap known, yield the model's configurations, and give each its own setting back at the end."""
-    AttentionInterface.register(NAME, attention)  # it cannot be unregistered; doing it again is harmless
-    AttentionMaskInterface.register(NAME, _mask)
+    """Yield the model's configurations, and give each its own setting back at the end."""
     configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
     before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
     try:
@@ -343,6 +345,16 @@ def plain_experts(model: PreTrainedModel) -> Iterator[None]:
     """Run experts one by one: the fused products have no derivative forward, and none in float64."""
     with restored(model, "_experts_implementation_internal"):
         model.set_experts_implementation("eager")
+        yield
+
+
+@contextmanager
+def plain_outputs(model: PreTrainedModel) -> Iterator[None]:
+    """Have a model return what it makes by name, and no attention maps, whatever its configuration asks for."""
+    with ExitStack() as stack:
+        for name, wanted in {"return_dict": True, "_output_attentions": False, "output_hidden_states": False}.items():
+            for config in stack.enter_context(restored(model, name)):
+                setattr(config, name, wanted)
         yield
 
 

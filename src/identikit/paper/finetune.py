@@ -26,6 +26,7 @@ from identikit.models.load import load, quiet
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance, text_hash
+from identikit.result import plain
 from identikit.text import Encoded, Text, collate, in_order
 
 _Labelled = list[tuple[Text, int]]
@@ -149,7 +150,7 @@ def _write_about(folder: Path, tuned: FineTuned, base: Model, labelled: _Labelle
     texts = [text for text, _ in labelled]
     origin = replace(provenance(base, texts[0], **asdict(training)), text=text_hash(texts))
     about = {name: value for name, value in tuned.to_dict().items() if name != "folder"} | asdict(origin)
-    (folder / "finetune.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (folder / "finetune.json").write_text(json.dumps(plain(about), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 # Tasks

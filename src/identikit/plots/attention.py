@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from identikit.checks import known, known_names, whole_number
 from identikit.errors import InputError
 from identikit.plots.forms import (
     Panels,
@@ -61,11 +62,11 @@ def head_maps(
     model. Keys that a query cannot see, and intervals that were not computed, are hatched, not zero.
     """
     bounded = _BOUNDS if intervals is not None else ()
-    known = (*_MAPS, "simplex", *bounded)
-    chosen = tuple(maps or _MAPS + bounded)
-    if unknown := [name for name in chosen if name not in known]:
-        more = "" if intervals is not None else "; lower, upper and width need intervals="
-        raise InputError(f"Cannot draw head_maps: maps={unknown[0]!r} is not known: use {', '.join(known)}{more}.")
+    if maps is None:
+        maps = _MAPS + bounded
+    chosen = known_names("maps", maps, (*_MAPS, "simplex", *_BOUNDS))
+    if intervals is None and any(name in _BOUNDS for name in chosen):
+        raise InputError("Cannot draw head_maps: lower, upper and width need intervals=.")
     data = read("head_maps", attention, _MAPS, axes=("query", "key"))
     seen = table(data, "visible", "query", "key") if "visible" in data else True
     found = {} if intervals is None else _bounds(intervals, data)
@@ -179,8 +180,7 @@ def head_grid(result: Drawable, by: str = "pearson", ax: Axes | None = None, *, 
         "reachable_dim": "mean reachable dimension",
         "certain_mass": "mean certain mass (%)",
     }
-    if by not in words:
-        raise InputError(f"Cannot draw head_grid: by={by!r} is not known: use {', '.join(words)}.")
+    known("by", by, tuple(words))
     data = read("head_grid", result, [by], axes=("layer", "head", "query"))
     values = data[[by]].mean("query") if "query" in data[by].dims else data
     cells = table(values, by, "layer", "head").astype(float)
@@ -242,11 +242,10 @@ def interval_bars(
     last = "group" if "group" in data.coords else "key"
     names = named(data, "key") if last == "key" else list(map(str, np.atleast_1d(data["group"].to_numpy())))
     raw, lower, upper = (table(data, name, last) for name in ("raw", "lower", "upper"))
-    if order not in ("upper", "width"):
-        raise InputError(f"Cannot draw interval_bars: order={order!r} is not known: use upper or width.")
-    known = np.flatnonzero(~np.isnan(upper))
+    known("order", order, ("upper", "width"))
+    there = np.flatnonzero(~np.isnan(upper))
     rank = upper if order == "upper" else upper - lower
-    chosen = known[np.argsort(-rank[known], kind="stable")][:most]
+    chosen = there[np.argsort(-rank[there], kind="stable")][: whole_number("most", most, least=1)]
     with house_style():
         axes = axes_for(ax, SINGLE, 1.1 + 0.14 * len(chosen))
         rows = np.arange(len(chosen))
@@ -259,7 +258,7 @@ def interval_bars(
         if effective is not None:
             weights = _effective_row(effective, data)
             axes.plot(weights[chosen], rows, linestyle="", marker="o", color=RED, label="effective")
-        _key_rows(axes, [names[place] for place in chosen], len(known), last)
+        _key_rows(axes, [names[place] for place in chosen], len(there), last)
         legend(axes, columns=3, title=f"{_row_of(data)}, {last}s by {order}")
         add_footer(sheet_of(axes), footer)
     return axes
@@ -290,7 +289,7 @@ def alternative_bars(alternative: Drawable, ax: Axes | None = None, *, most: int
     """
     data = read("alternative_bars", alternative, ("raw", "attention"), axes=("key",))
     names, raw, other = named(data, "key"), table(data, "raw", "key"), table(data, "attention", "key")
-    chosen = np.argsort(-np.fmax(raw, other), kind="stable")[:most]
+    chosen = np.argsort(-np.fmax(raw, other), kind="stable")[: whole_number("most", most, least=1)]
     with house_style():
         axes = axes_for(ax, SINGLE, 1.1 + 0.16 * len(chosen))
         rows = np.arange(len(chosen))

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.plots.forms import new_axes
 
@@ -26,6 +27,8 @@ class Drawable(Protocol):
 
 def read(plot: str, result: Drawable, names: Sequence[str], *, axes: Sequence[str]) -> "Dataset":
     """Return the dataset of a result that has the variables `names`, with no axes left but `axes`."""
+    if not isinstance(result, Drawable):
+        raise InputError(f"Cannot draw {plot} of {shortened(result)}: expected a Result.")
     data = result.to_xarray()
     for name in names:
         if name not in data:
@@ -78,4 +81,6 @@ def head_of(data: "Dataset") -> str:
 
 def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
     """Return the axes that were given, or those of a new figure of this size in inches."""
+    if ax is not None and not isinstance(ax, Axes):
+        raise InputError(f"ax={shortened(ax)} cannot be used: expected axes of matplotlib.")
     return new_axes(width, height)[0] if ax is None else ax

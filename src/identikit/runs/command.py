@@ -11,11 +11,13 @@ from identikit.runs.store import COMMAND, Store
 
 _PATHS = ("data", "data_dir", "model", "finetuned")  # arguments that may be paths
 _FOLDER = "out"
+_LEFT_OUT = (_FOLDER, "as_json")
 
 
 def note(store: Store, command: str, arguments: Mapping[str, Any]) -> None:
     """Keep a command and its arguments; paths are made absolute, so that it can be resumed from anywhere."""
-    kept = {name: _absolute(value) if name in _PATHS else value for name, value in arguments.items() if name != _FOLDER}
+    kept = {name: _absolute(value) if name in _PATHS else value for name, value in arguments.items()}
+    kept = {name: value for name, value in kept.items() if name not in _LEFT_OUT}
     store.write(COMMAND, json.dumps({"command": command, "arguments": kept}, indent=1, sort_keys=True).encode())
 
 

@@ -2,18 +2,21 @@
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, gettempdir
 from typing import Any
 
+from identikit.checks import flag, function, known, known_names, shortened
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, chosen, known, known_names
+from identikit.indexing import Axis, Index, chosen
 from identikit.maths.neighbours import DISTANCES
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance, text_hash
 from identikit.result import Held
@@ -22,7 +25,7 @@ from identikit.tokens.evaluate import recover
 from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.fit import fit_maps
 from identikit.tokens.invert import invert as inverted
-from identikit.tokens.maps import FittedMap, load_maps, save_maps
+from identikit.tokens.maps import FittedMap, load_maps, sealed_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task
 from identikit.tokens.result import IdentityMap, TokenIdentifiability, identifiability_result
 from identikit.tokens.states import hidden_states, states_of_trace
@@ -30,6 +33,7 @@ from identikit.tokens.states import hidden_states, states_of_trace
 _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was fitted reads a text
 
 
+@undisturbed()
 def token_identifiability(
     model: Model,
     texts: list[Any],
@@ -54,7 +58,7 @@ def token_identifiability(
     - "previous layer": recover each layer's own input (Fig. 11–13)
     - "neighbours": recover the tokens up to three places away (Fig. 14–17)
     """
-    model = checked_model(model)
+    model, progress = checked_model(model), function("progress", progress)
     run = EXPERIMENTS[known("experiment", experiment, tuple(EXPERIMENTS))]
     choice = MapChoice(
         known_names("maps", maps, MAPS), known_names("distances", distances, DISTANCES),
@@ -63,7 +67,9 @@ def token_identifiability(
     if settings is None:
         settings = Settings()
     if not isinstance(settings, Settings):
-        raise InputError(f"settings={settings!r:.60} cannot be used: expected identikit.tokens.protocol.Settings(…).")
+        raise InputError(
+            f"settings={shortened(settings)} cannot be used: expected identikit.tokens.protocol.Settings(…)."
+        )
     if not is_several(texts):
         raise InputError("token_identifiability learns from many texts: pass a list of them.")
     states = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
@@ -74,6 +80,7 @@ def token_identifiability(
     return identifiability_result(done.rates, source, maps=done.maps, trials=trials, model=model)
 
 
+@undisturbed()
 def identity_of_text(
     model: Model,
     text: Any,
@@ -88,6 +95,7 @@ def identity_of_text(
     """Read one text with fitted maps; see `TokenIdentifiability.identity_map`."""
     if is_several(text):
         raise InputError("An identity map is of one text: pass a string, a pair of strings or token ids.")
+    invert, progress = flag("invert", invert), function("progress", progress)
     (reading,) = readings(model, text, layers=(), truncate=truncate)
     found = identity_of(reading, maps, map=map, distance=distance)
     if not invert:
@@ -125,19 +133,37 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent)
     The folder is `$IDENTIKIT_CACHE`, or `identikit` in the user's cache folder; a file there is written whole or not at
     all, and one that cannot be read is fitted anew.
     """
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "identikit"
-    folder = Path(os.environ.get("IDENTIKIT_CACHE", default))
-    path = folder / f"maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
-    if path.exists():
-        with suppress(InputError):
-            return load_maps(path)
+    path = _cache() / f"maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
+    with suppress(OSError):  # a cache that cannot be reached is no reason to fail
+        if path.is_file():
+            try:
+                return load_maps(path)
+            except InputError:
+                warnings.warn(f"The maps kept in {path} are damaged, and are fitted again.", stacklevel=2)
     states = hidden_states(model, texts, truncate=True, progress=progress)
     choice, settings = MapChoice(("ridge",), ("cosine",)), Settings(folds=1)
     maps = fit_maps(states, choice, tasks=[Task()], settings=settings, progress=progress).maps
-    with suppress(OSError):  # a cache that cannot be written is no reason to fail
-        folder.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=folder, delete=False) as partial:
-            pass
-        save_maps(partial.name, maps)
-        Path(partial.name).replace(path)
+    with suppress(OSError):  # nor is one that cannot be written
+        _keep(path, sealed_maps(maps))
     return maps
+
+
+def _cache() -> Path:
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError:  # there is no home
+        home = gettempdir()
+    return Path(os.environ.get("IDENTIKIT_CACHE") or Path(home, "identikit"))
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=path.parent, delete=False) as partial:
+        try:
+            partial.write(content)
+            partial.flush()
+            Path(partial.name).replace(path)
+        except OSError:
+            Path(partial.name).unlink(missing_ok=True)
+            raise

@@ -1,7 +1,6 @@
 """Which token a hidden vector came from, exactly: every token of the vocabulary is tried in its place."""
 
 import hashlib
-import math
 import warnings
 import zlib
 from collections.abc import Collection, Iterable, Mapping
@@ -10,13 +9,15 @@ from typing import Any
 
 import torch
 
+from identikit.checks import function, known, random_seed, real_number
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, chosen, known, one_of, whole_number
+from identikit.indexing import Axis, Index, chosen, one_of
 from identikit.machine import duration
 from identikit.maths.neighbours import DISTANCES
 from identikit.models.continuation import Continuations, Position, check_continues, ids_batch
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.provenance import provenance
 from identikit.result import Held
@@ -42,11 +43,8 @@ class Options:
     def __post_init__(self) -> None:
         known("prefix", self.prefix, PREFIXES)
         known("distance", self.distance, DISTANCES)
-        whole_number("seed", self.seed)
-        for noise in self.noises:
-            number = isinstance(noise, int | float) and not isinstance(noise, bool)
-            if not number or not 0 <= noise < math.inf:
-                raise InputError(f"noise={noise!r:.60} cannot be used: expected one number, 0 or more.")
+        noises = tuple(real_number("noise", noise, least=0) for noise in self.noises)
+        vars(self).update(seed=random_seed(self.seed), noises=noises)  # as Python's own
 
     def steps(self, positions: Collection[int]) -> int:
         """Return how many searches these positions take: with the prefix recovered, all up to the last."""
@@ -81,6 +79,7 @@ class Sought:
         return torch.stack(found)
 
 
+@undisturbed()
 def invert(
     model: Model,
     text: Any,
@@ -117,7 +116,7 @@ def invert(
     - `distance`: "l2" or "cosine"
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
     """
-    model = checked_model(model)
+    model, progress = checked_model(model), function("progress", progress)
     check_continues(model)
     bare = _is_hidden(text) or (isinstance(text, list) and bool(text) and all(map(_is_hidden, text)))
     options = Options(("recovered" if bare else "given") if prefix is None else prefix, (noise,), distance, seed)
@@ -158,7 +157,7 @@ class Inversion:
             warnings.warn(
                 f"Inverting {steps} positions among {size:,} tokens takes about {duration(seconds)} on this machine. "
                 "Choose some positions, or lower layers.",
-                stacklevel=3,
+                stacklevel=4,
             )
         done = 0.0
 

@@ -1,15 +1,16 @@
 """The maps from hidden vectors to input vectors: what they compute, how they start, and how they are kept on disk."""
 
-import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from identikit.checks import shortened
 from identikit.errors import InputError
+from identikit.result import plain
+from identikit.sealed import Damaged, seal, unseal
 from identikit.shapes import Float, Tensor
 from identikit.tokens.protocol import Task, stream
 
@@ -77,11 +78,21 @@ def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ..
     }
 
 
-def save_maps(path: Path | str, maps: Iterable[FittedMap]) -> None:
+def save_maps(path: str | os.PathLike[str], maps: Iterable[FittedMap]) -> None:
     """Write fitted maps to one safetensors file: their parameters as tensors, all else as JSON in its header."""
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+        raise InputError(f"save_maps({shortened(path)}): expected the path of a new file.")
+    try:
+        Path(path).write_bytes(sealed_maps(maps))
+    except OSError as error:
+        raise InputError(f"Saving fitted maps to {path}: {error.strerror or error}. Choose another file.") from None
+
+
+def sealed_maps(maps: Iterable[FittedMap]) -> bytes:
+    """Return fitted maps as the content of a file."""
     maps = list(maps)
     tensors = {
-        f"{number}.{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        f"{number}.{name}": value.detach()
         for number, fitted in enumerate(maps)
         for name, value in fitted.parameters.items()
     }
@@ -92,30 +103,36 @@ def save_maps(path: Path | str, maps: Iterable[FittedMap]) -> None:
         }
         for fitted in maps
     ]
-    save_file(tensors, path, metadata={"format": _FORMAT, "maps": json.dumps(entries)})
+    return seal(tensors, {"format": _FORMAT, "maps": plain(entries)})
 
 
-def load_maps(path: Path | str) -> list[FittedMap]:
+def load_maps(path: str | os.PathLike[str]) -> list[FittedMap]:
     """Read fitted maps that `save_maps` wrote."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"Loading fitted maps from {path}: {error}. Give a file that save_maps wrote.") from error
-    if header.get("format") != _FORMAT:
+        return maps_of(Path(path).read_bytes(), str(path))
+    except OSError as error:
         raise InputError(
-            f"Loading fitted maps from {path}: its format is {header.get('format')!r}, expected {_FORMAT!r}. "
-            "Give a file that save_maps wrote."
-        )
-    parameters: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        number, _, short = name.partition(".")
-        parameters.setdefault(int(number), {})[short] = value
-    return [
-        FittedMap(**{**entry, "task": Task(**entry["task"]), "parameters": parameters.get(number, {})})
-        for number, entry in enumerate(json.loads(header["maps"]))
-    ]
+            f"Loading fitted maps from {path}: {error.strerror or error}. Give a file that save_maps wrote."
+        ) from None
+
+
+def maps_of(content: bytes, where: str) -> list[FittedMap]:
+    """Return the fitted maps that are the content of a file."""
+    try:
+        tensors, about = unseal(content)
+        if about["format"] != _FORMAT:
+            raise Damaged(f"its format is {about['format']!r}, expected {_FORMAT!r}")
+        parameters: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            number, _, short = name.partition(".")
+            parameters.setdefault(int(number), {})[short] = value
+        return [
+            FittedMap(**{**entry, "task": Task(**entry["task"]), "parameters": parameters.get(number, {})})
+            for number, entry in enumerate(about["maps"])
+        ]
+    except (Damaged, KeyError, TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, Damaged) else "it holds no fitted maps"
+        raise InputError(f"Loading fitted maps from {where}: {reason}. Give a file that save_maps wrote.") from None
 
 
 def _glorot(fan_in: int, fan_out: int, key: tuple[int, ...]) -> Float[Tensor, "fan_in fan_out"]:

@@ -1,11 +1,12 @@
 """How maps are trained and judged: which maps, the task, the settings of Appendix B.1, and the folds."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from identikit.checks import is_collection, known, known_names, random_seed, real_number, shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
 from identikit.shapes import Int, Tensor
@@ -26,10 +27,8 @@ class MapChoice:
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for what, given, known in (("map", self.maps, MAPS), ("distance", self.distances, DISTANCES)):
-            unknown = [name for name in given if name not in known]
-            if unknown or not given:
-                raise InputError(f"{what}s={unknown or given} cannot be used: give one or more of {', '.join(known)}.")
+        known_names("maps", self.maps, MAPS)
+        known_names("distances", self.distances, DISTANCES)
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,8 @@ class Task:
     data_share: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.target not in ("input", "previous"):
-            raise InputError(f"target={self.target!r} is not known: use 'input' or 'previous'.")
-        if not 0 < self.data_share <= 1:
-            raise InputError(f"data_share={self.data_share} cannot be used: expected a number above 0 and up to 1.")
+        known("target", self.target, ("input", "previous"))
+        real_number("data_share", self.data_share, above=0, most=1)
 
     def target_layer(self, layer: int) -> int | None:
         """Return the layer whose hidden vectors a layer's map should recover; None: the input vectors."""
@@ -77,16 +74,17 @@ class Settings:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        checks = [
-            ("folds", 1 <= self.folds <= FOLDS, f"1 to {FOLDS}"),
-            ("seed", self.seed >= 0, "0 or above"),
-            ("learning_rates", min(self.learning_rates, default=0) > 0, "one or more numbers above 0"),
-            ("dropout", 0 <= self.dropout < 1, "0 to below 1"),
-            *((name, getattr(self, name) >= 1, "1 or above") for name in _COUNTS),
-        ]
-        for name, fine, expected in checks:
-            if not fine:
-                raise InputError(f"{name}={getattr(self, name)} cannot be used: expected {expected}.")
+        checked: dict[str, Any] = {name: whole_number(name, getattr(self, name), least=1) for name in _COUNTS}
+        if not is_collection(self.learning_rates) or not len(self.learning_rates):
+            raise InputError(
+                f"learning_rates={shortened(self.learning_rates)} cannot be used: expected one or more numbers above 0."
+            )
+        checked["learning_rates"] = tuple(real_number("learning_rates", one, above=0) for one in self.learning_rates)
+        checked |= {"folds": whole_number("folds", self.folds, least=1, most=FOLDS), "seed": random_seed(self.seed)}
+        checked["dropout"] = real_number("dropout", self.dropout, least=0, below=1)
+        if self.memory is not None:
+            checked["memory"] = whole_number("memory", self.memory, least=1)
+        vars(self).update(checked)  # as Python's own
 
 
 class Split(NamedTuple):

@@ -4,21 +4,21 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from identikit.errors import InputError
+from identikit.folders import Files
 from identikit.indexing import Axis
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.provenance import Provenance
-from identikit.result import Array, Fact, Held, Result
+from identikit.result import Array, Fact, Held, Result, plain
 from identikit.shapes import Bool, Float, Tensor
 from identikit.text import shown
 from identikit.tokens.evaluate import Rate
-from identikit.tokens.maps import FittedMap, load_maps, save_maps
+from identikit.tokens.maps import FittedMap, maps_of, save_maps, sealed_maps
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -55,6 +55,7 @@ class TokenIdentifiability(Result):
 
     kind = "token identifiability"
     main = _MEASURED
+    missing: ClassVar = dict.fromkeys(_MEASURED, "This was not measured.")
 
     rate = Array("The share of tokens recovered.")
     chance = Fact("The rate of guessing at random.")
@@ -102,18 +103,17 @@ class TokenIdentifiability(Result):
 
     def save_maps(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted maps to a safetensors file; `tokens.maps.load_maps` reads it."""
-        save_maps(Path(path), self.maps)
+        save_maps(path, self.maps)
 
-    def _write(self, folder: Path) -> None:
-        super()._write(folder)
-        save_maps(folder / _MAPS, self.maps)
-        (folder / _TRIALS).write_text(json.dumps([dict(trial) for trial in self.trials]))
+    def _files(self) -> Files:
+        trials = json.dumps(plain([dict(trial) for trial in self.trials]), allow_nan=False)
+        return {**super()._files(), _MAPS: sealed_maps(self.maps), _TRIALS: trials.encode()}
 
     @classmethod
-    def _opened(cls, folder: Path, about: Mapping[str, Any]) -> "TokenIdentifiability":
-        plain = super()._opened(folder, about)
-        trials = tuple(json.loads((folder / _TRIALS).read_text()))
-        return cls(plain.axes, plain.source, plain.provenance, plain.about, tuple(load_maps(folder / _MAPS)), trials)
+    def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "TokenIdentifiability":
+        numbers, trials = super()._opened(files, about, where), tuple(json.loads(files[_TRIALS]))
+        maps = tuple(maps_of(files[_MAPS], f"{where}/{_MAPS}"))
+        return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, maps, trials)
 
     def said(self) -> str:
         """Say how many tokens each kind of map recovers, in the first and in the last layer."""

@@ -232,6 +232,7 @@ class _Stack:
         targets = self.data.targets.index_select(0, (rows + self.target_start.unsqueeze(1)).flatten())
         return features.unflatten(0, rows.shape), targets.unflatten(0, rows.shape)
 
+    @torch.enable_grad()
     def _gradients(
         self, rows: Int[Tensor, "group batch"], valid: Bool[Tensor, "group batch"], generators: list[torch.Generator]
     ) -> dict[str, Tensor]:
@@ -288,7 +289,10 @@ class _Stack:
         if not generators:
             return None
         shape = (self.settings.batch_size, self.settings.hidden_size)
-        drawn = [torch.rand(shape, generator=generator, device=self.data.device) for generator in generators]
+        drawn = [
+            torch.rand(shape, generator=generator, dtype=torch.float32, device=self.data.device)
+            for generator in generators
+        ]
         kept = torch.stack(drawn) >= self.settings.dropout
         return (kept.to(dtype) / (1 - self.settings.dropout))[self.group]
 

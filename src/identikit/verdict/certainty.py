@@ -102,7 +102,7 @@ def _random_order(free: Tensor) -> list[tuple[int, int, int]]:
     for layer, rows in enumerate(free):
         places = rows.nonzero()
         drawn = places[torch.randperm(len(places), generator=generator)].tolist()
-        ties = torch.rand(len(drawn), generator=generator).tolist()
+        ties = torch.rand(len(drawn), generator=generator, dtype=torch.float32).tolist()
         turns += [(turn, tie, layer, *place) for turn, (tie, place) in enumerate(zip(ties, drawn, strict=True))]
     return [(layer, head, query) for _, _, layer, head, query in sorted(turns)]
 

@@ -1,9 +1,9 @@
 """The main job: what can be said about a model on one text, as numbers from which words are made."""
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,14 +16,17 @@ from identikit.attribution.attribute import attribute
 from identikit.attribution.plan import Options as AttributionOptions
 from identikit.attribution.plan import estimate
 from identikit.attribution.result import TokenAttribution
+from identikit.checks import function, known, shortened
 from identikit.data import sample_text, sample_texts
 from identikit.errors import InputError, Unavailable
+from identikit.folders import Files
 from identikit.indexing import Axis
 from identikit.maths.mixing import by_offset, first_middle_last
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
-from identikit.result import Held, Result, open_result
+from identikit.result import Held, Result, result_of
 from identikit.shapes import Tensor
 from identikit.text import is_several, joined_by
 from identikit.tokens.identify import cached_maps, identity_of
@@ -105,6 +108,11 @@ class Explanation(Result):
 
     kind = "explanation"
     main = _BY_LAYER
+    missing: ClassVar = {
+        **dict.fromkeys(_BY_LAYER, "Too few rows of the layer were bounded in time."),
+        **dict.fromkeys(("pearson", "pearson_overall"), EffectiveAttention.missing["pearson"]),
+        "recovered": "No map was fitted for the layer.",
+    }
     by_word: ClassVar = {
         **{name: {} for name in _BY_LAYER},
         "recovered": {"token": "min"},
@@ -142,37 +150,34 @@ class Explanation(Result):
 
     def plot(self, question: str = "attention", **options: Any) -> Any:
         """Draw the answer to one question: "attention" (heads), "identity" or "attribution" (the last layer)."""
-        part = getattr(self, question) if question in _PARTS else None
-        if part is None:
-            raise InputError(f"plot({question!r:.60}) is not known: use {', '.join(map(repr, _PARTS))}.")
+        part = getattr(self, known("question", question, tuple(_PARTS)))
         if isinstance(part, Unavailable):
             raise InputError(f"Cannot draw {question}: {part.reason}")
         return (part.sel(layer=-1) if question == "attribution" else part).plot(**options)
 
-    def _write(self, folder: Path) -> None:
-        super()._write(folder)
+    def _files(self) -> Files:
+        files = dict(super()._files())
         for name in _PARTS:
             part = getattr(self, name)
             if isinstance(part, Unavailable):
-                (folder / f"{name}.txt").write_text(part.reason)
+                files[f"{name}.txt"] = part.reason.encode()
             else:
-                part.save(folder / name)
+                files |= {f"{name}/{file}": content for file, content in part._content().items()}
+        return files
 
     @classmethod
-    def _opened(cls, folder: Path, about: Mapping[str, Any]) -> "Explanation":
-        plain = super()._opened(folder, about)
-        parts: dict[str, Any] = {}
+    def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "Explanation":
+        numbers, parts = super()._opened(files, about, where), {}
         for name, wanted in _PARTS.items():
-            if (folder / name).is_dir():
-                part = open_result(folder / name)
-                if not isinstance(part, wanted):
-                    raise InputError(f"Opening {folder}: {name} is not {wanted.kind} but {part.kind}.")
-                parts[name] = part
-            else:
-                parts[name] = Unavailable((folder / f"{name}.txt").read_text())
-        return cls(plain.axes, plain.source, plain.provenance, plain.about, **parts)
+            own = {file.removeprefix(f"{name}/"): files[file] for file in files if file.startswith(f"{name}/")}
+            part = result_of(own, f"{where}/{name}") if own else Unavailable(files[f"{name}.txt"].decode())
+            if not isinstance(part, wanted | Unavailable):
+                raise InputError(f"Opening {where}: {name} is not {wanted.kind} but {part.kind}.")
+            parts[name] = part
+        return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)
 
 
+@undisturbed()
 def explain(
     model: Model,
     text: Any = None,
@@ -191,7 +196,9 @@ def explain(
       ridge maps fitted once to the sample texts
     - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
     """
-    model, bounding = checked_model(model), Bounding(seconds=seconds)
+    model, progress = checked_model(model), function("progress", progress)
+    seconds = Bounding(seconds=seconds).seconds
+    seconds = None if seconds == math.inf else seconds
     if text is None and model.modality != "text":
         raise InputError(
             f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
@@ -207,7 +214,7 @@ def explain(
     attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
     identity = _identity(reading, fitted, progress)
     attribution = _attribution(reading, probes, progress)
-    arrays, said = _attention(attention, bounding.seconds, progress)
+    arrays, said = _attention(attention, seconds, progress)
     return _explanation(reading, attention, identity, attribution, arrays, said)
 
 
@@ -234,7 +241,7 @@ def _explanation(
         "n_heads": model.n_heads,
         "d_value": model.d_value,
         "causal": model.causal,
-        "pearson_overall": float(attention.pearson()),
+        "pearson_overall": _known([float(attention.pearson())])[0],
         "largest_residual": float(attention.residual.max()),
         "largest_row_residual": float(attention.row_residual.max()),
         "output_change": {"hidden": change.hidden, "logits": change.logits},
@@ -263,7 +270,7 @@ def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
     fitted = maps.maps if isinstance(maps, TokenIdentifiability) else maps
     if not isinstance(fitted, list | tuple) or not fitted or not all(isinstance(one, FittedMap) for one in fitted):
         raise InputError(
-            f"maps={maps!r:.60} cannot be used: expected the result of token_identifiability(model, texts)."
+            f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
         )
     return fitted
 
@@ -305,7 +312,7 @@ def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttr
         if probes is None and ahead.long:
             return Unavailable(f"{ahead.words()} Ask for it with probes={options.probes}.")
         if ahead.said:
-            warnings.warn(ahead.words(), stacklevel=3)
+            warnings.warn(ahead.words(), stacklevel=4)
         return attribute([reading], options, progress=progress)[0]
     except InputError as refusal:
         return Unavailable(str(refusal))

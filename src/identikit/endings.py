@@ -1,0 +1,173 @@
+"""How a command ends: in order, in one line that says what is wrong, or quietly where nobody reads.
+
+The statuses are 0, 1 for what the user or the machine can mend, 2 for wrong options, 70 for an error of ours, 130 after
+Ctrl-C and 143 after SIGTERM. This module is loaded before anything slow, so that starting up ends as well.
+"""
+
+import codecs
+import errno
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from typing import Any, TextIO
+
+from identikit.errors import IdentikitError
+
+FAILED, INTERNAL, INTERRUPTED = 1, 70, 130
+_STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
+_QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+_MEMORY = ("out of memory", "allocate memory", "not enough memory")
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command and leave the program with its status; nothing it raises becomes a traceback on the terminal."""
+    _open_streams()
+    with _surroundings() as signals:
+        status = _status(command, signals)
+        status = _flushed() or status
+    sys.exit(status)
+
+
+def _status(command: Callable[[], object], signals: list[int]) -> int:
+    try:
+        command()
+        return 0
+    except BaseException as error:
+        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
+        if signals:  # what a signal raises may be turned into anything on its way
+            status = signals[0]
+        if status in _STOPPED:
+            _tell(_stopped(_STOPPED[status]))
+        elif isinstance(error, SystemExit):
+            return status if isinstance(status, int) else 0 if status is None else FAILED
+        else:
+            status = _told(error)
+        return status
+
+
+def _told(error: BaseException) -> int:
+    """Tell what went wrong, and return the status."""
+    words = " ".join(str(error).split())
+    if isinstance(error, IdentikitError):
+        _tell(words)
+    elif isinstance(error, OSError):
+        if error.errno != errno.EPIPE:
+            where = f" ({error.filename})" if error.filename else ""
+            _tell(f"{error.strerror or words}{where}. Mend that, and run the command again.")
+    elif isinstance(error, MemoryError) or any(one in words.lower() for one in _MEMORY):
+        where = "the GPU's memory" if "cuda" in words.lower() else "memory"
+        _tell(f"This needs more than {where}. Pass a shorter text or a smaller model, or use a larger machine.")
+    else:
+        _tell(
+            f"An internal error, which is not your fault: {type(error).__name__}: {words:.200}. Please report it to "
+            f"the authors of identikit{_report()}."
+        )
+        return INTERNAL
+    return FAILED
+
+
+def _report() -> str:
+    """Write all that is known about the error being handled to a file, and say where it is."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="identikit-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(f"{sys.argv}\n{sys.version}\n\n{traceback.format_exc()}")
+        return f", with the file {file.name}"
+    except OSError:
+        return ""
+
+
+def _stopped(word: str) -> str:
+    has_folder = any(given.split("=")[0] == "--out" for given in sys.argv)
+    kept = " Run the same command again: what its --out folder holds is not computed again." if has_folder else ""
+    return f"{word}.{kept}"
+
+
+def _tell(message: str) -> None:
+    with suppress(OSError, ValueError):  # nobody reads the error stream
+        print(f"identikit: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+# What a command runs in
+
+
+@contextmanager
+def _surroundings() -> Iterator[list[int]]:
+    """Show warnings as lines whatever filters are set, and print in any encoding; yields the statuses of signals."""
+    codecs.register_error("escaped", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="escaped")
+    with warnings.catch_warnings(), _noted_signals() as signals:
+        warnings.resetwarnings()
+        for category in _QUIET:
+            warnings.simplefilter("ignore", category)
+        warnings.showwarning = lambda message, *about, **others: _tell(str(message))
+        yield signals
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """End on SIGTERM as on Ctrl-C; yields a list to which the status of each signal is added as it comes."""
+    statuses: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        statuses.append(128 + number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    with suppress(ValueError):  # not in the main thread
+        before |= {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield statuses
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    r"""Write what an encoding lacks as \uXXXX: words stay readable, and JSON stays JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4)), error.end
+
+
+def _open_streams() -> None:
+    """Open streams that came closed to nowhere, so that no file that is opened later is taken for one of them."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            opened = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8"))
+
+
+def _flushed() -> int:
+    """Write out what is still held; return the status of a failure, and 0 where there is none."""
+    status = 0
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError) as error:
+            status = FAILED
+            _give_up(stream)
+            if stream is sys.stdout and getattr(error, "errno", None) != errno.EPIPE:
+                _tell(f"Writing the output: {getattr(error, 'strerror', None) or error}.")
+    return status
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let Python's own last flush, which would end in a traceback, go nowhere."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

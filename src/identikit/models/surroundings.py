@@ -1,0 +1,121 @@
+"""What surrounds a call must not change its numbers: other threads, autocast, inference mode, compiled modules.
+
+A model is switched over while it is read, so one thread at a time has it (`turn`). What torch keeps for a thread
+(autocast, inference mode, a default device, gradients) is set aside inside (`undisturbed`), and given back at the end.
+A user's own forward pass in another thread cannot be held off: while a model is read, nobody else may run it.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from identikit.errors import InputError, ModelError
+from identikit.machine import products
+
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+
+
+@dataclass
+class _Turn:
+    lock: Any = field(default_factory=threading.RLock)
+    depth: int = 0
+
+
+_turns: WeakKeyDictionary[nn.Module, _Turn] = WeakKeyDictionary()
+_turns_lock = threading.Lock()
+_inside = threading.local()
+
+
+@contextmanager
+def turn(module: nn.Module) -> Iterator[bool]:
+    """Wait until no other thread reads the model of this module; yield whether this is the thread's outermost turn."""
+    with _turns_lock:
+        own = _turns.setdefault(module, _Turn())
+    with own.lock:
+        own.depth += 1
+        try:
+            yield own.depth == 1
+        finally:
+            own.depth -= 1
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Compute in the dtype of the numbers, without gradients, on the devices where they are; also a decorator."""
+    if getattr(_inside, "undisturbed", False):
+        yield
+        return
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))  # what is made there has no derivative
+        for kind in _AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(products("full"))
+        stack.callback(setattr, _inside, "undisturbed", False)
+        _inside.undisturbed = True
+        yield
+
+
+def refuse_transforms() -> None:
+    """Refuse to read a model inside torch.func or a trace, where tensors are not plain numbers."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        where = "inside a torch.func transform (vmap, grad, jvp, …)"
+    elif torch.jit.is_tracing():
+        where = "inside torch.jit.trace"
+    elif torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        where = "inside FakeTensorMode"
+    else:
+        return
+    raise InputError(f"Reading a model {where}: tensors are not plain numbers there. Call identikit outside of it.")
+
+
+def bare(model: Any) -> Any:
+    """Return the model under torch.compile's wrapper or a data-parallel one; any other object as it is."""
+    while True:
+        if isinstance(model, nn.DataParallel | DistributedDataParallel):
+            model = model.module
+        elif isinstance(model, nn.Module) and "_orig_mod" in model._modules:
+            model = model._modules["_orig_mod"]
+        else:
+            break
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            f"Loading {type(model).__name__}: TorchScript has fixed its attention, so it cannot be read. Load the "
+            "transformers model that it was made from."
+        )
+    return model
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run modules as they are written: compiled code may leave out hooks and the tap."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            forward = vars(module).get("forward")
+            written = getattr(forward, "_torchdynamo_orig_callable", None)
+            if written is not None:
+                stack.callback(setattr, module, "forward", forward)
+                module.forward = written
+            if module._compiled_call_impl is not None:
+                stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+                module._compiled_call_impl = None
+        yield
+
+
+def makeup(model: nn.Module) -> tuple[Any, ...]:
+    """Return what a model is made of, but for its numbers: modules, their hooks and methods, dtypes and devices."""
+    modules = tuple(
+        (id(one), *one._forward_pre_hooks, *one._forward_hooks, id(vars(one).get("forward"))) for one in model.modules()
+    )
+    return modules, tuple((one.dtype, one.device) for one in model.parameters())

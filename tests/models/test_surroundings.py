@@ -1,0 +1,205 @@
+"""Calls inside autocast, inference mode, other defaults and the like: the same numbers, or refused in one line."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import identikit as ik
+from identikit.errors import InputError, ModelError
+from identikit.models.model import Model
+from identikit.tokens.protocol import Settings
+from tests.models import tiny
+from tests.models.state import state_of
+
+TEXT = "w4 w9 w4 w11 w30 w5 w4"
+TEXTS = [f"w{3 + i} w{4 + i} w9" for i in range(20)]
+
+
+def answers(model: Model) -> dict[str, torch.Tensor]:
+    """Ask a model everything that the library answers."""
+    attention = ik.effective_attention(model, TEXT)
+    assert attention.verify().hidden < 1e-4
+    assert ik.alternative_attention(model, f"{TEXT} {TEXT}", layer=0, head=0, query=-1).output_change.hidden < 1e-4
+    settings = Settings(folds=2, epochs=1)
+    known = ik.token_identifiability(
+        model, TEXTS, maps=("ridge", "mlp"), distances="cosine", layers=1, settings=settings
+    )
+    explained = ik.explain(model, "w4 w9 w4", maps=known, probes=2, seconds=None)
+    return {
+        "effective": attention.effective,
+        "reachable": attention.sel(layer=0).reachable_dim,
+        "simplex": attention.sel(layer=0, head=0).simplex,
+        "pearson": attention.pearson(),
+        "intervals": attention.intervals(layer=0, head=0, query=3).upper,
+        "exact": ik.token_attribution(model, TEXT).contribution,
+        "backward": ik.token_attribution(model, TEXT, targets=2, layers=1).contribution,
+        "inverted": ik.invert(model, TEXT, positions=[1, 2]).margin,
+    } | {f"explained {name}": explained.array(name) for name in explained.arrays}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, torch.Tensor]:
+    return answers(tiny.shared("gpt2"))
+
+
+def check_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, array in expected.items():
+        assert not found[name].requires_grad and not found[name].is_inference(), name
+        torch.testing.assert_close(found[name], array, rtol=1e-5, atol=1e-6, equal_nan=True, msg=name)
+
+
+@contextmanager
+def setting(change: Any, value: Any, back: Any) -> Iterator[None]:
+    change(value)
+    try:
+        yield
+    finally:
+        change(back)
+
+
+SURROUNDINGS = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference": torch.inference_mode,
+    "grad": torch.enable_grad,
+    "no grad": torch.no_grad,
+    "float64": lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
+    "bfloat16": lambda: setting(torch.set_default_dtype, torch.bfloat16, torch.float32),
+    "device": lambda: torch.device("meta"),
+    "default device": lambda: setting(torch.set_default_device, "meta", None),
+    "deterministic": lambda: setting(torch.use_deterministic_algorithms, True, False),
+    "rounded": lambda: setting(torch.set_float32_matmul_precision, "medium", "highest"),
+    "kernel": lambda: sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings_change_no_number(name: str, expected: dict[str, torch.Tensor]):
+    hf = tiny.build("gpt2").train()
+    surrounding: AbstractContextManager[Any] = SURROUNDINGS[name]()
+    with surrounding:
+        before = state_of(hf)
+        model = ik.load(hf, tiny.tokenizer())
+        found = answers(model)
+        assert state_of(hf) == before
+    check_same(found, expected)
+    assert ik.effective_attention(model, TEXT).provenance.dtype == "float32"
+
+
+def compiled_forward(hf: Any) -> Any:
+    hf.forward = torch.compile(hf.forward, backend="eager")
+    return hf
+
+
+def compiled_in_place(hf: Any) -> Any:
+    hf.transformer.h[1].compile(backend="eager")
+    return hf
+
+
+def asking_for_tuples(hf: Any) -> Any:
+    hf.set_attn_implementation("eager")
+    hf.config.return_dict, hf.config.output_attentions, hf.config.output_hidden_states = False, True, True
+    return hf
+
+
+WRAPPERS = {
+    "compiled": lambda hf: torch.compile(hf, backend="eager"),
+    "compiled forward": compiled_forward,
+    "compiled in place": compiled_in_place,
+    "data parallel": nn.DataParallel,
+    "tuples": asking_for_tuples,
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrapped_and_compiled_models_are_read_as_they_are_written(name: str, expected: dict[str, torch.Tensor]):
+    hf = tiny.build("gpt2")
+    given = WRAPPERS[name](hf)
+    if "compiled" in name:
+        given(input_ids=torch.tensor([[4, 5, 6]]))  # what was compiled knows no tap
+    before = state_of(hf)
+    check_same(answers(ik.load(given, tiny.tokenizer())), expected)
+    assert state_of(hf) == before
+
+
+def test_weights_made_in_inference_mode_are_read(expected: dict[str, torch.Tensor]):
+    with torch.inference_mode():
+        hf = tiny.build("gpt2")
+    check_same(answers(ik.load(hf, tiny.tokenizer())), expected)
+
+
+def test_transforms_and_scripts_are_refused():
+    model = tiny.shared("gpt2")
+    with pytest.raises(InputError, match=r"inside a torch\.func transform"):
+        vmap(lambda x: ik.effective_attention(model, TEXT).raw + x)(torch.zeros(2))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(InputError, match="is running already"):
+        ik.token_attribution(model, TEXT)
+    with pytest.raises(ModelError, match="TorchScript"):
+        ik.load(torch.jit.script(nn.Linear(2, 2)), tiny.tokenizer())
+
+
+def test_hooks_are_part_of_the_model():
+    """A hook that steers a block is read with it; one that breaks what was proved is refused, also after loading."""
+    hf = tiny.build("gpt2")
+    model = ik.load(hf, tiny.tokenizer())
+    plain = ik.effective_attention(model, TEXT).raw
+    steering = hf.transformer.h[0].register_forward_hook(lambda module, args, output: output + 0.5 * output.sin())
+    before = state_of(hf)
+    steered = ik.effective_attention(model, TEXT).raw
+    with torch.no_grad():
+        hf.set_attn_implementation("eager")
+        own = hf(input_ids=model.trace(model.sample((3,))).inputs.new_tensor([[1, 4, 9, 4, 11, 30, 5, 4, 2]]).long(),
+                 output_attentions=True).attentions  # fmt: skip
+        hf.set_attn_implementation("sdpa")
+    assert state_of(hf) == before
+    torch.testing.assert_close(steered, torch.cat(own), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(steered[1], plain[1])
+    ablation = hf.transformer.h[1].attn.c_proj.register_forward_hook(lambda module, args, output: output * 0.5)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="head outputs times H is the module's output"):
+            ik.effective_attention(model, TEXT)
+    ablation.remove()
+    steering.remove()
+    assert torch.equal(ik.effective_attention(model, TEXT).raw, plain)
+
+
+def test_the_dtype_is_the_one_that_was_computed_in():
+    """Norms and embeddings may be wider than the rest; a layer that differs from the others is refused."""
+    hf = tiny.build("bert", dtype=torch.bfloat16)
+    for module in hf.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.float()
+    hf.register_parameter("first", None)
+    model = ik.load(hf, tiny.tokenizer())
+    assert ik.effective_attention(model, TEXT).provenance.dtype == "bfloat16"
+    hf.float()
+    assert ik.effective_attention(model, TEXT).provenance.dtype == "float32"
+    hf.to(torch.float64)
+    assert ik.token_attribution(model, TEXT).provenance.dtype == "float64"
+    hf.encoder.layer[1].float()
+    with pytest.raises(ModelError, match="it failed on a made-up input"):
+        ik.effective_attention(model, TEXT)
+
+
+def test_the_first_parameter_does_not_decide_the_dtype():
+    hf = tiny.build("gpt2", dtype=torch.bfloat16)
+    hf.transformer.wte.float()
+    hf.transformer.wpe.float()
+    hf.transformer.drop.register_forward_hook(lambda module, args, output: output.bfloat16())
+    assert hf.dtype == torch.float32
+    model = ik.load(hf, tiny.tokenizer())
+    assert ik.effective_attention(model, TEXT).provenance.dtype == "bfloat16"
+
+
+def test_layers_of_different_dtypes_are_refused():
+    hf = tiny.build("gpt2")
+    hf.transformer.h[1].double()
+    hf.transformer.h[1].register_forward_pre_hook(lambda module, args: (args[0].double(), *args[1:]))
+    hf.transformer.h[1].register_forward_hook(lambda module, args, output: output.float())
+    with pytest.raises(ModelError, match="differ in the number format"):
+        ik.load(hf, tiny.tokenizer())
