@@ -3,9 +3,10 @@
 A value that an argument does take is compared with the plain way to say the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ class Argument(NamedTuple):
     """One argument: the call that takes it, and which of the wrong values it does take, each with its plain way."""
 
     call: Callable[[Any], Any]
-    takes: dict[str, Any] = {}
+    takes: Mapping[str, Any] = MappingProxyType({})
 
 
 @cache
@@ -76,7 +77,8 @@ def _positional(function: Callable[..., Any]) -> Callable[[Any], Any]:
 NONE = {"None": DEFAULT}
 UNKNOWN = {"'zebra'": "w3"}  # a word that the tokenizer does not know
 SEVERAL = UNKNOWN | {"['zebra']": ["w3"], "[[0]]": [(0,)]}  # a list of texts
-TIME = {"99": 99, "10**30": 99, "1.5": 99, "1.0": 99}  # more than these texts take
+TIME = dict.fromkeys(("99", "10**30", "inf", "1.5", "1.0", "tensor(0.5)"), 99)  # more seconds than these texts take
+SEED = {"99": DEFAULT, "10**30": DEFAULT}  # nothing is drawn
 
 
 def _reading() -> Iterator[tuple[str, Argument]]:
@@ -108,7 +110,10 @@ def _reading() -> Iterator[tuple[str, Argument]]:
         yield f"attention, {name}", Argument(_named(attend, name), NONE)
     yield "attention, tolerance", Argument(_named(attend, "tolerance"), {"tensor(0.5)": 0.5})
     for name in ("bias", "mass", "truncate"):
-        yield f"attention, {name}", Argument(_named(attend, name), {"True": DEFAULT} if name == "bias" else {"True": True})
+        yield (
+            f"attention, {name}",
+            Argument(_named(attend, name), {"True": DEFAULT} if name == "bias" else {"True": True}),
+        )
     yield "attention, dtype", Argument(_named(attend, "dtype"))
     yield "attention, max_tokens", Argument(_named(attend, "max_tokens"), NONE | {"99": DEFAULT, "10**30": DEFAULT})
     yield "attention, pearson", Argument(_positional(lambda *x: attention().pearson(*x)), NONE)
@@ -122,7 +127,10 @@ def _reading() -> Iterator[tuple[str, Argument]]:
         takes = {"epsilon": {"1.0": 1.0, "tensor(0.5)": 0.5}, "seconds": NONE | TIME,
                  "groups": NONE | {"{'a': 1}": {"a": [1]}}, "truncate": {"True": True}}  # fmt: skip
         yield f"intervals, {name}", Argument(_named(bound, name), takes.get(name, {}))
-    yield "intervals of a result", Argument(lambda x: attention().intervals(layer=0, head=0, query=x), {"None": slice(None)})
+    yield (
+        "intervals of a result",
+        Argument(lambda x: attention().intervals(layer=0, head=0, query=x), {"None": slice(None)}),
+    )
     for name in ("layer", "head", "query", "toward", "direction"):
         yield f"alternative, {name}", Argument(_named(change, name), NONE if name in ("toward", "direction") else {})
 
@@ -145,7 +153,7 @@ def _answers() -> Iterator[tuple[str, Argument]]:
 
     room = NONE | {"99": DEFAULT, "10**30": DEFAULT}
     for name in ("probes", "norm", "layers", "targets", "source", "precision", "seed", "max_tokens", "truncate"):
-        takes = {"layers": NONE, "targets": NONE, "seed": {"99": DEFAULT, "10**30": DEFAULT}, "max_tokens": room,
+        takes = {"layers": NONE, "targets": NONE, "seed": SEED, "max_tokens": room,
                  "truncate": {"True": True}}  # fmt: skip
         yield f"attribution, {name}", Argument(_named(attribute, name), takes.get(name, {}))
     yield "attribution, the text", Argument(_named(attribute, "text"), SEVERAL)
@@ -164,8 +172,8 @@ def _answers() -> Iterator[tuple[str, Argument]]:
     yield "inversion, the layer of hidden vectors", Argument(lambda x: ik.invert(llama, hidden(), layer=x))
     yield "inversion, sel position", Argument(_named(inverted().sel, "position"), NONE)
     for name in ("layer", "layers", "positions", "prefix", "noise", "distance", "seed", "max_tokens", "truncate"):
-        takes = {"layer": NONE, "layers": NONE, "positions": NONE, "prefix": NONE, "seed": {"99": DEFAULT, "10**30": DEFAULT},
-                 "noise": {"99": 99, "1.5": 1.5, "1.0": 1.0, "tensor(0.5)": 0.5}, "max_tokens": room,
+        takes = {"layer": NONE, "layers": NONE, "positions": NONE, "prefix": NONE, "seed": SEED,
+                 "noise": {"99": 99, "10**30": 1e30, "1.5": 1.5, "1.0": 1.0, "tensor(0.5)": 0.5}, "max_tokens": room,
                  "truncate": {"True": True}}  # fmt: skip
         yield f"inversion, {name}", Argument(_named(invert, name), takes.get(name, {}))
     yield "explain, the text", Argument(_named(explain, "text"), UNKNOWN | {"None": sample_text()})
@@ -182,7 +190,7 @@ def _answers() -> Iterator[tuple[str, Argument]]:
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "explain": {
         "--probes": ("0", "-1", "1.5", "many", "nan", "", "99999999999999999999"),
-        "--seconds": ("0", "-1", "nan", "inf", "-inf", "many", ""),
+        "--seconds": ("0", "-1", "nan", "-inf", "many", ""),
         "--device": ("abacus", "", "cuda:99", "cpu:-1"),
         "--dtype": ("int8", "float9", "", "bool", "complex64", "float8_e4m3fn"),
         "--tower": ("text", "vision", "north", ""),
@@ -216,7 +224,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--max-tokens": ("0", "-1", "2"),
     },
     "reproduce": {"names": ("fig99", ""), "--sample": ("0", "-1"), "--seed": ("-1",), "--data": ("nothing.tsv",)},
-    "finetune": {"--epochs": ("0",), "--batch-size": ("0",), "--learning-rate": ("nan", "0", "-1", "inf"), "names": ("x",)},
+    "finetune": {
+        "--epochs": ("0",),
+        "--batch-size": ("0",),
+        "--learning-rate": ("nan", "0", "-1", "inf"),
+        "names": ("x",),
+    },
 }
 
 

@@ -29,19 +29,19 @@ MEMORY = 6 << 30  # bytes that a case may take
 _UNREADABLE = re.compile(r"Traceback|<[\w.]+ (object )?at 0x|\\x1b|\x1b")
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - an end of a case
     """The command line refused, with this message."""
 
 
-class Unclear(Exception):
+class Unclear(Exception):  # noqa: N818 - an end of a case
     """The command line ended in a way that tells a user too little, or too much."""
 
 
-class Wrong(Exception):
+class Wrong(Exception):  # noqa: N818 - an end of a case
     """A result came out that is not right."""
 
 
-class Lost(Exception):
+class Lost(Exception):  # noqa: N818 - an end of a case
     """Something of the user's is gone or was changed."""
 
 

@@ -30,7 +30,11 @@ EMBEDDING = {
     "llama": "model.embed_tokens.weight",
     "gpt2": "transformer.wpe.weight",
 }
-NORM = {"bert": "encoder.layer.2.output.LayerNorm.weight", "llama": "model.norm.weight", "gpt2": "transformer.ln_f.bias"}
+NORM = {
+    "bert": "encoder.layer.2.output.LayerNorm.weight",
+    "llama": "model.norm.weight",
+    "gpt2": "transformer.ln_f.bias",
+}
 
 
 def cases() -> Iterator[Case]:
@@ -52,7 +56,9 @@ def cases() -> Iterator[Case]:
             yield Case(f"{name}: {what}", "checkpoints", _folder(name, change), "refused")
         for what, change in FINE_FOLDERS.items():
             yield Case(f"{name}: {what}", "checkpoints", _folder(name, change), "right")
-    yield Case("bert: distance_embedding over absolute positions", "checkpoints", _distance, "refused", ("distance_embedding",))
+    yield Case(
+        "bert: distance_embedding over absolute positions", "checkpoints", _distance, "refused", ("distance_embedding",)
+    )
     yield Case("the command line with truncated weights", "checkpoints", _by_command, "refused", ("bert",))
 
 
@@ -159,7 +165,9 @@ def STRANGE_KEYS(name: str) -> dict[str, tuple[str, Callable[[Tensors], None]]]:
         ),
         "LoRA weights without an adapter's configuration": (
             "lora_A",
-            lambda t: t.update({f"{stem}.lora_A.weight": torch.ones(2, 24), f"{stem}.lora_B.weight": torch.ones(24, 2)}),
+            lambda t: t.update(
+                {f"{stem}.lora_A.weight": torch.ones(2, 24), f"{stem}.lora_B.weight": torch.ones(24, 2)}
+            ),
         ),
         "LoRA weights over a base layer": (
             "base_layer",
@@ -181,9 +189,9 @@ HARMLESS: dict[str, Callable[[Tensors], None]] = {
 
 def _loaded(folder: Path, name: str, exact: bool = True) -> None:
     """Load a folder, and prove that the model read is the undamaged one."""
-    same(ik.effective_attention(ik.load(folder), TEXT), right(name), within=1e-5 if exact else 2e-2) if exact else _near(
-        folder, name
-    )
+    same(
+        ik.effective_attention(ik.load(folder), TEXT), right(name), within=1e-5 if exact else 2e-2
+    ) if exact else _near(folder, name)
 
 
 def _near(folder: Path, name: str) -> None:

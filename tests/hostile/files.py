@@ -43,7 +43,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "of random bytes": lambda _: bytes((7 * place * place + 11 * place) % 256 for place in range(3000)),
     "cut in half": lambda whole: whole[: len(whole) // 2],
     "cut before its last byte": lambda whole: whole[:-1],
-    "cut inside a character": lambda whole: whole[: whole.rindex("ü".encode()) + 1] if "ü".encode() in whole else whole[:9],
+    "cut inside a character": lambda whole: (
+        whole[: whole.rindex("ü".encode()) + 1] if "ü".encode() in whole else whole[:9]
+    ),
     "with a NUL byte inside": lambda whole: whole.replace(b"w6", b"w\x006"),
     "with a byte that is no UTF-8": lambda whole: whole.replace(b"w6", b"w\xff6"),
     "with bytes after its end": lambda whole: whole + b"\xfe\xfd",
@@ -63,7 +65,10 @@ HARMLESS: dict[str, Callable[[bytes], bytes]] = {
 
 # Contents that only one format can have: (format, content), all to be refused.
 REFUSED: dict[str, tuple[str, bytes]] = {
-    **{f"two columns of one name in {form}": (form, whole(form, names=("first", "first"))) for form in FORMATS[1:]},
+    **{
+        f"two columns of one name in {form}": (form, whole(form, names=("first", "first")))
+        for form in ("tsv", "csv", "parquet")
+    },
     **{f"a missing cell in {form}": (form, whole(form) + b"w5\n") for form in ("tsv", "csv")},
     **{
         f"a cell too many in {form}": (form, whole(form) + between.join([b"w5"] * 3) + b"\n")
@@ -165,7 +170,11 @@ def cases() -> Iterator[Case]:
     for what, options in OPTIONS.items():
         yield Case(what, "files", _options(options), "refused" if what != "one column twice" else "either")
     for name in ("mrpc", "cola", "mnli", "wikitext"):
-        for what, options in {"no folder": {}, "an empty folder": {"data_dir": ""}, "a strange split": {"split": "x"}}.items():
+        for what, options in {
+            "no folder": {},
+            "an empty folder": {"data_dir": ""},
+            "a strange split": {"split": "x"},
+        }.items():
             yield Case(f"{name} with {what}", "files", _known(name, options), "refused")
     for what, (form, content) in REFUSED.items():
         if what.startswith(("two columns", "an empty cell", "one key twice")):
@@ -178,7 +187,7 @@ def _damaged(form: str, damage: Callable[[bytes], bytes]) -> Callable[[Path], No
     def run(place: Path) -> None:
         content = damage(whole(form))
         path = _written(place / f"texts.{form}", content)
-        found = list(ik.read_texts(path, columns=COLUMN[form] and [COLUMN[form]] or None))
+        found = list(ik.read_texts(path, columns=COLUMN[form]))
         kept(path.read_bytes() == content, "the file was changed")
         proved(found == _plain(form, content), f"read {found!r:.200}")
 
@@ -260,5 +269,3 @@ def _over(form: str, content: bytes) -> Callable[[Path], None]:
             proved(not out.exists(), "a folder was made for texts that cannot be read")
 
     return run
-
-

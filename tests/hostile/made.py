@@ -74,7 +74,11 @@ def command(*arguments: str | Path) -> Done:
     """Run the command line in this process; a refusal raises `Refused` with its message."""
     out, err = (TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2))
     status: Any = None
-    with mock.patch.object(sys, "argv", ["identikit", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+    with (
+        mock.patch.object(sys, "argv", ["identikit", *map(str, arguments)]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         try:
             main()
         except SystemExit as ended:
@@ -169,7 +173,7 @@ def prove_bert(found: Any, model: hf.PreTrainedModel, ids: list[int], *, effecti
     proved(torch.allclose(found.raw.double(), raw, atol=1e-5), f"raw is off by {(found.raw - raw).abs().max():.1e}")
     if not effective:
         return
-    values = _bert_values(model, ids)
+    values = bert_values(model, ids)
     visible = torch.ones(len(ids), len(ids), dtype=torch.bool)
     for layer, block in enumerate(model.base_model.encoder.layer):
         projection = block.attention.output.dense.weight.detach().double().T.unflatten(0, (found.raw.shape[1], -1))
@@ -179,7 +183,8 @@ def prove_bert(found: Any, model: hf.PreTrainedModel, ids: list[int], *, effecti
         proved((found.rank[layer] == rank).all(), f"ranks of layer {layer} differ from the definition's")
 
 
-def _bert_values(model: hf.PreTrainedModel, ids: list[int]) -> list[torch.Tensor]:
+def bert_values(model: hf.PreTrainedModel, ids: list[int]) -> list[torch.Tensor]:
+    """Return the values of each layer of a BERT (head, key, d_v), as its own modules compute them."""
     heads, seen = model.config.num_attention_heads, []
     hooks = [
         block.attention.self.value.register_forward_hook(lambda _, __, out: seen.append(out.detach().double()[0]))

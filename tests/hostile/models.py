@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,9 @@ def cases() -> Iterator[Case]:
     for what, wrap in WRAPPED.items():
         yield Case(f"a model {what}", "models", _wrapped(wrap), "either", slow="compiled" in what)
     for first in CALLS:
-        yield Case(f"two threads, {first} beside the others", "models", _threads(first), "right", slow=first == "explain")
+        yield Case(
+            f"two threads, {first} beside the others", "models", _threads(first), "right", slow=first == "explain"
+        )
     yield Case("two threads that load", "models", _loading_threads, "right")
     for what, change in AFTERWARDS.items():
         yield Case(f"weights {what} after loading", "models", _afterwards(change), "either")
@@ -328,10 +330,8 @@ def _verbosity(level: int) -> Callable[[Path], None]:
             CALLS["attention"](model)
             broken = copied("bert", place)
             (broken / "config.json").write_text("{")
-            try:
+            with suppress(ik.ModelError):
                 ik.load(broken)
-            except ik.ModelError:
-                pass
             proved((hf_logging.get_verbosity(), hub_logging.get_verbosity()) == (level, level), "it is not as it was")
 
     return run
@@ -355,5 +355,3 @@ def _interrupted(_: Path) -> None:
                     pass
             handle.remove()
     same(CALLS["attention"](model), expected("attention"))
-
-

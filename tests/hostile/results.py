@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-
 import identikit as ik
 from tests.hostile.cases import Case, kept, proved
 from tests.hostile.damages import DAMAGES, STANDINS, Damage
@@ -154,5 +153,3 @@ def _cache_place(change: Callable[[Path], Any]) -> Callable[[Path], None]:
         kept(before.items() <= content(place).items(), "a file of the user's has changed")
 
     return run
-
-

@@ -108,5 +108,3 @@ def _read_only(place: Path) -> None:
     found = subprocess.run(shell, capture_output=True, text=True, env=environment(), cwd=place)
 
     checked(Done(found.returncode, found.stdout, found.stderr))
-
-

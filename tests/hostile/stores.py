@@ -168,8 +168,8 @@ RESEALED: dict[str, Callable[[Tensors, About], object]] = {
     "with a key too many": lambda tensors, about: tensors.update({f"{sorted(tensors)[0]}_more": torch.ones(3)}),
     "without tensors": lambda tensors, about: tensors.clear(),
     "without a word about it": lambda tensors, about: about.clear(),
-    "with other words about it": lambda tensors, about: about.update({key: "other" for key in about}),
-    "with numbers for words about it": lambda tensors, about: about.update({key: 5 for key in about}),
+    "with other words about it": lambda tensors, about: about.update(dict.fromkeys(about, "other")),
+    "with numbers for words about it": lambda tensors, about: about.update(dict.fromkeys(about, 5)),
     "with lists for words about it": lambda tensors, about: about.update({key: [1] for key in about}),
     "with texts of another hash": lambda tensors, about: about.update(blocks={"0": "0" * 64}),
     "with blocks that there are none of": lambda tensors, about: about.update(blocks={"99": "0" * 64}),
@@ -246,7 +246,10 @@ def _other_model(name: str, change: Damage) -> Callable[[Path], None]:
             started(name, out, model=folder)
         finally:
             same = {key: held for key, held in content(out).items() if key in before}
-            kept({key: before[key] for key in same if key not in ("command.json",)}.items() <= same.items(), "the old run changed")
+            kept(
+                {key: before[key] for key in same if key not in ("command.json",)}.items() <= same.items(),
+                "the old run changed",
+            )
 
     return run
 

@@ -1,4 +1,4 @@
-"""Texts that are none, or that nobody expects: through the API and the command line, on an encoder and a causal model."""
+"""Texts that are none, or that nobody expects, for an encoder and a causal model."""
 
 import subprocess
 import sys
@@ -120,11 +120,14 @@ def cases() -> Iterator[Case]:
         yield Case(f"{what}, attention of an encoder", "texts", _odd_encoder(text), "right")
         yield Case(f"{what}, attention of a causal model", "texts", _odd_causal(text), "right")
         if isinstance(text, str):
-            yield Case(f"{what}, explained by the command line", "texts", _odd_command(text), "right")
+            run, slow = _odd_command(text), what not in ("emoji", "markup")
+            yield Case(f"{what}, explained by the command line", "texts", run, "right", slow=slow)
     for what in ("one word", "only padding", "a pair of one word each"):
         yield Case(f"{what}, attribution", "texts", _odd_attribution(ODD_TEXTS[what]), "right")
     for what in ("20 MB in one word", "20 MB of words"):
-        yield Case(f"{what} in a file takes little memory", "texts", _in_little_memory(NO_TEXT[what]), "refused", slow=True)
+        yield Case(
+            f"{what} in a file takes little memory", "texts", _in_little_memory(NO_TEXT[what]), "refused", slow=True
+        )
     yield Case("20 MB of words, cut", "texts", _cut_exactly, "either")
 
 
