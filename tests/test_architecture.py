@@ -25,7 +25,7 @@ FLOORS = [
     {"plots"},
     {"__init__"},
     {"paper", "bench", "terminal", "options"},
-    {"cli_bench", "cli_datasets"},
+    {"cli_bench", "cli_datasets", "cli_runs"},
     {"cli"},
     {"__main__"},
 ]

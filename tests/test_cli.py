@@ -388,3 +388,83 @@ def test_the_number_format_is_an_option_and_part_of_the_run(run, saved: Path, tm
     assert "The dtype 'int7' is not known" in run("explain", "w5 w6", "--model", model, "--dtype", "int7").stderr
     told = run("explain", "w5 w6 w7", "--model", model, "--dtype", "bfloat16", "--seconds", "0.1", "--json")
     assert told.status == 0 and '"dtype": "bfloat16"' in told.stdout
+
+
+def strict(words: str) -> dict:
+    """Read JSON as its standard has it: without NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(words, parse_constant=refuse)
+
+
+def test_json_has_no_nan_in_any_command(run, saved: Path, tmp_path: Path):
+    """One token repeated has constant attention, and one row in time leaves layers without a bounded row."""
+    model = ["--model", str(saved / "model")]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("w5\nw6 w6\n" + (saved / "texts.txt").read_text())
+    data = ["--data", str(texts), *model]
+    for number, command in enumerate(
+        (
+            ["explain", "w5", *model],
+            ["explain", "w5 w5 w5 w5 w5 w5 w5 w5 w5 w5", *model],
+            ["explain", " ".join(f"w{i}" for i in range(4, 40)), *model, "--seconds", "1e-9"],
+            ["attention", *data, "--intervals", "1"],
+            ["attribution", *data, "--sample", "3", "--probes", "2"],
+            ["tokens", *data, "--folds", "1"],
+            ["models"],
+        )
+    ):
+        out = ["--out", str(tmp_path / str(number))] if "--data" in command else []
+        done = run(*command, *out, "--json")
+        assert done.status == 0, done.stderr
+        found = strict(done.stdout)
+        if command[0] == "explain":
+            for name, why in found["null_because"].items():
+                assert "null" in json.dumps(found[name]) and why.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
+        (["--seconds", "-1"], "seconds=-1.0 cannot be used"),
+        (["--dtype", "int8"], "The dtype 'int8' is not known"),
+        (["--device", "abacus"], "The device 'abacus' cannot be used here"),
+        (["--probes", "1e3"], "probes='1e3' cannot be used"),
+        (["--probes", "9" * 5000], "probes='999"),
+        (["--model", ""], "Loading a model: got ''"),
+        (["--model", "a\n\nb"], "Loading a b: there is no such folder"),
+    ],
+)
+def test_values_that_no_option_takes_are_one_line(run, saved: Path, options: list[str], words: str):
+    done = run("explain", "w5 w6", "--model", str(saved / "model"), *options)
+    assert done.status == 1 and done.stdout == "" and done.stderr.count("\n") == 1 and words in done.stderr
+
+
+def test_no_limit_of_time_is_a_limit_too(run, saved: Path):
+    done = run("explain", "w5 w6 w7 w8 w9 w10 w11", "--model", str(saved / "model"), "--seconds", "inf", "--json")
+    found = strict(done.stdout)["certain"]
+    assert found["seconds"] is None and found["bounded_rows"] == found["free_rows"]
+
+
+def test_seeds_beyond_any_generator_are_refused(run, saved: Path, tmp_path: Path):
+    data = ["--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--out", str(tmp_path / "run")]
+    for command in (["attention", "--intervals", "2"], ["tokens"]):
+        done = run(*command, *data, "--seed", str(2**70))
+        assert done.status == 1 and "seed=1180591620717411303424 cannot be used" in done.stderr
+        assert not (tmp_path / "run").exists()
+    assert run("attention", *data, "--sample", "0").status == 2
+
+
+def test_homes_and_caches_that_are_not_there_are_no_matter(saved: Path):
+    command = [sys.executable, "-m", "identikit", "explain", "w5 w6", "--model", str(saved / "model"), "--json"]
+    lacking = {"HOME": "/nowhere", "IDENTIKIT_CACHE": "/proc/cache", "HF_HOME": "/proc/hub", "MPLCONFIGDIR": "/proc/m"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("LANG", "LC_ALL", "TERM")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | lacking)
+    assert done.returncode == 0 and done.stderr == "" and strict(done.stdout)["kind"] == "explanation"
+    del environment["HOME"]
+    warned = environment | {"PYTHONWARNINGS": "error", "XDG_CACHE_HOME": "", "IDENTIKIT_CACHE": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=warned)
+    assert done.returncode == 0 and done.stderr == ""

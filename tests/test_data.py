@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.test_text import minilm
 SHARED = Path(__file__).parents[1] / "../shared/data"
 MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
-one_line = st.text(st.characters(codec="utf-8", exclude_characters="\t\n"), min_size=1).filter(
+one_line = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\0"), min_size=1).filter(
     lambda text: text.strip() and not text.endswith("\r")
 )
 
@@ -156,6 +157,60 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_text_in_another_encoding_is_refused_at_the_call(tmp_path):
     with pytest.raises(InputError, match="not UTF-8"):
         read_texts(write(tmp_path / "a.csv", "text\nnaïve", "utf-16"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "text\tid\ttext\na\t1\tb\n", "two columns are called 'text'"),
+        ("a.csv", 'text,"text"\na,b\n', "two columns are called 'text'"),
+        ("a.jsonl", '{"text": "a", "text": "b"}\n', r"line 1: not valid JSON \(the key 'text' occurs twice\)"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "a", "n": NaN}\n', r"line 2: not valid JSON \(NaN is not JSON\)"),
+        ("a.jsonl", f'{{"text": "a", "n": {"9" * 5000}}}\n', "line 1: not valid JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: not valid JSON"),
+        ("a.jsonl", '{"text": 7}\n', "name the column of the texts"),
+        ("a.jsonl", '{"text": "a"}\n{"text": null}\n', "line 2: column 'text' holds nothing"),
+        ("a.jsonl", '{"text": "a"}\n["b"]\n', "line 2: expected a JSON object, got list"),
+        ("a.txt", "one\0two\n", "line 1: it holds a NUL character"),
+        ("a.csv", "text\none\0two\n", "line 2: it holds a NUL character"),
+        ("a.txt", "one\rtwo\rthree", r"its lines end in \\r alone"),
+        ("a.txt", "", "it holds no text"),
+        ("a.tsv", "", "the file is empty"),
+        ("a.tsv", "text\n", "it holds no text"),
+        ("a.tsv", "text\na\tb\n", r"line 2: it has 2 cells where 1 were expected \(text\)"),
+        ("a.txt", "x" * 20_000_001, "line 1: it has more than 20,000,000 characters"),
+        ("a.txt", "ok\n" + "x" * 10_000_001, "line 2: column 'text' holds 10,000,001 characters"),
+        ("a.csv", 'text\n"' + "x" * 200_000, r"line 2: not valid CSV \(field larger than field limit"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, name: str, content: str, message: str):
+    with pytest.raises(InputError, match=message) as refused:
+        list(read_texts(write(tmp_path / name, content)))
+    assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 500
+
+
+def test_only_files_are_read(tmp_path):
+    (tmp_path / "folder.txt").mkdir()
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
+    for name in ("folder", "pipe", "zero", "loop", "missing"):
+        with pytest.raises(InputError, match=r"not a file|no such file"):
+            read_texts(tmp_path / f"{name}.txt")
+    for wrong in ("a\0.txt", "", "nothing://a.txt"):
+        with pytest.raises(InputError):
+            read_texts(wrong)
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="two columns are called 'text'"):
+        read_texts(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("columns", [[], ["text", "text"], ["text", "id", "more"], "other", ""])
+def test_columns_are_names_of_columns(tmp_path, columns):
+    path = write(tmp_path / "a.tsv", "text\tid\na\t1\n")
+    with pytest.raises(InputError, match="column"):
+        read_texts(path, columns=columns)
 
 
 def test_options_without_effect_are_refused(tmp_path):

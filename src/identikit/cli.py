@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 import identikit
 from identikit.cli_bench import bench
 from identikit.cli_datasets import attention, attribution, count, tokens
+from identikit.cli_runs import diff, merge, resume, status, verify
 from identikit.endings import run
 from identikit.options import (
     AddressOption,
@@ -91,7 +92,7 @@ def explain(
         print_verdict(explanation, Console())
 
 
-for command in (attention, attribution, tokens):
+for command in (attention, attribution, tokens, status, resume, verify, merge, diff):
     app.command()(command)
 
 
@@ -176,6 +177,7 @@ def reproduce(
     chosen = {name: tuple(value) for name, value in given.items() if value}
     plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
     arguments = {key: value for key, value in locals().items() if key in inspect.signature(reproduce).parameters}
+    del arguments["_"]
     where = Workers(engine, workers, threads, address, gpus).start(out)
     with step_progress() as told:
         read = identikit.load(model, device=device, dtype=dtype)

@@ -164,6 +164,36 @@ def bench_tokens(
     _measure("tokens", partial(run, options), as_json, device)
 
 
+@bench.command("runs")
+def bench_runs(
+    parts: Annotated[list[str] | None, typer.Option("--part", help="texts or engines, by default both.")] = None,
+    counts: Annotated[
+        list[int] | None,
+        typer.Option("--texts", min=1, help="A number of texts; repeat for more. Default: 100, 200, 500, 1000, 2000."),
+    ] = None,
+    commands: Annotated[
+        list[str] | None, typer.Option("--command", help="attention or attribution, by default both.")
+    ] = None,
+    engines: Annotated[
+        list[str] | None, typer.Option("--engine", help="local, processes or ray, by default all three.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="A file or dataset. Default: the embedded texts.")] = None,
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    probes: Annotated[int, typer.Option("--probes", min=1, help="Random directions of attribution.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what a run costs beside its numbers.
+
+    Time per text and memory with more and more texts; what engines add to each task, and how they scale.
+    """
+    from identikit.bench.runs import Options, run
+
+    given = {"parts": parts, "counts": counts, "commands": commands, "engines": engines}
+    chosen = {name: tuple(value) for name, value in given.items() if value}
+    _measure("runs", partial(run, Options(model, data, data_dir, probes=probes, **chosen)), as_json)
+
+
 def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: str = "cpu") -> None:
     from identikit.bench.measure import about, table
     from identikit.models.load import checked_device

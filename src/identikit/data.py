@@ -48,7 +48,8 @@ def read_texts(
     Wrong arguments raise an error at the call; texts are read while iterating.
     """
     source = _path("source", source, "a file, the name of a dataset, or 'datasets:NAME'")
-    columns = None if columns is None else _names(columns)
+    if columns is not None:
+        _names(columns)
     data_dir = None if data_dir is None else _path("data_dir", data_dir, "a folder")
     if split is not None and not isinstance(split, str):
         raise InputError(f"split={shortened(split)} cannot be used: expected a name, such as 'train'.")
@@ -162,6 +163,8 @@ def _chosen_columns(table: _Table, wanted: str | Sequence[str] | None) -> tuple[
     chosen = _names(wanted)
     if len(chosen) not in (1, 2):
         raise InputError(f"Reading {table.name}: got {len(chosen)} columns, expected one for texts or two for pairs.")
+    if (repeated := _repeated(chosen)) is not None:
+        raise InputError(f"Reading {table.name}: the column {repeated!r} is named twice. Name two different ones.")
     for column in chosen:
         if column not in table.columns:
             raise InputError(f"Reading {table.name}: there is no column {column!r}. It has {known}.")
@@ -182,8 +185,6 @@ def _names(columns: Any) -> tuple[str, ...]:
         raise InputError(
             f"columns={shortened(columns)} cannot be used: expected the name of a column, or two for pairs."
         )
-    if repeated := _repeated(given):
-        raise InputError(f"columns={shortened(columns)} cannot be used: {repeated!r} is named twice.")
     return given
 
 
@@ -251,6 +252,8 @@ def _whole_lines(path: str) -> Iterator[tuple[int, str]]:
                 raise InputError(
                     f"Reading {path}, line {number}: it has more than {_LONGEST_LINE - 1:,} characters. Split it."
                 )
+            if number == 1 and not line.endswith("\n") and "\r" in line[:-1]:
+                raise InputError(f"Reading {path}: its lines end in \\r alone. Save it with \\n at their ends.")
             if "\0" in line:
                 raise InputError(f"Reading {path}, line {number}: it holds a NUL character. Save the file as UTF-8.")
             yield number, line

@@ -85,8 +85,8 @@ def _report() -> str:
 
 
 def _stopped(word: str) -> str:
-    has_folder = any(given.split("=")[0] == "--out" for given in sys.argv)
-    kept = " Run the same command again: what its --out folder holds is not computed again." if has_folder else ""
+    has_folder = any(given.split("=")[0] in ("--out", "resume", "merge") for given in sys.argv)
+    kept = " Run the same command again: what its folder holds is not computed again." if has_folder else ""
     return f"{word}.{kept}"
 
 

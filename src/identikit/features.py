@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from identikit.checks import shortened
 from identikit.encoding import Room, room_for
 from identikit.errors import InputError
 from identikit.shapes import Float, Tensor
@@ -171,19 +172,30 @@ def _open_image(image: object, name: str) -> Any:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise InputError("Reading images needs Pillow. Run `pip install 'identikit[vision]'`.") from error
+    if isinstance(image, str | os.PathLike) and not _is_file(image):
+        raise InputError(
+            f"Reading {name}: there is no file {shortened(str(image))}. The model reads images: pass the path of one."
+        )
     try:
         if isinstance(image, Image.Image):
             return ImageOps.exif_transpose(image).convert("RGB")
         if isinstance(image, str | os.PathLike):
             with Image.open(image) as opened:
                 return ImageOps.exif_transpose(opened).convert("RGB")
-    except FileNotFoundError as error:
+    except Exception as error:  # Pillow raises what it likes on damaged and on huge images
         raise InputError(
-            f"Reading {name}: there is no file {str(image)!r:.200}. The model reads images: pass the path of one."
+            f"Reading {name}: {shortened(str(image))} cannot be read as an image ({type(error).__name__}). Pass a PNG "
+            "or JPEG."
         ) from error
-    except OSError as error:
-        raise InputError(f"Reading {name}: {str(image)!r} cannot be read as an image. Pass a PNG or JPEG.") from error
     raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")
+
+
+def _is_file(path: Any) -> bool:
+    """Whether a path leads to a file, not to a folder, a pipe or nowhere."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # a name that is too long, or that no file can have
+        return False
 
 
 def _wave(sound: object, name: str, rate: int) -> Float[np.ndarray, " sample"]:
@@ -218,7 +230,7 @@ def _sound_file(path: Any, name: str, rate: int) -> np.ndarray:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package is there, the library that it wraps is not
         raise InputError("Reading sound files needs soundfile. Run `pip install 'identikit[audio]'`.") from error
-    if not Path(path).is_file():
+    if not _is_file(path):
         raise InputError(
             f"Reading {name}: there is no file {str(path)!r:.200}. The model reads sounds: pass the path of one, or a "
             "1-D array."

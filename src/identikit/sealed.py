@@ -50,16 +50,27 @@ def unseal(content: bytes) -> Sealed:
 
 def seal_json(value: Any) -> bytes:
     """Return a value as a JSON file."""
-    return _stamped(json.dumps({_KEY: _BLANK, "content": value}, ensure_ascii=False, allow_nan=False).encode())
+    return seal_record({"content": value}, indent=None)
 
 
 def unseal_json(content: bytes) -> Any:
     """Return what `seal_json` was given, or raise `Damaged`."""
+    return unseal_record(content).get("content")
+
+
+def seal_record(record: Mapping[str, Any], indent: int | None = 1) -> bytes:
+    """Return named values as a JSON file that people read too."""
+    stamped = {_KEY: _BLANK, **record}
+    return _stamped(json.dumps(stamped, indent=indent, ensure_ascii=False, allow_nan=False).encode())
+
+
+def unseal_record(content: bytes) -> dict[str, Any]:
+    """Return what `seal_record` was given, or raise `Damaged`."""
     try:
-        whole = json.loads(content)
-        _check(content, whole[_KEY])
-        return whole["content"]
-    except (ValueError, KeyError, TypeError):
+        record = json.loads(content)
+        _check(content, record.pop(_KEY))
+        return record
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise Damaged("it is not a sealed JSON file") from None
 
 

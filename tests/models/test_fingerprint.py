@@ -32,23 +32,26 @@ def test_the_same_model_is_the_same_wherever_it_comes_from(tmp_path: Path):
     assert ik.load(tmp_path, dtype="float64").fingerprint != own
 
 
+def sums_of(tensor: torch.Tensor, rows: int = 1) -> torch.Tensor:
+    return fingerprint._sums(tensor, torch.empty(rows, fingerprint._ROW, dtype=torch.long))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_every_entry_counts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fingerprint, "_ROW", 64)  # several rows and a rest, in a tensor that is quick to go through
-    monkeypatch.setattr(fingerprint, "_ROWS", 2)
     fingerprint._factors.cache_clear()
     weight = torch.randn(23, 19, dtype=torch.float64).to(dtype)
-    sums = {tuple(fingerprint._sums(weight).tolist())}
+    sums = {tuple(sums_of(weight).tolist())}
     for place in range(weight.numel()):
         changed = weight.clone()
         changed.view(-1)[place] = -changed.view(-1)[place]
-        sums.add(tuple(fingerprint._sums(changed).tolist()))
+        sums.add(tuple(sums_of(changed).tolist()))
     for changed in (-weight, weight.flip(0), weight.roll(1, 1), weight * 2, weight.T.contiguous()):
-        sums.add(tuple(fingerprint._sums(changed).tolist()))
+        sums.add(tuple(sums_of(changed).tolist()))
     for first in range(0, 60, 2):  # two changes of the highest bit at once
         changed = weight.clone()
         changed.view(-1)[[first, first + 1]] *= -1
-        sums.add(tuple(fingerprint._sums(changed).tolist()))
+        sums.add(tuple(sums_of(changed).tolist()))
     assert len(sums) == 1 + weight.numel() + 5 + 30
     fingerprint._factors.cache_clear()
 
@@ -57,8 +60,14 @@ def test_memory_has_no_say():
     weight = torch.randn(7, 9).bfloat16()
     held = torch.cat([torch.zeros(1).bfloat16(), weight.flatten()])[1:].view(7, 9)  # begins in the middle of a word
     strided = weight.T.contiguous().T
-    assert torch.equal(fingerprint._sums(weight), fingerprint._sums(held))
-    assert torch.equal(fingerprint._sums(weight), fingerprint._sums(strided))
+    assert torch.equal(sums_of(weight), sums_of(held))
+    assert torch.equal(sums_of(weight), sums_of(strided))
+
+
+def test_rows_that_are_multiplied_at_once_have_no_say():
+    """On a GPU several rows are, so that its fingerprint is the one of the CPU."""
+    words = torch.randn(5 * fingerprint._ROW + 3)
+    assert torch.equal(sums_of(words), sums_of(words, rows=3)) and len(sums_of(words)) == 6
 
 
 def _lower(reader) -> None:
@@ -78,8 +87,9 @@ def _lower(reader) -> None:
         lambda model, reader: _lower(reader),
         lambda model, reader: model.model.norm.weight.data.view(-1)[3].add_(1e-6),
         lambda model, reader: model.lm_head.weight.data.neg_(),
+        lambda model, reader: model.register_buffer("saved", torch.ones(2)),
     ],
-    ids=["rope", "act", "act module", "module", "tokens", "normaliser", "one entry", "negated"],
+    ids=["rope", "act", "act module", "module", "tokens", "normaliser", "one entry", "negated", "buffer"],
 )
 def test_what_computes_differently_is_another(change: Callable):
     model, reader = tiny.build("llama"), tiny.tokenizer()

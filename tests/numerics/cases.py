@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import Tensor, nn
 
 from identikit.models.model import Model
@@ -21,7 +20,8 @@ TEXT = "w5 w6 w7 w8 w9 w10 w11 w12 w13"
 FLOATS = (torch.float64, torch.float32)
 HALVES = (torch.bfloat16, torch.float16)
 EVERY = (*FLOATS, *HALVES)
-HUGE = {torch.float64: 1e60, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 1e3}
+HUGE = {torch.float64: 1e18, torch.float32: 1e18, torch.bfloat16: 1e18, torch.float16: 1e3}
+INVERSE = {dtype: 1 / size for dtype, size in HUGE.items()}
 DENORMAL = {torch.float64: 1e-310, torch.float32: 1e-40, torch.bfloat16: 1e-39, torch.float16: 1e-6}
 
 Edit = Callable[[Any], None]
@@ -85,9 +85,9 @@ def filled(what: str, *, weight: float | None = None, bias: float | None = None,
     return edit
 
 
-def one_entry(what: str, number: float) -> Edit:
+def one_entry(what: str, number: float, layer: int = LAYER) -> Edit:
     """Put one number into the weight of a part."""
-    return lambda model: part(model, what).weight.view(-1)[:1].fill_(number)
+    return lambda model: part(model, what, layer).weight.view(-1)[:1].fill_(number)
 
 
 def scaled(what: str, by: dict[torch.dtype, float] | float, layer: int = LAYER) -> Edit:
@@ -99,6 +99,18 @@ def scaled(what: str, by: dict[torch.dtype, float] | float, layer: int = LAYER) 
             parameter.copy_(wide)
 
     return edit
+
+
+def ignored_value(model: Any) -> None:
+    """Make the value of one token huge and all others tiny, and let hardly any query look at it."""
+    uneven_values(model)
+
+    def unlike(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        sharp = output * 60
+        sharp[:, TOKEN : TOKEN + 1] = 0
+        return sharp
+
+    part(model, "key").register_forward_hook(unlike)
 
 
 def no_head(model: Any) -> None:
@@ -187,7 +199,7 @@ _LAYER = f"layer {LAYER}"
 HOSTILE: list[Case] = [
     *_of_both("NaN in a value weight", one_entry("value", torch.nan), refused=_LAYER),
     *_of_both("NaN in the MLP", one_entry("down", torch.nan), refused=_LAYER),
-    *_of_both("NaN in the last MLP", lambda m: part(m, "down", 2).weight.view(-1)[:1].fill_(torch.nan), refused="layer 2"),
+    *_of_both("NaN in the last MLP", one_entry("down", torch.nan, layer=2), refused="layer 2"),
     *_of_both("infinity in the MLP", one_entry("up", torch.inf), refused=_LAYER),
     *_of_both("infinity in the keys", one_entry("key", torch.inf), refused=_LAYER),
     *_of_both("MLP overflows", both(scaled("up", 3e3), scaled("down", 3e3)), dtypes=(torch.float16,), refused=_LAYER),
@@ -197,10 +209,16 @@ HOSTILE: list[Case] = [
     *_of_both("values are 0", filled("value", weight=0, bias=0)),
     *_of_both("values are equal", filled("value", weight=0)),
     *_of_both("one value is huge", uneven_values),
+    *_of_both("one value is huge and ignored", ignored_value, dtypes=(torch.float32, *HALVES)),
+    *_of_both("squares of values underflow", scaled("value", DENORMAL), dtypes=(torch.float64,),
+              refused="L1H[01]: the largest entry"),
+    *_of_both("squares of the output projection underflow", scaled("output", DENORMAL), dtypes=(torch.float64,),
+              refused="L1H[01]: the largest entry"),
+    *_of_both("keys are huge, queries tiny", both(scaled("key", HUGE), scaled("query", INVERSE)), dtypes=FLOATS),
     *_of_both("dimensions of values are uneven", uneven_columns),
-    *_of_both("values are denormal", scaled("value", DENORMAL)),
+    *_of_both("values are denormal", scaled("value", DENORMAL), dtypes=(torch.float32, *HALVES)),
     *_of_both("values are huge", scaled("value", HUGE)),
-    *_of_both("output projection is denormal", scaled("output", DENORMAL)),
+    *_of_both("output projection is denormal", scaled("output", DENORMAL), dtypes=(torch.float32, *HALVES)),
     *_of_both("output projection is 0", filled("output", weight=0)),
     *_of_both("output projection is 0 without bias", filled("output", weight=0, bias=0)),
     *_of_both("output projection of rank 1", low_rank_output),
@@ -224,7 +242,7 @@ HOSTILE: list[Case] = [
     *_of_both("a vocabulary of 2", nothing, sizes=(("vocab_size", 2), ("pad_token_id", 0), ("bos_token_id", 0),
                                                    ("eos_token_id", 1)), text=[0, 1, 1, 0, 1, 0, 0, 1, 1]),
     Case("bias of -1e30 on scores, t5", "t5", score_bias(-1e30), dtypes=(*FLOATS, torch.bfloat16)),
-    Case("bias of -inf on scores, t5", "t5", score_bias(-torch.inf)),
+    Case("infinitely negative bias on scores, t5", "t5", score_bias(-torch.inf)),
     Case("bias of 1e4 on scores, t5", "t5", score_bias(1e4)),
     Case("sinks take everything, gpt_oss", "gpt_oss", sinks(1e4)),
     Case("sinks take nothing, gpt_oss", "gpt_oss", sinks(-1e4)),

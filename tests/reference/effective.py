@@ -4,16 +4,21 @@ import torch
 from torch import Tensor
 
 
-def left_null_space(T: Tensor) -> Tensor:
+def left_null_space(T: Tensor, cutoff: float = 1e-9) -> Tensor:
     """Orthonormal basis (columns) of LN(T) = {x : xᵀT = 0} (Eq. 4): left singular vectors of zero singular values."""
     U, singular, _ = torch.linalg.svd(T, full_matrices=True)
     largest = float(singular.max()) if len(singular) else 0.0
-    rank = int((singular > 1e-9 * largest).sum())
+    rank = int((singular > cutoff * largest).sum())
     return U[:, rank:]
 
 
 def effective_attention(
-    attention: Tensor, values: Tensor, projection: Tensor, visible: Tensor, mass: bool = False
+    attention: Tensor,
+    values: Tensor,
+    projection: Tensor,
+    visible: Tensor,
+    mass: bool = False,
+    cutoff: float = 1e-9,
 ) -> tuple[Tensor, Tensor]:
     """A⊥ = A − Proj_LN(T) A (Eq. 9) and rank(T), T = V·H restricted to the keys that the row sees.
 
@@ -30,7 +35,7 @@ def effective_attention(
             T = V[keys] @ projection[head]
             if mass:
                 T = torch.cat([T, torch.ones(len(keys), 1, dtype=T.dtype)], dim=1)
-            null = left_null_space(T)
+            null = left_null_space(T, cutoff)
             row = attention[head, query, keys]
             effective[head, query, keys] = row - null @ (null.T @ row)
             ranks[head, query] = len(keys) - null.shape[1]

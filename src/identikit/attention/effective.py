@@ -428,8 +428,8 @@ def _layer(reading: Reading, layer: int, heads: Sequence[int], options: Options)
     model, wanted = reading.model, torch.tensor(heads, device=call.query.device)
     projection = model.projection(call.layer)[wanted]
     made = recomputed(call, wanted, projection)
-    numbers = {"queries": call.query[0, wanted], "keys": call.key[0, wanted // call.groups]}
-    numbers |= {"values": call.value[0, wanted // call.groups], "output projection": projection}
+    own = wanted // call.groups
+    numbers = {"keys": call.key[0, own], "values": call.value[0, own], "output projection": projection}
     check_range(numbers, call.layer, wanted)
     bias = None if options.bias else model.value_bias(call.layer)
     plain = maths.attention_heads(_values(call, wanted), made.output, visible, mass=made.mass)

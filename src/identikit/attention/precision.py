@@ -84,8 +84,8 @@ def check_range(
             at = int(lost.nonzero()[0])
             raise ModelError(
                 f"Reading the attention of L{layer}H{int(heads[at])}: the largest entry of its {what} is "
-                f"{float(size[at]):.1g}, and squares of such numbers leave the range of float64. Scale its values by a "
-                "power of two, and its output projection by the inverse: the model stays the same."
+                f"{float(size[at]):.1g}, and squares of such numbers leave the range of float64. Scale keys against "
+                "queries, or values against the output projection."
             )
 
 
@@ -137,8 +137,8 @@ def careful_words(residual: float, dtype: str) -> list[str]:
         return []
     return [
         f"Careful: some values are so small beside others that they count as 0, and weights that are taken to have the "
-        f"same output miss it by up to {residual:.1g} (relative; the rounding of {dtype} explains {explained:.1g}). Where "
-        "they do, an edge that is said to be free may be fixed."
+        f"same output miss it by up to {residual:.1g} (relative; the rounding of {dtype} explains {explained:.1g}). "
+        "Where they do, an edge that is said to be free may be fixed."
     ]
 
 

@@ -111,7 +111,8 @@ class TokenAttribution(Result):
         after = f"After layer {self.layers[-1]},"
         if unmoved:
             moved = "" if unmoved == last.shape[1] else f" Of the others, {share} own largest contributor."
-            return f"{after} no input moves {unmoved} of the {last.shape[1]} hidden vectors: their derivatives are 0.{moved}"
+            vectors = f"{unmoved} of the {last.shape[1]} hidden vectors"
+            return f"{after} no input moves {vectors}: their derivatives are 0.{moved}"
         return f"{after} {share} own largest contributor."
 
     def _underflowed(self) -> str:

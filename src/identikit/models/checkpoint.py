@@ -51,7 +51,7 @@ def _refuse_missing(model: PreTrainedModel, keys: Iterable[str], source: str) ->
         if not bare or path == key:
             missing.append(key)
         else:
-            model.get_submodule(path.rstrip(".")).pooler = None
+            model.get_submodule(path.rstrip(".")).register_module("pooler", None)
     if missing:
         raise ModelError(
             f"Loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first is "

@@ -18,7 +18,7 @@ from identikit.models.weights import adapter_state
 from identikit.shapes import Int, Tensor
 
 _ROW = 1 << 18  # how many words are added up to one sum
-_ROWS = 16  # how many rows are multiplied at once: 32 MiB of products
+_AT_ONCE = 16  # how many rows are multiplied at once: 32 MiB of products; on a CPU one row, which stays in its cache
 # What a configuration says beside what is computed; entries that begin with an underscore are left out too.
 _ASIDE = frozenset(
     ["architectures", "dtype", "gradient_checkpointing", "id2label", "is_encoder_decoder", "label2id", "name_or_path",
@@ -42,8 +42,8 @@ def identity_of(model: PreTrainedModel, reader: Any) -> Identity:
     tensors = sorted(_tensors(model), key=lambda named: named[0])
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
     digest = hashlib.sha256("\n".join([read, settings, adapter_state(model), *kinds, *shapes]).encode())
-    if tensors:
-        digest.update(torch.cat([_sums(tensor) for _, tensor in tensors]).cpu().numpy().tobytes())
+    room = _room(model.device)
+    digest.update(torch.cat([_sums(tensor, room) for _, tensor in tensors]).cpu().numpy().tobytes())
     return Identity(digest.hexdigest(), read)
 
 
@@ -58,16 +58,20 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name not in unsaved)
 
 
-def _sums(tensor: Tensor) -> Int[Tensor, "row"]:
-    """Return a 64-bit sum for every row of a tensor's bits."""
+def _sums(tensor: Tensor, products: Int[Tensor, "rows place"]) -> Int[Tensor, "row"]:
+    """Return a 64-bit sum for every row of a tensor's bits; `products` is room to multiply in."""
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
     flat = flat if flat.storage_offset() % 4 == 0 else flat.clone()
     words = flat.view(torch.int32) if len(flat) % 4 == 0 else flat
-    factors = _factors(words.device)
-    rest = len(words) % _ROW
+    factors, rest = _factors(words.device), len(words) % _ROW
     whole, last = words[: len(words) - rest].view(-1, _ROW), words[len(words) - rest :]
-    sums = [(rows * factors).sum(1) for rows in whole.split(_ROWS)] if len(whole) else []
-    return torch.cat([*sums, (last * factors[:rest]).sum()[None]])
+    parts = whole.split(len(products)) if len(whole) else ()
+    sums = [torch.mul(rows, factors, out=products[: len(rows)]).sum(1) for rows in parts]
+    return torch.cat([*sums, torch.mul(last, factors[:rest], out=products[0, :rest]).sum()[None]])
+
+
+def _room(device: torch.device) -> Int[Tensor, "rows place"]:
+    return torch.empty(1 if device.type == "cpu" else _AT_ONCE, _ROW, dtype=torch.long, device=device)
 
 
 @cache

@@ -16,6 +16,7 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
+from identikit.checks import flag, shortened
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.machine import Shared
 from identikit.models.check import prove
@@ -85,6 +86,10 @@ def load(
     or "vision". Code from a hub runs only with `trust_remote_code`.
     """
     refuse_transforms()
+    trust_remote_code = flag("trust_remote_code", trust_remote_code)
+    for name, given in (("tower", tower), ("revision", revision)):
+        if given is not None and not isinstance(given, str):
+            raise InputError(f"{name}={shortened(given)} cannot be used: expected a name.")
     if isinstance(model, tuple):
         model, tokenizer = _pair(model, tokenizer)
     model = unwrapped(bare(model))
@@ -204,10 +209,11 @@ def _default_folder() -> str:
 
 
 def _dtype_name(dtype: str | torch.dtype | None) -> str:
-    name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+    named = isinstance(dtype, str | torch.dtype | None)
+    name = "float32" if dtype is None else str(dtype).removeprefix("torch.") if named else ""
     if name not in _DTYPES:
         raise InputError(
-            f"The dtype {dtype!r} is not known. Use 'float32', 'float64', 'bfloat16', 'float16' or 'auto'."
+            f"The dtype {shortened(dtype)} is not known. Use 'float32', 'float64', 'bfloat16', 'float16' or 'auto'."
         )
     return name
 
@@ -215,12 +221,12 @@ def _dtype_name(dtype: str | torch.dtype | None) -> str:
 def checked_device(device: str | torch.device | None) -> torch.device:
     """Return a device that can be used here; None is the CPU."""
     try:
-        found = torch.device(device or "cpu")
+        found = torch.device("cpu" if device is None else device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        reason = f"{str(error).splitlines()[0].rstrip('.:'):.200}"
         raise InputError(
-            f"The device {str(device)!r} cannot be used here: {reason}. Use one that torch sees."
+            f"The device {shortened(device)} cannot be used here: {reason}. Use one that torch sees."
         ) from None
     return found
 
@@ -279,7 +285,7 @@ def _class_for(config: Any) -> Any:
         return getattr(transformers, family.model_class)
     saved = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
     found = getattr(transformers, saved, None)
-    fits = isinstance(found, type) and issubclass(found, PreTrainedModel) and isinstance(config, found.config_class)
+    fits = isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is type(config)
     return found if fits else AutoModel
 
 

@@ -33,7 +33,7 @@ from identikit.progress import Progress, silent
 from identikit.provenance import provenance, text_hash
 from identikit.runs.engines import Engine, Local
 from identikit.runs.run import Run, discard, plain_row, restored_row
-from identikit.runs.store import Store
+from identikit.runs.store import COMPUTED, Store
 from identikit.sealed import Damaged
 from identikit.shapes import Tensor
 from identikit.text import Encoded, Text
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 
-COMPUTED = "computed.json"  # where and with what an input was computed
 OFFSETS = (-3, -2, -1, 1, 2, 3)
 LEARNED = ("linear", "mlp")
 COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads

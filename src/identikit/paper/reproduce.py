@@ -17,14 +17,14 @@ from identikit.paper.claims.judgements import WHOLE, Claim
 from identikit.paper.claims.report import COLUMNS, JudgedClaim, rows
 from identikit.paper.evidence import Evidence, Subject
 from identikit.paper.figures.catalogue import FIGURES, Figure
-from identikit.paper.inputs import COMPUTED, GIVER, PAPER, SAMPLE, Work
+from identikit.paper.inputs import GIVER, PAPER, SAMPLE, Work
 from identikit.paper.page import Picture, gallery
 from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
 from identikit.plots.forms import save
 from identikit.progress import Progress, silent
 from identikit.runs.command import note
 from identikit.runs.engines import Engine, Local
-from identikit.runs.store import Store, write_tables
+from identikit.runs.store import COMPUTED, Store, write_tables
 from identikit.tags import penn_tags, tagger_missing
 from identikit.version import __version__
 

@@ -4,15 +4,26 @@ One actor per worker holds one model. Each has a few tasks ahead of it, not all 
 again, and tries its tasks again.
 """
 
+import logging
 import os
+import signal
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
-from identikit.runs.engines import AHEAD, RETRIES, Job, Result, Task, Told, Worker, by_cost, sendable
+from identikit.runs.engines import AHEAD, RETRIES, Job, Results, Task, Told, Worker, by_cost, sendable
+
+_REACH = 5.0  # seconds in which a cluster has to answer
+_SETTINGS = {  # of Ray, where the user has not set them
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what it will do by itself, and warns about
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_NUM_REDIS_GET_RETRIES": "3",  # of reaching a cluster: seconds, not minutes
+}
 
 
 @dataclass(frozen=True)
@@ -24,58 +35,55 @@ class Cluster:
     address: str | None = None
     gpus: float = 0.0
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Iterator[Result]:
+    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
         """Compute tasks, the longest first."""
         if not tasks:
             return
         ray = _ray()
-        recipe = sendable(model, "ray")
-        started = self._connect(ray)
-        actors: list[Any] = []
-        try:
-            options = {"num_cpus": self.threads, "num_gpus": self.gpus}
-            options |= {"max_restarts": RETRIES, "max_task_retries": RETRIES}
-            remote = ray.remote(Worker).options(**options)
-            given = ray.put((recipe, model.fingerprint, job, self.threads))
-            actors += [remote.remote(*ray.get(given)) for _ in range(min(self._count(ray), len(tasks)))]
-            yield from _results(ray, actors, by_cost(tasks))
-        except ray.exceptions.RayTaskError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, IdentikitError):
-                raise cause from None
-            raise
-        except ray.exceptions.RayActorError as error:
-            raise InputError(
-                f"A Ray worker died {RETRIES + 1} times ({_first_line(error)}). There may be too little memory for so "
-                "many workers: run the same command again with fewer --workers."
-            ) from None
-        finally:
-            for actor in actors:
-                with suppress(Exception):
-                    ray.kill(actor)
-            if started:
-                ray.shutdown()
+        given = sendable(model, "ray"), model.fingerprint, job, self.threads
+        with self._connected(ray), _in_one_line(ray):
+            # An actor may die often in a long run on machines that come and go; a task may not.
+            kind = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
+            sent = [ray.put(one) for one in given]  # once, for all actors
+            actors = [kind(Worker).remote(*sent) for _ in range(min(self._count(ray), len(tasks)))]
+            try:
+                yield from _results(ray, actors, by_cost(tasks))
+            finally:
+                for actor in actors:
+                    with suppress(Exception):
+                        ray.kill(actor)
 
-    def _connect(self, ray: Any) -> bool:
-        """Connect to the cluster, and say whether it was started here."""
+    @contextmanager
+    def _connected(self, ray: Any) -> Iterator[None]:
+        """Connect to the cluster, or start one that ends with the run."""
         if ray.is_initialized():
-            return False
-        quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+            yield
+            return
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
-            if self.address is not None:
-                ray.init(address=self.address, **quiet)
-            else:
-                here = self._here() * self.threads
-                ray.init(num_cpus=here, include_dashboard=False, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
-            raise InputError(
-                f"Cannot reach {where}: {_first_line(error)}. Check --address, or leave it out to start one here."
-            ) from None
-        return True
-
-    def _here(self) -> int:
-        return self.workers or max(1, (os.cpu_count() or 1) // self.threads)
+            try:
+                with _own_signals():
+                    if self.address is None:
+                        here = (self.workers or max(1, (os.cpu_count() or 1) // self.threads)) * self.threads
+                        ray.init(address="local", num_cpus=here, include_dashboard=False, **quiet)
+                    else:
+                        _reach(self.address)
+                        ray.init(address=self.address, **quiet)
+            except (
+                ConnectionError,
+                RuntimeError,
+                ValueError,
+                OSError,
+                OverflowError,
+                ray.exceptions.RayError,
+            ) as error:
+                where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
+                raise InputError(
+                    f"Cannot reach {where}: {_short(error)}. Check --address, or leave it out to start one here."
+                ) from None
+            yield
+        finally:
+            ray.shutdown()
 
     def _count(self, ray: Any) -> int:
         """Return how many workers there are: as many as asked for, or as fit into the cluster."""
@@ -91,7 +99,7 @@ class Cluster:
         return min(self.workers or min(fits), min(fits))
 
 
-def _results(ray: Any, actors: Sequence[Any], tasks: Sequence[Task]) -> Iterator[Result]:
+def _results(ray: Any, actors: Sequence[Any], tasks: Sequence[Task]) -> Results:
     waiting = iter(tasks)
     running: dict[Any, tuple[Task, Any]] = {}
 
@@ -107,12 +115,31 @@ def _results(ray: Any, actors: Sequence[Any], tasks: Sequence[Task]) -> Iterator
         task, actor = running.pop(done)
         found = ray.get(done)
         give(actor)
-        yield task, found
+        yield task, found.told()
+
+
+@contextmanager
+def _in_one_line(ray: Any) -> Iterator[None]:
+    """Turn what Ray raises into the error of the task, or into a sentence."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, IdentikitError):
+            raise cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise InputError(
+            f"Ray workers died {RETRIES + 1} times with the same task ({_short(error)}). There may be too little "
+            "memory for so many workers: run the same command again with fewer --workers."
+        ) from None
+    except ray.exceptions.RayError as error:
+        raise InputError(f"The Ray cluster failed: {_short(error)}. Run the same command again to resume.") from None
 
 
 def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
@@ -122,5 +149,24 @@ def _ray() -> Any:
     return ray
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what this process does on SIGTERM: Ray would end it in its own way."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, before)
+
+
+def _reach(address: str) -> None:
+    """Find out whether anything listens at an address; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
+
+
+def _short(error: Exception) -> str:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words.rstrip(".") if len(words) <= 200 else f"{words[:200]}…"

@@ -2,39 +2,46 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, chdir, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from identikit.errors import InputError
-from identikit.runs.store import COMMAND, Store
+from identikit.runs.store import COMMAND, Store, opened
 
-_PATHS = ("data", "data_dir", "model", "finetuned")  # arguments that may be paths
-_FOLDER = "out"
-_LEFT_OUT = (_FOLDER, "as_json")
+_OWN = ("out", "as_json")  # arguments that whoever resumes a run gives anew
+
+
+class Noted(NamedTuple):
+    """A command with its arguments, and the folder that it was run in. It comes from a file: nothing of it is sure."""
+
+    command: str
+    arguments: dict[str, Any]
+    place: str
+
+    def there(self) -> AbstractContextManager[None]:
+        """Go to the folder that relative paths start from; where it is gone, stay: a run's data are told by hash."""
+        return chdir(self.place) if Path(self.place).is_dir() else nullcontext()
 
 
 def note(store: Store, command: str, arguments: Mapping[str, Any]) -> None:
-    """Keep a command and its arguments; paths are made absolute, so that it can be resumed from anywhere."""
-    kept = {name: _absolute(value) if name in _PATHS else value for name, value in arguments.items()}
-    kept = {name: value for name, value in kept.items() if name not in _LEFT_OUT}
-    store.write(COMMAND, json.dumps({"command": command, "arguments": kept}, indent=1, sort_keys=True).encode())
+    """Keep a command and its arguments as they were given, and the folder that paths among them start from."""
+    kept = {name: value for name, value in arguments.items() if name not in _OWN}
+    noted = {"command": command, "arguments": kept, "place": str(Path.cwd())}
+    store.write(COMMAND, json.dumps(noted, indent=1, sort_keys=True).encode())
 
 
-def _absolute(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_absolute(one) for one in value]
-    with suppress(OSError):  # such as a name that is too long for one
-        return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
-    return value
-
-
-def noted(folder: str) -> tuple[str, dict[str, Any]]:
-    """Return the command that a folder's run was started with, and its arguments; its folder is among them."""
+def noted(folder: str) -> Noted:
+    """Return the command that a folder's run was started with, the run's folder among its arguments."""
+    local = "://" not in folder
+    whole = str(Path(folder).resolve()) if local else folder.rstrip("/")
     try:
-        kept = json.loads(Path(folder, COMMAND).read_text())
-        whole = Path(folder).parent if kept["arguments"].get("shard") else folder
-        return kept["command"], kept["arguments"] | {_FOLDER: str(whole)}
+        files, path = opened(folder)
+        kept = json.loads(files.cat_file(f"{path}/{COMMAND}"))
+        arguments = dict(kept["arguments"])
+        if arguments.get("shard"):
+            whole = str(Path(whole).parent) if local else whole.rpartition("/")[0]
+        return Noted(str(kept["command"]), arguments | {"out": whole}, str(kept.get("place", "")))
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             f"Cannot resume {folder}: it has no {COMMAND} that can be read, so it is not known which command was run. "

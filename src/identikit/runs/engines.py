@@ -6,16 +6,20 @@ but the model, the job, the task, and how many threads compute it, which is why 
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from identikit.checks import known, whole_number
 from identikit.errors import InputError, ModelError
-from identikit.indexing import known, whole_number
 from identikit.models.load import Recipe
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
@@ -44,7 +48,7 @@ class Task:
     cost: float = 1.0
 
 
-Result = tuple[Task, Any]
+Results = Generator[tuple[Task, Any], None, None]  # each task with its result
 Told = Callable[[Task, int], None]  # called with a task and how many parts of it are done
 
 
@@ -57,7 +61,7 @@ class Engine(Protocol):
         """How many threads compute a task."""
         ...
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Iterator[Result]:
+    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
         """Compute tasks."""
         ...
 
@@ -116,7 +120,7 @@ class Local:
 
     threads: int = field(default_factory=torch.get_num_threads)
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Iterator[Result]:
+    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
         """Compute tasks in their order."""
         for task in tasks:
             with with_threads(self.threads):
@@ -124,21 +128,45 @@ class Local:
             yield task, found
 
 
+@dataclass(frozen=True)
+class Found:
+    """The result of a task that was computed in another process, and the warnings given there."""
+
+    result: Any
+    warned: tuple[tuple[str, type[Warning]], ...] = ()
+
+    def told(self) -> Any:
+        """Return the result, and give the warnings here."""
+        for message, kind in self.warned:
+            warnings.warn(message, kind, stacklevel=3)
+        return self.result
+
+
 class Worker:
-    """Computes tasks in a process of its own, with a model of its own."""
+    """Computes tasks in a process of its own, with a model of its own.
+
+    The model is loaded with the first task, so that an error in it comes out like one in the task.
+    """
 
     def __init__(self, recipe: Recipe, fingerprint: str, job: Job, threads: int):
-        torch.set_num_threads(threads)
-        self.model, self.job = recipe.load(), job
-        if self.model.fingerprint != fingerprint:
-            raise ModelError(
-                f"Loading {recipe.source} in another process: its weights, configuration or tokenizer are not those "
-                "that the run was started with. Start it again, with the same files on every machine."
-            )
+        self.recipe, self.fingerprint, self.job, self.threads = recipe, fingerprint, job, threads
 
-    def compute(self, task: Task) -> Any:
+    @cached_property
+    def model(self) -> Model:
+        """The model, checked to be the one that the run was started with."""
+        model = self.recipe.load()
+        if model.fingerprint != self.fingerprint:
+            raise ModelError(
+                f"Loading {model.name} in another process: its weights, configuration or tokenizer are not those that "
+                "the run was started with. Start it again, with the same files on every machine."
+            )
+        return model
+
+    def compute(self, task: Task) -> Found:
         """Compute one task."""
-        return self.job.compute(self.model, task.given, silent)
+        with with_threads(self.threads), warnings.catch_warnings(record=True) as warned:
+            result = self.job.compute(self.model, task.given, silent)
+        return Found(result, tuple((str(one.message), one.category) for one in warned))
 
 
 def sendable(model: Model, engine: str) -> Recipe:
@@ -162,9 +190,18 @@ _worker: Worker | None = None
 def _begin(*given: Any) -> None:
     global _worker
     _worker = Worker(*given)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _compute(task: Task) -> Any:
+def _end_with_parent() -> None:
+    """End this process when the one that started it ends, even if that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _compute(task: Task) -> Found:
     assert _worker is not None
     return _worker.compute(task)
 
@@ -176,7 +213,7 @@ class Processes:
     threads: int
     workers: int
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Iterator[Result]:
+    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
         """Compute tasks, the longest first; when a worker dies, all start again with what is left."""
         given = sendable(model, "processes"), model.fingerprint, job, self.threads
         left, tries = by_cost(tasks), 0
@@ -195,36 +232,39 @@ class Processes:
                     ) from None
             left = [task for task in left if task.number not in done]
 
-    def _pooled(self, given: tuple[Any, ...], tasks: Sequence[Task]) -> Iterator[Result]:
+    def _pooled(self, given: tuple[Any, ...], tasks: Sequence[Task]) -> Results:
         context = multiprocessing.get_context("spawn")
-        with _environment(OMP_NUM_THREADS=str(self.threads)):
-            pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, _begin, given)
-            running: dict[Future[Any], Task] = {}
-            waiting = iter(tasks)
-            try:
-                while True:
+        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, _begin, given)
+        running: dict[Future[Found], Task] = {}
+        waiting = iter(tasks)
+        try:
+            while True:
+                with _starting(self.threads):  # the first task starts the processes
                     while len(running) < AHEAD * self.workers and (task := next(waiting, None)) is not None:
                         running[pool.submit(_compute, task)] = task
-                    if not running:
-                        return
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        task = running.pop(future)
-                        yield task, future.result()
-            finally:
-                for process in (pool._processes or {}).values():  # not to wait for what nobody wants any more
-                    process.terminate()
-                pool.shutdown(wait=True, cancel_futures=True)
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    task = running.pop(future)
+                    yield task, future.result().told()
+        finally:
+            for process in (pool._processes or {}).values():  # not to wait for what nobody wants any more
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+def _starting(threads: int) -> Iterator[None]:
+    """Let processes that are started here have so many threads from the start, and leave Ctrl-C to this one."""
+    name, before = "OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS")
+    os.environ[name] = str(threads)
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        if masked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

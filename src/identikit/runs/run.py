@@ -9,6 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +25,7 @@ from identikit.text import Text
 
 BLOCK_TEXTS, BLOCK_TOKENS = 32, 4096
 SHARD_SECONDS, SHARD_BYTES = 20.0, 1 << 26
-_SHARD, _PART = "shard-", "part-"
+_SHARD, PART = "shard-", "part-"
 
 Numbers = dict[str, Tensor]
 
@@ -122,18 +123,26 @@ class Run:
         with self.store:
             found = dict(kept(self.store, job, blocks))
             tasks = [Task(one.number, one, sum(map(job.cost, one.lengths))) for one in blocks]
-            tasks = [task for task in self.mine(tasks) if task.number not in found]
+            own = self.mine(tasks)
+            index, count = self.part or (1, 1)
+            self.store.plan(
+                blocks=[index - 1, len(blocks), count],  # as of a range
+                texts=sum(len(task.given.texts) for task in own),
+                tokens=sum(sum(task.given.lengths) for task in own),
+            )
+            tasks = [task for task in own if task.number not in found]
             if tasks:
                 before([task.given for task in tasks])
-            shards = _Shards(self.store)
+            shards = _Shards(self.store, model)
             told = _Told(self, job, sum(sum(blocks[number].lengths) for number in found), tasks)
             try:
-                for task, numbers in self.engine.run(model, _OfBlock(job), tasks, told):
-                    if why := flaw(job, task.given, numbers):
-                        raise InputError(f"Computing texts {_range(task.given, blocks)}: {why}.")
-                    found[task.number] = numbers
-                    shards.add(task.given, numbers)
-                    told(task, sum(task.given.lengths))
+                with closing(self.engine.run(model, _OfBlock(job), tasks, told)) as results:
+                    for task, numbers in results:
+                        if why := flaw(job, task.given, numbers):
+                            raise InputError(f"Computing texts {_range(task.given, blocks)}: {why}.")
+                        found[task.number] = numbers
+                        shards.add(task.given, numbers)
+                        told(task, sum(task.given.lengths))
             finally:
                 shards.write()
         return [found[number] for number in sorted(found)]
@@ -155,15 +164,18 @@ class Run:
             found = {name: value for name in names for value in self._kept_part(name)}
             tasks = self.mine([Task(number, given) for number, given in enumerate(names.values())])
             listed = list(names)
+            self.store.plan(parts=[listed[task.number] for task in tasks])
             missing = [task for task in tasks if listed[task.number] not in found]
             if missing:
                 before()
             self.progress(what, len(names) - len(missing), len(names))
-            for task, value in self.engine.run(model, job, missing, lambda task, done: self.store.beat()):
-                name = listed[task.number]
-                self.store.write_json(_part_file(name), value)
-                found[name] = value
-                self.progress(what, len(found), len(names))
+            with closing(self.engine.run(model, job, missing, lambda task, done: None)) as results:
+                for task, value in results:
+                    name = listed[task.number]
+                    model.check_unchanged()
+                    self.store.write_json(_part_file(name), value)
+                    found[name] = value
+                    self.progress(what, len(found), len(names))
         return [found[name] for name in names if name in found]
 
     def _kept_part(self, name: str) -> Iterator[Any]:
@@ -189,44 +201,51 @@ class _Told:
     """Tells how many tokens of the whole dataset are done: those in stored blocks, and those of each task."""
 
     def __init__(self, run: Run, job: BlockJob, before: int, tasks: Sequence[Task]):
-        self.run, self.job, self.before = run, job, before
+        self.run, self.job, self.sum = run, job, before
         self.total = before + sum(sum(task.given.lengths) for task in tasks)
         self.done = {task.number: 0 for task in tasks}
-        run.progress(job.what, self.before, self.total)
+        run.progress(job.what, self.sum, self.total)
 
     def __call__(self, task: Task, done: int) -> None:
+        self.sum += done - self.done[task.number]
         self.done[task.number] = done
-        self.run.store.beat()
-        self.run.progress(self.job.what, self.before + sum(self.done.values()), self.total)
+        self.run.progress(self.job.what, self.sum, self.total)
 
 
 class _Shards:
     """Collects finished blocks, and writes those of some seconds to one file."""
 
-    def __init__(self, store: Store):
-        self.store = store
+    def __init__(self, store: Store, model: Model):
+        self.store, self.model, self.fingerprint = store, model, model.fingerprint
         self.blocks: dict[int, tuple[Block, Numbers]] = {}
+        self.bytes = 0
         self.started = time.monotonic()
 
     def add(self, block: Block, numbers: Numbers) -> None:
         self.blocks[block.number] = block, numbers
-        size = sum(tensor.nbytes for _, held in self.blocks.values() for tensor in held.values())
-        if time.monotonic() - self.started >= SHARD_SECONDS or size >= SHARD_BYTES:
+        self.bytes += sum(tensor.nbytes for tensor in numbers.values())
+        if time.monotonic() - self.started >= SHARD_SECONDS or self.bytes >= SHARD_BYTES:
             self.write()
 
     def write(self) -> None:
         if self.blocks:
+            self.model.check_unchanged(self.fingerprint)
             named = {
                 f"{number}/{name}": tensor for number, (_, held) in self.blocks.items() for name, tensor in held.items()
             }
             about = {
                 "blocks": {str(number): block.hash for number, (block, _) in self.blocks.items()},
+                "texts": sum(len(block.texts) for block, _ in self.blocks.values()),
                 "tokens": sum(sum(block.lengths) for block, _ in self.blocks.values()),
                 "seconds": round(time.monotonic() - self.started, 3),
             }
-            self.store.write_tensors(f"{_SHARD}{min(self.blocks):06d}.safetensors", named, about)
-            self.blocks = {}
+            self.store.write_tensors(_shard_file(self.blocks), named, about)
+            self.blocks, self.bytes = {}, 0
         self.started = time.monotonic()
+
+
+def _shard_file(blocks: Mapping[int, Any]) -> str:
+    return f"{_SHARD}{min(blocks):06d}.safetensors"
 
 
 def shard_files(names: Sequence[str]) -> list[str]:
@@ -255,8 +274,8 @@ def held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> lis
         if why := flaw(job, blocks[number], numbers):
             raise Damaged(why)
         found.append((number, numbers))
-    if not found:
-        raise Damaged("it holds no block")
+    if not found or file != _shard_file(dict(found)):
+        raise Damaged("its blocks are not those that its name says")
     return found
 
 
@@ -295,7 +314,7 @@ def part_folder(index: int, number: int) -> str:
 
 
 def _part_file(name: str) -> str:
-    return f"{_PART}{name}.json"
+    return f"{PART}{name}.json"
 
 
 def _range(block: Block, blocks: Sequence[Block]) -> str:

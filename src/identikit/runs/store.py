@@ -8,6 +8,7 @@ folder of another run is never written into, and a lock keeps a second writer ou
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from identikit.errors import InputError
 from identikit.runs.columns import Table, data_dictionary
 from identikit.runs.lock import LOCK, FolderLock
-from identikit.sealed import Sealed, seal, seal_json, unseal, unseal_json
+from identikit.sealed import Damaged, Sealed, seal, seal_json, seal_record, unseal, unseal_json, unseal_record
 from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
 MANIFEST = "run.json"
 COMMAND = "command.json"  # the command and its arguments, for `identikit resume`
 ERROR = "error.json"  # why the run ended the last time, if it failed
+PLAN = "plan.json"  # how much there is to do, for those who read the folder without the data
 COLUMNS = "columns.json"
 CHECKSUMS = "SHA256SUMS"
+COMPUTED = "computed.json"  # where and with what an input of `reproduce` was computed
+PART_FOLDER = re.compile(r"shard-(\d{4,})-of-(\d{4,})")  # of a run that is spread over several folders
 _PARTIAL = ".partial"
 _KEEPS_NOTHING = {"memory", "data"}  # schemes whose files are gone when the process is
 
@@ -46,7 +50,7 @@ class Store:
     def __init__(
         self, folder: str | os.PathLike[str], settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
     ):
-        self.files, self.folder = _opened(folder)
+        self.files, self.folder = opened(folder)
         self.settings, self.recorded = _plain(settings), _plain(recorded or {})
         self._lock, self._entered = FolderLock(self.files, self.folder), 0
         self._made = False
@@ -63,8 +67,8 @@ class Store:
     def _same_run(self) -> None:
         if all(map(_is_ours, self.names())):
             return  # nothing was computed yet: another run may take the folder
-        before = dict(_leaves(read_manifest(self.files, self.folder)["run"]))
-        now = dict(_leaves(self.settings))
+        before = dict(leaves(read_manifest(self.files, self.folder)["run"]))
+        now = dict(leaves(self.settings))
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
                 raise InputError(
@@ -97,24 +101,21 @@ class Store:
             with suppress(InputError):  # a folder that cannot be written to
                 noted = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
                 self._try_to_write(ERROR, json.dumps(noted, indent=1, ensure_ascii=False).encode())
-        self._lock.release()
         if empty:
+            for name in self.names():  # while nobody else can write
+                self.remove(name)
             with suppress(OSError):
-                self.files.rm(self.folder, recursive=True)
+                self.files.rmdir(self.folder)
+        self._lock.release()
 
     def _start(self) -> None:
         for name in self.names():
             if name.endswith(_PARTIAL) and _is_ours(name):  # what a killed writer left: only the lock's owner writes
                 self.files.rm(self._path(name))
         self.remove(ERROR)
-        content = json.dumps({"run": self.settings, "recorded": self.recorded}, indent=1, sort_keys=True)
         self._same_run()  # again: another process may have started meanwhile
         if all(map(_is_ours, self.names())):
-            self._try_to_write(MANIFEST, content.encode())
-
-    def beat(self) -> None:
-        """Show other processes that the folder's owner lives."""
-        self._lock.beat()
+            self._try_to_write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -136,6 +137,7 @@ class Store:
 
     def _try_to_write(self, name: str, content: bytes) -> None:
         with self._telling(name):
+            self._lock.check()
             partial = self._path(f".{name}.{uuid4().hex}{_PARTIAL}")
             try:
                 with self.files.open(partial, "wb") as file:
@@ -169,6 +171,11 @@ class Store:
         """Write a value."""
         self.write(name, seal_json(value))
 
+    def plan(self, **plan: Any) -> None:
+        """Note how much there is to do."""
+        if not (self.has(PLAN) and self.read(PLAN) == seal_json(plan)):
+            self.write_json(PLAN, plan)
+
     def read(self, name: str) -> bytes:
         """Read a file."""
         try:
@@ -193,9 +200,8 @@ class Store:
 
     def finish(self) -> None:
         """List the checksums of all files, as `sha256sum --check` reads them: the run is complete."""
-        named = [
-            name for name in self.names() if name not in (CHECKSUMS, LOCK) and not self.files.isdir(self._path(name))
-        ]
+        apart = (CHECKSUMS, LOCK, COMMAND, ERROR)  # they say how the run went, and change when it is run again
+        named = [name for name in self.names() if name not in apart and not self.files.isdir(self._path(name))]
         lines = [f"{hashlib.sha256(self.read(name)).hexdigest()}  {name}\n" for name in named]
         self.write(CHECKSUMS, "".join(lines).encode())
 
@@ -218,7 +224,7 @@ class _Telling:
             ) from None
 
 
-def _opened(folder: str | os.PathLike[str]) -> tuple[Any, str]:
+def opened(folder: str | os.PathLike[str]) -> tuple[Any, str]:
     """Return the file system of a folder, and its path there."""
     try:
         files, path = fsspec.url_to_fs(os.fspath(folder))
@@ -237,10 +243,10 @@ def read_manifest(files: Any, folder: str) -> dict[str, Any]:
     """Return what `run.json` in a folder says, or say that it is damaged."""
     try:
         with files.open(f"{folder}/{MANIFEST}", "rb") as file:
-            found = json.loads(file.read())
-        if isinstance(found["run"], dict):
+            found = unseal_record(file.read())
+        if isinstance(found.get("run"), dict):
             return found
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, Damaged):
         pass
     raise InputError(f"Cannot resume {folder}: {MANIFEST} is damaged. Choose another folder with --out.")
 
@@ -248,14 +254,15 @@ def read_manifest(files: Any, folder: str) -> dict[str, Any]:
 def settings_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the settings of the run in a folder; nothing if there is none that can be read."""
     try:
-        return read_manifest(*_opened(folder))["run"]
+        return read_manifest(*opened(folder))["run"]
     except InputError:
         return {}
 
 
 def _is_ours(name: str) -> bool:
     """Say whether a file is one that a run has before its first result."""
-    return name in (LOCK, MANIFEST, COMMAND, ERROR) or (name.startswith(".") and name.endswith(_PARTIAL))
+    partial = name.startswith(".") and name.endswith(_PARTIAL)
+    return partial or name in (LOCK, MANIFEST, COMMAND, ERROR, PLAN) or PART_FOLDER.fullmatch(name) is not None
 
 
 def _plain(settings: Mapping[str, Any]) -> Any:
@@ -263,13 +270,13 @@ def _plain(settings: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(settings, sort_keys=True, default=str))
 
 
-def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested settings by dotted name, such as `data.columns`."""
     if not isinstance(settings, dict):
         yield name, settings
         return
     for key, value in settings.items():
-        yield from _leaves(value, f"{name}.{key}" if name else key)
+        yield from leaves(value, f"{name}.{key}" if name else key)
 
 
 def write_tables(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from identikit.indexing import known
+from identikit.checks import known
 from identikit.models.continuation import check_continues
 from identikit.models.model import Model
 from identikit.models.reading import unread

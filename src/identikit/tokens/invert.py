@@ -152,6 +152,11 @@ class Inversion:
         """Prepare for this many searches through the first `depth` blocks, and warn if they will take long."""
         candidates = vocabulary(model)
         size = len(candidates.ids)
+        if size < 2:
+            raise InputError(
+                f"Inverting {model.name}: all {len(candidates.of):,} tokens of its vocabulary have the same embedding, "
+                "so any answer would count as right. Use a model that tells its tokens apart."
+            )
         seconds = expected_seconds(model, size, steps, depth)
         if seconds > LONG_SECONDS:
             warnings.warn(

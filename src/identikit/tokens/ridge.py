@@ -23,11 +23,13 @@ def ridge_weights(
     $$W_\lambda = (E^\top E + \lambda I)^{-1} E^\top X = Q(\Lambda + \lambda)^{-1} Q^\top E^\top X$$
 
     $E^\top E = Q\Lambda Q^\top$ is `gram` and $E^\top X$ is `cross`. Not in the paper: it is the minimum of the squared
-    L2 loss of its linear perceptron, with a penalty in place of early stopping.
+    L2 loss of its linear perceptron, with a penalty in place of early stopping. Where $\Lambda + \lambda$ is 0, the
+    inverse is the pseudoinverse: vectors that are all 0 get weights of 0.
     """
     values, vectors = torch.linalg.eigh(gram)
     turned = vectors.mT @ cross
-    return [vectors @ (turned / (values.clamp(min=0) + strength).unsqueeze(1)) for strength in strengths]
+    sizes = [(values.clamp(min=0) + strength).unsqueeze(1) for strength in strengths]
+    return [vectors @ torch.where(size > 0, turned / size, 0.0) for size in sizes]
 
 
 def fit_ridge(

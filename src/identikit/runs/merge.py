@@ -1,0 +1,112 @@
+"""The shards of a run that was spread over several folders, put together in the run's own."""
+
+from collections.abc import Mapping
+
+from identikit.errors import InputError
+from identikit.runs.command import Noted, noted
+from identikit.runs.inspect import State, absent_parts, listed, parts_of, state
+from identikit.runs.lock import owner_words
+from identikit.runs.run import PART, shard_files
+from identikit.runs.store import Store, leaves
+
+_HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
+
+
+def merge(folder: str) -> Noted:
+    """Copy what the shards in a folder hold into the folder itself, and return the command that makes the tables.
+
+    Shards that are missing, not complete, damaged or of different runs are refused. Stopped at any moment, it can be
+    run again.
+    """
+    parts = [state(part) for part in _all_parts(folder)]
+    for part in parts:
+        _check_complete(folder, part)
+        _check_same(folder, parts[0], part)
+    settings = {name: value for name, value in parts[0].settings.items() if name != "shard"}
+    recorded = parts[0].recorded | {"shards": {str(part.settings["shard"]): part.recorded for part in parts}}
+    command = noted(parts[0].folder)
+    _copy(Store(folder, settings, recorded), _sources(folder, parts))
+    return command._replace(arguments=command.arguments | _HERE)
+
+
+def _all_parts(folder: str) -> list[str]:
+    parts = parts_of(folder)
+    if not parts:
+        raise InputError(f"Cannot merge {folder}: it holds no shards. Give the folder that --out named, with --shard.")
+    counts = sorted({count for _, count in parts})
+    if len(counts) > 1:
+        raise InputError(
+            f"Cannot merge {folder}: it holds shards of {len(counts)} divisions, of {' and of '.join(map(str, counts))}"
+            ". Remove those that are not wanted."
+        )
+    if missing := absent_parts(parts):
+        raise InputError(
+            f"Cannot merge {folder}: {listed(missing)} of {counts[0]} shards {'is' if len(missing) == 1 else 'are'} "
+            "missing. Compute what is missing with --shard, or copy it there."
+        )
+    return list(parts.values())
+
+
+def _check_complete(folder: str, part: State) -> None:
+    if part.writer is not None:
+        raise InputError(f"Cannot merge {folder}: {owner_words(part.writer)} is writing to {part.folder}. Wait for it.")
+    for file, why in part.damaged.items():
+        raise InputError(
+            f"Cannot merge {folder}: {part.folder}/{file} is damaged ({why}). `identikit resume {part.folder}` "
+            "computes it again."
+        )
+    if not part.complete:
+        raise InputError(
+            f"Cannot merge {folder}: {part.folder} is not complete. `identikit resume {part.folder}` goes on."
+        )
+
+
+def _check_same(folder: str, first: State, part: State) -> None:
+    named = part.folder.rpartition("/")[2].split("-")
+    if part.settings.get("shard") != f"{int(named[1])}/{int(named[3])}":
+        raise InputError(
+            f"Cannot merge {folder}: {part.folder} holds shard {part.settings.get('shard')}. Rename it, or compute its "
+            "own shard."
+        )
+    before, now = ({**dict(leaves(one.settings)), "shard": None} for one in (first, part))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            raise InputError(
+                f"Cannot merge {folder}: its shards are of different runs; {key} is {before.get(key)!r} in "
+                f"{first.folder}, and {now.get(key)!r} in {part.folder}. Compute all with the same settings."
+            )
+
+
+def _sources(folder: str, parts: list[State]) -> dict[str, Store]:
+    """Return the files to copy, each with its shard; no block and no part is there twice."""
+    found: dict[str, Store] = {}
+    done: dict[int | str, str] = {}
+    for part in parts:
+        for piece in part.done:
+            if piece in done:
+                raise InputError(
+                    f"Cannot merge {folder}: {part.unit} {piece} is both in {done[piece]} and in {part.folder}. "
+                    "Compute the shards again."
+                )
+            done[piece] = part.folder
+        store = Store(part.folder, part.settings)
+        found |= dict.fromkeys(_results(store), store)
+    return found
+
+
+def _results(store: Store) -> list[str]:
+    names = store.names()
+    return [*shard_files(names), *(name for name in names if name.startswith(PART) and name.endswith(".json"))]
+
+
+def _copy(store: Store, sources: Mapping[str, Store]) -> None:
+    if strange := [name for name in _results(store) if name not in sources]:
+        raise InputError(
+            f"Cannot merge {store.folder}: it already holds results of its own, such as {strange[0]}. Resume that run "
+            "instead, or merge the shards in another folder."
+        )
+    with store:
+        for name, source in sources.items():
+            content = source.read(name)
+            if not store.has(name) or store.read(name) != content:
+                store.write(name, content)

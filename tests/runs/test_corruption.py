@@ -1,0 +1,153 @@
+"""Whatever happens to a file of a run is noticed and said, and the tables come out the same."""
+
+import json
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from identikit.attention.dataset import AttentionOptions, attention_tables
+from identikit.errors import InputError
+from identikit.paper.inputs import INPUTS, Effort, Work
+from identikit.runs import run as runs
+from identikit.runs.run import Run
+from identikit.runs.store import MANIFEST, Store
+from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
+from tests.models import tiny
+from tests.runs.made import made_texts, shards, tables
+
+SETTINGS = {"seed": 1}
+RECORDED = {"date": "today", "machine": "one"}
+BITS = 20  # how many single bits are turned, per file
+
+
+def turned(content: bytes, chance: random.Random) -> bytes:
+    """Return the content with one bit turned."""
+    place = chance.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    **{f"bit {number}": turned for number in range(BITS)},
+    "another byte": lambda content, chance: turned(turned(content, chance), chance),
+    "cut": lambda content, chance: content[: chance.randrange(1, len(content))],
+    "empty": lambda content, chance: b"",
+    "zeros": lambda content, chance: bytes(len(content)),
+    "half zeros": lambda content, chance: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+    "longer": lambda content, chance: content + b"\0",
+    "twice": lambda content, chance: content * 2,
+}
+
+
+def computed_again(folder: Path, compute: Callable[[], Any]) -> list[str]:
+    """Compute once more into a folder, and return what was said."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compute()
+    return [str(one.message) for one in said]
+
+
+def check(files: list[Path], compute: Callable[[], Any], folder: Path) -> None:
+    """Damage each file in every way; each time one line is said, and all bytes come out as before."""
+    chance = random.Random(0)
+    before, whole = tables(folder), {path: path.read_bytes() for path in files}
+    for path, content in whole.items():
+        for name, damage in DAMAGE.items():
+            path.write_bytes(damage(content, chance))
+            said = computed_again(folder, compute)
+            assert len(said) == 1, (path, name, said)
+            assert said[0].startswith(f"{path} cannot be used: ") and said[0].endswith(" is computed again."), said
+            assert path.read_bytes() == content or path.suffix == ".safetensors"  # a shard notes how long it took
+            path.write_bytes(content)
+    assert tables(folder) == before and not computed_again(folder, compute)
+
+
+@pytest.fixture
+def attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    monkeypatch.setattr(runs, "BLOCK_TOKENS", 40)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
+    texts = made_texts(10)
+
+    def compute() -> None:
+        store = Store(tmp_path / "run", SETTINGS, RECORDED)
+        attention_tables(tiny.shared("bert"), texts, Run(store), AttentionOptions())
+
+    compute()
+    return compute
+
+
+def test_shards(attention: Callable[[], Any], tmp_path: Path):
+    files = shards(tmp_path / "run")
+    assert len(files) > 2
+    check(files, attention, tmp_path / "run")
+
+
+def test_shards_that_changed_places(attention: Callable[[], Any], tmp_path: Path):
+    before, (first, second, *_) = tables(tmp_path / "run"), shards(tmp_path / "run")
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+    said = computed_again(tmp_path, attention)
+    assert len(said) == 2 and all("its blocks are not those that its name says" in line for line in said)
+    first.write_bytes(other)  # a copy of another
+    assert len(computed_again(tmp_path, attention)) == 1
+    (tmp_path / "run" / "shard-notes.safetensors").write_bytes(one)
+    assert len(computed_again(tmp_path, attention)) == 1
+    assert tables(tmp_path / "run") == before and not computed_again(tmp_path, attention)
+
+
+def test_shards_of_other_texts(attention: Callable[[], Any], tmp_path: Path):
+    model, texts = tiny.shared("bert"), made_texts(10, seed=1)
+    attention_tables(model, texts, Run(Store(tmp_path / "other", SETTINGS)), AttentionOptions())
+    before, (first, *_) = tables(tmp_path / "run"), shards(tmp_path / "run")
+    first.write_bytes(shards(tmp_path / "other")[0].read_bytes())
+    (said,) = computed_again(tmp_path, attention)
+    assert "it holds other texts" in said and tables(tmp_path / "run") == before
+
+
+def test_parts(tmp_path: Path):
+    texts, options = made_texts(30), IdentifiabilityOptions(maps=("naive",), folds=1)
+
+    def compute() -> None:
+        run = Run(Store(tmp_path / "run", SETTINGS))
+        identifiability_tables(tiny.shared("bert"), texts, run, options)
+
+    compute()
+    files = sorted((tmp_path / "run").glob("part-*.json"))
+    assert len(files) == 3
+    check(files, compute, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["sentence", "collapse", "untuned"])
+def test_inputs_of_the_paper(name: str, tmp_path: Path):
+    work = Work(
+        tiny.shared("bert"), "made", made_texts(30), Effort(probes=2, folds=1, learning_rates=(0.001,), epochs=1)
+    )
+    store = INPUTS[name].store(work, str(tmp_path))
+
+    def compute() -> Any:
+        return INPUTS[name].gathered(work, INPUTS[name].store(work, str(tmp_path)))
+
+    compute()
+    files = [path for path in Path(store.folder).iterdir() if path.name.startswith((name, "part-"))]
+    assert len(files) == 1
+    check(files, compute, tmp_path)
+
+
+def test_the_manifest(attention: Callable[[], Any], tmp_path: Path):
+    path = tmp_path / "run" / MANIFEST
+    chance, content = random.Random(0), path.read_bytes()
+    for name, damage in DAMAGE.items():
+        path.write_bytes(damage(content, chance))
+        with pytest.raises(InputError, match=rf"Cannot resume .*: {MANIFEST} is damaged\.") as caught:
+            attention()
+        assert "\n" not in str(caught.value), name
+    path.unlink()
+    with pytest.raises(InputError, match=f"holds files but no {MANIFEST}"):
+        attention()
+    path.write_bytes(content)
+    assert not computed_again(tmp_path, attention)
+    assert json.loads(content) == {"sealed": json.loads(content)["sealed"], "run": SETTINGS, "recorded": RECORDED}

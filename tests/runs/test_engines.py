@@ -1,0 +1,148 @@
+"""Engines give the same numbers as this process does, survive workers that die, and tell what workers say."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import identikit
+from identikit.attention.dataset import AttentionOptions, attention_tables
+from identikit.errors import InputError, ModelError
+from identikit.models.model import Model
+from identikit.runs import run as runs
+from identikit.runs.cluster import Cluster
+from identikit.runs.engines import AHEAD, Engine, Local, Processes, Task, Worker, Workers, by_cost
+from identikit.runs.run import Run
+from identikit.runs.store import Store
+from tests.models import tiny
+from tests.runs.made import Squares, made_texts, save_model, shards, tables
+
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return identikit.load(save_model(tmp_path_factory.mktemp("model")))
+
+
+def squares(engine: Engine, model: Model, job: Squares, number: int = 8) -> dict[int, dict[str, int]]:
+    tasks = [Task(place, place) for place in range(number)]
+    return {task.number: found for task, found in engine.run(model, job, tasks, lambda task, done: None)}
+
+
+def whole(engine: Engine, model: Model, folder: Path) -> dict[str, str]:
+    attention_tables(model, made_texts(12), Run(Store(folder, {}), engine), AttentionOptions())
+    return tables(folder)
+
+
+def check(engine: Engine, model: Model, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare an engine of two workers with this process, kill a worker, warn in one, and be refused by one."""
+    monkeypatch.setattr(runs, "BLOCK_TOKENS", 40)
+    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
+    here = whole(Local(1), model, place / "local")
+    assert whole(engine, model, place / "engine") == here and len(here) == 12
+    assert len(shards(place / "engine")) == len(shards(place / "local")) > 3
+
+    job = Squares(str(place / "died"), deadly=2, warns=5)
+    with pytest.warns(UserWarning, match=r"5 is odd\."):
+        found = squares(engine, model, job)
+    assert Path(job.marker).exists()
+    assert {number: one["square"] for number, one in found.items()} == {number: number**2 for number in range(8)}
+    assert os.getpid() not in {one["process"] for one in found.values()}
+    assert {one["threads"] for one in found.values()} == {1}
+
+    with pytest.raises(InputError) as caught:
+        squares(engine, model, replace(job, refused=3, warns=None))
+    assert type(caught.value) is InputError and str(caught.value) == "Computing 3: it is refused."
+
+
+def test_processes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    check(Processes(1, WORKERS), model, tmp_path, monkeypatch)
+
+
+def test_ray(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    ray = pytest.importorskip("ray")
+    engine = Cluster(1, WORKERS)
+    with engine._connected(ray):  # one cluster for all that follows
+        check(engine, model, tmp_path, monkeypatch)
+        with pytest.raises(InputError, match=r"has 2 CPUs and 0 GPUs, and a worker needs 3 and 0\. Ask for fewer"):
+            squares(replace(engine, threads=3), model, Squares())
+    assert not ray.is_initialized()
+    said = capfd.readouterr()
+    assert not said.out and not said.err, said
+
+
+def test_long_tasks_are_first():
+    tasks = [Task(0, "", 3.0), Task(1, "", 9.0), Task(2, "", 3.0), Task(3, "", 4.0)]
+    assert [task.number for task in by_cost(tasks)] == [1, 3, 0, 2]
+
+
+def test_results_are_not_computed_far_ahead_of_who_takes_them(model: Model, monkeypatch: pytest.MonkeyPatch):
+    class Pool:
+        """A pool that counts what it was given, and computes at once."""
+
+        _processes = None
+        given = 0
+
+        def __init__(self, *options):
+            pass
+
+        def submit(self, compute, task):
+            from concurrent.futures import Future
+
+            from identikit.runs.engines import Found
+
+            Pool.given += 1
+            future = Future()
+            future.set_result(Found(task.given))
+            return future
+
+        def shutdown(self, **options):
+            pass
+
+    monkeypatch.setattr("identikit.runs.engines.ProcessPoolExecutor", Pool)
+    taken = 0
+    for _ in Processes(1, WORKERS).run(model, Squares(), [Task(place, place) for place in range(50)], lambda *_: None):
+        taken += 1
+        assert Pool.given - taken < AHEAD * WORKERS
+    assert taken == 50
+
+
+def test_a_model_in_memory_cannot_be_sent_and_another_one_is_noticed(model: Model):
+    for engine in (Processes(1, 1), Cluster(1, 1)):
+        with pytest.raises(InputError, match=r"a model in memory cannot be loaded again\. Save it with"):
+            squares(engine, tiny.shared("bert"), Squares())
+    assert model.recipe is not None
+    with pytest.raises(ModelError, match=r"in another process: its weights, .* Start it again, with the same files"):
+        Worker(model.recipe, "another", Squares(), 1).compute(Task(0, 0))
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "nowhere.invalid:6379", "127.0.0.1:99999", "nonsense", "ray://127.0.0.1:1", "auto"]
+)
+def test_a_wrong_address_is_said_within_seconds(model: Model, address: str, capfd: pytest.CaptureFixture[str]):
+    pytest.importorskip("ray")
+    started = time.monotonic()
+    with pytest.raises(
+        InputError, match=rf"^Cannot reach the Ray cluster at {address}: .*\. Check --address"
+    ) as caught:
+        squares(Cluster(1, address=address), model, Squares())
+    assert time.monotonic() - started < 30 and "\n" not in str(caught.value)
+    assert not capfd.readouterr().err
+
+
+def test_without_ray(model: Model, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"needs the package ray\. Run `pip install 'identikit\[ray\]'`"):
+        squares(Cluster(1), model, Squares())
+
+
+def test_options_of_engines_that_do_not_fit():
+    for wrong in ({"engine": "slurm"}, {"workers": 2}, {"engine": "processes", "address": "a:1"}, {"threads": 0}):
+        with pytest.raises(InputError):
+            Workers(**wrong)
+    assert Workers("processes", 3, 2).start("nowhere") == Processes(2, 3)
+    assert Workers("ray", 3, 2, "auto", 0.5).start("nowhere") == Cluster(2, 3, "auto", 0.5)

@@ -1,0 +1,127 @@
+"""One writer per folder, on a local disk and elsewhere; a dead owner does not keep it."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from identikit.attention.dataset import AttentionOptions, attention_tables
+from identikit.errors import InputError
+from identikit.runs import lock
+from identikit.runs.lock import LOCK, FolderLock
+from identikit.runs.run import Run
+from identikit.runs.store import Store
+from tests.models import tiny
+from tests.runs.made import made_texts, tables
+
+HELD = r"Cannot write to .*: process \d+ on .*, started 20.*, is writing to it\. Wait until it ends, or stop it; then"
+
+
+class Elsewhere(DirFileSystem):
+    """A folder of this disk that looks like storage that has no locks."""
+
+    protocol = "elsewhere"
+    root = ""
+
+    def __init__(self, **options):
+        super().__init__(Elsewhere.root, LocalFileSystem(), **options)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[str]:
+    Elsewhere.root = str(tmp_path)
+    Elsewhere.clear_instance_cache()
+    fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
+    yield "elsewhere://run"
+    Elsewhere.clear_instance_cache()
+
+
+def test_two_stores_of_one_process(tmp_path: Path):
+    with Store(tmp_path / "run", {}) as first:
+        refused: list[str] = []
+
+        def second() -> None:
+            with pytest.raises(InputError, match=HELD) as caught, Store(tmp_path / "run", {}):
+                pass
+            refused.append(str(caught.value))
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+        assert len(refused) == 1
+        first.write("one", b"1")
+        with first:  # the owner may enter again
+            first.write("two", b"2")
+    with Store(tmp_path / "run", {}) as third:
+        third.write("three", b"3")
+
+
+def test_a_file_system_without_locks_is_locked_by_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def none(*given: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", none)
+    with Store(tmp_path / "run", {}), pytest.raises(InputError, match=HELD), Store(tmp_path / "run", {}):
+        pass
+    with Store(tmp_path / "run", {}) as again:
+        again.write("one", b"1")
+
+
+def test_a_note_that_cannot_be_written_does_not_keep_the_lock(tmp_path: Path):
+    (tmp_path / "run" / LOCK).mkdir(parents=True)
+    with (
+        pytest.raises(InputError, match=r"Cannot write run\.json to .*: Is a directory\."),
+        Store(tmp_path / "run", {}),
+    ):
+        pass
+
+
+def test_a_whole_run_elsewhere(elsewhere: str, tmp_path: Path):
+    model, texts = tiny.shared("bert"), made_texts(5)
+    for out in (elsewhere, tmp_path / "here"):
+        attention_tables(model, texts, Run(Store(out, {})), AttentionOptions())
+    assert tables(tmp_path / "run") == tables(tmp_path / "here") != {}
+    assert not (tmp_path / "run" / LOCK).exists()
+
+
+def test_an_owner_elsewhere_is_noticed_until_it_is_silent(elsewhere: str, tmp_path: Path):
+    owner = {"host": "far away", "process": 7, "since": "2026-01-01T00:00:00+00:00", "key": "k", "beat": time.time()}
+    note = tmp_path / "run" / LOCK
+    note.parent.mkdir()
+    note.write_text(json.dumps(owner))
+    with pytest.raises(InputError, match=r"process 7 on far away, started 2026-01-01"), Store(elsewhere, {}):
+        pass
+    note.write_text(json.dumps(owner | {"beat": time.time() - lock._SILENT - 1}))
+    with Store(elsewhere, {}) as store:
+        store.write("one", b"1")
+        note.write_text(json.dumps(owner | {"beat": time.time()}))  # it wakes up, and takes the folder for its own
+        with pytest.raises(InputError, match=r"process 7 on far away"):
+            store.write("two", b"2")
+    assert note.exists() and not (tmp_path / "run" / "two").exists()
+
+
+def test_a_live_owner_is_never_silent(elsewhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lock, "_BEAT", 0.02)
+    with Store(elsewhere, {}), pytest.raises(InputError, match=HELD):
+        first = json.loads((tmp_path / "run" / LOCK).read_text())
+        time.sleep(0.2)
+        later = json.loads((tmp_path / "run" / LOCK).read_text())
+        assert later["beat"] > first["beat"] + 0.1 and later["since"] == first["since"]
+        with Store(elsewhere, {}):
+            pass
+
+
+def test_a_damaged_note_is_nobodys(elsewhere: str, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    for damaged in (b"", b"{", b"[]", b'{"host": 1}', b"\xff"):
+        (tmp_path / "run" / LOCK).write_bytes(damaged)
+        found = FolderLock(fsspec.filesystem("elsewhere"), "run")
+        assert found.holder() is None
+        found.acquire()
+        found.release()

@@ -1,0 +1,155 @@
+"""Kill one run at random moments, again and again, resume it each time, and compare its tables: `make soak`.
+
+A run of `identikit attention` is killed -9 at random moments (on engines with workers, one of these too), started again
+each time, and in the end compared byte for byte with a run that nobody disturbed. Prints what happened.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.runs.made import ended, forked, killed, save_model, save_texts, shards, tables
+
+
+@dataclass
+class Soak:
+    """One run that is killed until it was killed often enough, and then left to end."""
+
+    engine: str
+    kills: int
+    place: Path
+    chance: random.Random
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("kills", "worker kills", "starts"), 0))
+
+    @property
+    def out(self) -> Path:
+        """The folder of the run."""
+        return self.place / self.engine
+
+    def start(self) -> int:
+        """Start or resume the run."""
+        given = ["--engine", self.engine] + ([] if self.engine == "local" else ["--workers", "2"])
+        self.counts["starts"] += 1
+        return forked([*command(self.place, self.out), *given], self.place / f"{self.engine}.log")
+
+    def round(self, longest: float) -> bool:
+        """Start the run and kill it after a while, or some of its workers before; say whether it ended by itself."""
+        process, until = self.start(), time.monotonic() + self.chance.uniform(0, longest)
+        while time.monotonic() < until:
+            done, status = os.waitpid(process, os.WNOHANG)
+            if done:
+                assert os.waitstatus_to_exitcode(status) == 0, (self.place / f"{self.engine}.log").read_text()[-2000:]
+                return True
+            if self.engine != "local" and self.chance.random() < 0.02:
+                self.kill_a_worker(process)
+            time.sleep(0.05)
+        self.counts["kills"] += killed(process)
+        return False
+
+    def kill_a_worker(self, process: int) -> None:
+        """Kill one of the processes that compute."""
+        computing = [one for one in under(process) if is_worker(one)]
+        if computing:
+            os.kill(self.chance.choice(computing), signal.SIGKILL)
+            self.counts["worker kills"] += 1
+
+    def run(self, longest: float) -> str:
+        """Kill until it was often enough; return what happened."""
+        started, blocks = time.monotonic(), 0
+        while self.counts["kills"] + self.counts["worker kills"] < self.kills:
+            if self.round(longest):  # it ended too early: it loses half of what it had, and goes on
+                for path in shards(self.out)[::2]:
+                    path.unlink()
+                    blocks += 1
+        assert ended(self.start()) == 0, (self.place / f"{self.engine}.log").read_text()[-2000:]
+        assert tables(self.out) == tables(self.place / "whole"), "the tables differ"
+        wait_until_gone(self.place)
+        counts = ", ".join(f"{number} {name}" for name, number in self.counts.items())
+        seconds = time.monotonic() - started
+        return f"{self.engine}: {counts}, {blocks} blocks removed and computed again, equal tables, {seconds:.0f} s"
+
+
+def command(place: Path, out: Path) -> list[str]:
+    """Return the command line of the run."""
+    given = {"--model": place / "model", "--data": place / "texts.txt", "--out": out, "--threads": 1}
+    return ["attention", *(str(part) for pair in given.items() for part in pair)]
+
+
+def processes() -> Iterator[tuple[int, int]]:
+    """Yield every process with its parent."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(path.name), int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+
+
+def under(process: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have."""
+    parents, found = dict(processes()), [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def is_worker(process: int) -> bool:
+    """Say whether a process computes: an actor of Ray, or one of a pool."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"ray::" in words or b"spawn_main" in words
+
+
+def wait_until_gone(place: Path, seconds: float = 60.0) -> None:
+    """Make sure that no process is left that was started for a run."""
+    mark, until = f"IDENTIKIT_SOAK={place}".encode(), time.monotonic() + seconds
+    while left := [one for one, _ in processes() if one != os.getpid() and mark in environment(one)]:
+        assert time.monotonic() < until, f"processes are left: {left}"
+        time.sleep(0.5)
+
+
+def environment(process: int) -> bytes:
+    """Return the environment that a process was started with."""
+    try:
+        return Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def main() -> None:
+    """Soak each engine."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--kills", type=int, default=50, help="how often each engine's run is killed")
+    options.add_argument("--engine", action="append", help="local, processes or ray; repeat for more")
+    options.add_argument("--texts", type=int, default=400)
+    options.add_argument("--seed", type=int, default=0)
+    asked = options.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        os.environ["IDENTIKIT_SOAK"] = str(place)  # what is started for a run inherits it
+        save_model(place / "model")
+        save_texts(place / "texts.txt", asked.texts)
+        started = time.monotonic()
+        assert ended(forked(command(place, place / "whole"), place / "whole.log")) == 0
+        whole = time.monotonic() - started
+        print(f"undisturbed: {len(shards(place / 'whole'))} blocks in {whole:.1f} s", flush=True)
+        for engine in asked.engine or ["local", "processes", "ray"]:
+            longest = whole / 4 if engine == "local" else max(whole / 4, 30.0)  # workers take a while to start
+            print(Soak(engine, asked.kills, place, random.Random(asked.seed)).run(longest), flush=True)
+
+
+if __name__ == "__main__":
+    main()
