@@ -1,0 +1,202 @@
+"""What the cases start from: tiny models on disk, a finished run, and answers computed by other means."""
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import transformers as hf
+
+import identikit as ik
+from identikit.cli import main
+from tests.hostile.cases import Refused, Unclear, proved
+from tests.models import tiny
+from tests.reference.effective import effective_attention
+
+TEXT = "w5 w6 w7 w8 w9 w10 w11 w12 w13"
+TEXTS = [f"w{i} w{i + 1} w{i + 2}" for i in range(10, 46)]  # more than a block of a run holds
+
+
+@cache
+def workshop() -> Path:
+    """Return a folder that lasts as long as the process."""
+    folder = tempfile.mkdtemp(prefix="hostile-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def saved(name: str) -> Path:
+    """Return the folder of the tiny model called `name`, with its tokenizer; copy it before changing anything."""
+    folder = workshop() / name
+    hf.utils.logging.disable_progress_bar()
+    tiny.build(name).save_pretrained(folder)
+    hf.utils.logging.enable_progress_bar()
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def copied(name: str, place: Path) -> Path:
+    """Return a copy of a tiny model's folder that a case may damage."""
+    return Path(shutil.copytree(saved(name), place / name))
+
+
+def texts_file(place: Path, texts: list[str] | None = None) -> Path:
+    """Write texts, one per line."""
+    path = place / "texts.txt"
+    path.write_text("\n".join(texts or TEXTS) + "\n")
+    return path
+
+
+# The command line
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def command(*arguments: str | Path) -> Done:
+    """Run the command line in this process; a refusal raises `Refused` with its message."""
+    out, err = (TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2))
+    status: Any = None
+    with (
+        mock.patch.object(sys, "argv", ["identikit", *map(str, arguments)]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+    return checked(Done(int(status or 0), _text(out), _text(err)))
+
+
+def _text(stream: TextIOWrapper) -> str:
+    stream.flush()
+    return stream.buffer.getvalue().decode()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def process(*arguments: str | Path, first: str = "", env: Mapping[str, str | None] | None = None, **more: Any) -> Done:
+    """Run the command line in a process of its own, after the Python statements of `first`; None unsets a variable."""
+    start = f"{first}\nimport sys; sys.argv[0] = 'identikit'\nfrom identikit.cli import main\nmain()"
+    options = more.pop("python", ())
+    call = [sys.executable, *options, "-c", start, *map(str, arguments)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    done = subprocess.run(call, env=environment(env), timeout=100, **streams)
+    return Done(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
+
+
+def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Return this process's environment, quiet and offline, with some variables changed."""
+    base = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "IDENTIKIT_CACHE": str(workshop() / "cache")}
+    merged = os.environ | base | dict(changes or {})
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def checked(done: Done) -> Done:
+    """Return a command that went through; raise `Refused` for a refusal in one line, `Unclear` for any other end."""
+    if "Traceback" in done.stderr:
+        raise Unclear(f"a traceback on the error stream: {done.stderr[-300:]}")
+    if done.status == 0:
+        return done
+    lines = done.stderr.strip().splitlines()
+    if done.status == 2 and lines and lines[-1].startswith("Error: "):
+        # How to use the command, and a sentence of the option parser's, which has no full stop.
+        raise Refused(f"{lines[-1].removeprefix('Error: ').removesuffix('.')}.")
+    if done.status not in (1, 2) or done.stdout or len(lines) != 1 or not lines[0].startswith("identikit: "):
+        raise Unclear(f"status {done.status}, stdout {done.stdout[:100]!r}, stderr {done.stderr[-300:]!r}")
+    raise Refused(lines[0].removeprefix("identikit: "))
+
+
+def strict_json(text: str) -> Any:
+    """Read JSON as its standard says: NaN and Infinity are refused."""
+
+    def refuse(constant: str) -> None:
+        proved(False, f"{constant} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# Right answers
+
+
+@cache
+def right(name: str, text: Any = TEXT) -> Any:
+    """Return the effective attention of an undamaged tiny model, computed once."""
+    return ik.effective_attention(ik.load(saved(name)), text)
+
+
+def same(found: Any, expected: Any, *, within: float = 1e-5, tokens: bool = True) -> None:
+    """Prove that two results hold the same numbers; NaN is only equal to NaN."""
+    proved(type(found) is type(expected), f"a {type(found).__name__} instead of a {type(expected).__name__}")
+    if tokens:
+        proved(found.tokens == expected.tokens, f"the tokens {found.tokens} instead of {expected.tokens}")
+    proved(found.arrays == expected.arrays, f"the arrays {found.arrays} instead of {expected.arrays}")
+    for name in expected.arrays:
+        one, other = (torch.as_tensor(result.array(name)).double() for result in (found, expected))
+        proved(one.shape == other.shape, f"{name} has the shape {tuple(one.shape)}, not {tuple(other.shape)}")
+        near = torch.isclose(one, other, rtol=within, atol=within, equal_nan=True)
+        proved(near.all(), f"{name} is off by {(one - other).abs().nan_to_num(9).max():.1e}")
+
+
+def stock_attention(model: hf.PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """Return raw attention (layer, head, query, key) as transformers itself computes it, one text without padding."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            made = model(input_ids=torch.tensor([ids]), output_attentions=True)
+    finally:
+        model.set_attn_implementation(before)
+    return torch.cat(made.attentions).double()
+
+
+def prove_bert(found: Any, model: hf.PreTrainedModel, ids: list[int], *, effective: bool = True) -> None:
+    """Prove attention of a BERT: raw weights are transformers' own, effective ones those of the definition (Eq. 9)."""
+    raw = stock_attention(model, ids)
+    proved(found.raw.shape == raw.shape, f"raw attention of shape {tuple(found.raw.shape)}, not {tuple(raw.shape)}")
+    proved(torch.allclose(found.raw.double(), raw, atol=1e-5), f"raw is off by {(found.raw - raw).abs().max():.1e}")
+    if not effective:
+        return
+    values = bert_values(model, ids)
+    visible = torch.ones(len(ids), len(ids), dtype=torch.bool)
+    for layer, block in enumerate(model.base_model.encoder.layer):
+        projection = block.attention.output.dense.weight.detach().double().T.unflatten(0, (found.raw.shape[1], -1))
+        expected, rank = effective_attention(raw[layer], values[layer], projection, visible)
+        off = (found.effective[layer].double() - expected).abs().max()
+        proved(off < 1e-4, f"effective attention of layer {layer} is off by {off:.1e}")
+        proved((found.rank[layer] == rank).all(), f"ranks of layer {layer} differ from the definition's")
+
+
+def bert_values(model: hf.PreTrainedModel, ids: list[int]) -> list[torch.Tensor]:
+    """Return the values of each layer of a BERT (head, key, d_v), as its own modules compute them."""
+    heads, seen = model.config.num_attention_heads, []
+    hooks = [
+        block.attention.self.value.register_forward_hook(lambda _, __, out: seen.append(out.detach().double()[0]))
+        for block in model.base_model.encoder.layer
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+    return [value.unflatten(1, (heads, -1)).transpose(0, 1) for value in seen]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Return every file under a folder, by its path in there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
