@@ -66,7 +66,7 @@ def flag(name: str, given: Any) -> bool:
 
 def float_dtype(name: str, given: Any, names: Sequence[str]) -> torch.dtype:
     """Return a number format of torch, given as itself or by its name, that is among those named."""
-    short = str(given).removeprefix("torch.") if isinstance(given, torch.dtype | str) else None
+    short = str(given).removeprefix("torch.") if isinstance(given, torch.dtype | str) else ""
     if short not in names:
         raise _refused(name, given, " or ".join(f"torch.{one}" for one in names))
     return getattr(torch, short)

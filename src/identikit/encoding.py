@@ -166,7 +166,7 @@ def _tokenize(
 ) -> BatchEncoding:
     # verbose=False: encode checks the length itself, so the tokenizer need not log that the text is long
     return tokenizer(
-        *parts,
+        *parts,  # pyright: ignore[reportArgumentType]
         truncation="longest_first" if max_length else False,
         max_length=max_length,
         return_special_tokens_mask=True,

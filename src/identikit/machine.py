@@ -82,7 +82,8 @@ class Shared:
 @contextmanager
 def _rounding(precision: str) -> Iterator[None]:
     """Set how float32 products round, and give back what was set, for all backends (before) or each (since 2.9)."""
-    places = (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    backends: Any = torch.backends
+    places = (backends, backends.cuda.matmul, backends.mkldnn.matmul)
     before = [(one, one.fp32_precision) for one in places if hasattr(one, "fp32_precision")]
     together = None
     with suppress(RuntimeError):  # torch does not say it where backends differ

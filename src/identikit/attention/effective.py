@@ -66,7 +66,7 @@ class Options:
     dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
-        checked = {name: flag(name, getattr(self, name)) for name in ("bias", "mass")}
+        checked: dict[str, Any] = {name: flag(name, getattr(self, name)) for name in ("bias", "mass")}
         checked["tolerance"] = real_number("tolerance", self.tolerance, least=0, below=1)
         checked["dtype"] = float_dtype("dtype", self.dtype, ("float64", "float32"))
         vars(self).update(checked)  # as Python's own

@@ -69,11 +69,12 @@ def undisturbed() -> Iterator[None]:
 
 def refuse_transforms() -> None:
     """Refuse to read a model inside torch.func or a trace, where tensors are not plain numbers."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    core: Any = torch._C
+    if core._functorch.peek_interpreter_stack() is not None:
         where = "inside a torch.func transform (vmap, grad, jvp, …)"
-    elif torch.jit.is_tracing():
+    elif core._is_tracing():
         where = "inside torch.jit.trace"
-    elif torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+    elif core._get_dispatch_mode(core._TorchDispatchModeKey.FAKE) is not None:
         where = "inside FakeTensorMode"
     else:
         return
