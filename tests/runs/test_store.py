@@ -32,6 +32,7 @@ class Count:
     refuse: str = ""
     shift: float = 0.0
     what = "characters"
+    names = frozenset(["tokens", "mean"])
     undefined = frozenset[str]()
 
     def rows(self, lengths: Sequence[int]) -> dict[str, int]:
@@ -171,7 +172,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
 def test_what_a_killed_writer_left_is_removed_and_what_is_not_ours_stays(tmp_path: Path):
     store = Store(tmp_path / "run", {})
     store.write("first.csv", b"whole")
-    (tmp_path / "run" / ".table.csv.0123.partial").write_bytes(b"half")
+    (tmp_path / "run" / f".table.csv.{'0a' * 16}.partial").write_bytes(b"half")
     (tmp_path / "run" / "notes.partial").write_bytes(b"mine")
     store.write("table.csv", b"whole")
     assert sorted(content(tmp_path / "run")) == [LOCK, "first.csv", "notes.partial", MANIFEST, "table.csv"]

@@ -65,6 +65,11 @@ class AttentionJob:
         """Correlations of constant maps, and sizes of groups that a text does not have."""
         return frozenset({"pearson", "pearson_layer", "pearson_head", "value_size"})
 
+    @property
+    def names(self) -> frozenset[str]:
+        """What is kept of each text, and what is summed over texts."""
+        return frozenset({*self.rows(()), "tokens", *(() if self.only_intervals else _SUMMED)})
+
     def rows(self, lengths: Sequence[int]) -> dict[str, int]:
         """Return the number of texts, for all but what is summed over texts."""
         names = () if self.only_intervals else ("tokens", *_READINGS)

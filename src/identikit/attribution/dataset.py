@@ -50,6 +50,10 @@ class AttributionJob:
     options: AttributionOptions
     tagger: Tagger | None = None
     what = "attribution, tokens"
+    names = frozenset(
+        [*_PLAIN, "tokens", *(f"token {name}" for name in PerToken._fields), "own bins", "own counts"]
+        + [f"{name} {kind}" for name in _OFFSETS for kind in ("sums", "pairs")]
+    )
     undefined = frozenset[str]()
 
     def rows(self, lengths: Sequence[int]) -> dict[str, int]:

@@ -267,6 +267,12 @@ def _read_weights(source: str, options: dict[str, Any], dtype: torch.dtype | str
     config = read_config(source, options)
     plain = how_to_dequantise(config, source)
     stored = stored_weights(weight_files(source, config, options), source)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > 100 + len(stored):  # now: to build so many modules may never end
+        raise ModelError(
+            f"Loading {source}: config.json says {layers} layers, and the checkpoint has only {len(stored)} weights. "
+            "Repair config.json."
+        )
     # Shapes that do not fit are always refused: the option only makes transformers name them.
     options = options | {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = _class_for(config).from_pretrained(source, dtype=dtype, **plain, **options)

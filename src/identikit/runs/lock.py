@@ -24,7 +24,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-LOCK = ".lock"
+LOCK = ".identikit.lock"
 _BEAT, _SILENT = 60.0, 600.0  # seconds
 
 

@@ -13,6 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
@@ -26,6 +28,8 @@ from identikit.text import Text
 BLOCK_TEXTS, BLOCK_TOKENS = 32, 4096
 SHARD_SECONDS, SHARD_BYTES = 20.0, 1 << 26
 _SHARD, PART = "shard-", "part-"
+
+_DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 
 Numbers = dict[str, Tensor]
 
@@ -41,6 +45,11 @@ class BlockJob(Job, Protocol):
 
     def rows(self, lengths: Sequence[int]) -> Mapping[str, int]:
         """Return how many rows each tensor has for texts of these lengths; the others may have any number."""
+        ...
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors there can be, beside those of tags."""
         ...
 
     @property
@@ -265,9 +274,10 @@ def kept(store: Store, job: BlockJob, blocks: Sequence[Block]) -> Iterator[tuple
 def held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> list[tuple[int, Numbers]]:
     """Return the blocks of one shard, or raise `Damaged`."""
     tensors, about = store.read_tensors(file)
+    noted = about.get("blocks") if isinstance(about, dict) else None
     found: list[tuple[int, Numbers]] = []
-    for key, digest in about.get("blocks", {}).items():
-        number = int(key)
+    for key, digest in noted.items() if isinstance(noted, dict) else ():
+        number = int(key) if key.isdecimal() else len(blocks)
         if number >= len(blocks) or blocks[number].hash != digest:
             raise Damaged("it holds other texts")
         numbers = {name.partition("/")[2]: one for name, one in tensors.items() if name.partition("/")[0] == key}
@@ -287,6 +297,10 @@ def flaw(job: BlockJob, block: Block, numbers: Numbers) -> str | None:
         if numbers[name].ndim == 0 or len(numbers[name]) != rows:
             return f"{name!r} has the shape {list(numbers[name].shape)}, and {rows} rows are expected"
     for name, tensor in numbers.items():
+        if name not in job.names and not name.startswith("tag "):
+            return f"{name!r} is not expected"
+        if tensor.dtype not in _DTYPES:
+            return f"{name!r} is stored as {tensor.dtype}"
         if tensor.is_floating_point() and name not in job.undefined and not tensor.isfinite().all():
             return f"some numbers of {name!r} are not finite"
     return None

@@ -36,7 +36,7 @@ COLUMNS = "columns.json"
 CHECKSUMS = "SHA256SUMS"
 COMPUTED = "computed.json"  # where and with what an input of `reproduce` was computed
 PART_FOLDER = re.compile(r"shard-(\d{4,})-of-(\d{4,})")  # of a run that is spread over several folders
-_PARTIAL = ".partial"
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial")  # what a writer has not finished
 _KEEPS_NOTHING = {"memory", "data"}  # schemes whose files are gone when the process is
 
 
@@ -114,8 +114,8 @@ class Store:
 
     def _start(self) -> None:
         for name in self.names():
-            if name.endswith(_PARTIAL) and _is_ours(name):  # what a killed writer left: only the lock's owner writes
-                self.files.rm(self._path(name))
+            if _PARTIAL.fullmatch(name):  # what a killed writer left: only the lock's owner writes
+                self.remove(name)
         self.remove(ERROR)
         self._same_run()  # again: another process may have started meanwhile
         if self._is_unused():
@@ -142,7 +142,9 @@ class Store:
     def _try_to_write(self, name: str, content: bytes) -> None:
         with self._telling(name):
             self._lock.check()
-            partial = self._path(f".{name}.{uuid4().hex}{_PARTIAL}")
+            if self.files.isdir(self._path(name)):
+                raise IsADirectoryError(f"{name} is a folder there")
+            partial = self._path(f".{name}.{uuid4().hex}.partial")
             try:
                 with self.files.open(partial, "wb") as file:
                     file.write(content)
@@ -183,6 +185,8 @@ class Store:
     def read(self, name: str) -> bytes:
         """Read a file."""
         try:
+            if self.has(name) and not self.files.isfile(self._path(name)):  # such as a device, which has no end
+                raise OSError("it is not a file")
             with self.files.open(self._path(name), "rb") as file:
                 return file.read()
         except OSError as error:
@@ -265,7 +269,7 @@ def settings_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _is_ours(name: str) -> bool:
     """Say whether a file is one that a run has before its first result."""
-    partial = name.startswith(".") and name.endswith(_PARTIAL)
+    partial = _PARTIAL.fullmatch(name) is not None
     return partial or name in (LOCK, MANIFEST, COMMAND, ERROR, PLAN)
 
 

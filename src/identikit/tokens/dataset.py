@@ -20,6 +20,7 @@ from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.invert import Inversion, Options, judged, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
+from identikit.tokens.search import Found
 from identikit.tokens.states import HiddenStates, hidden_states
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class InversionJob:
 
     options: InversionOptions
     what = "inversion, tokens"
+    names = frozenset(["recovered", "margin", *Found._fields])
     undefined = frozenset[str]()
     _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
 
