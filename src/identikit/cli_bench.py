@@ -190,7 +190,7 @@ def bench_runs(
     from identikit.bench.runs import Options, run
 
     given = {"parts": parts, "counts": counts, "commands": commands, "engines": engines}
-    chosen = {name: tuple(value) for name, value in given.items() if value}
+    chosen: dict[str, Any] = {name: tuple(value) for name, value in given.items() if value}
     _measure("runs", partial(run, Options(model, data, data_dir, probes=probes, **chosen)), as_json)
 
 

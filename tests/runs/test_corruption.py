@@ -21,7 +21,7 @@ from tests.runs.made import made_texts, shards, tables
 
 SETTINGS = {"seed": 1}
 RECORDED = {"date": "today", "machine": "one"}
-BITS = 20  # how many single bits are turned, per file
+BITS = 6  # how many single bits are turned, per file
 
 
 def turned(content: bytes, chance: random.Random) -> bytes:
