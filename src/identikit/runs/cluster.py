@@ -21,7 +21,6 @@ _REACH = 5.0  # seconds in which a cluster has to answer
 _SETTINGS = {  # of Ray, where the user has not set them
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what it will do by itself, and warns about
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_NUM_REDIS_GET_RETRIES": "3",  # of reaching a cluster: seconds, not minutes
 }
 
@@ -44,8 +43,7 @@ class Cluster:
         with self._connected(ray), _in_one_line(ray):
             # An actor may die often in a long run on machines that come and go; a task may not.
             kind = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
-            sent = [ray.put(one) for one in given]  # once, for all actors
-            actors = [kind(Worker).remote(*sent) for _ in range(min(self._count(ray), len(tasks)))]
+            actors = [kind(Worker).remote(*given) for _ in range(min(self._count(ray), len(tasks)))]
             try:
                 yield from _results(ray, actors, by_cost(tasks))
             finally:
