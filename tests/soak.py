@@ -109,10 +109,10 @@ def is_worker(process: int) -> bool:
         words = Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"ray::" in words or b"spawn_main" in words
+    return words.startswith(b"ray::Worker") or b"multiprocessing.spawn" in words
 
 
-def wait_until_gone(place: Path, seconds: float = 60.0) -> None:
+def wait_until_gone(place: Path, seconds: float = 180.0) -> None:
     """Make sure that no process is left that was started for a run."""
     mark, until = f"IDENTIKIT_SOAK={place}".encode(), time.monotonic() + seconds
     while left := [one for one, _ in processes() if one != os.getpid() and mark in environment(one)]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from identikit.bench import attention, attribution, intervals, inversion, tokens
+from identikit.bench import attention, attribution, intervals, inversion, runs, tokens
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, extra_mib, seconds, table, time_rows
 from identikit.bench.shapes import made_up_llama, shape_of
 from identikit.cli import app, main
@@ -236,6 +236,19 @@ def test_inversion(tmp_path: Path):
         inversion.run(inversion.Options(str(tmp_path / "llama"), texts=9999, tokens=60))
     with pytest.raises(InputError, match="it is not causal"):
         inversion.run(inversion.Options())
+
+
+def test_runs(saved: str, tmp_path: Path):
+    (tmp_path / "texts.txt").write_text("w5 w6 w7\nw8 w9\n")
+    given = {"model": saved, "data": str(tmp_path / "texts.txt"), "counts": (3, 6), "tasks": 5, "engines": ("local",)}
+    rows = named(runs.run(runs.Options(**given)))
+    for command in runs.COMMANDS:
+        assert rows[f"{command}, time per text", "6 texts"].to == "3 texts"
+        assert rows[f"{command}, CPU time per text", "3 texts"].figure > 0
+        assert rows[f"{command}, peak memory", "6 texts"].unit == "MiB"
+    assert rows["5 empty tasks, 1 worker", "local"].unit == "ms per task"
+    with pytest.raises(InputError, match=r"Benchmarking runs: 'all' is not known\. Use some of texts, engines\."):
+        runs.Options(parts=("all",))
 
 
 def test_mistakes_are_told_in_words(states: str, tmp_path: Path):

@@ -60,6 +60,7 @@ def forked(arguments: Sequence[str], errors: Path | None = None) -> int:
         return process
     status = 70
     try:
+        os.setsid()  # a group of its own, which Ctrl-C would reach as a whole
         os.dup2(os.open(errors or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout, sys.stderr = (os.fdopen(one, "w", closefd=False) for one in (1, 2))

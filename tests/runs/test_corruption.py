@@ -21,7 +21,7 @@ from tests.runs.made import made_texts, shards, tables
 
 SETTINGS = {"seed": 1}
 RECORDED = {"date": "today", "machine": "one"}
-BITS = 20  # how many single bits are turned, per file
+BITS = 6  # how many single bits are turned, per file
 
 
 def turned(content: bytes, chance: random.Random) -> bytes:
@@ -60,7 +60,7 @@ def check(files: list[Path], compute: Callable[[], Any], folder: Path) -> None:
             said = computed_again(folder, compute)
             assert len(said) == 1, (path, name, said)
             assert said[0].startswith(f"{path} cannot be used: ") and said[0].endswith(" is computed again."), said
-            assert path.read_bytes() == content or path.suffix == ".safetensors"  # a shard notes how long it took
+            assert path.read_bytes() == content or path.name.startswith(("shard-", "collapse"))  # these note times
             path.write_bytes(content)
     assert tables(folder) == before and not computed_again(folder, compute)
 

@@ -49,7 +49,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_done(place: Path, tmp_path: Path):
     out, errors = tmp_path / "out", tmp_path / "errors"
     process = forked(command(place, out), errors)
     wait_for(lambda: len(shards(out)) > 1)
-    os.kill(process, signal.SIGINT)
+    os.killpg(process, signal.SIGINT)
     assert ended(process) == 130
     assert errors.read_text() == (
         "identikit: Interrupted. Run the same command again: what its --out folder holds is not computed again.\n"

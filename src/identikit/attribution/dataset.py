@@ -111,8 +111,9 @@ def attribution_statistics(
         if tagger is not None:
             tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 
-    parts, tokens = zip(*map(unpack, run.blocks(model, job, blocks, before=before)), strict=True)
-    return merged(parts), PerToken(*map(torch.cat, zip(*tokens, strict=True)))
+    parts = run.blocks(model, job, blocks, before=before)
+    tokens = (torch.cat([part[f"token {name}"] for part in parts]) for name in PerToken._fields)
+    return merged(unpack(part)[0] for part in parts), PerToken(*tokens)  # the bins of one block at a time
 
 
 def _per_token(results: list[TokenAttribution]) -> PerToken:

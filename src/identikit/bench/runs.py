@@ -8,12 +8,12 @@ the time on the clock, since it says more on a busy machine.
 
 import multiprocessing
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from identikit.attention.dataset import AttentionJob, AttentionOptions, attention_statistics
@@ -68,7 +68,7 @@ class Options:
 
 
 class Used(NamedTuple):
-    """What a run took: seconds on the clock, of CPUs, and the most memory beyond what was there before, in MiB."""
+    """What a run took: seconds on the clock, of CPUs, and the most memory, in MiB."""
 
     seconds: float
     cpu: float
@@ -100,23 +100,22 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
 
 def by_texts(options: Options, command: str, progress: Progress) -> list[Row]:
     """Measure time per text and memory for each number of texts, compared with the smallest number."""
-    rows, first = [], ""
-    base: dict[str, float] = {}
-    for done, count in enumerate(options.counts):
+    figures: dict[str, dict[str, float]] = {"time per text": {}, "CPU time per text": {}, "peak memory": {}}
+    for done, count in enumerate(sorted(options.counts)):
         progress(f"{command}, sizes", done, len(options.counts))
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             used = pool.apply(used_by, (options, command, count))
-        figures = {
-            "time per text": (used.seconds / count * 1000, "ms"),
-            "CPU time per text": (used.cpu / count * 1000, "ms"),
-        }
-        figures |= {"extra memory": (used.mib, "MiB")}
-        first, base = first or f"{count} texts", base or {name: figure for name, (figure, _) in figures.items()}
-        case = f"{command}, {count} texts"
-        rows += [
-            Row(case, name, figure, unit, figure / base[name], f"{first}") for name, (figure, unit) in figures.items()
-        ]
+        per_text = 1000 / count
+        for taken, figure in zip(
+            figures.values(), (used.seconds * per_text, used.cpu * per_text, used.mib), strict=True
+        ):
+            taken[f"{count} texts"] = figure
     progress(f"{command}, sizes", len(options.counts), len(options.counts))
+    rows = []
+    for (what, taken), unit in zip(figures.items(), ("ms", "ms", "MiB"), strict=True):
+        (first, least), *others = taken.items()
+        rows.append(Row(f"{command}, {what}", first, least, unit))
+        rows += [Row(f"{command}, {what}", name, figure, unit, figure / least, first) for name, figure in others]
     return rows
 
 
@@ -129,15 +128,14 @@ def used_by(options: Options, command: str, count: int) -> Used:
         gather, how = attribution_statistics, AttributionOptions(probes=options.probes, truncate=True)
     with tempfile.TemporaryDirectory() as folder:
         gather(model, options.texts(WARM_UP), Run(Store(f"{folder}/warm-up", {}), Local()), how)
-        texts, before = options.texts(count), _memory_mib("VmRSS")
+        texts = options.texts(count)
         started, cpu = time.perf_counter(), sum(os.times()[:2])
         gather(model, texts, Run(Store(f"{folder}/run", {}), Local()), how)
-        return Used(time.perf_counter() - started, sum(os.times()[:2]) - cpu, _memory_mib("VmHWM") - before)
+        return Used(time.perf_counter() - started, sum(os.times()[:2]) - cpu, _peak_mib())
 
 
-def _memory_mib(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 2**10
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 # Other engines

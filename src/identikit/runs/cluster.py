@@ -8,8 +8,9 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ _REACH = 5.0  # seconds in which a cluster has to answer
 _SETTINGS = {  # of Ray, where the user has not set them
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what it will do by itself, and warns about
-    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_worker_niceness": "0",  # on a busy machine workers would hardly get anywhere
     "RAY_NUM_REDIS_GET_RETRIES": "3",  # of reaching a cluster: seconds, not minutes
 }
 
@@ -41,15 +42,16 @@ class Cluster:
             return
         ray = _ray()
         given = sendable(model, "ray"), model.fingerprint, job, self.threads
-        with self._connected(ray), _in_one_line(ray):
+        ours = not ray.is_initialized()
+        # Ray prints what workers die of; what is printed for the user stays apart.
+        with redirect_stdout(sys.stderr), self._connected(ray), _in_one_line(ray):
             # An actor may die often in a long run on machines that come and go; a task may not.
             kind = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
-            sent = [ray.put(one) for one in given]  # once, for all actors
-            actors = [kind(Worker).remote(*sent) for _ in range(min(self._count(ray), len(tasks)))]
+            actors = [kind(Worker).remote(*given) for _ in range(min(self._count(ray), len(tasks)))]
             try:
                 yield from _results(ray, actors, by_cost(tasks))
             finally:
-                for actor in actors:
+                for actor in () if ours else actors:  # they end with our connection
                     with suppress(Exception):
                         ray.kill(actor)
 
