@@ -73,7 +73,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"{role} {what}", "stores", run, expect, slow=slow)
     for name in ("attribution", "inversion"):
         for what, damage in (FLIPS | CUTS).items():
-            run, slow = _damaged(name, "the first shard", damage, True), what not in ("cut in half", "empty")
+            run, slow = _damaged(name, "the first shard", damage, True), what != "cut in half"
             yield Case(f"{name}: the first shard {what}", "stores", run, "right", slow=slow)
     for place, (what, change) in enumerate(RESEALED.items()):
         yield Case(f"a shard {what} and a right checksum", "stores", _resealed(change), "right", slow=place % 2 == 1)

@@ -117,7 +117,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"{what}, attention of {model}", "texts", read(text), "right", slow=slow)
     for what, text in ODD_TEXTS.items():
         if isinstance(text, str):
-            run, slow = _odd_command(text), what not in ("emoji", "markup")
+            run, slow = _odd_command(text), what != "emoji"
             yield Case(f"{what}, explained by the command line", "texts", run, "right", slow=slow)
     for what in ("one word", "only padding", "a pair of one word each"):
         yield Case(f"{what}, attribution", "texts", _odd_attribution(ODD_TEXTS[what]), "right")
