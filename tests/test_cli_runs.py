@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 
 from identikit import effective_attention
@@ -16,6 +17,8 @@ from identikit.attention.dataset import AttentionJob
 from identikit.attribution.dataset import AttributionJob
 from identikit.cli import main
 from identikit.errors import InputError
+from identikit.runs.lock import FolderLock
+from identikit.runs.store import Store
 from identikit.tokens.dataset import IdentifiabilityJob
 from tests.models import tiny
 
