@@ -14,7 +14,7 @@ import torch
 
 import identikit as ik
 from identikit.data import sample_text
-from tests.hostile.cases import Case, proved
+from tests.hostile.cases import Case, crossed, proved
 from tests.hostile.made import TEXT, command, same, saved, texts_file
 from tests.models import tiny
 
@@ -120,7 +120,7 @@ def _reading() -> Iterator[tuple[str, Argument]]:
     yield "attention, to_frame", Argument(lambda x: attention().to_frame(x))
     yield "attention, minus", Argument(lambda x: attention() - x)
     for name in ("layer", "head", "query", "key"):
-        yield f"attention, sel {name}", Argument(_named(attention().sel, name), NONE)
+        yield f"attention, sel {name}", Argument(_named(lambda **given: attention().sel(**given), name), NONE)
         takes = NONE if name == "key" else {"None": slice(None)}
         yield f"intervals, {name}", Argument(_named(bound, name), takes)
     for name in ("method", "epsilon", "seconds", "groups", "truncate"):
@@ -158,19 +158,22 @@ def _answers() -> Iterator[tuple[str, Argument]]:
         yield f"attribution, {name}", Argument(_named(attribute, name), takes.get(name, {}))
     yield "attribution, the text", Argument(_named(attribute, "text"), SEVERAL)
     for name in ("layer", "input", "output"):
-        yield f"attribution, sel {name}", Argument(_named(origin().sel, name), NONE)
+        yield f"attribution, sel {name}", Argument(_named(lambda **given: origin().sel(**given), name), NONE)
     for name in ("maps", "distances", "layers", "experiment", "settings", "max_tokens", "truncate", "texts"):
         takes = {"layers": NONE, "settings": NONE, "max_tokens": room, "truncate": {"True": True}}
         yield f"identifiability, {name}", Argument(_named(identify, name), takes.get(name, {}))
     yield "identity, the text", Argument(lambda x: fitted().identity_map(x), UNKNOWN)
     for name in ("map", "invert"):
         takes = {"map": NONE, "invert": {"True": True}}
-        yield f"identity, {name}", Argument(_named(fitted().identity_map, name, text=TEXT), takes[name])
-    yield "rates, sel layer", Argument(_named(fitted().sel, "layer"), NONE)
+        yield (
+            f"identity, {name}",
+            Argument(_named(lambda **given: fitted().identity_map(TEXT, **given), name), takes[name]),
+        )
+    yield "rates, sel layer", Argument(_named(lambda **given: fitted().sel(**given), "layer"), NONE)
     yield "inversion, the model", Argument(lambda x: ik.invert(x, TEXT))
     yield "inversion, the text", Argument(_named(invert, "text"), SEVERAL)
     yield "inversion, the layer of hidden vectors", Argument(lambda x: ik.invert(llama, hidden(), layer=x))
-    yield "inversion, sel position", Argument(_named(inverted().sel, "position"), NONE)
+    yield "inversion, sel position", Argument(_named(lambda **given: inverted().sel(**given), "position"), NONE)
     for name in ("layer", "layers", "positions", "prefix", "noise", "distance", "seed", "max_tokens", "truncate"):
         takes = {"layer": NONE, "layers": NONE, "positions": NONE, "prefix": NONE, "seed": SEED,
                  "noise": {"99": 99, "10**30": 1e30, "1.5": 1.5, "1.0": 1.0, "tensor(0.5)": 0.5}, "max_tokens": room,
@@ -235,15 +238,15 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 
 def cases() -> Iterator[Case]:
     """Yield the cases with arguments."""
-    for what, argument in (*_reading(), *_answers()):
-        for shown, value in WRONG.items():
-            run = _api(argument, shown, value)
-            yield Case(f"{what}={shown}", "arguments", run, "either" if shown in argument.takes else "refused")
+    for (what, argument), (shown, value), slow in crossed((*_reading(), *_answers()), WRONG.items()):
+        expect = "either" if shown in argument.takes else "refused"
+        yield Case(f"{what}={shown}", "arguments", _api(argument, shown, value), expect, slow=slow)
     for name, options in OPTIONS.items():
-        for option, values in options.items():
-            for value in values:
+        for number, (option, values) in enumerate(options.items()):
+            for place, value in enumerate(values):
                 shown = f"identikit {name} {option} {value!r:.40}"
-                yield Case(shown, "arguments", _command(name, option, value), "refused")
+                run, slow = _command(name, option, value), place != number % len(values)
+                yield Case(shown, "arguments", run, "refused", slow=slow)
     for words in (["nonsense"], ["explain", "a", "b"], ["attention"], ["--nonsense"], ["tokens", "--out"]):
         yield Case(f"identikit {' '.join(words)}", "arguments", _command_words(words), "refused")
 

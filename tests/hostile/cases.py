@@ -10,11 +10,11 @@ import resource
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import identikit as ik
 
@@ -25,6 +25,8 @@ ENDS = (*GOOD, "unclear", "traceback", "wrong", "lost")
 LONGEST = 600  # characters of a message
 SECONDS = 120  # that a case may take before it counts as hung
 MEMORY = 6 << 30  # bytes that a case may take
+
+Row, Column = TypeVar("Row"), TypeVar("Column")
 
 _UNREADABLE = re.compile(r"Traceback|<[\w.]+ (object )?at 0x|\\x1b|\x1b")
 
@@ -55,7 +57,8 @@ class Case:
 
     - `run`: does it in an empty folder: raises what the library raises, and `Wrong` or `Lost` where a proof fails
     - `expect`: "refused" (going through is wrong), "right" (a refusal is wrong), or "either"
-    - `names`: what a refusal has to name, so that the user finds it
+    - `names`: patterns of what a refusal has to name, so that the user finds it
+    - `slow`: `make test` leaves it out
     """
 
     name: str
@@ -64,6 +67,17 @@ class Case:
     expect: str = "either"
     names: tuple[str, ...] = ()
     slow: bool = False
+
+
+def crossed(rows: Iterable[Row], columns: Iterable[Column]) -> Iterator[tuple[Row, Column, bool]]:
+    """Yield every row with every column, and whether the pair is slow.
+
+    Only a diagonal is not, as short as can be while it meets each row and each column.
+    """
+    rows, columns = list(rows), list(columns)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            yield row, column, i % len(columns) != j % len(rows)
 
 
 class Outcome(NamedTuple):
@@ -119,7 +133,7 @@ def unclear(message: str, names: tuple[str, ...] = ()) -> str:
         return "it does not end as a sentence"
     if found := _UNREADABLE.search(message):
         return f"it shows {found[0]!r}"
-    missing = [name for name in names if name not in message]
+    missing = [name for name in names if not re.search(name, message)]
     return f"it does not name {missing[0]!r}" if missing else ""
 
 

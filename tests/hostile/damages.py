@@ -58,9 +58,4 @@ STANDINS: dict[str, Damage] = {
     "replaced by a link to nowhere": _link("nowhere"),
     "replaced by an endless device": _link("/dev/zero"),
 }
-# What `make test` tries where one case takes a second; the others are slow.
-QUICK = {
-    "with a bit flipped at the start", "with a bit flipped in the middle", "cut in half", "with a byte too many",
-    "gone", "replaced by a folder",
-}  # fmt: skip
 DAMAGES = FLIPS | CUTS | {name: made for name, made in STANDINS.items() if "endless" not in name}

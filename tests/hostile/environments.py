@@ -134,11 +134,11 @@ def _variables(variables: dict[str, str | None]) -> Callable[[Path], None]:
 
 def _broken_pipe(_: Path) -> None:
     """As `identikit models | head -1`."""
-    _quiet(f"{sys.executable} -m identikit models | head -n 1", {0, 141})
+    _quiet(f"{sys.executable} -m identikit models | head -n 1", {0, 1, 141})
 
 
 def _broken_pipe_json(_: Path) -> None:
-    _quiet(f"{sys.executable} -m identikit explain 'w5 w6' --model '{saved('bert')}' --json | true", {0, 141})
+    _quiet(f"{sys.executable} -m identikit explain 'w5 w6' --model '{saved('bert')}' --json | true", {0, 1, 141})
 
 
 def _full_stdout(_: Path) -> None:

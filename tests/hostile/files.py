@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 
 import identikit as ik
-from tests.hostile.cases import Case, kept, proved
+from tests.hostile.cases import Case, crossed, kept, proved
 from tests.hostile.made import command, saved
 
 ROWS = [("w5 w6 w7", "w8 w9"), ("w10 w11", "w12"), ("w13 ünï 👩", "w14")]
@@ -157,25 +157,20 @@ def _written(path: Path, content: bytes) -> Path:
 
 def cases() -> Iterator[Case]:
     """Yield the cases with data files."""
-    for form in FORMATS:
-        for what, damage in DAMAGES.items():
-            yield Case(f"a {form} {what}", "files", _damaged(form, damage), "either", ())
-        for what, change in HARMLESS.items():
-            if form != "parquet" or what == "as it should be":
-                yield Case(f"a {form} {what}", "files", _harmless(form, change), "right")
+    for (what, damage), form, slow in crossed(DAMAGES.items(), FORMATS):
+        yield Case(f"a {form} {what}", "files", _damaged(form, damage), "either", slow=slow)
+    for (what, change), form, slow in crossed(HARMLESS.items(), FORMATS[:-1]):
+        yield Case(f"a {form} {what}", "files", _harmless(form, change), "right", slow=slow)
+    yield Case("a parquet as it should be", "files", _harmless("parquet", HARMLESS["as it should be"]), "right")
     for what, (form, content) in REFUSED.items():
         yield Case(what, "files", _content(form, content), "refused", (f"texts.{form}",))
     for what, made in PLACES.items():
         yield Case(f"{what} for a file", "files", _place(made), "refused")
     for what, options in OPTIONS.items():
         yield Case(what, "files", _options(options), "refused" if what != "one column twice" else "either")
-    for name in ("mrpc", "cola", "mnli", "wikitext"):
-        for what, options in {
-            "no folder": {},
-            "an empty folder": {"data_dir": ""},
-            "a strange split": {"split": "x"},
-        }.items():
-            yield Case(f"{name} with {what}", "files", _known(name, options), "refused")
+    ways = {"no folder": {}, "an empty folder": {"data_dir": ""}, "a strange split": {"split": "x"}}
+    for name, (what, options), slow in crossed(("mrpc", "cola", "mnli", "wikitext"), ways.items()):
+        yield Case(f"{name} with {what}", "files", _known(name, options), "refused", slow=slow)
     for what, (form, content) in REFUSED.items():
         if what.startswith(("two columns", "an empty cell", "one key twice")):
             yield Case(f"{what}, over a dataset", "files", _over(form, content), "refused", (f"texts.{form}",))

@@ -72,6 +72,11 @@ class Done(NamedTuple):
 
 def command(*arguments: str | Path) -> Done:
     """Run the command line in this process; a refusal raises `Refused` with its message."""
+    return checked(ended(*arguments))
+
+
+def ended(*arguments: str | Path) -> Done:
+    """Run the command line in this process, however it ends."""
     out, err = (TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2))
     status: Any = None
     with (
@@ -83,7 +88,7 @@ def command(*arguments: str | Path) -> Done:
             main()
         except SystemExit as ended:
             status = ended.code
-    return checked(Done(int(status or 0), _text(out), _text(err)))
+    return Done(int(status or 0), _text(out), _text(err))
 
 
 def _text(stream: TextIOWrapper) -> str:
@@ -160,7 +165,7 @@ def stock_attention(model: hf.PreTrainedModel, ids: list[int]) -> torch.Tensor:
     model.set_attn_implementation("eager")
     try:
         with torch.no_grad():
-            made = model(input_ids=torch.tensor([ids]), output_attentions=True)
+            made = model(input_ids=torch.tensor([ids]), output_attentions=True, return_dict=True)
     finally:
         model.set_attn_implementation(before)
     return torch.cat(made.attentions).double()

@@ -13,7 +13,7 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as hf_logging
 
 import identikit as ik
-from tests.hostile.cases import Case, proved
+from tests.hostile.cases import Case, crossed, proved
 from tests.hostile.made import TEXT, copied, same, saved
 from tests.models import tiny
 
@@ -41,17 +41,15 @@ def expected(call: str) -> Any:
 
 def cases() -> Iterator[Case]:
     """Yield the cases with models in memory."""
-    for what, surroundings in SURROUNDINGS.items():
-        for call in CALLS:
-            yield Case(f"{call} {what}", "models", _surrounded(surroundings, call), "either")
-    for what, change in CHANGES.items():
-        for call in CALLS:
-            yield Case(f"{call} of a model {what}", "models", _changed(change, call), "either")
+    for (what, surroundings), call, slow in crossed(SURROUNDINGS.items(), CALLS):
+        yield Case(f"{call} {what}", "models", _surrounded(surroundings, call), "either", slow=slow)
+    for (what, change), call, slow in crossed(CHANGES.items(), CALLS):
+        yield Case(f"{call} of a model {what}", "models", _changed(change, call), "either", slow=slow)
     for what, wrap in WRAPPED.items():
         yield Case(f"a model {what}", "models", _wrapped(wrap), "either", slow="compiled" in what)
     for first in CALLS:
         yield Case(
-            f"two threads, {first} beside the others", "models", _threads(first), "right", slow=first == "explain"
+            f"two threads, {first} beside the others", "models", _threads(first), "right", slow=first != "attribution"
         )
     yield Case("two threads that load", "models", _loading_threads, "right")
     for what, change in AFTERWARDS.items():
@@ -169,7 +167,9 @@ CHANGES: dict[str, Callable[[hf.PreTrainedModel], object]] = {
     "with hooks that only look": _hooked,
     "with eager attention": _implementation("eager"),
     "with fused attention": _implementation("sdpa"),
-    "that returns attentions": lambda model: setattr(model.config, "output_attentions", True),
+    "that returns attentions": lambda model: (
+        model.set_attn_implementation("eager") or setattr(model.config, "output_attentions", True)
+    ),
     "that returns hidden states": lambda model: setattr(model.config, "output_hidden_states", True),
     "that returns tuples": lambda model: setattr(model.config, "return_dict", False),
     "that keeps a cache": lambda model: setattr(model.config, "use_cache", True),

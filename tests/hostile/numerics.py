@@ -18,13 +18,15 @@ WITHIN = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.
 
 def cases() -> Iterator[Case]:
     """Yield the cases with numbers at the edge, in every dtype that each is meant for."""
-    for edge in HOSTILE:
-        for dtype in edge.dtypes:
+    for place, edge in enumerate(HOSTILE):  # an encoder and a causal model by turns: `make test` tries one of the two
+        for number, dtype in enumerate(edge.dtypes):
             shown = f"{edge.name}, {str(dtype).removeprefix('torch.')}"
             expect, names = ("refused", (edge.refused,)) if edge.refused else ("either", ())
-            yield Case(f"{shown}: attention", "numerics", _attention(edge, dtype), expect, names)
+            run, slow = _attention(edge, dtype), (place // 2 + place) % 2 or number != place // 2 % len(edge.dtypes)
+            yield Case(f"{shown}: attention", "numerics", run, expect, names, slow=bool(slow))
             if dtype == torch.float32:
-                yield Case(f"{shown}: attribution", "numerics", _attribution(edge, dtype), expect, names)
+                run, slow = _attribution(edge, dtype), place % 7 != 0
+                yield Case(f"{shown}: attribution", "numerics", run, expect, names, slow=bool(slow))
                 yield Case(f"{shown}: explain", "numerics", _explained(edge, dtype), expect, names, slow=True)
 
 
@@ -76,14 +78,15 @@ def _attribution(edge: Edge, dtype: torch.dtype) -> Callable[[Path], None]:
 
 
 def _explained(edge: Edge, dtype: torch.dtype) -> Callable[[Path], None]:
-    """The verdict is strict JSON, and never promises the same output where the output moved."""
+    """The verdict is strict JSON, and never promises the same output where the output of a row moved."""
 
     def run(_: Path) -> None:
         model, text = edge(dtype)
         told = ik.explain(model, text, probes=4)
         strict_json(json.dumps(told.to_dict()))
-        if "without changing anything" in str(told):
-            moved = float(ik.effective_attention(model, text).residual.nan_to_num(torch.inf).max())
-            proved(moved < 1e-4, f"it says that nothing changes, and the output moves by {moved:.1e}")
+        words, moved = " ".join(str(told).split()), ik.effective_attention(model, text).row_residual.max()
+        careful = "miss it by up to" in words
+        proved(careful or moved < 1e-4, f"it does not say that the output moves by {moved:.1e}")
+        proved("without changing anything" not in words or not careful, "it says both that it changes and that not")
 
     return run

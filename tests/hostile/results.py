@@ -10,8 +10,8 @@ from typing import Any
 from unittest import mock
 
 import identikit as ik
-from tests.hostile.cases import Case, kept, proved
-from tests.hostile.damages import DAMAGES, STANDINS, Damage
+from tests.hostile.cases import Case, crossed, kept, proved
+from tests.hostile.damages import DAMAGES, Damage
 from tests.hostile.made import TEXT, content, same, strict_json, workshop
 from tests.models import tiny
 
@@ -40,16 +40,15 @@ def kept_result(name: str) -> Path:
 
 def cases() -> Iterator[Case]:
     """Yield the cases with saved results and caches."""
+    files = [(name, file) for name in MAKERS for file in ("result.json", "arrays.safetensors")]
+    for (name, file), (what, damage), slow in crossed(files, DAMAGES.items()):
+        yield Case(f"a saved {name}, {file} {what}", "stores", _opened(name, file, damage), "either", slow=slow)
     for name in MAKERS:
-        for file in ("result.json", "arrays.safetensors"):
-            for what, damage in DAMAGES.items():
-                if name == "attention" or what not in STANDINS:
-                    yield Case(f"a saved {name}, {file} {what}", "stores", _opened(name, file, damage), "either")
         yield Case(f"a saved {name} as JSON", "stores", _as_json(name), "right")
     for what, place in PLACES.items():
         yield Case(f"saving to {what}", "stores", _saved(place), "refused")
-    for what, damage in DAMAGES.items():
-        yield Case(f"cached maps {what}", "stores", _cached(damage), "right")
+    for place, (what, damage) in enumerate(DAMAGES.items()):
+        yield Case(f"cached maps {what}", "stores", _cached(damage), "right", slow=place % 9 != 0)
     for what, change in CACHES.items():
         yield Case(f"a cache that is {what}", "stores", _cache_place(change), "right")
 

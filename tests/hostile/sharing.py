@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.hostile.cases import Case, Refused, kept, proved
 from tests.hostile.made import Done, checked, command, content, environment, process, saved, texts_file
 
-MANY = [f"w{3 + i % 50} w{4 + i % 47} w{5 + i % 41} w{6 + i % 7}" for i in range(1000)]
+MANY = [f"w{3 + i % 50} w{4 + i % 47} w{5 + i % 41} w{6 + i % 7}" for i in range(400)]
 
 
 def cases() -> Iterator[Case]:
@@ -22,7 +22,7 @@ def cases() -> Iterator[Case]:
     if shutil.which("unshare") and not subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         for size in ("16k", "64k"):
             yield Case(f"a disk of {size}", "stores", _disk_full(size), "right", slow=True)
-        yield Case("a read-only disk", "stores", _read_only, "refused", slow=True)
+        yield Case("a read-only disk", "stores", _read_only, "refused")
 
 
 def _words(place: Path, out: Path, texts: list[str] | None = None) -> list[str | Path]:
@@ -37,7 +37,7 @@ def _tables(folder: Path) -> dict[str, bytes]:
 def _two(place: Path) -> None:
     """While one process works, another is told which one; when that is killed, the other can start."""
     words = [str(word) for word in _words(place, place / "out", MANY)]
-    first = subprocess.Popen([sys.executable, "-m", "identikit", *words], env=environment(), stderr=subprocess.PIPE)
+    first = subprocess.Popen([sys.executable, "-m", "identikit", *words], env=environment(), stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
         while not (place / "out" / "run.json").exists() and time.monotonic() < until and first.poll() is None:

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from identikit.runs import run as runs
 from identikit.sealed import seal, unseal
-from tests.hostile import results, sharing
-from tests.hostile.cases import Case, Lost, Refused, kept, proved
-from tests.hostile.damages import DAMAGES, QUICK, STANDINS, Damage
+from tests.hostile.cases import Case, Refused, crossed, kept, proved
+from tests.hostile.damages import CUTS, DAMAGES, FLIPS, STANDINS, Damage
 from tests.hostile.made import Done, command, content, copied, saved, texts_file, workshop
 
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -68,18 +67,16 @@ def tables(folder: Path) -> Mapping[str, bytes]:
 
 def cases() -> Iterator[Case]:
     """Yield the cases with stores."""
-    for role in ROLES:
-        for what, damage in DAMAGES.items():
-            shard = "shard" in role and what not in STANDINS
-            run, expect = _damaged("attention", role, damage, shard), "right" if shard else "either"
-            yield Case(f"{role} {what}", "stores", run, expect, slow=what not in QUICK)
+    for role, (what, damage), slow in crossed(ROLES, DAMAGES.items()):
+        shard = "shard" in role and what not in STANDINS
+        run, expect = _damaged("attention", role, damage, shard), "right" if shard else "either"
+        yield Case(f"{role} {what}", "stores", run, expect, slow=slow)
     for name in ("attribution", "inversion"):
-        for what, damage in DAMAGES.items():
-            if what not in STANDINS:
-                run = _damaged(name, "the first shard", damage, True)
-                yield Case(f"{name}: the first shard {what}", "stores", run, "right", slow=what not in QUICK)
-    for what, change in RESEALED.items():
-        yield Case(f"a shard {what} and a right checksum", "stores", _resealed(change), "right")
+        for what, damage in (FLIPS | CUTS).items():
+            run, slow = _damaged(name, "the first shard", damage, True), what not in ("cut in half", "empty")
+            yield Case(f"{name}: the first shard {what}", "stores", run, "right", slow=slow)
+    for place, (what, change) in enumerate(RESEALED.items()):
+        yield Case(f"a shard {what} and a right checksum", "stores", _resealed(change), "right", slow=place % 2 == 1)
     for what, model in MODELS.items():
         yield Case(f"an old run and a model with {what}", "stores", _other_model(*model), "refused")
     yield Case("an old run and other texts", "stores", _other_texts, "refused", ("data",))
@@ -87,13 +84,10 @@ def cases() -> Iterator[Case]:
         yield Case(f"a manifest {what}", "stores", _manifest(change), "refused", ("run.json",))
     for what, make in OUTS.items():
         yield Case(f"{what} for --out", "stores", _out(make), "refused")
-    for what, make in FINE_OUTS.items():
-        yield Case(f"{what} for --out", "stores", _out(make), "right")
-    for what, make in FOREIGN.items():
-        yield Case(f"a folder with {what} for --out", "stores", _foreign(make), "either")
-    yield from _readers()
-    yield from results.cases()
-    yield from sharing.cases()
+    for place, (what, make) in enumerate(FINE_OUTS.items()):
+        yield Case(f"{what} for --out", "stores", _out(make), "right", slow=place % 3 != 1)
+    for place, (what, make) in enumerate(FOREIGN.items()):
+        yield Case(f"a folder with {what} for --out", "stores", _foreign(make), "either", slow=place % 2 == 0)
 
 
 def _damaged(name: str, role: str, damage: Damage, told: bool) -> Callable[[Path], None]:
@@ -281,12 +275,12 @@ def _manifest(change: Callable[[dict], object]) -> Callable[[Path], None]:
 # Places for a run
 
 
-def _made(path: Path) -> Path:
+def made_folder(path: Path) -> Path:
     path.mkdir()
     return path
 
 
-def _file(path: Path) -> Path:
+def made_file(path: Path) -> Path:
     path.write_text("precious")
     return path
 
@@ -303,8 +297,8 @@ OUTS: dict[str, Callable[[Path], object]] = {
     "a bucket without its package": lambda place: "s3://bucket/run",
     "a web address": lambda place: "http://localhost:1/run",
     "an empty name": lambda place: "",
-    "a file": lambda place: _file(place / "thesis.tex"),
-    "a folder under a file": lambda place: _file(place / "thesis.tex") / "run",
+    "a file": lambda place: made_file(place / "thesis.tex"),
+    "a folder under a file": lambda place: made_file(place / "thesis.tex") / "run",
     "a name that is too long": lambda place: place / ("x" * 300),
     "a place where nothing can be made": lambda place: "/proc/identikit/run",
     "a device": lambda place: "/dev/null",
@@ -321,8 +315,8 @@ FINE_OUTS: dict[str, Callable[[Path], object]] = {
     "a name with a leading dash": lambda place: place / "--out",
     "a tilde": lambda place: place / "~run",
     "a folder in folders that are not there": lambda place: place / "a" / "b" / "c",
-    "an empty folder": lambda place: _made(place / "empty"),
-    "a link to a folder": lambda place: _made(place / "folder") and _linked(place / "link", "folder"),
+    "an empty folder": lambda place: made_folder(place / "empty"),
+    "a link to a folder": lambda place: made_folder(place / "folder") and _linked(place / "link", "folder"),
     "a path with dots": lambda place: place / "." / "x" / ".." / "run",
     "a trailing slash": lambda place: f"{place}/run/",
 }
@@ -342,17 +336,17 @@ def _out(make: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 FOREIGN: dict[str, Callable[[Path], object]] = {
-    "a thesis": lambda out: _file(out / "thesis.tex"),
-    "a hidden file": lambda out: _file(out / ".git"),
-    "a folder": lambda out: _file(_made(out / "data") / "numbers.csv"),
-    "somebody's partial file": lambda out: _file(out / "download.partial"),
-    "somebody's hidden partial file": lambda out: _file(out / ".download.partial"),
-    "a partial folder": lambda out: _file(_made(out / "model.partial") / "half.bin"),
-    "a hidden partial folder": lambda out: _file(_made(out / ".model.partial") / "half.bin"),
-    "a shard of nobody's": lambda out: _file(out / "shard-000000.safetensors"),
-    "tables of nobody's": lambda out: _file(out / "texts.csv"),
-    "a lock of nobody's": lambda out: _file(out / ".lock"),
-    "a temporary file": lambda out: _file(out / "tmp1234"),
+    "a thesis": lambda out: made_file(out / "thesis.tex"),
+    "a hidden file": lambda out: made_file(out / ".git"),
+    "a folder": lambda out: made_file(made_folder(out / "data") / "numbers.csv"),
+    "somebody's partial file": lambda out: made_file(out / "download.partial"),
+    "somebody's hidden partial file": lambda out: made_file(out / ".download.partial"),
+    "a partial folder": lambda out: made_file(made_folder(out / "model.partial") / "half.bin"),
+    "a hidden partial folder": lambda out: made_file(made_folder(out / ".model.partial") / "half.bin"),
+    "a shard of nobody's": lambda out: made_file(out / "shard-000000.safetensors"),
+    "tables of nobody's": lambda out: made_file(out / "texts.csv"),
+    "a lock of nobody's": lambda out: made_file(out / ".lock"),
+    "a temporary file": lambda out: made_file(out / "tmp1234"),
 }
 
 
@@ -360,7 +354,7 @@ def _foreign(make: Callable[[Path], object]) -> Callable[[Path], None]:
     """Nothing that was in the folder before is ever deleted or changed."""
 
     def run(place: Path) -> None:
-        out = _made(place / "out")
+        out = made_folder(place / "out")
         make(out)
         before = content(out)
         try:
@@ -368,58 +362,5 @@ def _foreign(make: Callable[[Path], object]) -> Callable[[Path], None]:
         finally:
             kept(before.items() <= content(out).items(), "a file of the user's is gone or changed")
         proved(tables(out) == tables(finished("attention")), "the tables are not there, or differ")
-
-    return run
-
-
-# Commands that read the folder of a run
-
-
-def _readers() -> Iterator[Case]:
-    """Yield each command that reads runs, on folders that hold none or a damaged one."""
-    for word in ("status", "resume", "verify", "merge", "diff"):
-        for what, make in {
-            "nothing": lambda place: place / "nothing",
-            "an empty folder": lambda place: _made(place / "empty"),
-            "a file": lambda place: _file(place / "file"),
-            "a folder of something else": lambda place: _file(_made(place / "folder") / "thesis.tex").parent,
-            "a folder whose manifest is damaged": _bad_manifest,
-            "memory": lambda place: "memory://run",
-            "an empty name": lambda place: "",
-        }.items():
-            yield Case(f"identikit {word} {what}", "stores", _reader(word, make), "refused")
-    for what, damage in (DAMAGES | STANDINS).items():
-        for role in ("the first shard", "a table as CSV"):
-            run, names = _verified(role, damage), (ROLES[role][0].strip("*").partition("*")[0],)
-            yield Case(f"identikit verify, {role} {what}", "stores", run, "refused", names, slow=what not in QUICK)
-
-
-def _bad_manifest(place: Path) -> Path:
-    out = Path(shutil.copytree(finished("attention"), place / "out"))
-    (out / "run.json").write_text("{")
-    return out
-
-
-def _reader(word: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def run(place: Path) -> None:
-        given = make(place)
-        before = content(place)
-        try:
-            command(word, str(given), *([str(finished("attention"))] if word == "diff" else []))
-        finally:
-            if content(place) != before:
-                raise Lost("a command that reads changed something")
-
-    return run
-
-
-def _verified(role: str, damage: Damage) -> Callable[[Path], None]:
-    """`identikit verify` finds every damage, names the file, and changes nothing."""
-
-    def run(place: Path) -> None:
-        out = Path(shutil.copytree(finished("attention"), place / "out"))
-        pattern, which = ROLES[role]
-        damage(sorted(out.glob(pattern))[which])
-        command("verify", out)
 
     return run

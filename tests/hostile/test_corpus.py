@@ -8,7 +8,7 @@ import jaxtyping
 import pytest
 
 from tests.hostile.cases import KINDS, Case, outcome
-from tests.hostile.corpus import corpus
+from tests.hostile.corpus import NAMED, corpus
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,13 @@ def test_a_bad_input_is_refused_clearly_or_read_right(case: Case, tmp_path: Path
     assert found.good, f"{found.end}: {found.said}"
 
 
-def test_the_corpus_is_large_and_of_every_kind():
-    counts = Counter(case.kind for case in corpus())
-    assert len(corpus()) >= 300 and set(counts) == set(KINDS), counts
+def test_the_quick_corpus_is_large_and_of_every_kind():
+    counts = Counter(case.kind for case in corpus() if not case.slow)
+    assert counts.total() >= 400 and set(counts) == set(KINDS), counts
     assert all(number >= 10 for number in counts.values()), counts
     assert max(Counter((case.kind, case.name) for case in corpus()).values()) == 1
+
+
+def test_what_once_went_wrong_is_always_tried():
+    quick = {f"{case.kind}: {case.name}" for case in corpus() if not case.slow}
+    assert quick >= NAMED

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import identikit as ik
-from tests.hostile.cases import Case, Refused, proved
+from tests.hostile.cases import Case, Refused, crossed, proved
 from tests.hostile.made import command, environment, prove_bert, saved, stock_attention, strict_json, texts_file
 from tests.models import tiny
 from tests.reference.attribution import contributions
@@ -111,14 +111,11 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 def cases() -> Iterator[Case]:
     """Yield the cases with texts."""
-    for what, text in NO_TEXT.items():
-        for call in CALLS:
-            if call == "attention" or "MB" not in what:
-                yield Case(f"{what} to {call}", "texts", _no_text(call, text), "refused")
-        yield Case(f"{what} to invert", "texts", _no_text("invert", text), "refused")
+    for (what, text), call, slow in crossed(NO_TEXT.items(), (*CALLS, "invert")):
+        yield Case(f"{what} to {call}", "texts", _no_text(call, text), "refused", slow=slow)
+    for (what, text), (model, read), slow in crossed(ODD_TEXTS.items(), READ.items()):
+        yield Case(f"{what}, attention of {model}", "texts", read(text), "right", slow=slow)
     for what, text in ODD_TEXTS.items():
-        yield Case(f"{what}, attention of an encoder", "texts", _odd_encoder(text), "right")
-        yield Case(f"{what}, attention of a causal model", "texts", _odd_causal(text), "right")
         if isinstance(text, str):
             run, slow = _odd_command(text), what not in ("emoji", "markup")
             yield Case(f"{what}, explained by the command line", "texts", run, "right", slow=slow)
@@ -166,6 +163,9 @@ def _odd_causal(text: Any) -> Callable[[Path], None]:
         proved(found.residual.max() < 1e-4, f"the output changes by {found.residual.max():.1e}")
 
     return run
+
+
+READ = {"an encoder": _odd_encoder, "a causal model": _odd_causal}
 
 
 def _odd_command(text: str) -> Callable[[Path], None]:

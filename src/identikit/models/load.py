@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -342,7 +343,8 @@ def _why(source: str, error: Exception) -> str:
         if isinstance(error, OSError | ValueError)
         else f"{type(error).__name__}: {reason}"
     )
-    return f"transformers cannot make a model of it ({said.rstrip('.')}). Check its config.json and its weights."
+    said = shorten(said, 300, placeholder=" …").rstrip(".")
+    return f"transformers cannot make a model of it ({said}). Check its config.json and its weights."
 
 
 @contextmanager
