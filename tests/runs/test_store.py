@@ -17,7 +17,7 @@ from identikit.runs import run as runs
 from identikit.runs.lock import LOCK
 from identikit.runs.run import BLOCK_TEXTS, Run, blocks_of
 from identikit.runs.store import ERROR, MANIFEST, Store
-from identikit.sealed import Damaged, seal, seal_json, unseal, unseal_json
+from identikit.sealed import Damaged, seal, seal_json, unseal, unseal_json, unseal_record
 from tests.models import tiny
 
 TEXTS = [f"text {i}" for i in range(2 * BLOCK_TEXTS + 5)]
@@ -232,7 +232,7 @@ def test_what_identifies_a_run_is_apart_from_what_is_recorded(tmp_path: Path):
     settings = {"data": {"source": "mrpc", "sample": 3}, "options": {"probes": "exact"}}
     Store(tmp_path / "run", settings, {"date": "today", "device": "cpu"}).write("table.csv", b"")
     before = content(tmp_path / "run")
-    assert json.loads(before[MANIFEST]) == {"run": settings, "recorded": {"date": "today", "device": "cpu"}}
+    assert unseal_record(before[MANIFEST]) == {"run": settings, "recorded": {"date": "today", "device": "cpu"}}
     with Store(tmp_path / "run", settings, {"date": "tomorrow", "device": "cuda"}):
         pass
     assert content(tmp_path / "run") == before
