@@ -78,7 +78,7 @@ def test_explain_stops_bounding_rows_in_time(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "A text.", "--seconds", "0"], "seconds=0.0 cannot be used: expected a positive number"),
+        (["explain", "A text.", "--seconds", "0"], "seconds=0.0 cannot be used: expected a number above 0"),
         (["explain", ""], "blank"),
         (["explain", "a", "--pair", "  "], "blank"),
         (["explain", "--pair", "b"], "--pair needs a first text"),

@@ -156,9 +156,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
     after = files(tmp_path / "run")
     assert kept and kept.items() <= after.items()
     straight = files(whole.out)
-    own = [
-        name for name in after if name.startswith(("inputs", "figures")) and "shard-" not in name
-    ]  # these hold times
+    own = [name for name in after if name.startswith(("inputs", "figures")) and "shard-" not in name]  # with times
     assert own and all(after[name] == straight[name] for name in own)
 
 
