@@ -78,7 +78,7 @@ def test_explain_stops_bounding_rows_in_time(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "A text.", "--seconds", "0"], "seconds=0.0 cannot be used: expected a positive number"),
+        (["explain", "A text.", "--seconds", "0"], "seconds=0.0 cannot be used: expected a number above 0"),
         (["explain", ""], "blank"),
         (["explain", "a", "--pair", "  "], "blank"),
         (["explain", "--pair", "b"], "--pair needs a first text"),
@@ -263,9 +263,10 @@ def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch
     for name in ("run", "whole"):
         assert run(*command, "--out", str(tmp_path / name)).status == 0
     folders = (tmp_path / name for name in ("run", "whole"))
-    resumed, whole = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
-    manifests = [json.loads(files.pop("run.json")) for files in (resumed, whole)]
-    assert resumed == whole and manifests[0]["run"] == manifests[1]["run"]  # only the date differs
+    resumed, whole = ({path.name: path.read_bytes() for path in folder.glob("*.*[tv]")} for folder in folders)
+    assert resumed == whole and "own.csv" in whole
+    manifests = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("run", "whole")]
+    assert manifests[0]["run"] == manifests[1]["run"]  # only the date differs
 
 
 def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):

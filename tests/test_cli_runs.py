@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 
 from identikit import effective_attention
@@ -16,6 +17,8 @@ from identikit.attention.dataset import AttentionJob
 from identikit.attribution.dataset import AttributionJob
 from identikit.cli import main
 from identikit.errors import InputError
+from identikit.runs.lock import FolderLock
+from identikit.runs.store import Store
 from identikit.tokens.dataset import IdentifiabilityJob
 from tests.models import tiny
 
@@ -326,8 +329,8 @@ def test_saved_results_are_verified_and_compared(run, tmp_path: Path):
     assert run("verify", tmp_path / "result").status == run("diff", *[tmp_path / "result"] * 2).status == 0
     arrays = tmp_path / "result" / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"x")
-    assert run("verify", tmp_path / "result").refused("arrays.safetensors is damaged")
-    assert run("diff", *[tmp_path / "result"] * 2).refused("arrays.safetensors is damaged", 2)
+    assert run("verify", tmp_path / "result").refused("it is damaged (arrays.safetensors does not have its SHA-256)")
+    assert run("diff", *[tmp_path / "result"] * 2).refused("it is damaged (arrays.safetensors does not have", 2)
 
 
 def test_the_page_on_runs_names_commands_and_options_that_there_are(run):

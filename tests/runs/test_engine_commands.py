@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -79,6 +80,8 @@ def test_ctrl_c_leaves_nothing_behind(place: Path, tmp_path: Path, engine: str, 
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A Ray cluster of two CPUs that somebody else has started."""
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # a token of its own, for the cluster and for us
+    monkeypatch.setenv("RAY_AUTH_TOKEN", uuid4().hex + uuid4().hex)
     ray, address = Path(sys.executable).with_name("ray"), "127.0.0.1:6399"
     command = [ray, "start", "--head", "--port=6399", "--num-cpus=2", "--include-dashboard=false", "--block"]
     head = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)

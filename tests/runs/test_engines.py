@@ -122,7 +122,7 @@ def test_a_model_in_memory_cannot_be_sent_and_another_one_is_noticed(model: Mode
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1:1", "nowhere.invalid:6379", "127.0.0.1:99999", "nonsense", "ray://127.0.0.1:1", "auto"]
+    "address", ["127.0.0.1:1", "nowhere.invalid:6379", "127.0.0.1:99999", "nonsense", "ray://127.0.0.1:1"]
 )
 def test_a_wrong_address_is_said_within_seconds(model: Model, address: str, capfd: pytest.CaptureFixture[str]):
     pytest.importorskip("ray")

@@ -81,7 +81,8 @@ class Cluster:
             ) as error:
                 where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
                 raise InputError(
-                    f"Cannot reach {where}: {_short(error)}. Check --address, or leave it out to start one here."
+                    f"Cannot reach {where}: {_short(error)}. Check --address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN if "
+                    "the cluster asks for a token; or leave --address out to start one here."
                 ) from None
             yield
         finally:

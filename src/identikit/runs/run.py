@@ -284,7 +284,9 @@ def held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> lis
         if why := flaw(job, blocks[number], numbers):
             raise Damaged(why)
         found.append((number, numbers))
-    if not found or file != _shard_file(dict(found)):
+    if not found:
+        raise Damaged("it holds no block")
+    if file != _shard_file(dict(found)):
         raise Damaged("its blocks are not those that its name says")
     return found
 
