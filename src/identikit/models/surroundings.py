@@ -66,7 +66,7 @@ def undisturbed() -> Iterator[None]:
 @contextmanager
 def _set_aside() -> Iterator[None]:
     """Set aside what torch keeps for a thread; the hooks of saved tensors too, which derivatives cannot have."""
-    core: Any = torch._C._autograd
+    core: Any = getattr(torch._C, "_autograd")  # noqa: B009 - torch does not declare it
     top = getattr(core, "_top_saved_tensors_default_hooks", lambda _: None)  # not in every version of torch
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
