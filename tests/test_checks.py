@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -91,6 +92,15 @@ def test_truth_values_functions_and_dtypes():
     for wrong in (torch.int8, torch.float16, "int8", "", None, 32, float, np.float32, Unfriendly()):
         with pytest.raises(InputError, match=r"dtype=.* cannot be used: expected torch.float64 or torch.float32"):
             float_dtype("dtype", wrong, names)
+
+
+def test_messages_show_no_addresses_and_no_endless_names():
+    for odd in (object(), [object()], {"a": print, "b": lambda: 3}, Unfriendly()):
+        assert shortened(odd) == f"an object of the class {type(odd).__name__}"
+    assert shortened("x" * 100) == f"'{'x' * 58}…"
+    assert str(InputError(f"Reading {'x' * 500}: it is\nthere.")) == f"Reading {'x' * 60}…: it is there."
+    path = f"/{'folder/' * 20}file.txt"
+    assert str(pickle.loads(pickle.dumps(InputError(f"Reading {path}.")))) == f"Reading {path}."
 
 
 def test_names():

@@ -432,6 +432,9 @@ def test_json_has_no_nan_in_any_command(run, saved: Path, tmp_path: Path):
         (["--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
         (["--seconds", "-1"], "seconds=-1.0 cannot be used"),
         (["--dtype", "int8"], "The dtype 'int8' is not known"),
+        (["--device", ""], "The device '' cannot be used here"),
+        (["--device", "meta"], "The device 'meta' cannot be used here: tensors hold no numbers there"),
+        (["--probes", ""], "probes='' cannot be used"),
         (["--device", "abacus"], "The device 'abacus' cannot be used here"),
         (["--probes", "1e3"], "probes='1e3' cannot be used"),
         (["--probes", "9" * 5000], "probes='999"),
@@ -469,3 +472,15 @@ def test_homes_and_caches_that_are_not_there_are_no_matter(saved: Path):
     warned = environment | {"PYTHONWARNINGS": "error", "XDG_CACHE_HOME": "", "IDENTIKIT_CACHE": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=warned)
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_blank_and_undefined_options_over_a_dataset_are_refused(run, saved: Path, tmp_path: Path):
+    given = ("--model", str(saved / "model"), "--data", str(saved / "texts.txt"), "--out", str(tmp_path / "out"))
+    for words, told in {
+        ("attention", "--intervals", ""): "intervals='' cannot be used",
+        ("attribution", "--probes", ""): "probes='' cannot be used",
+        ("tokens", "--experiment", "inversion", "--noise", "nan"): "'--noise'",
+    }.items():
+        done = run(words[0], *given, *words[1:])
+        assert done.status in (1, 2) and done.stdout == "" and told in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -152,6 +152,12 @@ def test_a_file_that_is_not_there(tmp_path):
         read_texts(tmp_path / "nowhere.txt")
     with pytest.raises(InputError, match="cannot be reached"):
         read_texts("nonsense://bucket/texts.txt")
+    with pytest.raises(InputError, match="x…: there is no such file") as caught:
+        read_texts(f"{'x' * 5000}.txt")
+    assert len(str(caught.value)) < 200
+    for nothing in ("datasets:", "datasets: ", "datasets:/"):
+        with pytest.raises(InputError, match="the name of the dataset is missing"):
+            read_texts(nothing, columns="text", split="train")
 
 
 def test_text_in_another_encoding_is_refused_at_the_call(tmp_path):

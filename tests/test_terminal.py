@@ -104,3 +104,9 @@ def test_no_pace_is_made_up_before_there_is_one(screen: StringIO):
     with progress.step_progress() as told:
         told("attribution, tokens", 0, 5)
     assert "left: -:--:--" in screen.getvalue() and "/s" not in screen.getvalue()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("1", 80), ("39", 80), ("57", 57)])
+def test_words_have_room_whatever_the_surroundings_claim(monkeypatch: pytest.MonkeyPatch, columns: str, width: int):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert progress.console().width == width

@@ -129,7 +129,9 @@ def shortened(given: object) -> str:
         words = " ".join(repr(given).split())
     except Exception:  # a class of the user's may do anything in its repr
         words = "<"
-    return f"an object of the class {type(given).__name__}" if words.startswith("<") else f"{words:.60}"
+    if words.startswith("<") or (" at 0x" in words and not isinstance(given, str | bytes)):
+        return f"an object of the class {type(given).__name__}"
+    return words if len(words) <= 60 else f"{words:.59}…"
 
 
 def _is_truth(given: Any) -> bool:

@@ -5,7 +5,6 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand
 
 import identikit
@@ -72,7 +71,7 @@ def explain(
 ) -> None:
     """Explain a text: which attention is real, which token is which, where it came from."""
     from identikit import explain as explained
-    from identikit.terminal import print_json, step_progress
+    from identikit.terminal import console, print_json, step_progress
     from identikit.verdict.words import print_verdict
 
     if pair is not None and text is None:
@@ -89,7 +88,7 @@ def explain(
     if as_json:
         print_json(explanation.to_dict())
     else:
-        print_verdict(explanation, Console())
+        print_verdict(explanation, console())
 
 
 for command in (attention, attribution, tokens, status, resume, verify, merge, diff):
@@ -171,7 +170,7 @@ def reproduce(
     from identikit.paper.reproduce import Plan
     from identikit.paper.reproduce import reproduce as reproduced
     from identikit.runs.engines import Workers
-    from identikit.terminal import print_json, step_progress
+    from identikit.terminal import console, print_json, step_progress
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
@@ -187,7 +186,7 @@ def reproduce(
         found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}
         print_json(found | {"page": f"{out}/index.html"})
         return
-    Console().print(claims_table(report.claims))
+    console().print(claims_table(report.claims))
     for name, why in report.listed:
         typer.echo(f"{name}: {why}")
     drawn = "1 figure is" if len(report.drawn) == 1 else f"{len(report.drawn)} figures are"

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from identikit.options import DataDirOption, JsonOption, ModelOption
 
@@ -197,7 +196,7 @@ def bench_runs(
 def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: str = "cpu") -> None:
     from identikit.bench.measure import about, table
     from identikit.models.load import checked_device
-    from identikit.terminal import print_json, step_progress
+    from identikit.terminal import console, print_json, step_progress
 
     checked_device(device)
     with step_progress() as told:
@@ -205,5 +204,5 @@ def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: st
     if as_json:
         print_json({"benchmark": name, **about(device), "rows": [row._asdict() for row in rows]})
         return
-    Console().print(table(rows))
+    console().print(table(rows))
     typer.echo("Measured on {device}, {threads} CPU threads, torch {torch}.".format(**about(device)))

@@ -194,7 +194,7 @@ def attention(
     """Compute attention over a dataset: correlation by length, null dimensions, attention by token type, intervals."""
     from identikit.attention.dataset import AttentionOptions, attention_statistics, attention_tables
 
-    rows: Any = count(intervals) or 0
+    rows: Any = 0 if intervals is None else count(intervals)
     options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, seed=seed)
     run.do(Task("attention", attention_statistics, attention_tables, _attention_said), options)
 

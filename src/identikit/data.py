@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
@@ -73,10 +73,10 @@ def read_labelled(
     `data_dir` and `split` are as in `read_texts`. Pairs of MRPC's development set are left out of its training set, by
     their IDs.
     """
-    known = KNOWN.get(name.lower())
+    known = KNOWN.get(name.lower()) if isinstance(name, str) else None
     if known is None or not known.labels:
         labelled = ", ".join(other for other in KNOWN if KNOWN[other].labels)
-        raise InputError(f"Reading texts with labels: {name!r} is not known. Use one of {labelled}.")
+        raise InputError(f"Reading texts with labels: {shortened(name)} is not known. Use one of {labelled}.")
     streams = [
         _labelled(table, _spelled_columns(table, known.columns), _label_column(table, known.labels))
         for table in _split_tables(name.lower(), data_dir, split)
@@ -194,7 +194,7 @@ def _repeated(names: Sequence[str]) -> str | None:
 
 def _refuse(source: str, option: str, value: object, why: str) -> None:
     if value is not None:
-        raise InputError(f"Reading {source}: {option}={value!r} has no effect here ({why}). Leave it out.")
+        raise InputError(f"Reading {source}: {option}={shortened(value)} has no effect here ({why}). Leave it out.")
 
 
 # Files
@@ -207,17 +207,18 @@ def _file_table(path: str) -> _Table:
             f"Reading {path}: expected a file ending in {', '.join(_READERS)}, one of {', '.join(KNOWN)} with "
             f"data_dir, or '{_HUB}NAME'."
         )
-    if not _is_file(path):
-        there = Path(path).exists()
-        what = "it is a folder, or something else that is not a file" if there else "there is no such file"
+    if not _there(path, "isfile"):
+        other = _there(path, "exists")
+        what = "it is a folder, or something else that is not a file" if other else "there is no such file"
         raise InputError(f"Reading {path}: {what}. Check the path.")
     return _READERS[ending](path)
 
 
-def _is_file(path: str) -> bool:
+def _there(path: str, question: str) -> bool:
+    """Whether something is there, in the words of fsspec: "isfile" or "exists"."""
     try:
         filesystem, inside = fsspec.core.url_to_fs(path)
-        return filesystem.isfile(inside)
+        return getattr(filesystem, question)(inside)
     except Exception as error:  # each kind of storage has errors of its own
         raise InputError(f"Reading {path}: it cannot be reached ({_said(error)}). Check the address.") from error
 
@@ -380,6 +381,8 @@ _HUB = "datasets:"
 
 
 def _hub_table(name: str, columns: str | Sequence[str] | None, split: str | None) -> _Table:
+    if not name.strip("/ "):
+        raise InputError(f"Reading '{_HUB}{name}': the name of the dataset is missing. Use '{_HUB}NAME'.")
     if columns is None or split is None:
         raise InputError(f"Reading {_HUB}{name}: pass columns and split, such as columns='text', split='train'.")
     try:
@@ -470,7 +473,7 @@ def _known_tables(known: _Known, data_dir: str | os.PathLike[str], split: str) -
     folder = os.fspath(data_dir).rstrip("/")
     for layout in known.layouts[split]:
         paths = [f"{folder}/{file}" for file in layout]
-        if all(_is_file(path) for path in paths):
+        if all(_there(path, "isfile") for path in paths):
             return [known.read(path) for path in paths]
     return []
 

@@ -9,7 +9,7 @@ from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from identikit.checks import flag, shortened, whole_number
-from identikit.errors import InputError, TooLongError
+from identikit.errors import InputError, ModelError, TooLongError
 from identikit.text import LONGEST, Encoded, is_several
 
 _HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
@@ -38,7 +38,8 @@ def encode(
         raise InputError("Reading texts: the list is empty. Pass at least one text.")
     room = room_for(limit, max_tokens, truncate)
     named = [(f"texts[{index}]" if is_several(texts) else "the text", text) for index, text in enumerate(listed)]
-    checked = [(name, _checked_text(name, text) if (ids := _listed_ids(text)) is None else ids) for name, text in named]
+    listings = ((name, text, _listed_ids(name, text)) for name, text in named)
+    checked = [(name, _checked_text(name, text) if ids is None else ids) for name, text, ids in listings]
     own_words = _separates_words(tokenizer)
     return [
         _encode_ids(tokenizer, name, text, room, own_words)
@@ -79,13 +80,28 @@ def room_for(limit: int | None, max_tokens: Any, truncate: bool) -> Room:
     return Room(max_tokens, f"max_tokens allows at most {max_tokens}", truncate)
 
 
+def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -> BatchEncoding:
+    """Return what a tokenizer makes of a text or pair, whatever its length; what it raises becomes one line."""
+    try:
+        # verbose=False: `encode` checks the length itself, so the tokenizer need not log that the text is long
+        return tokenizer(*parts, verbose=False, **options)  # pyright: ignore[reportArgumentType]
+    except BaseException as error:  # a panic of tokenizers is no Exception
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or "Panic" in type(error).__name__):
+            raise
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        named = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        raise ModelError(
+            f"Reading a text: the tokenizer of {named} cannot tokenise it ({said}). Check the tokenizer's files."
+        ) from None
+
+
 def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer's own words end at white space and at punctuation.
 
     WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
     (T5) or take a whole text as one word (Llama).
     """
-    return bool(tokenizer.is_fast) and len(set(tokenizer("a, b", add_special_tokens=False).word_ids())) >= 3
+    return bool(tokenizer.is_fast) and len(set(tokenized(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
 
 
 # Strings and pairs
@@ -147,7 +163,7 @@ def _start(
         heads = tuple(part[: _HEAD * room.tokens + 4096] for part in parts)
         long = [head != part for head, part in zip(heads, parts, strict=True)]
         if sum(long) == 1:
-            counts = [len(tokenizer(head, add_special_tokens=False, verbose=False)["input_ids"]) for head in heads]
+            counts = [len(tokenized(tokenizer, head, add_special_tokens=False)["input_ids"]) for head in heads]
             fits = (
                 count >= 2 * room.tokens if cut else count < room.tokens
                 for count, cut in zip(counts, long, strict=True)
@@ -164,14 +180,8 @@ def _start(
 def _tokenize(
     tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], max_length: int | None = None
 ) -> BatchEncoding:
-    # verbose=False: encode checks the length itself, so the tokenizer need not log that the text is long
-    return tokenizer(
-        *parts,  # pyright: ignore[reportArgumentType]
-        truncation="longest_first" if max_length else False,
-        max_length=max_length,
-        return_special_tokens_mask=True,
-        verbose=False,
-    )
+    cut = {"truncation": "longest_first" if max_length else False, "max_length": max_length}
+    return tokenized(tokenizer, *parts, **cut, return_special_tokens_mask=True)
 
 
 def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...]) -> bool:
@@ -184,14 +194,20 @@ def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...]) -> bool:
 # Token ids
 
 
-def _listed_ids(text: Any) -> list[Any] | None:
+def _listed_ids(name: str, text: Any) -> list[Any] | None:
     """Return a sequence of numbers as a list; None if the text is something else."""
-    if getattr(text, "ndim", None) == 1:
-        text = text.tolist()
-    if not isinstance(text, list | tuple | range) or (text and is_several(list(text))):
-        return None
-    numbers: list[Any] = list(text)
-    return [value.item() if getattr(value, "ndim", None) == 0 else value for value in numbers]
+    try:
+        if getattr(text, "ndim", None) == 1:
+            text = text.tolist()
+        if not isinstance(text, list | tuple | range) or (text and is_several(list(text))):
+            return None
+        numbers: list[Any] = list(text)
+        return [value.item() if getattr(value, "ndim", None) == 0 else value for value in numbers]
+    except RuntimeError as error:  # torch's, of a tensor that is sparse or on the meta device
+        said = " ".join(str(error).split())[:100].rstrip(".!")
+        raise InputError(
+            f"Reading {name}: the numbers of its tensor cannot be read ({said}). Pass the token ids as a list."
+        ) from None
 
 
 def _token(tokenizer: PreTrainedTokenizerBase, index: object) -> str | None:
@@ -243,7 +259,7 @@ def _words_of_ids(
             continue
         run = ids[positions[0] : positions[-1] + 1]
         part = str(tokenizer.decode(run, clean_up_tokenization_spaces=False))
-        pieces = tokenizer(part, add_special_tokens=False, verbose=False)
+        pieces = tokenized(tokenizer, part, add_special_tokens=False)
         if not pieces.encodings or pieces["input_ids"] != run:
             return [], ()
         for (first, last), (_, start, stop) in _words(pieces.encodings[0], (part,), own_words):

@@ -4,11 +4,21 @@ Every message says what was being done, with which value, what was expected and 
 only the message, so it must make sense by itself.
 """
 
+import re
 from dataclasses import dataclass
+
+_ENDLESS_NAME = re.compile(r"(\S{60})\S{140,}?(['\"):,.]{0,3})(?!\S)")  # longer than anyone has to see all of
 
 
 class IdentikitError(Exception):
-    """Base of every error that identikit raises on purpose."""
+    """Base of every error that identikit raises on purpose.
+
+    Its message is one line; of an endless name only the start is shown.
+    """
+
+    def __init__(self, message: str = ""):
+        line = " ".join(str(message).splitlines())
+        super().__init__(_ENDLESS_NAME.sub(r"\1…\2", line))
 
 
 class InputError(IdentikitError, ValueError):

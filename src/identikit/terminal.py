@@ -16,7 +16,16 @@ from rich.text import Text
 from identikit.progress import Progress
 from identikit.result import plain
 
+NARROWEST = 40  # columns
 QUIET_SECONDS = 30.0  # how long a log stays silent before the next line
+
+
+def console(**options: Any) -> Console:
+    """Return a console wide enough for words, whatever width the surroundings claim."""
+    made = Console(**options)
+    if made.width < NARROWEST:
+        made.width = 80
+    return made
 
 
 def print_json(value: Any) -> None:
@@ -52,9 +61,9 @@ def step_progress() -> Iterator[Progress]:
     of a long run shows that it moves. Parts per second and the time left leave out what was done before the first
     report.
     """
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with _bars(console) as told:
+    shown = console(stderr=True)
+    if shown.is_terminal:
+        with _bars(shown) as told:
             yield told
     else:
         yield _lines()

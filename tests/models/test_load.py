@@ -160,6 +160,8 @@ def test_a_tuple_of_a_model_and_its_tokenizer():
         (lambda model, tokenizer: ((model, tokenizer), tokenizer), "and a second argument"),
         (lambda model, tokenizer: ((model, 3),), "got 3 as its tokenizer"),
         (lambda model, tokenizer: (model, "bert"), "got 'bert' as its tokenizer"),
+        (lambda model, tokenizer: (model, lambda text: text), "it needs a tokenizer, and function is not one"),
+        (lambda model, tokenizer: ((model, len),), "it needs a tokenizer, and builtin_function"),
         (lambda model, tokenizer: (model, model), "class BertModel as its tokenizer"),
         (lambda model, tokenizer: (tokenizer,), r"got an object of the class \w+, expected a hub id, a folder"),
         (lambda model, tokenizer: (torch.nn.Linear(2, 2), tokenizer), "Loading an object of the class Linear"),
@@ -214,11 +216,44 @@ def test_a_tokenizer_of_another_model_is_refused_in_words():
 def test_wrong_device_and_dtype(folder: Path):
     with pytest.raises(ik.InputError, match="device 'abacus' cannot be used here"):
         ik.load(folder, device="abacus")
+    for device in ("", "meta"):
+        with pytest.raises(ik.InputError, match=f"The device '{device}' cannot be used here"):
+            ik.load(folder, device=device)
+    with pytest.raises(ik.InputError, match="revision='' cannot be used"):
+        ik.load(folder, revision="")
     for dtype in ("int7", "int8", torch.int8, torch.float8_e4m3fn):
         with pytest.raises(ik.InputError, match=f"dtype {dtype!r} is not known"):
             ik.load(folder, dtype=dtype)
     with pytest.raises(ik.InputError, match="a folder or hub id brings its own"):
         ik.load(folder, tiny.tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda made: made["model"].pop("vocab"), "its tokenizer cannot be read"),
+        (lambda made: made["model"]["vocab"].clear(), "tokenizer of .* cannot tokenise it"),
+        (lambda made: made["model"].update(unk_token="gone"), "tokenizer of .* cannot tokenise it"),
+        (lambda made: made["post_processor"].update(special_tokens={}), "adds '<s>' to every text, and does not say"),
+        (lambda made: made["post_processor"]["special_tokens"]["</s>"].update(ids=[4000]), "id 4000"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_at_once(folder: Path, tmp_path: Path, damage, message: str):
+    file = Path(shutil.copytree(folder, tmp_path / "model")) / "tokenizer.json"
+    made = json.loads(file.read_text())
+    damage(made)
+    file.write_text(json.dumps(made))
+    with pytest.raises(ik.ModelError, match=message):
+        ik.load(tmp_path / "model")
+
+
+def test_what_transformers_says_is_cut_short(tmp_path: Path):
+    tiny.build("bert").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"add_cross_attention": True}))
+    with pytest.raises(ik.ModelError, match="should be used as a decoder model") as caught:
+        ik.load(tmp_path)
+    assert len(str(caught.value)) < 400
 
 
 def test_t5_folder_gives_the_encoder(tmp_path: Path):

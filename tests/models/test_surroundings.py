@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import identikit as ik
 from identikit.errors import InputError, ModelError
+from identikit.models import surroundings
 from identikit.models.model import Model
 from identikit.tokens.protocol import Settings
 from tests.models import tiny
@@ -74,6 +76,7 @@ SURROUNDINGS = {
     "default device": lambda: setting(torch.set_default_device, "meta", None),
     "deterministic": lambda: setting(torch.use_deterministic_algorithms, True, False),
     "rounded": lambda: setting(torch.set_float32_matmul_precision, "medium", "highest"),
+    "saved tensors": lambda: saved_tensors_hooks(torch.zeros_like, torch.zeros_like),
     "kernel": lambda: sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION),
 }
 
@@ -135,6 +138,33 @@ def test_weights_made_in_inference_mode_are_read(expected: dict[str, torch.Tenso
     with torch.inference_mode():
         hf = tiny.build("gpt2")
     check_same(answers(ik.load(hf, tiny.tokenizer())), expected)
+
+
+def test_gradient_checkpointing_changes_no_number(expected: dict[str, torch.Tensor]):
+    hf = tiny.build("gpt2").train()
+    hf.gradient_checkpointing_enable()
+    before, hooks = state_of(hf), dict(hf.get_input_embeddings()._forward_hooks)
+    check_same(answers(ik.load(hf, tiny.tokenizer())), expected)
+    assert state_of(hf) == before and hf.get_input_embeddings()._forward_hooks == hooks
+    assert hf.is_gradient_checkpointing
+
+
+def test_ctrl_c_while_setting_aside_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    """Whichever step is interrupted, gradients and hooks are as before, and the next call sets aside anew."""
+
+    def interrupted(*_: Any) -> Any:
+        torch.set_grad_enabled(False)  # what a context manager leaves that was entered, and not yet noted
+        raise KeyboardInterrupt
+
+    with saved_tensors_hooks(torch.zeros_like, torch.zeros_like):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(surroundings, "products", interrupted)
+            ik.effective_attention(tiny.shared("gpt2"), TEXT)
+        assert torch.is_grad_enabled()
+        weight = torch.ones(1, requires_grad=True)
+        assert (weight * weight).grad_fn._saved_self.item() == 0  # as the hooks say
+        with surroundings.undisturbed():
+            assert not torch.is_grad_enabled()
 
 
 def test_transforms_and_scripts_are_refused():

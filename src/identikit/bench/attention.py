@@ -10,6 +10,7 @@ from identikit.attention.effective import effective_attention
 from identikit.attention.result import EffectiveAttention
 from identikit.bench.measure import Row, Task, best_seconds, cuda_peak_gib, extra_mib, seconds, time_rows
 from identikit.bench.shapes import Shape, made_up_llama, shape_of
+from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.maths import linalg
 from identikit.maths.effective import Heads, attention_heads, effective_factors, effective_rows
@@ -135,7 +136,9 @@ class Llm:
         """The number format itself."""
         known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
         if self.dtype not in known:
-            raise InputError(f"Measuring attention: the dtype {self.dtype!r} is not known. Use {', '.join(known)}.")
+            raise InputError(
+                f"Measuring attention: the dtype {shortened(self.dtype)} is not known. Use {', '.join(known)}."
+            )
         return known[self.dtype]
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from identikit.attention.dataset import AttentionJob, AttentionOptions, attention_statistics
 from identikit.attribution.dataset import AttributionOptions, attribution_statistics
 from identikit.bench.measure import Row
+from identikit.checks import shortened
 from identikit.data import read_texts, sample_texts
 from identikit.errors import InputError
 from identikit.models.load import load
@@ -59,7 +60,9 @@ class Options:
         for given, known in ((self.parts, PARTS), (self.commands, COMMANDS), (self.engines, ENGINES)):
             wrong = [one for one in given if one not in known]
             if wrong:
-                raise InputError(f"Benchmarking runs: {wrong[0]!r} is not known. Use some of {', '.join(known)}.")
+                raise InputError(
+                    f"Benchmarking runs: {shortened(wrong[0])} is not known. Use some of {', '.join(known)}."
+                )
 
     def texts(self, count: int) -> list[Text]:
         """Return so many texts, the same ones again and again."""

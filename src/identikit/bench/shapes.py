@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 
+from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.models.model import Model
 
@@ -38,7 +39,9 @@ def shape_of(name: str) -> Shape:
     """Return the sizes that go by this name; "llama-8b" is "8b"."""
     sizes = SHAPES.get(name.removeprefix("llama-"))
     if sizes is None:
-        raise InputError(f"Making up a model: the shape {name!r} is not known. Use one of {', '.join(SHAPES)}.")
+        raise InputError(
+            f"Making up a model: the shape {shortened(name)} is not known. Use one of {', '.join(SHAPES)}."
+        )
     return sizes
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from identikit.bench.measure import Row, seconds, time_rows
+from identikit.checks import shortened
 from identikit.data import sample_texts
 from identikit.errors import InputError
 from identikit.models.load import load
@@ -55,7 +56,9 @@ class Options:
         known = (*PARTS, INVERSION)
         wrong = [part for part in self.parts if part not in known]
         if wrong:
-            raise InputError(f"Benchmarking maps: part {wrong[0]!r} is not known. Use some of {', '.join(known)}.")
+            raise InputError(
+                f"Benchmarking maps: part {shortened(wrong[0])} is not known. Use some of {', '.join(known)}."
+            )
 
 
 def run(options: Options, *, progress: Progress = silent) -> list[Row]:

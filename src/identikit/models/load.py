@@ -2,13 +2,14 @@
 
 import hashlib
 import importlib.util
+import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from identikit.checks import flag, shortened
+from identikit.encoding import tokenized
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.machine import Shared
 from identikit.models.check import prove
@@ -89,7 +91,7 @@ def load(
     refuse_transforms()
     trust_remote_code = flag("trust_remote_code", trust_remote_code)
     for name, given in (("tower", tower), ("revision", revision)):
-        if given is not None and not isinstance(given, str):
+        if given is not None and not (isinstance(given, str) and given.strip()):
             raise InputError(f"{name}={shortened(given)} cannot be used: expected a name.")
     if isinstance(model, tuple):
         model, tokenizer = _pair(model, tokenizer)
@@ -222,7 +224,11 @@ def _dtype_name(dtype: str | torch.dtype | None) -> str:
 def checked_device(device: str | torch.device | None) -> torch.device:
     """Return a device that can be used here; None is the CPU."""
     try:
+        if not isinstance(device, str | int | torch.device | None):
+            raise ValueError("expected 'cpu', 'cuda' or the like")
         found = torch.device("cpu" if device is None else device)
+        if found.type == "meta":
+            raise ValueError("tensors hold no numbers there")
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         reason = f"{str(error).splitlines()[0].rstrip('.:'):.200}"
@@ -313,10 +319,29 @@ def _reader(source: str, options: dict[str, Any], model: PreTrainedModel) -> Any
         raise ModelError(f"Loading {source}: its {kind} cannot be read ({said}). Check its files.") from None
 
 
+def _check_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer that adds a token which it does not define: tokenizers would panic at every text."""
+    processor = getattr(getattr(tokenizer, "backend_tokenizer", None), "post_processor", None)
+    if processor is None:
+        return
+    state = json.loads(processor.__getstate__())
+    for part in state.get("processors", [state]):
+        pieces = [piece.get("SpecialToken") for side in ("single", "pair") for piece in part.get(side) or ()]
+        for token in (piece["id"] for piece in pieces if piece is not None):
+            if token not in part.get("special_tokens", {}):
+                raise ModelError(
+                    f"Loading {name}: its tokenizer adds {shortened(token)} to every text, and does not say which id "
+                    "that has. Check its tokenizer.json."
+                )
+
+
 def _proved(model: Model) -> Model:
     """Return a model that can be read, and whose tokenizer's special tokens, which are in every text, it knows."""
-    added = model.tokenizer("")["input_ids"] if isinstance(model.tokenizer, PreTrainedTokenizerBase) else ()
-    for token in added:
+    own = model.tokenizer if isinstance(model.tokenizer, PreTrainedTokenizerBase) else None
+    if own is not None:
+        _check_template(own, model.name)
+        tokenized(own, "a, b \N{SNOWMAN}")  # words that it may not know
+    for token in tokenized(own, "")["input_ids"] if own is not None else ():
         if token >= model.vocabulary:
             named = model.tokenizer.convert_ids_to_tokens(token)
             raise ModelError(
@@ -343,8 +368,9 @@ def _why(source: str, error: Exception) -> str:
         if isinstance(error, OSError | ValueError)
         else f"{type(error).__name__}: {reason}"
     )
-    said = shorten(said, 300, placeholder=" …").rstrip(".")
-    return f"transformers cannot make a model of it ({said}). Check its config.json and its weights."
+    if len(said) > 300:  # it shows a whole module
+        said = re.sub(r"\(.*\)", "(…)", said)[:300]
+    return f"transformers cannot make a model of it ({said.rstrip('.')}). Check its config.json and its weights."
 
 
 @contextmanager

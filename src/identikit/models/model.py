@@ -17,7 +17,7 @@ from identikit.features import Source, encode_features
 from identikit.indexing import Index, chosen
 from identikit.models import families
 from identikit.models.fingerprint import Identity, identity_of
-from identikit.models.surroundings import makeup, refuse_transforms, turn, uncompiled, undisturbed
+from identikit.models.surroundings import makeup, refuse_transforms, turn, uncompiled, undisturbed, without_gradients
 from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, plain_outputs, visiting
 from identikit.models.weights import broken_weight, wider_dtype
 from identikit.shapes import Float, Tensor
@@ -432,7 +432,7 @@ class Model:
     def ready(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
         with self.alone(), undisturbed(), torch.no_grad(), ExitStack() as stack:
-            for part in (uncompiled, evaluating, plain_outputs, plain_experts):
+            for part in (uncompiled, evaluating, without_gradients, plain_outputs, plain_experts):
                 stack.enter_context(part(self.hf))
             yield
 

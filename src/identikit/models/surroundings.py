@@ -20,6 +20,7 @@ from identikit.errors import InputError, ModelError
 from identikit.machine import products
 
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+_ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
 
 
 @dataclass
@@ -52,6 +53,21 @@ def undisturbed() -> Iterator[None]:
     if getattr(_inside, "undisturbed", False):
         yield
         return
+    graded = torch.is_grad_enabled()
+    try:
+        with _set_aside():
+            _inside.undisturbed = True
+            yield
+    finally:  # also where Ctrl-C came between two steps of setting aside or giving back
+        _inside.undisturbed = False
+        torch.set_grad_enabled(graded)
+
+
+@contextmanager
+def _set_aside() -> Iterator[None]:
+    """Set aside what torch keeps for a thread; the hooks of saved tensors too, which derivatives cannot have."""
+    core: Any = getattr(torch._C, "_autograd")  # noqa: B009 - torch does not declare it
+    top = getattr(core, "_top_saved_tensors_default_hooks", lambda _: None)  # not in every version of torch
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))  # what is made there has no derivative
@@ -60,10 +76,11 @@ def undisturbed() -> Iterator[None]:
                 stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
+        while (hooks := top(True)) is not None:
+            stack.callback(core._push_saved_tensors_default_hooks, *hooks)
+            core._pop_saved_tensors_default_hooks()
         stack.enter_context(torch.no_grad())
         stack.enter_context(products("full"))
-        stack.callback(setattr, _inside, "undisturbed", False)
-        _inside.undisturbed = True
         yield
 
 
@@ -112,6 +129,26 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
                 stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
                 module._compiled_call_impl = None
         yield
+
+
+@contextmanager
+def without_gradients(model: nn.Module) -> Iterator[None]:
+    """Leave out the hooks of `gradient_checkpointing_enable`: they ask for gradients, and change no number."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            hooks = module._forward_hooks
+            asking = [key for key, hook in hooks.items() if getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS]
+            if asking:
+                stack.callback(_put_back, hooks, dict(hooks))
+                for key in asking:
+                    del hooks[key]
+        yield
+
+
+def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:
+    """Give hooks their order back, which is part of `makeup`."""
+    hooks.clear()
+    hooks.update(before)
 
 
 def makeup(model: nn.Module) -> tuple[Any, ...]:

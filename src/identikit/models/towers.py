@@ -1,5 +1,6 @@
 """Models of several parts: the part that is read, and the tokenizer or processor that reads for it."""
 
+import inspect
 from typing import Any
 
 from transformers import (
@@ -55,12 +56,14 @@ def reader_of(model: PreTrainedModel) -> tuple[str, Any, type]:
 def fitting_reader(model: PreTrainedModel, given: Any) -> Any:
     """Return the tokenizer, image processor or feature extractor of a model in memory, out of a processor of several.
 
-    One of another kind is refused; a class of the user's own is taken as it is.
+    One of another kind is refused; a class of the user's own is taken if it has what is asked of it.
     """
     called, _, kind = reader_of(model)
     found = getattr(given, called.replace(" ", "_"), given) if isinstance(given, ProcessorMixin) else given
     others = tuple(other for _, _, other in _READERS.values() if other is not kind)
-    if isinstance(found, (*others, ProcessorMixin)) and not isinstance(found, kind):
+    asked = ("is_fast", "convert_ids_to_tokens") if kind is PreTrainedTokenizerBase else ()
+    other = isinstance(found, (*others, ProcessorMixin)) or inspect.isroutine(found)
+    if not isinstance(found, kind) and (other or not all(hasattr(found, name) for name in asked)):
         article = "an" if called[0] in "aeiou" else "a"
         raise InputError(
             f"Loading {type(model).__name__} from memory: it needs {article} {called}, and {type(found).__name__} is "

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
+from identikit.checks import shortened
 from identikit.data import read_labelled
 from identikit.errors import InputError
 from identikit.models.load import load, quiet
@@ -192,7 +193,7 @@ _TASKS = {
 
 def _task(name: str) -> _Task:
     if name.lower() not in _TASKS:
-        raise InputError(f"Fine-tuning: the task {name!r} is not known. Use one of {', '.join(_TASKS)}.")
+        raise InputError(f"Fine-tuning: the task {shortened(name)} is not known. Use one of {', '.join(_TASKS)}.")
     return _TASKS[name.lower()]
 
 

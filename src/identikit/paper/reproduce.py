@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from identikit.checks import shortened
 from identikit.data import KNOWN
 from identikit.errors import InputError, Unavailable
 from identikit.machine import PRECISIONS
@@ -59,7 +60,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
-            raise InputError(f"Reproducing the paper: precision={self.precision!r} is not known. Use one of {known}.")
+            raise InputError(
+                f"Reproducing the paper: precision={shortened(self.precision)} is not known. Use one of {known}."
+            )
         folded = [name.lower() if name.lower() in KNOWN else name for name in self.data]
         object.__setattr__(self, "data", tuple(dict.fromkeys(folded)))
         for part in PART_OF.keys() & set(self.data):
@@ -70,7 +73,7 @@ class Plan:
         unknown = [name for name in self.names if name != ALL and name not in FIGURES and name not in CLAIMS]
         if unknown:
             raise InputError(
-                f"Reproducing the paper: {unknown[0]!r} is not known. Use {ALL!r}, a figure (fig1a, fig1b, …, fig43, "
+                f"Reproducing the paper: {shortened(unknown[0])} is not known. Use {ALL!r}, a figure (fig1a, …, fig43, "
                 f"collapse) or a claim ({next(iter(CLAIMS))}, …); --list shows them all."
             )
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
+from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.plots.forms import Panels, add_footer, new_axes
 from identikit.plots.reading import axes_for
@@ -48,7 +49,9 @@ def head_means(groups: DataFrame, group: str) -> DataFrame:
     """Return what a group of keys receives from each head, and the size of its values, averaged over texts."""
     there = list(dict.fromkeys(groups["group"]))
     if group not in there:
-        raise InputError(f"Cannot draw sinks: group={group!r} is not in the table, which has {', '.join(there)}.")
+        raise InputError(
+            f"Cannot draw sinks: group={shortened(group)} is not in the table, which has {', '.join(there)}."
+        )
     part: Any = groups[groups["group"] == group]
     sizes: Any = part.groupby(["layer", "head"], as_index=False)["value_size"].mean()
     return mean_over_rows(part, WEIGHTS, ["layer", "head"]).merge(sizes, on=["layer", "head"])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
+from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.attention import ATTENTION
@@ -30,7 +31,7 @@ from identikit.paper.evidence import Evidence
 def judge(claim: Claim, evidence: Evidence, norm: str = "") -> Finding:
     """Judge a claim on the evidence, which must hold the tables that the claim needs."""
     if claim.by_norm and norm not in NORMS:
-        raise InputError(f"Judging {claim.name}: norm={norm!r} is not known. Use {', '.join(NORMS)}.")
+        raise InputError(f"Judging {claim.name}: norm={shortened(norm)} is not known. Use {', '.join(NORMS)}.")
     missing = [name for need in claim.needs if (name := need.format(norm=norm)) not in evidence.tables]
     if missing:
         raise InputError(
