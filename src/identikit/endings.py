@@ -60,6 +60,8 @@ def _told(error: BaseException) -> int:
         if error.errno != errno.EPIPE:
             where = f" ({error.filename})" if error.filename else ""
             _tell(f"{error.strerror or words}{where}. Mend that, and run the command again.")
+    elif isinstance(error, ModuleNotFoundError) and error.name:
+        _tell(f"This needs the package {error.name}, which is not installed. Run `pip install {error.name}`.")
     elif isinstance(error, MemoryError) or any(one in words.lower() for one in _MEMORY):
         where = "the GPU's memory" if "cuda" in words.lower() else "memory"
         _tell(f"This needs more than {where}. Pass a shorter text or a smaller model, or use a larger machine.")

@@ -74,7 +74,7 @@ def test_what_a_dtype_explains(dtype: str):
 
 def test_logits_that_are_not_numbers_are_refused():
     model = tiny.loaded("llama")
-    attention = ik.effective_attention(model, TEXT)
     model.hf.lm_head.weight.data[0] = torch.nan  # pyright: ignore[reportAttributeAccessIssue]
+    attention = ik.effective_attention(model, TEXT)
     with pytest.raises(ik.ModelError, match="its logits hold NaN or infinity"):
         attention.verify()

@@ -288,8 +288,6 @@ def test_a_folder_in_use_is_refused_before_anything_is_read(tmp_path):
 def test_a_stopped_run_leaves_nothing_and_an_empty_folder_is_filled(tmp_path, bert):
     data, out = write_mrpc(tmp_path / "data"), tmp_path / "out"
     out.mkdir()
-    (tmp_path / ".out.partial").mkdir()  # of a run that was killed
-    (tmp_path / ".out.partial/model.safetensors").write_text("half")
 
     def interrupt(what, done, total):
         assert not any(out.iterdir())

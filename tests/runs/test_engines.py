@@ -72,8 +72,8 @@ def test_ray(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
             squares(replace(engine, threads=3), model, Squares())
     assert not ray.is_initialized()
     said = capfd.readouterr()
-    assert not said.out, said
-    assert all("(raylet)" in line for line in said.err.splitlines()), said  # what workers died of
+    printed = [line for line in (said.out + said.err).splitlines() if line.strip()]
+    assert all("(raylet)" in line or "log-dedup" in line for line in printed), said  # what workers died of
 
 
 def test_long_tasks_are_first():

@@ -52,7 +52,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_done(place: Path, tmp_path: Path):
     os.killpg(process, signal.SIGINT)
     assert ended(process) == 130
     assert errors.read_text() == (
-        "identikit: Interrupted. Run the same command again: what its --out folder holds is not computed again.\n"
+        "identikit: Interrupted. Run the same command again: what its folder holds is not computed again.\n"
     )
     done = len(shards(out))
     assert ended(forked(command(place, out))) == 0 and len(shards(out)) > done > 1

@@ -7,6 +7,7 @@ rows of a text are kept by layer and head, so texts can be gathered in any order
 import math
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,8 @@ NUMBERS = ("row_sums", "group_sums", "value_size", "group_keys")
 
 def checked_rows(rows: Any) -> int | str:
     """Return how many rows per text are asked for, or raise."""
-    if not isinstance(rows, str):
-        return whole_number("intervals", rows)
-    if rows == ALL:
-        return rows
+    with suppress(InputError):
+        return ALL if isinstance(rows, str) and rows == ALL else whole_number("intervals", rows)
     raise InputError(f"intervals={shortened(rows)} cannot be used: expected a number of rows per text, or {ALL!r}.")
 
 
