@@ -30,7 +30,7 @@ def run(command: Callable[[], object]) -> None:
     _open_streams()
     with _surroundings() as signals:
         status = _status(command, signals)
-        status = _flushed() or status
+        status = _flushed(status)
     sys.exit(status)
 
 
@@ -153,16 +153,15 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8"))
 
 
-def _flushed() -> int:
-    """Write out what is still held; return the status of a failure, and 0 where there is none."""
-    status = 0
+def _flushed(status: int) -> int:
+    """Write out what is still held; return the status, or that of a failure, which is told if nothing was before."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError) as error:
-            status = FAILED
+            told, status = status, status or FAILED
             _give_up(stream)
-            if stream is sys.stdout and getattr(error, "errno", None) != errno.EPIPE:
+            if not told and stream is sys.stdout and getattr(error, "errno", None) != errno.EPIPE:
                 _tell(f"Writing the output: {getattr(error, 'strerror', None) or error}.")
     return status
 
