@@ -17,7 +17,6 @@ export class Head {
     this.n = view.about.tokens.length;
     this.part = (name) => view.array(`layer${layer}.${name}`);
     this.head = head;
-    this.group = this.about.key_head?.[head];
     this.seen = view.array("visible")?.data.subarray(
       this.about.mask * this.n * Math.ceil(this.n / 8),
       (this.about.mask + 1) * this.n * Math.ceil(this.n / 8),
@@ -59,7 +58,7 @@ export class Head {
   /** softmax(scaling · q·k), with a soft-cap and a learned sink where the model has them. */
   rawRow(query) {
     const { scaling, softcap, sink } = this.about;
-    const scores = this.products(this.part("query"), query, this.part("key"));
+    const scores = this.products(this.part("query"), query, this.part("key"), this.about.key_head);
     let largest = sink ? sink[this.head] : -Infinity;
     for (let key = 0; key < this.n; key += 1) {
       scores[key] *= scaling;
@@ -77,15 +76,15 @@ export class Head {
 
   effectiveRow(query) {
     if (this.part("identifiable").data[this.head * this.n + query]) return this.row("raw", query);
-    const row = this.products(this.part("coefficients"), query, this.part("basis"));
+    const row = this.products(this.part("coefficients"), query, this.part("basis"), this.about.basis_head);
     return row.map((weight, key) => (this.visible(query, key) ? weight : 0));
   }
 
-  /** The products of one head's row of `left` with all rows of its group in `right`. */
-  products(left, query, right) {
+  /** The products of one head's row of `left` with all rows of `right` that the head uses. */
+  products(left, query, right, group) {
     const width = left.shape[2];
     const from = (this.head * this.n + query) * width;
-    const start = this.group * this.n * width;
+    const start = group[this.head] * this.n * width;
     const found = new Float64Array(this.n);
     const a = left.data;
     const b = right.data;
@@ -108,7 +107,7 @@ export class Head {
       const width = basis.shape[2];
       const inside = new Float64Array(width);
       for (let key = 0; key < this.n; key += 1) {
-        const at = (this.group * this.n + key) * width;
+        const at = (this.about.basis_head[this.head] * this.n + key) * width;
         for (let i = 0; row[key] !== 0 && i < width; i += 1) inside[i] += row[key] * basis.data[at + i];
       }
       const [, , outer] = through.shape;
