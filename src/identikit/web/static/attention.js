@@ -35,7 +35,9 @@ export function attentionView(site) {
     help: "A row is what one token looks at, a column who looks at it. All maps share one colour scale.",
     element,
     unavailable() {
-      return site.view.about.attention ? null : site.view.about.unavailable?.attention ?? "Attention was not computed.";
+      const { attention, unavailable } = site.view.about;
+      if (!attention) return unavailable?.attention ?? "This page holds no attention.";
+      return attention.layers.some(({ form }) => form !== "none") ? null : "This page holds intervals, but not the maps.";
     },
     update(state, before) {
       if (view.unavailable()) return;
@@ -124,14 +126,11 @@ function attentionPicture(site, sheet, state) {
     key: place(state.hoverKey >= 0 ? state.hoverKey : hovering ? -1 : state.key),
   };
   const onlyKey = state.hoverKey >= 0 && state.hoverQuery < 0;
-  const certain = shown.groups.map((group) => {
-    const known = group.map((piece) => site.rows.certain(state.layer, state.head, piece)).filter((share) => share >= 0);
-    return known.length ? known.reduce((sum, share) => sum + share, 0) / known.length : NaN;
-  });
   const movedAt = state.moved && place(state.moved.query);
   const moved = movedAt >= 0 && state.moved ? { at: movedAt, row: sheet.row("raw", movedAt, state.moved) } : null;
   return {
-    sheet, shown, cursor, certain, moved, state,
+    sheet, shown, cursor, moved, state,
+    certain: attentionCertain(site, sheet, state),
     name: `L${layers[state.layer]}H${heads[state.head]}`,
     map: MAPS.includes(state.map) ? state.map : "raw",
     labels: shown.labels,
@@ -139,6 +138,18 @@ function attentionPicture(site, sheet, state) {
     colours: site.colours(),
     missing: (map) => attentionMissing(site, state, map),
   };
+}
+
+/** How certain each drawn row is, NaN where that is not known; kept until rows are added. */
+function attentionCertain(site, sheet, { layer, head }) {
+  if (sheet.certain?.rows !== site.rows.rows?.size) {
+    const shares = sheet.shown.groups.map((group) => {
+      const known = group.map((piece) => site.rows.certain(layer, head, piece)).filter((share) => share >= 0);
+      return known.length ? known.reduce((sum, share) => sum + share, 0) / known.length : NaN;
+    });
+    sheet.certain = { rows: site.rows.rows?.size, shares };
+  }
+  return sheet.certain.shares;
 }
 
 function attentionHeight(width, state, sheet) {
@@ -235,11 +246,10 @@ function attentionPython(site, state, shown) {
     "attention = ik.effective_attention(model, text)",
     `head = attention.sel(layer=${layers[state.layer]}, head=${heads[state.head]})`,
   ];
-  const all = shown.byWord ? shown.place.reduce((most, at) => Math.max(most, at), -1) + 1 : shown.n;
   if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
   lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
-  if (!shown.byWord && shown.size < all) {
-    lines.push(`drawn = [${shown.groups.map(([piece]) => piece).join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
+  if (shown.size < shown.all) {
+    lines.push(`drawn = [${shown.order.join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
   }
   lines.push("head.plot()");
   return lines.join("\n");
