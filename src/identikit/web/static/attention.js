@@ -22,7 +22,12 @@ export function attentionView(site) {
   const notes = node("p", { className: "maps-notes" });
   const element = node("div", { className: "maps" }, controls.element, canvas, read, strips.element, notes);
 
-  const picture = (state) => attentionPicture(site, book.sheet(state), state);
+  let last = null; // one frame asks for the same picture three times
+  const picture = (state) => {
+    const sheet = book.sheet(state);
+    if (last?.state !== state || last.sheet !== sheet || last.colours !== site.colours()) last = attentionPicture(site, sheet, state);
+    return last;
+  };
   const view = {
     id: "attention",
     title: "Attention",
