@@ -1,8 +1,9 @@
 // All heads at once: a scatter of two readings, or a grid of layers and heads coloured by one of them.
 
 import { css, mixed } from "./colour.js";
+import { pickList } from "./controls.js";
+import { choice, figureCanvas, node, pointOn, say } from "./figure.js";
 import { canvasPen } from "./pen.js";
-import { choiceButtons, element, pickList } from "./attention_controls.js";
 import { paintScatter, scatterPoints } from "./scatter.js";
 
 /** What heads can be found by: a name, what it means, and how to get it in Python. */
@@ -17,15 +18,14 @@ const HEADS_WIDTH = 640; // of an exported figure
 
 export function headsView(site) {
   const { about } = site.view;
-  const canvas = element("canvas", { className: "heads-canvas", tabIndex: 0 });
-  canvas.setAttribute("role", "img");
+  const canvas = figureCanvas();
   const set = (name) => (value) => site.store.set({ [name]: value });
-  const shape = choiceButtons("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
+  const shape = choice("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
   const choices = Object.entries(READINGS).map(([name, [words]]) => [name, words]);
   const [across, up] = [pickList("across", choices, set("x")), pickList("up", choices, set("y"))];
-  const meaning = element("p", { className: "heads-meaning" });
-  const whole = element("div", { className: "heads" },
-    element("div", { className: "maps-controls" }, shape.element, across.element, up.element), canvas, meaning);
+  const [said, meaning] = [node("p", { className: "maps-read" }), node("p", { className: "heads-meaning" })];
+  const whole = node("div", { className: "heads" },
+    node("div", { className: "maps-controls" }, shape.element, across.element, up.element), canvas, said, meaning);
   let hovered = null; // the head under the mouse, which only this view shows
   const data = about.attention && headsData(site);
 
@@ -45,12 +45,13 @@ export function headsView(site) {
       canvas.style.height = `${height}px`;
       headsPaint(canvasPen(canvas, width, height), site, data, state, hovered);
       const { x, y } = headsAxes(state);
-      shape.update(state.heads === "grid" ? "grid" : "scatter");
+      shape.press(state.heads === "grid" ? "grid" : "scatter");
       across.update(x);
       up.update(y);
       across.element.hidden = state.heads === "grid";
       up.element.firstChild.textContent = state.heads === "grid" ? "coloured by" : "up";
-      meaning.textContent = headsMeaning(data, state);
+      say(said, headsSaid(data, hovered ?? state));
+      say(meaning, headsMeaning(data, state));
       canvas.setAttribute("aria-label", view.describe(state));
     },
     paint: (pen, state) => headsPaint(pen, site, data, state, null),
@@ -70,7 +71,7 @@ export function headsView(site) {
 
 /** The chosen axes; what an address says wrongly is as usual. */
 export function headsAxes(state) {
-  return { x: state.x in READINGS ? state.x : "null_dim", y: state.y in READINGS ? state.y : "certain_mass" };
+  return { x: state.x in READINGS ? state.x : "pearson", y: state.y in READINGS ? state.y : "certain_mass" };
 }
 
 /** Every reading of every head, with names. */
@@ -96,7 +97,7 @@ function headsNumber(name, value) {
 
 function headsHeight(width, state, data) {
   if (state.heads !== "grid") return Math.round(Math.min(380, Math.max(260, width * 0.82)));
-  return 40 + data.layers.length * headsCell(width, data).height;
+  return 22 + data.layers.length * headsCell(width, data).height;
 }
 
 function headsPaint(pen, site, data, state, hovered) {
@@ -143,10 +144,6 @@ function headsGrid(pen, data, state, hovered, colours) {
   for (const [one, line] of [[state, 2], [hovered, 1.25]]) {
     if (one) pen.rect(32 + one.head * cell.width, 18 + one.layer * cell.height, cell.width, cell.height, null, { stroke: colours.focus, line });
   }
-  const bottom = 18 + data.layers.length * cell.height + 12;
-  const said = hovered ?? state;
-  pen.text(`${data.name(said.layer, said.head)}: ${READINGS[name][0]} ${data.number(name, values[said.layer * data.heads.length + said.head])}`,
-    32, bottom, colours.focus, { size: 12, weight: "600" });
 }
 
 /** The head under a point of the canvas. */
@@ -166,8 +163,8 @@ function headsAt(data, state, width, height, x, y) {
 
 function headsPointer(site, canvas, data, hover) {
   const under = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return headsAt(data, site.store.get(), box.width, box.height, event.clientX - box.left, event.clientY - box.top);
+    const { width, height } = canvas.getBoundingClientRect();
+    return headsAt(data, site.store.get(), width, height, ...pointOn(canvas, event));
   };
   canvas.addEventListener("pointermove", (event) => {
     const found = under(event);
@@ -222,8 +219,13 @@ function headsPython(data, state) {
   return ["attention = ik.effective_attention(model, text)", ...lines].join("\n");
 }
 
-function headsDescribe(data, { layer, head }) {
+function headsDescribe(data, state) {
+  return `${data.many} heads. Open: ${headsSaid(data, state)}`;
+}
+
+/** All readings of one head in words. */
+function headsSaid(data, { layer, head }) {
   const at = layer * data.heads.length + head;
-  const said = ["pearson", "null_dim", "certain_mass", "sink_mass"].map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`);
-  return `${data.many} heads. ${data.name(layer, head)} is open: ${said.join(", ")}.`;
+  const names = ["pearson", "null_dim", "certain_mass", "sink_mass"];
+  return `${data.name(layer, head)}: ${names.map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`).join(", ")}.`;
 }

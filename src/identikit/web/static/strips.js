@@ -1,6 +1,6 @@
 // The text twice: shaded by what the active token looks at, and by who looks at it.
 
-import { element } from "./attention_controls.js";
+import { node } from "./figure.js";
 import { shadeOf } from "./lines.js";
 
 const STRIP_TOKENS = 64; // of a longer text, the tokens of largest weight, in order
@@ -13,7 +13,7 @@ export function attentionStrips(site) {
     site,
   );
   return {
-    element: element("div", { className: "strips" }, to.element, by.element),
+    element: node("div", { className: "strips" }, to.element, by.element),
     update(state, { sheet, map, cursor, labels, colours, moved }) {
       const known = sheet.maps.includes(map);
       const key = cursor.key >= 0 ? cursor.key : cursor.query;
@@ -32,8 +32,8 @@ function stripKey(state) {
 }
 
 function stripOf(hover, pin, site) {
-  const title = element("h4");
-  const text = element("p", { className: "strip" });
+  const title = node("h4");
+  const text = node("p", { className: "strip" });
   let last = {};
   const spot = (event) => {
     const position = event.target.dataset?.position;
@@ -49,12 +49,12 @@ function stripOf(hover, pin, site) {
     if (at >= 0) site.store.set(pin(at, site.store.get()));
   });
   return {
-    element: element("section", {}, title, text),
+    element: node("section", {}, title, text),
     update(weights, words, about, { sheet, labels, shade }) {
       const same = last.sheet === sheet && last.about === about && last.words === words && last.done === sheet.done;
       if (same && last.paper === shade(0).fill && last.weights?.every((weight, at) => Object.is(weight, weights?.[at]))) return;
       last = { sheet, about, words, weights, done: sheet.done, paper: shade(0).fill };
-      title.replaceChildren(element("b", { textContent: about >= 0 ? labels[about] : "" }), ` ${weights ? words : ""}`);
+      title.replaceChildren(node("b", { textContent: about >= 0 ? labels[about] : "" }), ` ${weights ? words : ""}`);
       text.replaceChildren(...stripTokens(weights ?? [], about, sheet.shown, site.view.about.tokens, shade));
     },
   };
@@ -67,15 +67,15 @@ function stripTokens(weights, about, shown, tokens, shade) {
   const kept = places.length <= STRIP_TOKENS ? places : places.sort((a, b) => size(b) - size(a)).slice(0, STRIP_TOKENS).sort((a, b) => a - b);
   const made = [];
   kept.forEach((at, order) => {
-    if (at !== (order ? kept[order - 1] + 1 : 0)) made.push(element("i", { textContent: "…" }));
+    if (at !== (order ? kept[order - 1] + 1 : 0)) made.push(node("i", { textContent: "…" }));
     const { fill, ink } = shade(weights[at]);
     const word = shown.byWord ? shown.labels[at].replace(/@\d+$/, "") : tokens[shown.groups[at][0]];
-    const one = element("span", { textContent: word, title: Number.isFinite(weights[at]) ? weights[at].toFixed(3) : "not seen" });
+    const one = node("span", { textContent: word, title: Number.isFinite(weights[at]) ? weights[at].toFixed(3) : "not seen" });
     one.dataset.position = shown.groups[at][0];
     Object.assign(one.style, { background: fill ?? "transparent", color: ink });
     if (at === about) one.className = "active";
     made.push(one);
   });
-  if (kept.length && kept.at(-1) < weights.length - 1) made.push(element("i", { textContent: "…" }));
+  if (kept.length && kept.at(-1) < weights.length - 1) made.push(node("i", { textContent: "…" }));
   return made;
 }
