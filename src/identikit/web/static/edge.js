@@ -69,7 +69,7 @@ class EdgeView {
     const raw = head.row("raw", query) ?? found?.raw ?? null;
     const keys = raw ? names.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
     // A row that was never bounded and is certain all the same has only one attention: its own.
-    const fixed = !found && !Number.isNaN(rows.certain(state.layer, state.head, query));
+    const fixed = !found && !state.epsilon && !Number.isNaN(rows.certain(state.layer, state.head, query));
     const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
     const widest = lower ? keys.reduce((most, key) => Math.max(most, upper[key] - lower[key]), 0) : NaN;
     const moved = state.moved?.query === query ? state.moved.row : null;
