@@ -24,13 +24,13 @@ FLOORS = [
     {"verdict"},
     {"plots"},
     {"__init__"},
-    {"paper", "bench", "terminal", "options"},
+    {"paper", "bench", "web", "terminal", "options"},
     {"cli_bench", "cli_datasets", "cli_runs"},
     {"cli"},
     {"__main__"},
 ]
 # A Result draws itself: the one way up, and only inside a function of a module that holds Results.
-DRAWS = {"plots"}
+DRAWS = {"plots", "web"}
 RESULTS = {"result.py", "verdict/numbers.py"}
 
 

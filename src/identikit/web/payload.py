@@ -9,6 +9,7 @@ adds a bias to its scores, or a Result holds only numbers, the maps go as they a
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def _header(result: Result) -> dict[str, Any]:
         "version": __version__,
         "kind": result.kind,
         "model": result.model_name,
-        "source": None if recipe is None else recipe.source,
+        "source": _named(recipe and recipe.source),
         "text": None if reading is None else _plain_text(reading.text),
         "tokens": tokens,
         "special": result.about.get("special") or [False] * len(tokens),
@@ -97,6 +98,11 @@ def _header(result: Result) -> dict[str, Any]:
         "provenance": plain(asdict(result.provenance)),
         "unavailable": {},
     }
+
+
+def _named(source: str | None) -> str | None:
+    """Return where a model was loaded from, as a page may say it: of a folder only its own name."""
+    return f"path/to/{Path(source).name}" if source is not None and Path(source).is_absolute() else source
 
 
 def _plain_text(text: Any) -> Any:
@@ -333,8 +339,12 @@ def _bounded(file: _File, result: Explanation, progress: Progress) -> None:
     mass = torch.where(share > 0, share * drawn.nan_to_num() + fixed.mean(-1), fixed.mean(-1))
     file.arrays["certain"] = certain.float()
     file.arrays["heads.certain_mass"] = mass.masked_fill((share > 0) & drawn.isnan(), torch.nan).float()
+    chosen = _listed(result, sample)
+    if chosen:
+        named = [places[row] for row in chosen]
+        first = next((place for place in _named_rows(result) if place in named), named[0])
+        file.about["first"] = dict(zip(("layer", "head", "query"), first, strict=True))
     if _is_live(attention):
-        chosen = _listed(result, sample)
         _vertices(file, attention, places, chosen, VERTICES, progress)
         _grid(file, attention, [places[row] for row in chosen], chosen, progress)
 
@@ -342,15 +352,19 @@ def _bounded(file: _File, result: Explanation, progress: Progress) -> None:
 def _listed(result: Explanation, sample: Sample) -> list[int]:
     """Choose rows: those that the verdict names, then the widest of each head, then the widest; in order."""
     width = (sample.upper - sample.lower).amax(-1)
-    numbers = result._axis("layer").values
     where = {tuple(place): row for row, place in enumerate(sample.places.tolist())}
-    named = [(numbers.index(edge["layer"]), edge["head"], edge["query"])
-             for edge in (*result.about["least_certain"], *result.about["outside"])]  # fmt: skip
-    wanted = [where[place] for place in named if place in where]
+    wanted = [where[place] for place in _named_rows(result) if place in where]
     order = width.argsort(descending=True).tolist()
     heads = {tuple(sample.places[row, :2].tolist()): row for row in reversed(order)}
     ranked = dict.fromkeys([*wanted, *sorted(heads.values(), key=lambda row: -float(width[row])), *order])
     return sorted([row for row in ranked if float(width[row]) > NARROW][:LISTED])
+
+
+def _named_rows(result: Explanation) -> list[Place]:
+    """Return the rows of the edges that the verdict names, as places."""
+    numbers = result._axis("layer").values
+    edges = (*result.about["least_certain"], *result.about["outside"])
+    return [(numbers.index(edge["layer"]), edge["head"], edge["query"]) for edge in edges]
 
 
 def _vertices(
@@ -361,7 +375,7 @@ def _vertices(
     most: int,
     progress: Progress,
 ) -> None:
-    """Add, for the widest edges of the chosen rows, the two rows with the same output at the ends of their intervals."""
+    """Add, for the widest edges of the chosen rows, the rows with the same output at both ends of their intervals."""
     source: Any = attention.source
     layers, heads = attention._axis("layer").places, attention._axis("head").places
     found: list[tuple[int, int, int, Tensor]] = []

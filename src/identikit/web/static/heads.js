@@ -1,0 +1,3 @@
+export function headsView() {
+  return { id: "heads", title: "Heads", help: "", element: document.createElement("div"), unavailable: () => "Not there yet.", update() {} };
+}
