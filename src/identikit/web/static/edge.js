@@ -1,6 +1,7 @@
 // Edge: how far each weight of one row could go while the head's output stays the same, and a hand on it.
 import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, node, pointOn, quoted, say, slider, tiny } from "./figure.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, pointOn, quoted, say, slider } from "./figure.js";
+import { button, element, number } from "./parts.js";
 
 const EDGE_MOST = 24; // bars that are shown at first
 const EDGE_NARROW = 1e-6; // an interval that is narrower does not move
@@ -28,30 +29,24 @@ class EdgeView {
   build() {
     const { store } = this.site;
     this.canvas = figureCanvas();
-    this.says = node("p", { className: "edge-says" });
+    this.says = element("p", { class: "figure-says" });
     this.sort = choice("Sort by", [["weight", "by weight"], ["width", "by width"], ["text", "in the text"]], (sort) => store.set({ sort }));
     const most = this.site.rows.epsilons.length - 1;
     this.epsilon = slider("ε", { least: 0, most, step: 1 }, (epsilon) => store.set({ epsilon, moved: null }));
-    this.more = node("button", { type: "button", className: "edge-more" });
-    this.more.addEventListener("click", () => ((this.all = !this.all), store.set({})));
-    this.readout = node("p", { className: "edge-readout" });
-    const button = (words, act) => {
-      const made = node("button", { type: "button", textContent: words });
-      made.addEventListener("click", act);
-      return made;
-    };
-    this.ends = { lower: button("Lower end", () => this.pull("lower", 1)), upper: button("Upper end", () => this.pull("upper", 1)) };
+    this.more = button("", "", () => ((this.all = !this.all), store.set({})));
+    this.readout = element("p", { class: "figure-readout" });
+    this.ends = { lower: button("Lower end", "", () => this.pull("lower", 1)), upper: button("Upper end", "", () => this.pull("upper", 1)) };
     this.share = slider("moved", { least: 0, most: 100, step: 1 }, (percent) => this.pull(store.get().moved?.end, percent / 100));
     this.share.input.addEventListener("change", () => this.measure());
-    this.reset = button("Reset", () => this.letGo());
-    this.pulls = node("div", { className: "edge-pulls" }, this.ends.lower, this.ends.upper, this.share.element, this.reset);
-    this.change = node("p", { className: "edge-change", role: "status" });
-    this.note = node("p", { className: "edge-note" });
-    this.listed = node("div", { className: "edge-listed" });
-    this.element = node(
-      "div", { className: "edge" }, this.says,
-      node("div", { className: "figure-controls" }, this.sort.element, this.epsilon.element),
-      node("div", { className: "figure-holder" }, this.canvas), this.more, this.readout, this.pulls, this.change, this.note, this.listed,
+    this.reset = button("Reset", "Back to raw attention (Escape)", () => this.letGo());
+    this.pulls = element("div", { class: "edge-pulls" }, this.ends.lower, this.ends.upper, this.share.element, this.reset);
+    this.change = element("p", { class: "edge-change", role: "status" });
+    this.note = element("p", { class: "figure-note" });
+    this.listed = element("div", { class: "edge-listed" });
+    this.element = element(
+      "div", { class: "edge" }, this.says,
+      element("div", { class: "figure-controls" }, this.sort.element, this.epsilon.element),
+      element("div", { class: "figure-holder" }, this.canvas), this.more, this.readout, this.pulls, this.change, this.note, this.listed,
     );
   }
 
@@ -172,12 +167,12 @@ class EdgeView {
     const told =
       change === null
         ? "This file holds no values, so that the change of the output cannot be measured here."
-        : `The head's output moved by ${tiny(change)} of its length${change < EDGE_ROUNDING ? ": rounding" : ""}.`;
+        : `The head's output moved by ${number(change)} of its length${change < EDGE_ROUNDING ? ": rounding" : ""}.`;
     const same = this.inModel?.key === moved.key && this.inModel.end === moved.end && this.inModel.query === moved.query;
     if (!same) return `${from} ${told}`;
     const { hidden, logits } = this.inModel.change;
-    const more = logits === null ? "" : ` and the logits by ${tiny(logits)}`;
-    return `${from} ${told} In the model, the row at that end changes the final hidden states by ${tiny(hidden)}${more}, relative to the largest entry.`;
+    const more = logits === null ? "" : ` and the logits by ${number(logits)}`;
+    return `${from} ${told} In the model, the row at that end changes the final hidden states by ${number(hidden)}${more}, relative to the largest entry.`;
   }
 
   /** Say why a bar cannot be dragged, and offer rows that can. */
@@ -199,12 +194,9 @@ class EdgeView {
     const now = listed.map((query) => names[query]).join("\n");
     if (this.listedNow === now) return;
     this.listedNow = now;
-    this.listed.replaceChildren(...listed.map((query) => {
-      const button = node("button", { type: "button", textContent: names[query] });
-      button.addEventListener("click", () => this.site.store.set({ query, hoverQuery: -1 }));
-      return button;
-    }));
-    if (listed.length) this.listed.append(node("span", { textContent: "identikit serve computes any row." }));
+    const open = (query) => () => this.site.store.set({ query, hoverQuery: -1 });
+    this.listed.replaceChildren(...listed.map((query) => button(names[query], "Open this row", open(query))));
+    if (listed.length) this.listed.append(element("span", {}, "identikit serve computes any row."));
   }
 
   /** Ask a server for the pinned row, once. */

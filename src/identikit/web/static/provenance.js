@@ -1,6 +1,7 @@
 // Provenance: where one token's hidden vector comes from, layer by layer: a stack of its sources.
 import { SERIES } from "./colour.js";
-import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, node, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { element } from "./parts.js";
 
 const SOURCES_LEFT = 64;
 const SOURCES_TOP = 26;
@@ -22,12 +23,12 @@ class ProvenanceView {
     this.n = site.names.length;
     this.at = { layer: -1, source: null }; // what is under the pointer or the cursor
     this.canvas = figureCanvas();
-    this.says = node("p", { className: "figure-says" });
-    this.readout = node("p", { className: "figure-readout" });
+    this.says = element("p", { class: "figure-says" });
+    this.readout = element("p", { class: "figure-readout" });
     this.threshold = slider("Name sources from", { least: 0, most: 25, step: 0.5 }, (percent) => site.store.set({ threshold: percent / 100 }));
-    this.element = node(
-      "div", {}, this.says, node("div", { className: "figure-controls" }, this.threshold.element),
-      node("div", { className: "figure-holder" }, this.canvas), this.readout,
+    this.element = element(
+      "div", {}, this.says, element("div", { class: "figure-controls" }, this.threshold.element),
+      element("div", { class: "figure-holder" }, this.canvas), this.readout,
     );
     this.listen();
   }

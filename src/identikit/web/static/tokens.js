@@ -1,6 +1,7 @@
 // Tokens: after each layer, is each hidden vector still nearest to its own token, by which margin, and if not, who won?
 import { css, mixed } from "./colour.js";
-import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, node, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { element } from "./parts.js";
 
 const TOKENS_LEFT = 64; // pixels for the layers' names
 const TOKENS_RIGHT = 64; // for the rates
@@ -25,9 +26,9 @@ class TokensView {
     this.from = 0; // the first token that is drawn
     this.layer = -1; // the row under the pointer or the cursor
     this.canvas = figureCanvas();
-    this.readout = node("p", { className: "figure-readout" });
+    this.readout = element("p", { class: "figure-readout" });
     this.scroll = slider("Tokens", { least: 0, most: 1, step: 1 }, (from) => ((this.from = from), site.store.set({})));
-    this.element = node("div", {}, node("div", { className: "figure-holder" }, this.canvas), this.scroll.element, this.readout);
+    this.element = element("div", {}, element("div", { class: "figure-holder" }, this.canvas), this.scroll.element, this.readout);
     this.labels = Math.min(86, 14 + 0.8 * Math.max(...site.names.map((name) => wordsWidth(name, 11))));
     this.most = this.about ? this.part("margin").reduce((most, margin) => Math.max(most, Math.abs(margin) || 0), 0) : 0;
     this.listen();

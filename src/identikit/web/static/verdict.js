@@ -1,6 +1,7 @@
 // Verdict: the answers in words, and the text itself, each token shaded by how certain its attention is.
 import { css, mixed } from "./colour.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, node, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { element } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
 const STRIP_LINE = 30;
@@ -20,13 +21,13 @@ class VerdictView {
     this.means = null; // certainty over all heads, and over how many of its rows
     this.laid = null;
     this.canvas = figureCanvas();
-    this.readout = node("p", { className: "figure-readout" });
+    this.readout = element("p", { class: "figure-readout" });
     this.whose = choice("Whose certainty", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
-    this.holder = node("div", { className: "figure-holder verdict-strip" }, this.canvas);
+    this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
     const { verdict } = site.view.about;
-    const words = verdict ? [node("p", { className: "verdict-headline", textContent: verdict.headline }), ...verdict.sections.map((one) => verdictSection(one, verdict.headline))] : [];
-    this.strip = node("div", { className: "verdict-text" }, this.whose.element, this.holder, this.readout);
-    this.element = node("div", { className: "verdict" }, this.strip, node("div", { className: "verdict-words" }, ...words));
+    const words = verdict ? [element("p", { class: "verdict-headline" }, verdict.headline), ...verdict.sections.map((one) => verdictSection(one, verdict.headline))] : [];
+    this.strip = element("div", { class: "verdict-text" }, this.whose.element, this.holder, this.readout);
+    this.element = element("div", { class: "verdict" }, this.strip, element("div", { class: "verdict-words" }, ...words));
     this.listen();
   }
 
@@ -204,18 +205,18 @@ function stripShown(token, inside) {
 function verdictSection({ question, paragraphs }, headline) {
   const parts = paragraphs.filter((one) => one && one !== headline).map(verdictParagraph);
   const [first, ...more] = parts;
-  const made = node("section", { className: "verdict-section" }, node("h3", { textContent: question }));
+  const made = element("section", { class: "verdict-section" }, element("h3", {}, question));
   const short = first?.tagName === "P" && paragraphs[0] !== headline;
   if (short) made.append(first);
   const folded = short ? more : parts;
-  if (folded.length) made.append(node("details", {}, node("summary", { textContent: "The numbers" }), ...folded));
+  if (folded.length) made.append(element("details", {}, element("summary", {}, "The numbers"), ...folded));
   return made;
 }
 
 function verdictParagraph(paragraph) {
-  if (typeof paragraph === "string") return node("p", { textContent: paragraph });
-  const cells = (row, tag) => node("tr", {}, ...row.map((cell) => node(tag, { textContent: cell })));
-  const head = node("thead", {}, cells(paragraph.columns, "th"));
-  const body = node("tbody", {}, ...paragraph.rows.map((row) => cells(row, "td")));
-  return node("div", { className: "verdict-table" }, node("table", {}, head, body));
+  if (typeof paragraph === "string") return element("p", {}, paragraph);
+  const cells = (row, tag) => element("tr", {}, ...row.map((cell) => element(tag, {}, cell)));
+  const head = element("thead", {}, cells(paragraph.columns, "th"));
+  const body = element("tbody", {}, ...paragraph.rows.map((row) => cells(row, "td")));
+  return element("div", { class: "verdict-table" }, element("table", {}, head, body));
 }
