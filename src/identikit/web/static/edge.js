@@ -34,19 +34,21 @@ class EdgeView {
     const most = this.site.rows.epsilons.length - 1;
     this.epsilon = slider("ε", { least: 0, most, step: 1 }, (epsilon) => store.set({ epsilon, moved: null }));
     this.more = button("", "", () => ((this.all = !this.all), store.set({})));
+    this.more.classList.add("edge-more");
     this.readout = element("p", { class: "figure-readout" });
     this.ends = { lower: button("Lower end", "", () => this.pull("lower", 1)), upper: button("Upper end", "", () => this.pull("upper", 1)) };
-    this.share = slider("moved", { least: 0, most: 100, step: 1 }, (percent) => this.pull(store.get().moved?.end, percent / 100));
+    this.share = slider("Between the ends", { least: -100, most: 100, step: 1 }, (percent) => this.slide(percent / 100));
     this.share.input.addEventListener("change", () => this.measure());
     this.reset = button("Reset", "Back to raw attention (Escape)", () => this.letGo());
-    this.pulls = element("div", { class: "edge-pulls" }, this.ends.lower, this.ends.upper, this.share.element, this.reset);
-    this.change = element("p", { class: "edge-change", role: "status" });
+    const pulls = element("div", { class: "edge-pulls" }, this.ends.lower, this.share.input, this.ends.upper, this.reset);
+    this.change = element("p", { class: "edge-change" });
     this.note = element("p", { class: "figure-note" });
     this.listed = element("div", { class: "edge-listed" });
     this.element = element(
-      "div", { class: "edge" }, this.says,
+      "div", { class: "edge" }, this.says, this.note, this.listed,
       element("div", { class: "figure-controls" }, this.sort.element, this.epsilon.element),
-      element("div", { class: "figure-holder" }, this.canvas), this.more, this.readout, this.pulls, this.change, this.note, this.listed,
+      element("div", { class: "edge-hand" }, pulls, element("div", { class: "edge-words" }, this.readout, this.change)),
+      element("div", { class: "figure-holder" }, this.canvas), this.more,
     );
   }
 
@@ -81,10 +83,10 @@ class EdgeView {
     };
   }
 
-  size(state) {
+  size() {
     const most = this.all ? Infinity : EDGE_MOST; // of the text, not of the row: the page must not jump while hovering
     const count = Math.min(most, this.site.names.length);
-    return [figureWidth(this.canvas), barsHeight(this.all ? this.row(state).keys.length : count)];
+    return [figureWidth(this.canvas), barsHeight(count)];
   }
 
   paint(pen, state) {
@@ -102,11 +104,12 @@ class EdgeView {
     this.sort.press(state.sort);
     const what = state.sort === "width" && row.lower ? "wide" : "each";
     const more = hidden ? `${hidden} more, at most ${largest.toFixed(3)} ${what}: show all` : "";
-    say(this.more, this.all && row.keys.length > EDGE_MOST ? `Show only the ${EDGE_MOST} largest` : more);
-    say(this.readout, this.numbers(state, row));
+    this.more.textContent = this.all && row.keys.length > EDGE_MOST ? `Show only the ${EDGE_MOST} largest` : more;
+    this.more.classList.toggle("nothing", !this.more.textContent); // its place is kept: the page must not jump
+    say(this.readout, row.moved && activeKey(state) === state.moved.key ? "" : this.numbers(state, row));
     this.showEpsilon(state);
     this.showPulls(state, row);
-    this.showListed(state, row);
+    this.showListed(state, this.row({ ...state, hoverQuery: -1 }));
   }
 
   sentence(state, row) {
@@ -146,24 +149,25 @@ class EdgeView {
   }
 
   showPulls(state, row) {
-    const key = activeKey(state);
     const { moved } = state;
-    for (const [end, button] of Object.entries(this.ends)) {
-      button.disabled = !(row.movable && row.keys.includes(state.key) && canPull(row, state.key, end));
-      button.title = state.key < 0 ? "Choose a bar first." : `Move ${quoted(this.site.names[key])} there.`;
+    const open = (end) => row.movable && row.keys.includes(state.key) && canPull(row, state.key, end);
+    for (const [end, made] of Object.entries(this.ends)) {
+      made.disabled = !open(end);
+      made.title = made.disabled ? "Choose a bar with handles first." : `Move ${quoted(this.site.names[state.key])} there.`;
     }
-    this.pulls.hidden = !row.movable;
-    this.share.element.hidden = this.reset.hidden = !row.moved;
-    say(this.change, row.moved ? this.changeWords(row, moved) : "");
-    if (!row.moved) return;
-    this.share.input.value = Math.round(100 * moved.share);
-    say(this.share.words, `${Math.round(100 * moved.share)}% of the way to the ${moved.end} end`);
+    this.share.input.disabled = !open("lower") && !open("upper");
+    this.share.input.value = row.moved ? Math.round(100 * moved.share * (moved.end === "lower" ? -1 : 1)) : 0;
+    this.reset.disabled = !row.moved;
+    const how = "Drag a handle, or choose a bar with the arrow keys and press l or u for its lower or upper end.";
+    say(this.change, row.moved ? this.changeWords(row, moved) : row.movable ? how : "");
+    this.change.classList.toggle("moved", Boolean(row.moved));
   }
 
   changeWords(row, moved) {
     const change = row.head.outputChange(row.query, moved.row);
     const name = quoted(this.site.names[moved.key]);
-    const from = `${name} moved from ${row.raw[moved.key].toFixed(3)} to ${moved.row[moved.key].toFixed(3)}.`;
+    const way = moved.share < 0.995 ? `, ${Math.round(100 * moved.share)}% of the way to its ${moved.end} end` : `, its ${moved.end} end`;
+    const from = `${name} moved from ${row.raw[moved.key].toFixed(3)} to ${moved.row[moved.key].toFixed(3)}${way}.`;
     const told =
       change === null
         ? "This file holds no values, so that the change of the output cannot be measured here."
@@ -216,9 +220,10 @@ class EdgeView {
     if (!end || !row.movable || !row.keys.includes(state.key) || !canPull(row, state.key, end)) return;
     const vertex = row.found.vertex(state.key, end);
     if (!vertex) return;
-    const weights = row.raw.map((weight, key) => weight + share * (vertex[key] - weight));
-    this.site.store.set({ moved: { row: weights, query: state.query, key: state.key, end, share } });
-    if (share === 1 && !this.grabbed) this.measure();
+    const inside = Math.min(1, Math.max(0, share));
+    const weights = row.raw.map((weight, key) => weight + inside * (vertex[key] - weight));
+    this.site.store.set({ moved: { row: weights, query: state.query, key: state.key, end, share: inside } });
+    if (inside === 1 && !this.grabbed) this.measure();
   }
 
   /** Let a server put the row into the model. */
@@ -232,6 +237,12 @@ class EdgeView {
       store.set({});
     });
     task(this.id, found, "Putting the row into the model…");
+  }
+
+  /** Move the row to a place between the two ends, raw attention being in the middle. */
+  slide(place) {
+    if (Math.abs(place) < 0.005) this.letGo();
+    else this.pull(place < 0 ? "lower" : "upper", Math.abs(place));
   }
 
   letGo() {
@@ -279,7 +290,7 @@ class EdgeView {
   follow(row, scale, x) {
     const { key, end } = this.grabbed;
     const share = (scale.weight(x) - row.raw[key]) / (row[end][key] - row.raw[key]);
-    this.pull(end, Math.min(1, Math.max(0, share)));
+    this.pull(end, share);
   }
 
   press(event) {
@@ -290,19 +301,10 @@ class EdgeView {
     const to = { ArrowDown: at + 1, ArrowUp: Math.max(0, at - 1), Home: 0, End: shown.length - 1 }[event.key];
     if (to !== undefined) store.set({ key: shown[Math.min(to, shown.length - 1)], moved: null });
     else if (event.key === "l" || event.key === "u") this.pull(event.key === "l" ? "lower" : "upper", 1);
-    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.nudge(event.key === "ArrowLeft" ? "lower" : "upper");
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.slide(Number(this.share.input.value) / 100 + (event.key === "ArrowLeft" ? -0.1 : 0.1));
     else if (event.key === "Escape") this.letGo();
     else return;
     event.preventDefault();
-  }
-
-  /** Move the pinned bar by a tenth towards an end. */
-  nudge(toward) {
-    const { moved } = this.site.store.get();
-    if (!moved) return this.pull(toward, 0.1);
-    const share = moved.share + (moved.end === toward ? 0.1 : -0.1);
-    if (share < 0.05) return this.letGo();
-    return this.pull(moved.end, Math.min(1, share));
   }
 
   table(state) {

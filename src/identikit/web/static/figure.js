@@ -1,4 +1,5 @@
 // What the figures share: elements made without markup, a canvas that fits its panel, and numbers in words.
+import { mixed } from "./colour.js";
 import { button, element } from "./parts.js";
 import { FONT, canvasPen } from "./pen.js";
 
@@ -66,6 +67,16 @@ export function wordsWidth(words, size = 12) {
 }
 
 let figureRuler = null;
+
+/** The theme's ink or paper, whichever is read more easily on a colour (three numbers). */
+export function inkOn(fill, colours) {
+  const light = (rgb) => rgb.reduce((sum, part, at) => sum + [0.2126, 0.7152, 0.0722][at] * (part / 255) ** 2.2, 0.05);
+  const contrast = (colour) => {
+    const [one, other] = [light(fill), light(mixed(colour, colour, 0))];
+    return Math.max(one, other) / Math.min(one, other);
+  };
+  return contrast(colours.ink) >= contrast(colours.paper) ? colours.ink : colours.paper;
+}
 
 /** A token's name in quotation marks. */
 export const quoted = (name) => `“${name}”`;

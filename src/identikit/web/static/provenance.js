@@ -1,6 +1,6 @@
 // Provenance: where one token's hidden vector comes from, layer by layer: a stack of its sources.
-import { SERIES } from "./colour.js";
-import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { SERIES, mixed } from "./colour.js";
+import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
 import { element } from "./parts.js";
 
 const SOURCES_LEFT = 64;
@@ -101,7 +101,7 @@ class ProvenanceView {
     const name = quoted(this.site.names[output]);
     const told = `${name} contributes ${first} to its own hidden vector after layer ${layers[0]} and ${last} after layer ${layers.at(-1)} (${how}).`;
     if (!near) return told;
-    return `${told} In the whole text, ${sourcesPercent(near[0])} of what other tokens contribute comes from near by after layer ${layers[0]}, and ${sourcesPercent(near.at(-1))} after layer ${layers.at(-1)}.`;
+    return `${told} In the whole text, ${sourcesPercent(near[0])} of what other tokens contribute comes from within ${this.about.near_within} positions after layer ${layers[0]}, and ${sourcesPercent(near.at(-1))} after layer ${layers.at(-1)}.`;
   }
 
   /** What is under the cursor in words. */
@@ -138,7 +138,7 @@ class ProvenanceView {
       pen.line(x, SOURCES_TOP - 4, x, bottom, colours.faint);
       pen.text(`${25 * tick}%`, x, SOURCES_TOP - 13, colours.soft, { size: 11, align: tick === 4 ? "right" : tick ? "center" : "left" });
     }
-    if (this.about.near) pen.text("from near by", pen.width - 4, SOURCES_TOP - 13, colours.soft, { size: 11, align: "right" });
+    if (this.about.near) pen.text(`within ${this.about.near_within}`, pen.width - 4, SOURCES_TOP - 13, colours.soft, { size: 11, align: "right" });
     stacks.forEach((stack, layer) => {
       const y = SOURCES_TOP + layer * SOURCES_ROW;
       const here = layer === this.at.layer;
@@ -166,7 +166,7 @@ class ProvenanceView {
       const percent = `${Math.round(100 * share)}%`;
       const name = input < 0 ? "others" : this.site.names[input];
       const words = [`${name} ${percent}`, percent].find((one) => wordsWidth(one, 11) < to - from - 8);
-      const ink = input < 0 ? colours.ink : sourcesInk(fill);
+      const ink = inkOn(mixed(fill, fill, 0), colours);
       if (words) pen.text(words, from + 5, top + height / 2, ink, { size: 11 });
     }
     for (const { input, error, to } of spans) {
@@ -268,9 +268,3 @@ class ProvenanceView {
 }
 
 const sourcesPercent = (share) => `${Math.round(100 * share)}%`;
-
-/** Black or white, whichever is read more easily on a colour. */
-function sourcesInk(colour) {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181d" : "#ffffff";
-}

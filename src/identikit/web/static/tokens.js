@@ -1,6 +1,6 @@
 // Tokens: after each layer, is each hidden vector still nearest to its own token, by which margin, and if not, who won?
 import { css, mixed } from "./colour.js";
-import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
 import { element } from "./parts.js";
 
 const TOKENS_LEFT = 64; // pixels for the layers' names
@@ -103,7 +103,7 @@ class TokensView {
   tint(at, colours) {
     const margin = Math.abs(this.part("margin")[at]) / (this.most || 1);
     const share = 0.14 + 0.86 * Math.sqrt(margin || 0);
-    return { share, fill: css(mixed(colours.paper, this.part("recovered")[at] ? colours.sure : colours.plus, share)) };
+    return mixed(colours.paper, this.part("recovered")[at] ? colours.sure : colours.plus, share);
   }
 
   paint(pen, state) {
@@ -117,7 +117,7 @@ class TokensView {
       for (let place = 0; place < count; place += 1) this.paintCell(pen, row * this.n + from + place, TOKENS_LEFT + place * cell, y, cell, colours);
       this.paintRate(pen, row, TOKENS_LEFT + count * cell + 12, y + TOKENS_ROW / 2, colours);
     });
-    for (let place = 0; place < count; place += 1) this.paintName(pen, state, from + place, TOKENS_LEFT + (place + 0.5) * cell, cell, colours);
+    this.paintNames(pen, state, { from, count, cell }, colours);
     const bottom = top + this.about.layers.length * TOKENS_ROW;
     for (const [token, dash] of [[activeKey(state), true], [activeQuery(state), false]]) {
       const x = TOKENS_LEFT + (token - from) * cell;
@@ -130,25 +130,34 @@ class TokensView {
   }
 
   paintCell(pen, at, x, y, cell, colours) {
-    const { fill, share } = this.tint(at, colours);
-    pen.rect(x, y, cell - 1, TOKENS_ROW - 1, fill);
+    const fill = this.tint(at, colours);
+    pen.rect(x, y, cell - 1, TOKENS_ROW - 1, css(fill));
     if (this.part("recovered")[at]) return;
+    const ink = inkOn(fill, colours);
     const name = this.winner(at);
-    const ink = share > 0.6 ? colours.paper : colours.ink;
-    if (wordsWidth(name, 10) <= cell - 4) pen.text(name, x + (cell - 1) / 2, y + TOKENS_ROW / 2, ink, { size: 10, align: "center" });
+    const [middle, fits] = [x + (cell - 1) / 2, (words) => wordsWidth(words, 10) <= cell - 3];
+    const cut = name.lastIndexOf("@");
+    const lines = [[name], cut > 0 ? [name.slice(0, cut), name.slice(cut)] : [name]].find((parts) => parts.every(fits)) ?? [];
+    lines.forEach((line, down) => pen.text(line, middle, y + TOKENS_ROW / 2 + (down - (lines.length - 1) / 2) * 11, ink, { size: 10, align: "center" }));
   }
 
   paintRate(pen, row, x, middle, colours) {
     pen.text(`${Math.round(100 * this.rate(row))}%`, x + 32, middle, colours.ink, { size: 12, align: "right" });
   }
 
-  paintName(pen, state, token, x, cell, colours) {
-    const chosen = token === activeQuery(state) || token === activeKey(state);
-    const style = { size: 11, weight: chosen ? "bold" : "normal" };
-    const ink = chosen ? colours.focus : this.site.view.about.special[token] ? colours.soft : colours.ink;
-    const name = this.site.names[token];
-    if (wordsWidth(name, 11) < cell - 4) return pen.text(name, x, this.labels - 12, ink, { ...style, align: "center" });
-    return pen.text(name, x - 3, this.labels - 8, ink, { ...style, turn: -Math.PI / 3.4, widest: (this.labels - 8) / 0.8 });
+  /** Names above the columns: level where all of them fit, or else all turned. */
+  paintNames(pen, state, { from, count, cell }, colours) {
+    const shown = this.site.names.slice(from, from + count);
+    const level = shown.every((name) => wordsWidth(name, 11) < cell - 4);
+    shown.forEach((name, place) => {
+      const token = from + place;
+      const chosen = token === activeQuery(state) || token === activeKey(state);
+      const ink = chosen ? colours.focus : this.site.view.about.special[token] ? colours.soft : colours.ink;
+      const style = { size: 11, weight: chosen ? "bold" : "normal" };
+      const x = TOKENS_LEFT + (place + 0.5) * cell;
+      if (level) pen.text(name, x, this.labels - 12, ink, { ...style, align: "center" });
+      else pen.text(name, x - 3, this.labels - 8, ink, { ...style, turn: -Math.PI / 3.4, widest: (this.labels - 8) / 0.8 });
+    });
   }
 
   paintCursor(pen, token, from, count, cell, colours) {

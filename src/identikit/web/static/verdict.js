@@ -1,11 +1,12 @@
 // Verdict: the answers in words, and the text itself, each token shaded by how certain its attention is.
 import { css, mixed } from "./colour.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
 import { element } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
 const STRIP_LINE = 30;
 const STRIP_LEGEND = 30;
+const STRIP_DARKEST = 0.85; // how much of the colour a certain token has
 
 export function verdictView(site) {
   return new VerdictView(site);
@@ -16,7 +17,7 @@ class VerdictView {
     this.site = site;
     this.id = "verdict";
     this.title = "Verdict";
-    this.help = "The answers in words. Below them the text: the darker a token, the more of its attention is certain. Click one to follow it through all views.";
+    this.help = "The answers in words, and below them the text: the darker a token, the more of its attention is certain. Click one to follow it through all views.";
     this.n = site.names.length;
     this.means = null; // certainty over all heads, and over how many of its rows
     this.laid = null;
@@ -25,9 +26,9 @@ class VerdictView {
     this.whose = choice("Whose certainty", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
     this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
     const { verdict } = site.view.about;
-    const words = verdict ? [element("p", { class: "verdict-headline" }, verdict.headline), ...verdict.sections.map((one) => verdictSection(one, verdict.headline))] : [];
-    this.strip = element("div", { class: "verdict-text" }, this.whose.element, this.holder, this.readout);
-    this.element = element("div", { class: "verdict" }, this.strip, element("div", { class: "verdict-words" }, ...words));
+    const words = element("div", { class: "verdict-words" }, ...(verdict?.sections ?? []).map(verdictSection));
+    const text = element("div", {}, this.whose.element, this.holder, this.readout);
+    this.element = element("div", { class: "verdict" }, words, text);
     this.listen();
   }
 
@@ -115,10 +116,10 @@ class VerdictView {
     const { boxes, height } = this.places(pen.width);
     boxes.forEach(({ x, y, across, shown }, place) => {
       const { share } = certain[place];
-      const fill = Number.isNaN(share) ? null : css(mixed(colours.paper, colours.sure, 0.85 * share));
-      const special = this.site.view.about.special[place];
-      pen.rect(x, y + 3, across, STRIP_LINE - 8, fill, fill ? {} : { stroke: colours.faint });
-      const ink = share > 0.6 ? colours.paper : special ? colours.soft : colours.ink;
+      const known = !Number.isNaN(share);
+      const fill = mixed(colours.paper, colours.sure, known ? STRIP_DARKEST * share : 0);
+      pen.rect(x, y + 3, across, STRIP_LINE - 8, css(fill), known ? {} : { stroke: colours.faint });
+      const ink = inkOn(fill, colours);
       pen.text(shown, x + 4, y + STRIP_LINE / 2 - 1, ink, { size: STRIP_SIZE, widest: across + 8 });
       if (place === activeQuery(state)) pen.rect(x, y + 2, across, STRIP_LINE - 6, null, { stroke: colours.focus, line: 2 });
       if (place === activeKey(state)) pen.line(x, y + STRIP_LINE - 2, x + across, y + STRIP_LINE - 2, colours.focus, { width: 3 });
@@ -130,7 +131,7 @@ class VerdictView {
     if (certain.every(({ of }) => !of)) return;
     pen.text("0% certain", 0, y, colours.soft, { size: 11 });
     let x = wordsWidth("0% certain", 11) + 8;
-    for (let step = 0; step <= 8; step += 1, x += 12) pen.rect(x, y - 5, 12, 10, css(mixed(colours.paper, colours.sure, (0.85 * step) / 8)));
+    for (let step = 0; step <= 8; step += 1, x += 12) pen.rect(x, y - 5, 12, 10, css(mixed(colours.paper, colours.sure, (STRIP_DARKEST * step) / 8)));
     pen.text("100%", x + 8, y, colours.soft, { size: 11 });
     if (!certain.some(({ share }) => Number.isNaN(share))) return;
     x += 24 + wordsWidth("100%", 11);
@@ -201,16 +202,11 @@ function stripShown(token, inside) {
   return plain.trim() ? plain : "␣";
 }
 
-/** One question with its answer; what is long is folded. */
-function verdictSection({ question, paragraphs }, headline) {
-  const parts = paragraphs.filter((one) => one && one !== headline).map(verdictParagraph);
-  const [first, ...more] = parts;
-  const made = element("section", { class: "verdict-section" }, element("h3", {}, question));
-  const short = first?.tagName === "P" && paragraphs[0] !== headline;
-  if (short) made.append(first);
-  const folded = short ? more : parts;
-  if (folded.length) made.append(element("details", {}, element("summary", {}, "The numbers"), ...folded));
-  return made;
+/** One question with its answer; what follows the answer is folded. */
+function verdictSection({ question, paragraphs }) {
+  const [first, ...more] = paragraphs.filter(Boolean).map(verdictParagraph);
+  const folded = more.length ? [element("details", {}, element("summary", {}, "More"), ...more)] : [];
+  return element("section", {}, element("h3", {}, question), ...(first ? [first] : []), ...folded);
 }
 
 function verdictParagraph(paragraph) {
