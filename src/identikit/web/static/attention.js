@@ -5,7 +5,8 @@ import { linesAt, linesHeight, paintLines, LINES_DRAWN } from "./lines.js";
 import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
-import { attentionControls } from "./attention_controls.js";
+import { attentionControls } from "./controls.js";
+import { figureCanvas, headName, node, pointOn, say, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -13,29 +14,29 @@ const ATTENTION_PATIENCE = 250; // milliseconds that a head stays chosen before 
 const ATTENTION_WIDTH = 960; // of an exported figure
 
 export function attentionView(site) {
-  const canvas = document.createElement("canvas");
-  canvas.className = "maps-canvas";
-  canvas.tabIndex = 0;
-  canvas.setAttribute("role", "img");
+  const canvas = figureCanvas();
   const book = sheetBook(site);
   const controls = attentionControls(site);
   const strips = attentionStrips(site);
-  const read = document.createElement("p");
-  read.className = "maps-read";
-  const notes = document.createElement("ul");
-  notes.className = "maps-notes";
-  const element = document.createElement("div");
-  element.className = "maps";
-  element.append(controls.element, canvas, read, strips.element, notes);
+  const read = node("p", { className: "maps-read" });
+  const notes = node("p", { className: "maps-notes" });
+  const element = node("div", { className: "maps" }, controls.element, canvas, read, strips.element, notes);
 
-  const picture = (state) => attentionPicture(site, book.sheet(state), state);
+  let last = null; // one frame asks for the same picture three times
+  const picture = (state) => {
+    const sheet = book.sheet(state);
+    if (last?.state !== state || last.sheet !== sheet || last.colours !== site.colours()) last = attentionPicture(site, sheet, state);
+    return last;
+  };
   const view = {
     id: "attention",
     title: "Attention",
     help: "A row is what one token looks at, a column who looks at it. All maps share one colour scale.",
     element,
     unavailable() {
-      return site.view.about.attention ? null : site.view.about.unavailable?.attention ?? "Attention was not computed.";
+      const { attention, unavailable } = site.view.about;
+      if (!attention) return unavailable?.attention ?? "This page holds no attention.";
+      return attention.layers.some(({ form }) => form !== "none") ? null : "This page holds intervals, but not the maps.";
     },
     update(state, before) {
       if (view.unavailable()) return;
@@ -47,8 +48,8 @@ export function attentionView(site) {
       view.paint(canvasPen(canvas, width, height), state);
       controls.update(state, drawn.sheet);
       strips.update(state, drawn);
-      attentionWords(read, [attentionRead(site, drawn)]);
-      attentionWords(notes, attentionNotes(site, state, drawn), "li");
+      say(read, attentionRead(site, drawn));
+      say(notes, attentionNotes(site, state, drawn).join(" "));
       canvas.setAttribute("aria-label", view.describe(state));
       book.work(state, () => view.update(site.store.get()));
     },
@@ -116,7 +117,6 @@ function sheetBook(site) {
 /** Everything that the painters draw, in drawn places: names, cursor, whose lines stand out, certainty, a moved row. */
 function attentionPicture(site, sheet, state) {
   const { shown } = sheet;
-  const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
   const place = (position) => (position >= 0 ? shown.place[position] ?? -1 : -1);
   const hovering = state.hoverQuery >= 0 || state.hoverKey >= 0;
   const cursor = {
@@ -124,21 +124,30 @@ function attentionPicture(site, sheet, state) {
     key: place(state.hoverKey >= 0 ? state.hoverKey : hovering ? -1 : state.key),
   };
   const onlyKey = state.hoverKey >= 0 && state.hoverQuery < 0;
-  const certain = shown.groups.map((group) => {
-    const known = group.map((piece) => site.rows.certain(state.layer, state.head, piece)).filter((share) => share >= 0);
-    return known.length ? known.reduce((sum, share) => sum + share, 0) / known.length : NaN;
-  });
   const movedAt = state.moved && place(state.moved.query);
   const moved = movedAt >= 0 && state.moved ? { at: movedAt, row: sheet.row("raw", movedAt, state.moved) } : null;
   return {
-    sheet, shown, cursor, certain, moved, state,
-    name: `L${layers[state.layer]}H${heads[state.head]}`,
+    sheet, shown, cursor, moved, state,
+    certain: attentionCertain(site, sheet, state),
+    name: headName(site.view, state),
     map: MAPS.includes(state.map) ? state.map : "raw",
     labels: shown.labels,
     strong: onlyKey ? { query: -1, key: cursor.key } : { query: cursor.query, key: -1 },
     colours: site.colours(),
     missing: (map) => attentionMissing(site, state, map),
   };
+}
+
+/** How certain each drawn row is, NaN where that is not known; kept until rows are added. */
+function attentionCertain(site, sheet, { layer, head }) {
+  if (sheet.certain?.rows !== site.rows.rows?.size) {
+    const shares = sheet.shown.groups.map((group) => {
+      const known = group.map((piece) => site.rows.certain(layer, head, piece)).filter((share) => share >= 0);
+      return known.length ? known.reduce((sum, share) => sum + share, 0) / known.length : NaN;
+    });
+    sheet.certain = { rows: site.rows.rows?.size, shares };
+  }
+  return sheet.certain.shares;
 }
 
 function attentionHeight(width, state, sheet) {
@@ -193,7 +202,7 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   const told = [];
   const residual = site.view.array("heads.residual")?.data[state.layer * about.attention.head_numbers.length + state.head];
   if (residual >= 0) {
-    told.push(`Effective attention reproduces this head's output to within ${residual.toExponential(0)} (relative).`);
+    told.push(`Effective attention reproduces this head's output to within ${tiny(residual)} (relative).`);
   }
   if (state.shape === "lines") told.push(`About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`);
   else told.push("Below each map: what each key receives on average. Left: the certain share of each row.");
@@ -209,14 +218,9 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   return told;
 }
 
-/** Put sentences into an element, one child each, only where they changed. */
-function attentionWords(into, sentences, tag = "span") {
-  if (into.dataset.words === sentences.join("\n")) return;
-  into.dataset.words = sentences.join("\n");
-  into.replaceChildren(...sentences.map((words) => Object.assign(document.createElement(tag), { textContent: words })));
-}
-
+/** Every number of the maps; kept for the next time. */
 function attentionTable(sheet) {
+  if (sheet.table) return sheet.table;
   sheet.work();
   const { labels } = sheet.shown;
   const rows = [];
@@ -226,7 +230,8 @@ function attentionTable(sheet) {
       if (!Number.isNaN(weights[0])) rows.push([labels[query], labels[key], ...weights]);
     }
   }
-  return { columns: ["query", "key", ...MAPS], rows };
+  sheet.table = { columns: ["query", "key", ...MAPS], rows };
+  return sheet.table;
 }
 
 function attentionPython(site, state, shown) {
@@ -235,11 +240,10 @@ function attentionPython(site, state, shown) {
     "attention = ik.effective_attention(model, text)",
     `head = attention.sel(layer=${layers[state.layer]}, head=${heads[state.head]})`,
   ];
-  const all = shown.byWord ? shown.place.reduce((most, at) => Math.max(most, at), -1) + 1 : shown.n;
   if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
   lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
-  if (!shown.byWord && shown.size < all) {
-    lines.push(`drawn = [${shown.groups.map(([piece]) => piece).join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
+  if (shown.size < shown.all) {
+    lines.push(`drawn = [${shown.order.join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
   }
   lines.push("head.plot()");
   return lines.join("\n");
@@ -247,10 +251,9 @@ function attentionPython(site, state, shown) {
 
 function attentionPointer(site, canvas, sheetNow) {
   const under = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const [x, y, sheet] = [event.clientX - box.left, event.clientY - box.top, sheetNow()];
-    const lines = site.store.get().shape === "lines";
-    const spot = lines ? linesAt(box.width, box.height, sheet.size, x, y) : matrixAt(matrixLayout(box.width), sheet.size, x, y);
+    const { width, height } = canvas.getBoundingClientRect();
+    const [at, sheet, lines] = [pointOn(canvas, event), sheetNow(), site.store.get().shape === "lines"];
+    const spot = lines ? linesAt(width, height, sheet.size, ...at) : matrixAt(matrixLayout(width), sheet.size, ...at);
     const position = (at) => (at >= 0 ? sheet.shown.groups[at][0] : -1);
     return spot && { query: position(spot.query), key: position(spot.key) };
   };

@@ -27,7 +27,10 @@ export function windowStart(n, from) {
   return Math.max(0, Math.min(Math.floor(from) || 0, n - WINDOW));
 }
 
-/** What is drawn, in order: groups of positions with names, and where each position stands among them (-1: left out). */
+/**
+ * What is drawn: groups of positions with names, their `order` among `all` tokens or words, and where each position
+ * stands among the drawn ones (-1: left out).
+ */
 export function shownTokens(view, names, state) {
   const { about } = view;
   const n = about.tokens.length;
@@ -38,6 +41,7 @@ export function shownTokens(view, names, state) {
   const allNames = byWord ? tokenNames(all.map((group) => shownWord(about.tokens, group)), all.map(([first]) => first)) : names;
   const groups = [];
   const labels = [];
+  const order = [];
   const place = new Int32Array(n).fill(-1);
   all.forEach((group, at) => {
     const outside = group[0] < from || group[0] >= to;
@@ -45,8 +49,9 @@ export function shownTokens(view, names, state) {
     for (const piece of group) place[piece] = groups.length;
     groups.push(group);
     labels.push(allNames[at]);
+    order.push(at);
   });
-  return { groups, labels, place, from, to, n, byWord, size: groups.length };
+  return { groups, labels, order, place, from, to, n, byWord, size: groups.length, all: all.length };
 }
 
 function shownWord(tokens, group) {
