@@ -89,5 +89,8 @@ export function inkOn(fill, colours) {
   return contrast(colours.ink) >= contrast(colours.paper) ? colours.ink : colours.paper;
 }
 
+/** A small number in one digit, as 3e-8; 0 is 0. */
+export const tiny = (value) => (value === 0 ? "0" : value >= 0.01 ? value.toFixed(2) : value.toExponential(0));
+
 /** A token's name in quotation marks. */
 export const quoted = (name) => `“${name}”`;
