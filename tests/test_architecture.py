@@ -24,8 +24,8 @@ FLOORS = [
     {"verdict"},
     {"plots"},
     {"__init__"},
-    {"paper", "bench", "terminal", "options"},
-    {"cli_bench", "cli_datasets", "cli_runs"},
+    {"paper", "bench", "web", "terminal", "options"},
+    {"cli_bench", "cli_datasets", "cli_runs", "cli_web"},
     {"cli"},
     {"__main__"},
 ]
