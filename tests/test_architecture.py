@@ -30,7 +30,7 @@ FLOORS = [
     {"__main__"},
 ]
 # A Result draws itself: the one way up, and only inside a function of a module that holds Results.
-DRAWS = {"plots"}
+DRAWS = {"plots", "web"}
 RESULTS = {"result.py", "verdict/numbers.py"}
 
 

@@ -68,15 +68,22 @@ def explain(
         float, typer.Option("--seconds", help="About how long to bound rows of attention, drawn at random.")
     ] = 20.0,
     truncate: TruncateOption = False,
+    page: Annotated[
+        str | None,
+        typer.Option("--html", help="Also write a page with views to explore: one file that works without a network."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain a text: which attention is real, which token is which, where it came from."""
     from identikit import explain as explained
     from identikit.terminal import console, print_json, step_progress
     from identikit.verdict.words import print_verdict
+    from identikit.web.report import checked_target, save_report
 
     if pair is not None and text is None:
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
+    if page is not None:
+        checked_target(page)
     with step_progress() as told:
         explanation = explained(
             identikit.load(model, tower=tower, device=device, dtype=dtype),
@@ -86,10 +93,14 @@ def explain(
             truncate=truncate,
             progress=told,
         )
+        written = None if page is None else save_report(explanation, page, progress=told)
     if as_json:
-        print_json(explanation.to_dict())
-    else:
-        print_verdict(explanation, console())
+        print_json(explanation.to_dict() | ({} if written is None else {"page": str(written)}))
+        return
+    print_verdict(explanation, console())
+    if written is not None:
+        size = written.stat().st_size / 1e6
+        typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
 
 
 for command in (attention, attribution, tokens, status, resume, verify, merge, diff, serve):

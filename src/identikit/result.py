@@ -19,10 +19,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from identikit.checks import shortened
+from identikit.checks import function, shortened
 from identikit.errors import InputError
 from identikit.folders import Files, described, description_of, read_folder, write_folder
 from identikit.indexing import Axis, Index
+from identikit.progress import Progress, silent
 from identikit.provenance import Provenance
 from identikit.shapes import Tensor
 from identikit.text import shown
@@ -392,6 +393,21 @@ class Result(ABC):
     @abstractmethod
     def plot(self, **options: Any) -> Any:
         """Draw the result in the way that suits what is selected; returns matplotlib axes."""
+
+    def save_html(self, path: str | os.PathLike[str], *, progress: Progress = silent) -> None:
+        """Write the result as one HTML file with views to explore; it works from disk, without a network."""
+        from identikit.web.report import save_report
+
+        save_report(self, path, progress=function("progress", progress))
+
+    def show(self) -> Any:
+        """Show views to explore: in a notebook as a widget (extra `notebook`), elsewhere in the browser.
+
+        Returns the widget, or the path of the page that was opened.
+        """
+        from identikit.web.show import show
+
+        return show(self)
 
     def _repr_html_(self) -> str:
         """A small static picture with the words below it, without script."""

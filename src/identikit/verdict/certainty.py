@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load, save
 
 from identikit.attention.intervals import Bounding, bounds_of, membership
 from identikit.attention.result import EffectiveAttention
@@ -44,6 +45,17 @@ class Sample(NamedTuple):
     groups: Float[Tensor, "row 3 group"]
     strongest: Float[Tensor, "row"]
     seen: Int[Tensor, "row"]
+
+    def to_bytes(self) -> bytes:
+        """Return it as the content of a safetensors file."""
+        named = self._replace(rows=torch.tensor(self.rows))._asdict()  # pyright: ignore[reportArgumentType]
+        return save({name: tensor.contiguous() for name, tensor in named.items()})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Sample":
+        """Return what `to_bytes` wrote."""
+        tensors = load(content)
+        return cls(**{**tensors, "rows": int(tensors["rows"])})
 
 
 class Mean(NamedTuple):

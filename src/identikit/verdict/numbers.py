@@ -53,6 +53,7 @@ UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fi
 _BY_LAYER = ("certain_mass", "certain_mass_stderr", "strongest_certain", "strongest_certain_stderr", "special_raw",
              "special_lower", "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective",
              "least_null_dim", "greatest_null_dim", "identifiable", "reachable_dim", "pearson")  # fmt: skip
+_BOUNDED = "bounded.safetensors"
 _PARTS: Mapping[str, type[Result]] = {
     "attention": EffectiveAttention,
     "identity": IdentityMap,
@@ -99,12 +100,14 @@ class Explanation(Result):
     the `sinks`, what a `learned_sink` takes by layer, in what share of a layer's rows the rank is `unsure`, the edges
     that are `least_certain`, and those whose effective weight is `outside` the interval.
 
-    `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason.
+    `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason;
+    `bounded` has the rows of attention that were bounded, each with its intervals.
     """
 
     attention: EffectiveAttention | Unavailable = NOT_COMPUTED
     identity: IdentityMap | Unavailable = NOT_COMPUTED
     attribution: TokenAttribution | Unavailable = NOT_COMPUTED
+    bounded: Sample | None = None
 
     kind = "explanation"
     main = _BY_LAYER
@@ -121,11 +124,11 @@ class Explanation(Result):
 
     def words(self) -> "Explanation":
         """Return the result by words: a word is recovered if all of its pieces are, and contributes their mean."""
-        return replace(super().words(), **dict.fromkeys(_PARTS, ONLY_NUMBERS))
+        return replace(super().words(), bounded=None, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
 
     def __sub__(self, other: object) -> "Explanation":
         """Return the numbers of this explanation minus those of another."""
-        return replace(super().__sub__(other), **dict.fromkeys(_PARTS, ONLY_NUMBERS))
+        return replace(super().__sub__(other), bounded=None, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, numbers and strings, with the strongest sources of every token."""
@@ -163,6 +166,8 @@ class Explanation(Result):
                 files[f"{name}.txt"] = part.reason.encode()
             else:
                 files |= {f"{name}/{file}": content for file, content in part._content().items()}
+        if self.bounded is not None:
+            files[_BOUNDED] = self.bounded.to_bytes()
         return files
 
     @classmethod
@@ -174,6 +179,8 @@ class Explanation(Result):
             if not isinstance(part, wanted | Unavailable):
                 raise InputError(f"Opening {where}: {name} is not {wanted.kind} but {part.kind}.")
             parts[name] = part
+        if _BOUNDED in files:
+            parts["bounded"] = Sample.from_bytes(files[_BOUNDED])
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)
 
 
@@ -214,8 +221,9 @@ def explain(
     attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
     identity = _identity(reading, fitted, progress)
     attribution = _attribution(reading, probes, progress)
-    arrays, said = _attention(attention, seconds, progress)
-    return _explanation(reading, attention, identity, attribution, arrays, said)
+    arrays, said, bounded = _attention(attention, seconds, progress)
+    found = _explanation(reading, attention, identity, attribution, arrays, said)
+    return replace(found, bounded=bounded)
 
 
 def _explanation(
@@ -351,8 +359,8 @@ def _as_dict(one: Sources) -> dict[str, Any]:
 
 def _attention(
     attention: EffectiveAttention, seconds: float | int | None, progress: Progress
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the arrays by layer and the other facts on attention, all of which rest on intervals."""
+) -> tuple[dict[str, Tensor], dict[str, Any], Sample]:
+    """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
 
     def numbered(layers: Tensor) -> list[int]:
         """Return the numbers of the layers marked; a model may have layers without attention between them."""
@@ -399,7 +407,8 @@ def _attention(
         "least_certain": at_layers(least_certain(sample)),
         "outside": at_layers(outside(sample, attention.pearson("head"))),
     }
-    return {name: array.cpu().double() for name, array in zip(_BY_LAYER, by_layer, strict=True)}, said
+    arrays = {name: array.cpu().double() for name, array in zip(_BY_LAYER, by_layer, strict=True)}
+    return arrays, said, sample
 
 
 def _beside(attention: EffectiveAttention) -> tuple[Tensor, ...]:

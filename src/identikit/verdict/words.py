@@ -1,8 +1,10 @@
 """An explanation in words, for a terminal and for `print`."""
 
 from io import StringIO
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from identikit.attribution.result import TokenAttribution
@@ -23,6 +25,32 @@ def verdict(explanation: Explanation) -> str:
     page = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
     print_verdict(explanation, page)
     return page.file.getvalue().rstrip("\n")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def sections(explanation: Explanation) -> list[dict[str, Any]]:
+    """Return the verdict for a page: one section per question, with its paragraphs in order.
+
+    A paragraph is a string, or a table as its columns and rows. What stands before the first question is left out.
+    """
+    parts = (attention_words(explanation), _identity(explanation), _origin(explanation))
+    found = []
+    for heading, *others in parts:
+        question = heading.plain.strip()  # pyright: ignore[reportAttributeAccessIssue]
+        found.append({"question": question, "paragraphs": [_paragraph(one) for one in others]})
+    return found
+
+
+def _paragraph(part: RenderableType) -> str | dict[str, Any]:
+    if isinstance(part, Text):
+        return part.plain.strip()
+    assert isinstance(part, Table)
+    columns = [" ".join(_cell(column.header).split()) for column in part.columns]
+    rows = zip(*([_cell(cell) for cell in column.cells] for column in part.columns), strict=True)
+    return {"columns": columns, "rows": [list(row) for row in rows]}
+
+
+def _cell(cell: RenderableType) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
 
 
 def print_verdict(explanation: Explanation, console: Console) -> None:

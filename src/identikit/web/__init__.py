@@ -1,1 +1,1 @@
-"""Explanations to look at: a report in one file, a widget in a notebook, and a server."""
+"""Results to look at: one set of views, in a file, in a notebook, and on a server."""

@@ -1,4 +1,4 @@
-"""What every request passes before the server looks at it: its host, its origin and its size; and what every answer says.
+"""What every request passes before the server looks at it: its host, origin and size; and what every answer says.
 
 A page elsewhere must neither read answers (no CORS; the Host header is checked, so that no other name leads here) nor
 start work (a POST or DELETE with a foreign origin is refused).
@@ -102,12 +102,11 @@ class Guard:
 
 
 def allowed_hosts(host: str, port: int, others: tuple[str, ...]) -> frozenset[str]:
-    """Return what a Host header may say: local names and the server's own with its port, and those that were allowed."""
+    """Return what a Host header may say: local names and the server's own, with its port, and those allowed."""
     own = f"[{host}]" if ":" in host else host.lower()
     names = {*LOCAL, own} - {"0.0.0.0", "[::]"}
-    return frozenset(
-        {f"{name}:{port}" for name in names} | (names if port == 80 else set()) | {*map(str.lower, others)}
-    )
+    here = names if port == 80 else {f"{name}:{port}" for name in names}
+    return frozenset({*here, *map(str.lower, others)})
 
 
 def _without_port(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Analyses that visitors asked for: waiting, running or ended, each known by what it is about; the last ones are kept."""
+"""Analyses that visitors asked for: waiting, running or ended, known by what they are about; the last are kept."""
 
 import asyncio
 import hashlib
@@ -10,7 +10,7 @@ from typing import Any
 
 from identikit.version import __version__
 from identikit.web.processes import FullError, Pending, Worker
-from identikit.web.worker import Answer, Facts, Failure, Progressed, Ready, Source
+from identikit.web.worker import Answer, Facts, Failure, Progressed, Source
 
 ENDED = ("done", "failed", "cancelled")
 HEARTBEAT = 15.0  # seconds of silence after which a stream says that it is still there
@@ -97,9 +97,9 @@ class Service:
 
     async def start(self) -> None:
         """Load the models in both processes; raises what keeps them from it."""
-        found: list[Ready] = await asyncio.gather(self.analyst.start(), self.reader.start())
-        self.models = {facts.name: facts for facts in found[0].models}
-        self.sample = found[0].sample
+        ready, _ = await asyncio.gather(self.analyst.start(), self.reader.start())
+        self.models = {facts.name: facts for facts in ready.models}
+        self.sample = ready.sample
 
     async def close(self) -> None:
         """End everything."""
@@ -188,7 +188,9 @@ class Service:
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise RefusedError("unknown_model", f"This server has no model of that name. It has: {', '.join(self.models)}.")
+            raise RefusedError(
+                "unknown_model", f"This server has no model of that name. It has: {', '.join(self.models)}."
+            )
         return self.models[name]
 
     def _id(self, facts: Facts, text: str | tuple[str, str]) -> str:

@@ -3,13 +3,11 @@
 import asyncio
 import errno
 import json
-import mimetypes
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 import uvicorn
@@ -21,14 +19,16 @@ from starlette.exceptions import HTTPException
 from identikit.errors import InputError
 from identikit.version import __version__
 from identikit.web import messages
+from identikit.web.bundle import static
 from identikit.web.guard import Guard, allowed_hosts
 from identikit.web.jobs import Job, Limits, RefusedError, Service
 from identikit.web.messages import STATUS, error_body, error_headers
 from identikit.web.worker import Source
 
 _PAGE = "index.html"
-_BYTES = {200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file."}}
-_EVENTS = {200: {"content": {"text/event-stream": {}}, "description": "An event `state` for each JobStatus."}}
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "png": "image/png"}
+_BYTES: dict[int | str, Any] = {200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file."}}
+_EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}, "description": "An event `state` for each JobStatus."}}
 _SAID = {
     400: "The body cannot be read.",
     404: "There is nothing at this address.",
@@ -96,29 +96,24 @@ class _Server(uvicorn.Server):
 
 def _bound(host: str, port: int) -> socket.socket:
     """Return a socket at the address, which does not listen yet."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        found = socket.socket(family)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
-        return found
     except OSError as error:
         found.close()
         taken = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
         raise InputError(f"Serving on {host}, port {port}: {taken}. Choose another with --port or --host.") from None
-    except OverflowError:
-        raise InputError(f"Serving on port {port}: expected a number from 0 to 65535.") from None
+    return found
 
 
 def static_files() -> Mapping[str, tuple[bytes, str]]:
     """Return every file of the page with its type; requests choose from this table, and never name a file."""
-    folder = files("identikit.web") / "static"
-    named = {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()}
-    types = {name: mimetypes.guess_type(name)[0] or "application/octet-stream" for name in named}
-    return {name: (content, types[name]) for name, content in named.items()}
+    found = [(one, _TYPES.get(one.name.rpartition(".")[2])) for one in static().iterdir()]
+    return {one.name: (one.read_bytes(), kind) for one, kind in found if kind is not None}
 
 
-def application(service: Service, static: Mapping[str, tuple[bytes, str]]) -> FastAPI:
+def application(service: Service, parts: Mapping[str, tuple[bytes, str]]) -> FastAPI:
     """Return the application over a service that was started."""
     app = FastAPI(
         title="identikit", version=__version__, docs_url=None, redoc_url=None,
@@ -126,7 +121,7 @@ def application(service: Service, static: Mapping[str, tuple[bytes, str]]) -> Fa
         responses={code: {"model": messages.Error} for code in (*sorted(set(STATUS.values())), 400, 405)},
     )  # fmt: skip
     _add_errors(app)
-    _add_pages(app, service, static)
+    _add_pages(app, service, parts)
     _add_jobs(app, service)
     _add_results(app, service)
     return app
@@ -160,17 +155,17 @@ def _error(code: str, message: str, hint: str | None = None) -> Response:
     return JSONResponse(error_body(code, message, hint), STATUS[code], error_headers(code))
 
 
-def _add_pages(app: FastAPI, service: Service, static: Mapping[str, tuple[bytes, str]]) -> None:
+def _add_pages(app: FastAPI, service: Service, parts: Mapping[str, tuple[bytes, str]]) -> None:
     @app.get("/", response_class=HTMLResponse, summary="The page")
     @app.get("/r/{id}", response_class=HTMLResponse, summary="The page, with an analysis")
     async def page() -> Response:
-        return HTMLResponse(static[_PAGE][0], headers={"cache-control": "no-cache"})
+        return HTMLResponse(parts[_PAGE][0], headers={"cache-control": "no-cache"})
 
     @app.get("/static/{name}", response_class=Response, summary="A part of the page")
     async def part(name: str) -> Response:
-        if name not in static:
+        if name not in parts:
             raise HTTPException(404)
-        content, kind = static[name]
+        content, kind = parts[name]
         return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
 
     @app.get("/api", summary="What the server has")

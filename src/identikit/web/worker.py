@@ -229,8 +229,7 @@ def _explain(desk: Desk, task: Task) -> tuple[bytes, bytes]:
         warnings.simplefilter("always", UserWarning)
         told = desk.progress(task.number)
         found = explain(desk.models[task.model], task.text, progress=told, **task.options)
-        told("preparing the views", 0, 1)
-        view = packed(found)
+        view = packed(found, progress=told)
     said = found.to_dict() | {"verdict": str(found), "warnings": [str(one.message) for one in warned]}
     return json.dumps(plain(said), ensure_ascii=False, allow_nan=False).encode(), view
 
@@ -245,19 +244,15 @@ def _rows(desk: Desk, task: Task) -> bytes:
     """Bound some rows."""
     from identikit.web.payload import packed_rows
 
-    attention, rows = desk.attention(task), [tuple(row) for row in task.options["rows"]]
-    for layer, head, query in rows:
-        attention.sel(layer=layer, head=head, query=query)  # refuses what is not there
-    return packed_rows(attention, rows, epsilon=task.options["epsilon"])
+    rows = [(layer, head, query) for layer, head, query in task.options["rows"]]
+    return packed_rows(desk.attention(task), rows, epsilon=task.options["epsilon"])
 
 
 def _simplex(desk: Desk, task: Task) -> bytes:
     """Compute the simplex map of a head."""
     from identikit.web.payload import packed_simplex
 
-    attention = desk.attention(task)
-    attention.sel(**task.options)
-    return packed_simplex(attention, **task.options)
+    return packed_simplex(desk.attention(task), **task.options)
 
 
 def _move(desk: Desk, task: Task) -> dict[str, Any]:

@@ -1,0 +1,201 @@
+// The page: panels around the views, one state for all of them, themes, links, exports and the tour.
+
+import { decode, tokenNames } from "./data.js";
+import { headsOf } from "./head.js";
+import { RowBook } from "./rows.js";
+import { CHOICES, address, createStore, parse } from "./state.js";
+import { THEMES } from "./colour.js";
+import { verdictView } from "./verdict.js";
+import { headsView } from "./heads.js";
+import { attentionView } from "./attention.js";
+import { edgeView } from "./edge.js";
+import { tokensView } from "./tokens.js";
+import { provenanceView } from "./provenance.js";
+import { numbersView } from "./numbers.js";
+import { exportMenu, copied } from "./export.js";
+import { tour } from "./tour.js";
+import { button, element } from "./parts.js";
+
+/** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state. */
+export function mount(root, buffer, { source = { live: false }, linked = false, start = null } = {}) {
+  const view = decode(buffer);
+  const store = createStore(linked ? location.hash : "", view.about.first ?? {});
+  store.set(within(view, store.get()));
+  const site = makeSite(root, view, store, source);
+  const page = layout(root, site, linked, start);
+  const views = makeViews(site, page);
+  let before = null;
+  let asked = false;
+  const frame = () => {
+    asked = false;
+    const state = store.get();
+    root.dataset.theme = site.theme();
+    root.classList.toggle("embedded", state.embed);
+    for (const panel of views) refresh(panel, state, before);
+    before = state;
+    if (linked) remember(state);
+  };
+  const ask = () => {
+    if (!asked) requestAnimationFrame(frame);
+    asked = true;
+  };
+  site.redraw = ask;
+  store.subscribe(ask);
+  const observer = new ResizeObserver(ask);
+  observer.observe(root);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", ask);
+  const follow = () => store.set(within(view, { ...CHOICES, ...view.about.first, ...parse(location.hash) }));
+  if (linked) addEventListener("hashchange", follow);
+  frame();
+  root.identikit = { site, store, views: Object.fromEntries(views.map((panel) => [panel.view.id, panel.view])) };
+  return () => {
+    observer.disconnect();
+    dark.removeEventListener("change", ask);
+    removeEventListener("hashchange", follow);
+    root.replaceChildren();
+  };
+}
+
+/** A state whose places exist in the file. */
+function within(view, state) {
+  const { tokens, attention } = view.about;
+  const inside = (value, count) => Math.min(Math.max(0, Math.trunc(value)), Math.max(0, count - 1));
+  const known = (name, ...values) => (values.includes(state[name]) ? state[name] : CHOICES[name]);
+  return {
+    ...state,
+    layer: inside(state.layer, attention?.layer_numbers.length ?? 1),
+    head: inside(state.head, attention?.head_numbers.length ?? 1),
+    query: inside(state.query, tokens.length),
+    key: state.key < 0 ? -1 : inside(state.key, tokens.length),
+    from: inside(state.from, tokens.length),
+    epsilon: inside(state.epsilon, 1 + (view.about.rows?.epsilons.length ?? 0)),
+    threshold: Math.min(1, Math.max(0, state.threshold)),
+    tab: known("tab", "tokens", "provenance", "numbers"),
+    heads: known("heads", "scatter", "grid"),
+    shape: known("shape", "matrix", "lines"),
+    sort: known("sort", "weight", "width", "text"),
+    theme: known("theme", "light", "dark", ""),
+  };
+}
+
+function makeSite(root, view, store, source) {
+  const site = {
+    view,
+    store,
+    source: null,
+    heads: headsOf(view),
+    rows: new RowBook(view),
+    names: tokenNames(view.about.tokens.map((token) => token.trim() || token)),
+    theme: () => store.get().theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),
+    colours: () => THEMES[site.theme()],
+    redraw: () => {},
+    announce: (words) => {
+      site.live.textContent = words;
+    },
+    live: element("p", { class: "live", "aria-live": "polite" }),
+    busy: new Map(),
+    failed: new Map(),
+    /** Show what a panel waits for, then the outcome. */
+    task(id, promise, words) {
+      site.busy.set(id, words);
+      site.failed.delete(id);
+      site.redraw();
+      return promise
+        .catch((error) => site.failed.set(id, error.message))
+        .finally(() => {
+          site.busy.delete(id);
+          site.redraw();
+        });
+    },
+  };
+  site.source = source.live ? source.of(site) : source;
+  return site;
+}
+
+function layout(root, site, linked, start) {
+  const { about } = site.view;
+  const count = about.tokens.length;
+  const theme = button("Theme", "Change between light and dark", () =>
+    site.store.set({ theme: site.theme() === "dark" ? "light" : "dark" }),
+  );
+  const link = button("Copy link", "Copy a link to this view", async () => {
+    const done = await copied(location.href.split("#")[0] + `#${address(site.store.get())}`);
+    site.announce(done ? "The link was copied." : "The link could not be copied. It is in the address bar.");
+  });
+  const tools = element("div", { class: "tools" }, theme, ...(linked ? [link] : []));
+  const title = element(
+    "div",
+    { class: "title" },
+    element("strong", {}, "identikit"),
+    element("span", {}, about.model),
+    element("span", {}, `${count} token${count === 1 ? "" : "s"}`),
+  );
+  const top = element("header", { class: "top" }, title, tools);
+  const places = {};
+  for (const name of ["verdict", "heads", "attention", "edge", "bottom"]) {
+    places[name] = element("div", { class: `place ${name}` });
+  }
+  const main = element("main", { class: "panels" }, ...Object.values(places));
+  root.classList.add("identikit");
+  root.replaceChildren(top, ...(start ? [start] : []), main, site.live);
+  return { places, tools, main };
+}
+
+const TABS = ["tokens", "provenance", "numbers"];
+
+function makeViews(site, page) {
+  const makers = { verdict: verdictView, heads: headsView, attention: attentionView, edge: edgeView };
+  const panels = Object.entries(makers).map(([name, make]) => panelOf(site, make(site), page.places[name]));
+  const tabs = element("div", { role: "tablist", class: "tabs", "aria-label": "More views" });
+  page.places.bottom.append(tabs);
+  const below = [tokensView(site), provenanceView(site), numbersView(site, panels)].map((view) => {
+    const panel = panelOf(site, view, page.places.bottom);
+    panel.tab = element("button", { type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": `panel-${view.id}` }, view.title);
+    panel.tab.addEventListener("click", () => site.store.set({ tab: view.id }));
+    panel.section.setAttribute("role", "tabpanel");
+    tabs.append(panel.tab);
+    return panel;
+  });
+  tabs.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = TABS[(TABS.indexOf(site.store.get().tab) + step + TABS.length) % TABS.length];
+    site.store.set({ tab: next });
+    below[TABS.indexOf(next)].tab.focus();
+  });
+  panels.push(...below);
+  page.tools.append(exportMenu(site, panels), tour(site, page.main));
+  return panels;
+}
+
+function panelOf(site, view, place) {
+  const heading = element("h2", { id: `title-${view.id}` }, view.title);
+  const help = element("p", { class: "help" }, view.help);
+  const note = element("p", { class: "note", hidden: "" });
+  const body = element("div", { class: "body" }, view.element);
+  const section = element("section", { class: "panel", id: `panel-${view.id}`, "aria-labelledby": heading.id }, heading, help, note, body);
+  place.append(section);
+  return { view, section, note, body, site, tab: null };
+}
+
+/** Bring a panel up to date: its loading, failed or empty state, or the view itself. */
+function refresh({ view, section, note, body, tab, site }, state, before) {
+  const shown = !tab || state.tab === view.id;
+  section.hidden = !shown;
+  tab?.setAttribute("aria-selected", String(shown));
+  tab?.setAttribute("tabindex", shown ? "0" : "-1");
+  if (!shown) return;
+  const why = view.unavailable();
+  const [busy, failed] = [site.busy.get(view.id), site.failed.get(view.id)];
+  note.hidden = !(busy || failed || why);
+  note.className = `note ${busy ? "loading" : failed ? "failed" : "empty"}`;
+  note.textContent = busy ?? failed ?? why ?? "";
+  body.hidden = Boolean(why);
+  if (!why) view.update(state, before);
+}
+
+function remember(state) {
+  const text = address(state);
+  if (location.hash.replace(/^#/, "") !== text) history.replaceState(null, "", `#${text}`);
+}

@@ -1,0 +1,124 @@
+// Views draw with a pen. One pen draws on a canvas, the other writes SVG, so that what is exported is what was seen.
+
+/** Prepare a canvas for a size in CSS pixels and return a pen for it. */
+export function canvasPen(canvas, width, height, scale = globalThis.devicePixelRatio || 1) {
+  const [across, down] = [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];
+  if (canvas.width !== across || canvas.height !== down) {
+    canvas.width = across;
+    canvas.height = down;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return {
+    width,
+    height,
+    rect(x, y, w, h, fill, { stroke, line = 1, opacity = 1 } = {}) {
+      context.globalAlpha = opacity;
+      if (fill) {
+        context.fillStyle = fill;
+        context.fillRect(x, y, w, h);
+      }
+      if (stroke) {
+        context.strokeStyle = stroke;
+        context.lineWidth = line;
+        context.strokeRect(x, y, w, h);
+      }
+      context.globalAlpha = 1;
+    },
+    line(x1, y1, x2, y2, stroke, { width: line = 1, opacity = 1, dash = [] } = {}) {
+      context.globalAlpha = opacity;
+      context.strokeStyle = stroke;
+      context.lineWidth = line;
+      context.setLineDash(dash);
+      context.beginPath();
+      context.moveTo(x1, y1);
+      context.lineTo(x2, y2);
+      context.stroke();
+      context.setLineDash([]);
+      context.globalAlpha = 1;
+    },
+    circle(x, y, radius, fill, { stroke, line = 1, opacity = 1 } = {}) {
+      context.globalAlpha = opacity;
+      context.beginPath();
+      context.arc(x, y, radius, 0, 2 * Math.PI);
+      if (fill) {
+        context.fillStyle = fill;
+        context.fill();
+      }
+      if (stroke) {
+        context.strokeStyle = stroke;
+        context.lineWidth = line;
+        context.stroke();
+      }
+      context.globalAlpha = 1;
+    },
+    text(words, x, y, fill, { size = 12, align = "left", weight = "normal", turn = 0, opacity = 1, widest } = {}) {
+      context.save();
+      context.globalAlpha = opacity;
+      context.translate(x, y);
+      context.rotate(turn);
+      context.fillStyle = fill;
+      context.font = `${weight} ${size}px ${FONT}`;
+      context.textAlign = align;
+      context.textBaseline = "middle";
+      context.fillText(widest ? shortened(words, widest, size) : words, 0, 0);
+      context.restore();
+    },
+    /** Cells of a map, row by row: `colours` holds four bytes (RGBA) for each. */
+    cells(x, y, w, h, columns, rows, colours) {
+      const image = document.createElement("canvas");
+      image.width = columns;
+      image.height = rows;
+      image.getContext("2d").putImageData(new ImageData(colours, columns, rows), 0, 0);
+      context.imageSmoothingEnabled = false;
+      context.drawImage(image, x, y, w, h);
+    },
+  };
+}
+
+export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+
+/** Words cut to a width, with an ellipsis; a guess from the number of letters, the same for both pens. */
+export function shortened(words, widest, size = 12) {
+  const most = Math.max(1, Math.floor(widest / (size * 0.56)));
+  return words.length <= most ? words : `${words.slice(0, Math.max(1, most - 1))}…`;
+}
+
+/** A pen that writes SVG; `finish()` returns the document. */
+export function svgPen(width, height, background) {
+  const parts = [];
+  const number = (value) => Number(value.toFixed(2));
+  const safe = (words) => String(words).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`).replace(/[^\t\n\r -\uFFFD]/g, "");
+  const look = (fill, { stroke, line = 1, opacity = 1 }) =>
+    `fill="${fill || "none"}"${stroke ? ` stroke="${stroke}" stroke-width="${line}"` : ""}${opacity < 1 ? ` opacity="${opacity}"` : ""}`;
+  return {
+    width,
+    height,
+    rect(x, y, w, h, fill, style = {}) {
+      parts.push(`<rect x="${number(x)}" y="${number(y)}" width="${number(w)}" height="${number(h)}" ${look(fill, style)}/>`);
+    },
+    line(x1, y1, x2, y2, stroke, { width: line = 1, opacity = 1, dash = [] } = {}) {
+      const dashes = dash.length ? ` stroke-dasharray="${dash.join(" ")}"` : "";
+      parts.push(`<line x1="${number(x1)}" y1="${number(y1)}" x2="${number(x2)}" y2="${number(y2)}" stroke="${stroke}" stroke-width="${number(line)}" opacity="${opacity}"${dashes}/>`);
+    },
+    circle(x, y, radius, fill, style = {}) {
+      parts.push(`<circle cx="${number(x)}" cy="${number(y)}" r="${number(radius)}" ${look(fill, style)}/>`);
+    },
+    text(words, x, y, fill, { size = 12, align = "left", weight = "normal", turn = 0, opacity = 1, widest } = {}) {
+      const anchor = { left: "start", center: "middle", right: "end" }[align];
+      const place = `translate(${number(x)} ${number(y)})${turn ? ` rotate(${number((turn * 180) / Math.PI)})` : ""}`;
+      parts.push(`<text transform="${place}" font-size="${size}" font-weight="${weight}" text-anchor="${anchor}" dominant-baseline="central" fill="${fill}"${opacity < 1 ? ` opacity="${opacity}"` : ""}>${safe(widest ? shortened(words, widest, size) : words)}</text>`);
+    },
+    cells(x, y, w, h, columns, rows, colours) {
+      const image = document.createElement("canvas");
+      image.width = columns;
+      image.height = rows;
+      image.getContext("2d").putImageData(new ImageData(colours, columns, rows), 0, 0);
+      parts.push(`<image x="${number(x)}" y="${number(y)}" width="${number(w)}" height="${number(h)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${image.toDataURL("image/png")}"/>`);
+    },
+    finish() {
+      return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family='${FONT.replace(/'/g, "")}'><rect width="100%" height="100%" fill="${background}"/>${parts.join("")}</svg>`;
+    },
+  };
+}

@@ -1,0 +1,96 @@
+// Rows of attention with their intervals: those of the file, and those that a server adds.
+
+export class RowBook {
+  constructor(view) {
+    this.rows = new Map();
+    this.layers = view.array("certain")?.shape[0];
+    this.certainty = view.array("certain");
+    this.epsilons = [0, ...(view.about.rows?.epsilons ?? [])];
+    if (view.has("rows.place")) this.add(view);
+  }
+
+  /** Take in the rows of a file; what is known of a row already is kept. */
+  add(view) {
+    const places = view.array("rows.place");
+    const n = view.array("rows.lower").shape[1];
+    const part = (name, row) => view.array(name)?.data.subarray(row * n, (row + 1) * n) ?? null;
+    const found = [];
+    for (let row = 0; row < places.shape[0]; row += 1) {
+      const [layer, head, query] = places.data.subarray(3 * row, 3 * row + 3);
+      const known = this.find(layer, head, query);
+      const one = known ?? {
+        layer,
+        head,
+        query,
+        raw: part("rows.raw", row),
+        lower: part("rows.lower", row),
+        upper: part("rows.upper", row),
+        strongest: view.array("rows.strongest").data[row],
+        grid: new Map(),
+        vertices: new Map(),
+      };
+      found.push(one);
+      this.rows.set(`${layer},${head},${query}`, one);
+    }
+    this.addVertices(view, found, n);
+    this.addGrid(view, found, n);
+    return found;
+  }
+
+  addVertices(view, found, n) {
+    if (!view.has("vertex.row")) return;
+    const [row, key, end, start, keys, weights] = ["row", "key", "end", "start", "keys", "weights"].map(
+      (name) => view.array(`vertex.${name}`).data,
+    );
+    for (let at = 0; at < row.length; at += 1) {
+      const make = () => {
+        const whole = new Float64Array(n);
+        for (let place = start[at]; place < start[at + 1]; place += 1) whole[keys[place]] = weights[place];
+        return whole;
+      };
+      found[row[at]].vertices.set(`${key[at]},${end[at] ? "upper" : "lower"}`, make);
+    }
+  }
+
+  addGrid(view, found, n) {
+    if (!view.has("grid.row")) return;
+    const [rows, lower, upper] = ["row", "lower", "upper"].map((name) => view.array(`grid.${name}`).data);
+    view.about.rows.epsilons.forEach((epsilon, place, { length }) => {
+      rows.forEach((row, at) => {
+        const from = (at * length + place) * n;
+        if (Number.isNaN(lower[from])) return;
+        found[row].grid.set(epsilon, { lower: lower.subarray(from, from + n), upper: upper.subarray(from, from + n) });
+      });
+    });
+  }
+
+  /** A row with its intervals, or null where it was not bounded. */
+  find(layer, head, query) {
+    const one = this.rows.get(`${layer},${head},${query}`);
+    if (!one) return null;
+    return {
+      ...one,
+      epsilons: this.epsilons,
+      movable: one.vertices.size > 0,
+      /** The ends for a place in `epsilons`; null where they are not known. */
+      at: (place) => (place ? (one.grid.get(this.epsilons[place]) ?? null) : { lower: one.lower, upper: one.upper }),
+      /** The row with the same output that takes a key to an end of its interval; null where it is not known. */
+      vertex: (key, end) => one.vertices.get(`${key},${end}`)?.() ?? null,
+    };
+  }
+
+  /** The queries of a head whose rows can be moved. */
+  listed(layer, head) {
+    const found = [...this.rows.values()].filter((one) => one.layer === layer && one.head === head && one.vertices.size);
+    return found.map((one) => one.query).sort((one, other) => one - other);
+  }
+
+  /** The share of a row that is certain; NaN where it is not known. */
+  certain(layer, head, query) {
+    const row = this.rows.get(`${layer},${head},${query}`);
+    if (row) return Math.min(1, row.lower.reduce((sum, weight) => sum + weight, 0));
+    if (!this.certainty) return NaN;
+    const [, heads, queries] = this.certainty.shape;
+    return this.certainty.data[(layer * heads + head) * queries + query];
+  }
+}

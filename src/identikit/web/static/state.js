@@ -1,0 +1,61 @@
+// One state for all views. What a reader chose is kept in the address (after the #), so that a link shows the same view.
+
+/** What the address can hold, and what it is when the address does not say. */
+export const CHOICES = {
+  layer: 0, // places in the file
+  head: 0,
+  query: 0, // the pinned token
+  key: -1, // the pinned key; -1: none
+  tab: "tokens",
+  heads: "scatter", // or grid
+  x: "null_dim",
+  y: "certain_mass",
+  shape: "matrix", // or lines
+  words: false,
+  special: true,
+  sort: "weight", // or width, or text
+  epsilon: 0, // place in the grid
+  threshold: 0.03,
+  from: 0, // first token of the window of a long text
+  theme: "", // light or dark; empty: as the system says
+  embed: false,
+};
+
+export function createStore(address = "", first = {}) {
+  let state = { ...CHOICES, ...first, ...parse(address), hoverQuery: -1, hoverKey: -1, moved: null };
+  const listeners = new Set();
+  return {
+    get: () => state,
+    /** Change some of the state; views are told once per frame. A move of a row ends when another row is chosen. */
+    set(change) {
+      const before = state;
+      state = { ...state, ...change };
+      const other = ["layer", "head", "query"].some((name) => before[name] !== state[name]);
+      if (other && !("moved" in change)) state.moved = null;
+      for (const listener of listeners) listener(state, before);
+    },
+    subscribe(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+}
+
+/** The address of a state: only what differs from the usual. */
+export function address(state) {
+  const chosen = Object.entries(CHOICES).filter(([name, usual]) => state[name] !== usual);
+  return chosen.map(([name]) => `${name}=${encodeURIComponent(Number(state[name]) === state[name] ? state[name] : plain(state[name]))}`).join("&");
+}
+
+const plain = (value) => (typeof value === "boolean" ? Number(value) : value);
+
+export function parse(text) {
+  const found = {};
+  for (const [name, value] of new URLSearchParams(text.replace(/^#/, ""))) {
+    const usual = CHOICES[name];
+    if (typeof usual === "number" && value.trim() !== "" && Number.isFinite(Number(value))) found[name] = Number(value);
+    else if (typeof usual === "boolean") found[name] = value === "1";
+    else if (typeof usual === "string") found[name] = value;
+  }
+  return found;
+}

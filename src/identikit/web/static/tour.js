@@ -1,0 +1,51 @@
+// Five steps through the page.
+
+import { button, element } from "./parts.js";
+
+const STEPS = [
+  ["verdict", "The verdict says it in words. Below it are the tokens: the darker one is, the more of its attention is certain, in that every attention with the same output agrees on it. Click a token to follow it through all views."],
+  ["heads", "Every head is a point. Heads at the top are certain; those at the bottom could have attended elsewhere with the same output. Click a head to open it."],
+  ["attention", "The chosen head, four times: raw as the model computes it; effective, the smallest weights with this output, which may be negative; simplex, the smallest that are still attention; null, what the output does not depend on."],
+  ["edge", "One token's row. Each bar is all that a weight could have been. Drag the end of a bar: the whole row moves to another attention, and the head's output stays where it is."],
+  ["bottom", "Here is which token each hidden vector still points to, layer by layer, where it came from, and all numbers as tables. Export takes a view away as a figure, as numbers, or as the Python that gives it."],
+];
+
+/** A button that starts the tour. */
+export function tour(site, main) {
+  const words = element("p");
+  const count = element("span", { class: "count" });
+  const box = element("div", { class: "tour", role: "dialog", "aria-label": "Tour", hidden: "" });
+  let step = 0;
+  let back = null;
+  const mark = (name) => {
+    for (const place of main.children) place.classList.toggle("toured", place.classList.contains(name));
+  };
+  const show = (to) => {
+    if (to < 0 || to >= STEPS.length) {
+      box.hidden = true;
+      mark("");
+      back?.focus();
+      return;
+    }
+    step = to;
+    const [name, text] = STEPS[step];
+    words.textContent = text;
+    count.textContent = `${step + 1} of ${STEPS.length}`;
+    next.textContent = step === STEPS.length - 1 ? "Done" : "Next";
+    earlier.disabled = step === 0;
+    mark(name);
+    main.querySelector(`.place.${name}`).scrollIntoView({ block: "center" });
+    box.hidden = false;
+    next.focus();
+  };
+  const earlier = button("Back", "The step before", () => show(step - 1));
+  const next = button("Next", "The next step", () => show(step + 1));
+  const close = button("Close", "End the tour", () => show(-1));
+  box.append(words, element("div", { class: "tour-tools" }, count, earlier, next, close));
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") show(-1);
+  });
+  main.after(box);
+  back = button("Tour", "Five steps through this page", () => show(0));
+  return back;
+}
