@@ -53,7 +53,7 @@ def save_report(result: Result, path: str | os.PathLike[str], *, progress: Progr
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         partial.write_text(page, encoding="utf-8")
-        os.replace(partial, target)
+        partial.replace(target)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise InputError(f"Cannot write {target}: {error.strerror or error}.") from None

@@ -27,8 +27,12 @@ from identikit.web.worker import Source
 
 _PAGE = "index.html"
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "png": "image/png"}
-_BYTES: dict[int | str, Any] = {200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file."}}
-_EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}, "description": "An event `state` for each JobStatus."}}
+_BYTES: dict[int | str, Any] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file."}
+}
+_EVENTS: dict[int | str, Any] = {
+    200: {"content": {"text/event-stream": {}}, "description": "An event `state` for each JobStatus."}
+}
 _SAID = {
     400: "The body cannot be read.",
     404: "There is nothing at this address.",
@@ -137,6 +141,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return _error("invalid", "The request cannot be used: its body is not JSON.")
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return _error("invalid", f"The request cannot be used: {where or 'the body'}: {first['msg']}.")
 

@@ -18,8 +18,8 @@ def show(result: Result) -> Any:
             from identikit.web.widget import widget
         except ModuleNotFoundError as missing:
             raise InputError(
-                f"show() in a notebook needs the package {missing.name}: pip install 'identikit[notebook]'. Without it, "
-                "save_html(path) writes the same views to a file."
+                f"show() in a notebook needs the package {missing.name}: pip install 'identikit[notebook]'. "
+                "Without it, save_html(path) writes the same views to a file."
             ) from None
         return widget(result)
     page = save_report(result, Path(tempfile.mkdtemp(prefix="identikit-")) / "result.html")

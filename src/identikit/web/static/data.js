@@ -52,8 +52,8 @@ export function fromBase64(text) {
 }
 
 /** Tokens by the name that tells them apart: `the@24` where a token repeats. */
-export function tokenNames(tokens) {
+export function tokenNames(tokens, places = tokens.keys()) {
   const counts = new Map();
   for (const token of tokens) counts.set(token, (counts.get(token) ?? 0) + 1);
-  return tokens.map((token, place) => (counts.get(token) > 1 ? `${token}@${place}` : token));
+  return Array.from(places, (place, at) => (counts.get(tokens[at]) > 1 ? `${tokens[at]}@${place}` : tokens[at]));
 }

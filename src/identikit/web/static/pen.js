@@ -67,14 +67,23 @@ export function canvasPen(canvas, width, height, scale = globalThis.devicePixelR
     },
     /** Cells of a map, row by row: `colours` holds four bytes (RGBA) for each. */
     cells(x, y, w, h, columns, rows, colours) {
-      const image = document.createElement("canvas");
-      image.width = columns;
-      image.height = rows;
-      image.getContext("2d").putImageData(new ImageData(colours, columns, rows), 0, 0);
-      context.imageSmoothingEnabled = false;
-      context.drawImage(image, x, y, w, h);
+      context.imageSmoothingEnabled = columns > w * scale; // smaller than drawn: mean colours, no cell is lost
+      context.drawImage(cellImage(columns, rows, colours), x, y, w, h);
     },
   };
+}
+
+const cellImages = new WeakMap(); // by their colours: a map is put into an image once, not in every frame
+
+function cellImage(columns, rows, colours) {
+  if (!cellImages.has(colours)) {
+    const image = document.createElement("canvas");
+    image.width = columns;
+    image.height = rows;
+    image.getContext("2d").putImageData(new ImageData(colours, columns, rows), 0, 0);
+    cellImages.set(colours, image);
+  }
+  return cellImages.get(colours);
 }
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
@@ -111,10 +120,7 @@ export function svgPen(width, height, background) {
       parts.push(`<text transform="${place}" font-size="${size}" font-weight="${weight}" text-anchor="${anchor}" dominant-baseline="central" fill="${fill}"${opacity < 1 ? ` opacity="${opacity}"` : ""}>${safe(widest ? shortened(words, widest, size) : words)}</text>`);
     },
     cells(x, y, w, h, columns, rows, colours) {
-      const image = document.createElement("canvas");
-      image.width = columns;
-      image.height = rows;
-      image.getContext("2d").putImageData(new ImageData(colours, columns, rows), 0, 0);
+      const image = cellImage(columns, rows, colours);
       parts.push(`<image x="${number(x)}" y="${number(y)}" width="${number(w)}" height="${number(h)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${image.toDataURL("image/png")}"/>`);
     },
     finish() {

@@ -76,6 +76,7 @@ export class RowBook {
       at: (place) => (place ? (one.grid.get(this.epsilons[place]) ?? null) : { lower: one.lower, upper: one.upper }),
       /** The row with the same output that takes a key to an end of its interval; null where it is not known. */
       vertex: (key, end) => one.vertices.get(`${key},${end}`)?.() ?? null,
+      hasVertex: (key, end) => one.vertices.has(`${key},${end}`),
     };
   }
 

@@ -11,6 +11,7 @@ export const CHOICES = {
   x: "null_dim",
   y: "certain_mass",
   shape: "matrix", // or lines
+  map: "raw", // or effective, simplex, null: the map that lines and strips show
   words: false,
   special: true,
   sort: "weight", // or width, or text

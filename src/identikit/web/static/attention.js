@@ -1,0 +1,305 @@
+// The attention of one head: raw, effective, simplex and null as maps or lines, with a strip that shows both directions.
+
+import { canvasPen } from "./pen.js";
+import { linesAt, linesHeight, paintLines, LINES_DRAWN } from "./lines.js";
+import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
+import { MAPS, MapSheet } from "./sheet.js";
+import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
+import { attentionControls } from "./attention_controls.js";
+import { attentionStrips } from "./strips.js";
+
+const ATTENTION_SLICE = 8; // milliseconds of work between two frames
+const ATTENTION_PATIENCE = 250; // milliseconds that a head stays chosen before a server is asked for its simplex map
+const ATTENTION_WIDTH = 960; // of an exported figure
+
+export function attentionView(site) {
+  const canvas = document.createElement("canvas");
+  canvas.className = "maps-canvas";
+  canvas.tabIndex = 0;
+  canvas.setAttribute("role", "img");
+  const book = sheetBook(site);
+  const controls = attentionControls(site);
+  const strips = attentionStrips(site);
+  const read = document.createElement("p");
+  read.className = "maps-read";
+  const notes = document.createElement("ul");
+  notes.className = "maps-notes";
+  const element = document.createElement("div");
+  element.className = "maps";
+  element.append(controls.element, canvas, read, strips.element, notes);
+
+  const picture = (state) => attentionPicture(site, book.sheet(state), state);
+  const view = {
+    id: "attention",
+    title: "Attention",
+    help: "A row is what one token looks at, a column who looks at it. All maps share one colour scale.",
+    element,
+    unavailable() {
+      const { attention, unavailable } = site.view.about;
+      if (!attention) return unavailable?.attention ?? "This page holds no attention.";
+      return attention.layers.some(({ form }) => form !== "none") ? null : "This page holds intervals, but not the maps.";
+    },
+    update(state, before) {
+      if (view.unavailable()) return;
+      if (attentionFollow(site, state, before)) return; // the window moves first; another update comes
+      const drawn = picture(state);
+      const width = Math.max(280, element.clientWidth || 640);
+      const height = attentionHeight(width, state, drawn.sheet);
+      canvas.style.height = `${height}px`;
+      view.paint(canvasPen(canvas, width, height), state);
+      controls.update(state, drawn.sheet);
+      strips.update(state, drawn);
+      attentionWords(read, [attentionRead(site, drawn)]);
+      attentionWords(notes, attentionNotes(site, state, drawn), "li");
+      canvas.setAttribute("aria-label", view.describe(state));
+      book.work(state, () => view.update(site.store.get()));
+    },
+    paint(pen, state) {
+      const drawn = picture(state);
+      if (!drawn.sheet.size) pen.text("No tokens are left to draw.", 12, 24, drawn.colours.soft);
+      else if (state.shape === "lines") paintLines(pen, drawn);
+      else paintMatrix(pen, drawn);
+    },
+    size: (state) => [ATTENTION_WIDTH, attentionHeight(ATTENTION_WIDTH, state, book.sheet(state))],
+    table: (state) => attentionTable(book.sheet(state)),
+    python: (state) => attentionPython(site, state, book.sheet(state).shown),
+    describe(state) {
+      const drawn = picture(state);
+      return `Attention of ${drawn.name} over ${drawn.sheet.size} ${drawn.shown.byWord ? "words" : "tokens"}. ${attentionRead(site, drawn)}`;
+    },
+  };
+  attentionPointer(site, canvas, () => book.sheet(site.store.get()));
+  attentionKeys(site, canvas, () => book.sheet(site.store.get()).shown);
+  return view;
+}
+
+/** The sheet of the chosen head, filled in idle slices; the rows of a head that was left are forgotten. */
+function sheetBook(site) {
+  let [name, current, waiting, asked] = ["", null, false, new Set()];
+  const book = {
+    sheet(state) {
+      const head = site.heads(state.layer, state.head);
+      const shape = `${windowStart(head.n, state.from)},${state.words},${state.special},${Boolean(head.simplexMap)}`;
+      if (name !== `${state.layer},${state.head},${shape}`) {
+        if (current && current.head !== head) current.head.rows.clear();
+        name = `${state.layer},${state.head},${shape}`;
+        current = new MapSheet(head, shownTokens(site.view, site.names, state));
+      }
+      return current;
+    },
+    work(state, redraw) {
+      book.ask(state, redraw);
+      if (waiting || current.finished) return;
+      waiting = true;
+      const idle = globalThis.requestIdleCallback ?? ((done) => setTimeout(done, 0));
+      idle(() => {
+        waiting = false;
+        current.work(ATTENTION_SLICE);
+        redraw();
+      }, { timeout: 100 });
+    },
+    /** Ask a server for the simplex map of a head that stays chosen. */
+    ask({ layer, head }, redraw) {
+      const wanted = `${layer},${head}`;
+      if (!site.source?.live || current.maps.includes("simplex") || asked.has(wanted)) return;
+      asked.add(wanted);
+      setTimeout(() => {
+        const state = site.store.get();
+        if (state.layer !== layer || state.head !== head) return asked.delete(wanted);
+        const answer = site.source.simplex(layer, head);
+        site.task("attention", answer, "Computing the attention of least norm …");
+        return answer.then(redraw, () => {}); // the shell says what failed
+      }, ATTENTION_PATIENCE);
+    },
+  };
+  return book;
+}
+
+/** Everything that the painters draw, in drawn places: names, cursor, whose lines stand out, certainty, a moved row. */
+function attentionPicture(site, sheet, state) {
+  const { shown } = sheet;
+  const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
+  const place = (position) => (position >= 0 ? shown.place[position] ?? -1 : -1);
+  const hovering = state.hoverQuery >= 0 || state.hoverKey >= 0;
+  const cursor = {
+    query: place(state.hoverQuery >= 0 ? state.hoverQuery : state.query),
+    key: place(state.hoverKey >= 0 ? state.hoverKey : hovering ? -1 : state.key),
+  };
+  const onlyKey = state.hoverKey >= 0 && state.hoverQuery < 0;
+  const movedAt = state.moved && place(state.moved.query);
+  const moved = movedAt >= 0 && state.moved ? { at: movedAt, row: sheet.row("raw", movedAt, state.moved) } : null;
+  return {
+    sheet, shown, cursor, moved, state,
+    certain: attentionCertain(site, sheet, state),
+    name: `L${layers[state.layer]}H${heads[state.head]}`,
+    map: MAPS.includes(state.map) ? state.map : "raw",
+    labels: shown.labels,
+    strong: onlyKey ? { query: -1, key: cursor.key } : { query: cursor.query, key: -1 },
+    colours: site.colours(),
+    missing: (map) => attentionMissing(site, state, map),
+  };
+}
+
+/** How certain each drawn row is, NaN where that is not known; kept until rows are added. */
+function attentionCertain(site, sheet, { layer, head }) {
+  if (sheet.certain?.rows !== site.rows.rows?.size) {
+    const shares = sheet.shown.groups.map((group) => {
+      const known = group.map((piece) => site.rows.certain(layer, head, piece)).filter((share) => share >= 0);
+      return known.length ? known.reduce((sum, share) => sum + share, 0) / known.length : NaN;
+    });
+    sheet.certain = { rows: site.rows.rows?.size, shares };
+  }
+  return sheet.certain.shares;
+}
+
+function attentionHeight(width, state, sheet) {
+  if (!sheet.size) return 48;
+  return state.shape === "lines" ? linesHeight(sheet.size) : matrixLayout(width).height;
+}
+
+function attentionMissing(site, { layer, head }, map) {
+  if (map === "simplex" && site.source?.live) return "Being computed.";
+  if (map !== "simplex") return "This file does not hold it.";
+  const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
+  return `Not in this file: it takes one quadratic program a row. In Python: attention.sel(layer=${layers[layer]}, head=${heads[head]}).simplex, or open the text with identikit serve.`;
+}
+
+/** Move the window to a token that was pinned elsewhere; true when it had to move. */
+function attentionFollow(site, state, before) {
+  const n = site.view.about.tokens.length;
+  const from = windowStart(n, state.from);
+  if (!before || before.query === state.query || n <= WINDOW) return false;
+  if (state.query >= from && state.query < from + WINDOW) return false;
+  site.store.set({ from: windowStart(n, state.query - WINDOW / 2) });
+  return true;
+}
+
+/** The active cell in words; without an active key, what the row looks at most. */
+function attentionRead(site, { sheet, cursor, labels, moved, name }) {
+  if (cursor.query < 0) return cursor.key < 0 ? "The active token is not drawn." : attentionLookers(sheet, cursor.key, labels);
+  const query = labels[cursor.query];
+  const number = (weight) => (weight === null ? "not computed" : weight.toFixed(3));
+  if (cursor.key >= 0) {
+    if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${labels[cursor.key]} in ${name}.`;
+    const parts = MAPS.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
+    const change = moved?.at === cursor.query ? `; moved to ${number(moved.row[cursor.key])}` : "";
+    return `${query} → ${labels[cursor.key]} in ${name}: ${parts.join(", ")}${change}.`;
+  }
+  const row = sheet.row("raw", cursor.query, moved?.at === cursor.query ? site.store.get().moved : null);
+  return `${query} looks most at ${strongestWords(row, labels)} in ${name}.`;
+}
+
+function attentionLookers(sheet, key, labels) {
+  return `${labels[key]} is looked at most by ${strongestWords(sheet.column("raw", key), labels)}.`;
+}
+
+function strongestWords(weights, labels) {
+  const places = Array.from(weights.keys()).filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
+  return places.slice(0, 3).map((at) => `${labels[at]} (${weights[at].toFixed(3)})`).join(", ") || "nothing that is drawn";
+}
+
+/** What the reader must know to read the figure: the certificate, and everything that was left out or gathered. */
+function attentionNotes(site, state, { sheet, shown, moved }) {
+  const { about } = site.view;
+  const told = [];
+  const residual = site.view.array("heads.residual")?.data[state.layer * about.attention.head_numbers.length + state.head];
+  if (residual >= 0) {
+    told.push(`Effective attention reproduces this head's output to within ${residual.toExponential(0)} (relative).`);
+  }
+  if (state.shape === "lines") told.push(`About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`);
+  else told.push("Below each map: what each key receives on average. Left: the certain share of each row.");
+  const special = about.tokens.filter((_, at) => isSpecial(about, at)).length;
+  const left = sheet.done ? (sheet.outside / sheet.done).toFixed(2) : "…";
+  const parts = [];
+  if (!state.special && special) parts.push(about.attention.special_group === "first token" ? "The first token is" : "Special tokens are");
+  if (parts.length) told.push(`${parts[0]} left out of the drawing and of the scale.`);
+  if (shown.n > WINDOW) told.push(`Tokens ${shown.from} to ${shown.to - 1} of ${shown.n} are drawn.`);
+  if (parts.length || shown.n > WINDOW) told.push(`On average, ${left} of a row's raw weight goes to keys that are not drawn.`);
+  if (shown.byWord) told.push("Words: what pieces receive is added up, what they do is averaged.");
+  if (moved) told.push(`The row of ${shown.labels[moved.at]} was moved in the edge view; the marked row of raw shows it.`);
+  return told;
+}
+
+/** Put sentences into an element, one child each, only where they changed. */
+function attentionWords(into, sentences, tag = "span") {
+  if (into.dataset.words === sentences.join("\n")) return;
+  into.dataset.words = sentences.join("\n");
+  into.replaceChildren(...sentences.map((words) => Object.assign(document.createElement(tag), { textContent: words })));
+}
+
+function attentionTable(sheet) {
+  sheet.work();
+  const { labels } = sheet.shown;
+  const rows = [];
+  for (let query = 0; query < sheet.size; query += 1) {
+    for (let key = 0; key < sheet.size; key += 1) {
+      const weights = MAPS.map((map) => sheet.at(map, query, key));
+      if (!Number.isNaN(weights[0])) rows.push([labels[query], labels[key], ...weights]);
+    }
+  }
+  return { columns: ["query", "key", ...MAPS], rows };
+}
+
+function attentionPython(site, state, shown) {
+  const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
+  const lines = [
+    "attention = ik.effective_attention(model, text)",
+    `head = attention.sel(layer=${layers[state.layer]}, head=${heads[state.head]})`,
+  ];
+  if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
+  lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
+  if (shown.size < shown.all) {
+    lines.push(`drawn = [${shown.order.join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
+  }
+  lines.push("head.plot()");
+  return lines.join("\n");
+}
+
+function attentionPointer(site, canvas, sheetNow) {
+  const under = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const [x, y, sheet] = [event.clientX - box.left, event.clientY - box.top, sheetNow()];
+    const lines = site.store.get().shape === "lines";
+    const spot = lines ? linesAt(box.width, box.height, sheet.size, x, y) : matrixAt(matrixLayout(box.width), sheet.size, x, y);
+    const position = (at) => (at >= 0 ? sheet.shown.groups[at][0] : -1);
+    return spot && { query: position(spot.query), key: position(spot.key) };
+  };
+  const hover = (found) => {
+    const { hoverQuery, hoverKey } = site.store.get();
+    const [query, key] = found ? [found.query, found.key] : [-1, -1];
+    if (hoverQuery !== query || hoverKey !== key) site.store.set({ hoverQuery: query, hoverKey: key });
+  };
+  canvas.addEventListener("pointermove", (event) => hover(under(event)));
+  canvas.addEventListener("pointerleave", () => hover(null));
+  canvas.addEventListener("click", (event) => {
+    const found = under(event);
+    if (!found) return;
+    site.store.set({ ...(found.query >= 0 && { query: found.query }), ...(found.key >= 0 && { key: found.key }) });
+  });
+}
+
+/** Up and down move the query, left and right the key; Enter follows the edge to its key, Escape lets the key go. */
+function attentionKeys(site, canvas, shownNow) {
+  canvas.addEventListener("keydown", (event) => {
+    const state = site.store.get();
+    const { groups, place, n, from } = shownNow();
+    const step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const name = event.key === "ArrowUp" || event.key === "ArrowDown" ? "query" : "key";
+    if (step) {
+      const at = place[state[name]] ?? -1;
+      const next = groups[name === "key" && state.key < 0 ? Math.max(0, place[state.query]) : at + step];
+      if (next) site.store.set({ [name]: next[0] });
+      else if (at >= 0) attentionTurn(site, name, n, from, step);
+    } else if ((event.key === "Enter" || event.key === " ") && state.key >= 0) site.store.set({ query: state.key, key: -1 });
+    else if (event.key === "Escape") site.store.set({ key: -1, hoverQuery: -1, hoverKey: -1 });
+    else return;
+    event.preventDefault();
+  });
+}
+
+/** Move the window of a long text by half, and the query or key to its new token there. */
+function attentionTurn(site, name, n, from, step) {
+  const next = step > 0 ? from + WINDOW : from - 1;
+  if (next < 0 || next >= n) return;
+  site.store.set({ from: windowStart(n, from + (step * WINDOW) / 2), [name]: next });
+}

@@ -1,0 +1,92 @@
+// What a reader can choose in the attention view: matrix or lines, which map, words, special tokens, the window.
+
+import { MAPS } from "./sheet.js";
+import { isSpecial, windowStart, WINDOW } from "./shown.js";
+
+/** An element with properties and children; text is never markup. */
+export function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+/** Buttons of which one is pressed; `update(value)` says which. */
+export function choiceButtons(label, choices, choose) {
+  const buttons = choices.map(([value, words]) =>
+    element("button", { type: "button", textContent: words, onclick: () => choose(value), value }));
+  const group = element("span", { className: "choice", role: "group", ariaLabel: label }, ...buttons);
+  return {
+    element: group,
+    update: (value) => buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.value === value))),
+  };
+}
+
+/** A list to pick from, with its label in front. */
+export function pickList(label, choices, choose) {
+  const list = element("select", {}, ...choices.map(([value, words]) => element("option", { value, textContent: words })));
+  list.onchange = () => choose(list.value);
+  return {
+    element: element("label", { className: "pick" }, element("span", { textContent: label }), list),
+    list,
+    update: (value) => {
+      if (list.value !== value) list.value = value;
+    },
+  };
+}
+
+/** A box to tick. */
+export function tickBox(words, choose) {
+  const box = element("input", { type: "checkbox" });
+  box.onchange = () => choose(box.checked);
+  return {
+    element: element("label", { className: "tick" }, box, element("span", { textContent: words })),
+    box,
+    update: (value) => {
+      box.checked = value;
+    },
+  };
+}
+
+export function attentionControls(site) {
+  const { about } = site.view;
+  const n = about.tokens.length;
+  const set = (name) => (value) => site.store.set({ [name]: value });
+  const shape = choiceButtons("Shape", [["matrix", "Matrix"], ["lines", "Lines"]], set("shape"));
+  const map = pickList("Lines and strips of", MAPS.map((name) => [name, name]), set("map"));
+  const words = tickBox("Words", set("words"));
+  const first = about.attention?.special_group === "first token";
+  const special = tickBox(first ? "First token" : "Special tokens", set("special"));
+  words.box.disabled = !about.words.length;
+  words.element.title = about.words.length
+    ? "Add up what the pieces of a word receive, and average what they do."
+    : "The tokens of this text are not aligned with words.";
+  special.box.disabled = !about.tokens.some((_, at) => isSpecial(about, at));
+  special.element.title = "Draw their rows and columns, and let them count for the scale of colours.";
+  const slide = windowSlide(site, n);
+  return {
+    element: element("div", { className: "maps-controls" }, shape.element, map.element, words.element, special.element,
+      ...(n > WINDOW ? [slide.element] : [])),
+    update(state) {
+      shape.update(state.shape === "lines" ? "lines" : "matrix");
+      map.update(MAPS.includes(state.map) ? state.map : "raw");
+      words.update(state.words && about.words.length > 0);
+      special.update(state.special);
+      slide.update(state);
+    },
+  };
+}
+
+/** A slider that moves the window of a long text. */
+function windowSlide(site, n) {
+  const slide = element("input", { type: "range", min: 0, max: Math.max(0, n - WINDOW), step: 1, ariaLabel: "First token drawn" });
+  slide.oninput = () => site.store.set({ from: Number(slide.value) });
+  const said = element("output");
+  return {
+    element: element("label", { className: "maps-window" }, said, slide),
+    update(state) {
+      const from = windowStart(n, state.from);
+      slide.value = from;
+      said.textContent = `Tokens ${from} to ${Math.min(n, from + WINDOW) - 1} of ${n}`;
+    },
+  };
+}

@@ -1,0 +1,345 @@
+// Edge: how far each weight of one row could go while the head's output stays the same, and a hand on it.
+import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, node, pointOn, quoted, say, slider, tiny } from "./figure.js";
+
+const EDGE_MOST = 24; // bars that are shown at first
+const EDGE_NARROW = 1e-6; // an interval that is narrower does not move
+const EDGE_ROUNDING = 1e-5; // an output that moves by less moved by rounding
+
+export function edgeView(site) {
+  return new EdgeView(site);
+}
+
+class EdgeView {
+  constructor(site) {
+    this.site = site;
+    this.id = "edge";
+    this.title = "Edge";
+    this.help =
+      "Each bar is a key: its weight could lie anywhere on the bar without the head's output changing. Drag an end of a bar, and the row follows.";
+    this.all = false;
+    this.asked = ""; // the row that was last asked of a server
+    this.inModel = null; // what a server measured, for the move it belongs to
+    this.grabbed = null;
+    this.build();
+    this.listen();
+  }
+
+  build() {
+    const { store } = this.site;
+    this.canvas = figureCanvas();
+    this.says = node("p", { className: "edge-says" });
+    this.sort = choice("Sort by", [["weight", "by weight"], ["width", "by width"], ["text", "in the text"]], (sort) => store.set({ sort }));
+    const most = this.site.rows.epsilons.length - 1;
+    this.epsilon = slider("ε", { least: 0, most, step: 1 }, (epsilon) => store.set({ epsilon, moved: null }));
+    this.more = node("button", { type: "button", className: "edge-more" });
+    this.more.addEventListener("click", () => ((this.all = !this.all), store.set({})));
+    this.readout = node("p", { className: "edge-readout" });
+    const button = (words, act) => {
+      const made = node("button", { type: "button", textContent: words });
+      made.addEventListener("click", act);
+      return made;
+    };
+    this.ends = { lower: button("Lower end", () => this.pull("lower", 1)), upper: button("Upper end", () => this.pull("upper", 1)) };
+    this.share = slider("moved", { least: 0, most: 100, step: 1 }, (percent) => this.pull(store.get().moved?.end, percent / 100));
+    this.share.input.addEventListener("change", () => this.measure());
+    this.reset = button("Reset", () => this.letGo());
+    this.pulls = node("div", { className: "edge-pulls" }, this.ends.lower, this.ends.upper, this.share.element, this.reset);
+    this.change = node("p", { className: "edge-change", role: "status" });
+    this.note = node("p", { className: "edge-note" });
+    this.listed = node("div", { className: "edge-listed" });
+    this.element = node(
+      "div", { className: "edge" }, this.says,
+      node("div", { className: "figure-controls" }, this.sort.element, this.epsilon.element),
+      node("div", { className: "figure-holder" }, this.canvas), this.more, this.readout, this.pulls, this.change, this.note, this.listed,
+    );
+  }
+
+  unavailable() {
+    const { about } = this.site.view;
+    return about.attention ? null : (about.unavailable?.attention ?? "This page was made without attention.");
+  }
+
+  /** The row that is shown: weights, ends and what was moved. */
+  row(state) {
+    const { heads, rows, names } = this.site;
+    const query = activeQuery(state);
+    const head = heads(state.layer, state.head);
+    const found = rows.find(state.layer, state.head, query);
+    const raw = head.row("raw", query) ?? found?.raw ?? null;
+    const keys = raw ? names.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
+    // A row that was never bounded and is certain all the same has only one attention: its own.
+    const fixed = !found && !Number.isNaN(rows.certain(state.layer, state.head, query));
+    const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
+    const widest = lower ? keys.reduce((most, key) => Math.max(most, upper[key] - lower[key]), 0) : NaN;
+    const moved = state.moved?.query === query ? state.moved.row : null;
+    const movable = Boolean(found?.movable && !state.epsilon && widest >= EDGE_NARROW);
+    return { query, head, found, raw, keys, lower, upper, widest, moved, movable, effective: head.row("effective", query) };
+  }
+
+  look(state, row, width) {
+    const { names } = this.site;
+    const order = barOrder(row, state.sort, this.all ? Infinity : EDGE_MOST, state.key);
+    return {
+      ...order, names, scale: barScale(row, order.shown, names, width), colours: this.site.colours(), active: activeKey(state),
+      grabbed: this.grabbed ?? (row.moved && state.moved),
+    };
+  }
+
+  size(state) {
+    const most = this.all ? Infinity : EDGE_MOST; // of the text, not of the row: the page must not jump while hovering
+    const count = Math.min(most, this.site.names.length);
+    return [figureWidth(this.canvas), barsHeight(this.all ? this.row(state).keys.length : count)];
+  }
+
+  paint(pen, state) {
+    const row = this.row(state);
+    paintBars(pen, row, this.look(state, row, pen.width));
+  }
+
+  update(state) {
+    if (this.unavailable()) return;
+    const row = this.row(state);
+    this.fetch(state, row);
+    drawFigure(this.canvas, this, state);
+    const { hidden, largest } = barOrder(row, state.sort, this.all ? Infinity : EDGE_MOST, state.key);
+    say(this.says, this.sentence(state, row));
+    this.sort.press(state.sort);
+    const what = state.sort === "width" && row.lower ? "wide" : "each";
+    const more = hidden ? `${hidden} more, at most ${largest.toFixed(3)} ${what}: show all` : "";
+    say(this.more, this.all && row.keys.length > EDGE_MOST ? `Show only the ${EDGE_MOST} largest` : more);
+    say(this.readout, this.numbers(state, row));
+    this.showEpsilon(state);
+    this.showPulls(state, row);
+    this.showListed(state, row);
+  }
+
+  sentence(state, row) {
+    if (!row.raw) return `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}: this row was not computed.`;
+    const name = `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}: sees ${row.keys.length} ${row.keys.length === 1 ? "key" : "keys"}.`;
+    if (!row.lower) return name;
+    if (row.widest < EDGE_NARROW) return `${name} Only this attention gives this output.`;
+    const certain = row.keys.reduce((sum, key) => sum + row.lower[key], 0);
+    const strongest = row.keys.reduce((best, key) => (row.raw[key] > row.raw[best] ? key : best), row.keys[0]);
+    const sure = {
+      1: ` Its strongest edge, to ${quoted(this.site.names[strongest])}, is certain.`,
+      0: " Another edge could have been the strongest.",
+    }[state.epsilon ? NaN : row.found.strongest];
+    return `${name} Certain mass ${certain.toFixed(2)}.${sure ?? ""}`;
+  }
+
+  /** The numbers of the active bar. */
+  numbers(state, row) {
+    const key = activeKey(state);
+    if (key < 0) return "";
+    if (!row.keys.includes(key)) return `${quoted(this.site.names[row.query])} does not see ${quoted(this.site.names[key])}.`;
+    const moved = row.moved ? `, moved to ${row.moved[key].toFixed(3)}` : "";
+    const range = row.lower ? `, between ${row.lower[key].toFixed(3)} and ${row.upper[key].toFixed(3)}` : "";
+    const effective = row.effective ? `, effective ${row.effective[key].toFixed(3)}` : "";
+    return `${quoted(this.site.names[key])}: raw ${row.raw[key].toFixed(3)}${moved}${range}${effective}.`;
+  }
+
+  showEpsilon(state) {
+    const { epsilons } = this.site.rows;
+    this.epsilon.element.hidden = epsilons.length < 2;
+    this.epsilon.input.value = state.epsilon;
+    const share = epsilons[state.epsilon] ?? 0;
+    const percent = `${Number((100 * share).toPrecision(2))}%`;
+    const words = share ? `the output may move by ${percent} of its length` : "the output stays the same";
+    say(this.epsilon.words, words);
+    this.epsilon.input.setAttribute("aria-valuetext", words);
+  }
+
+  showPulls(state, row) {
+    const key = activeKey(state);
+    const { moved } = state;
+    for (const [end, button] of Object.entries(this.ends)) {
+      button.disabled = !(row.movable && row.keys.includes(state.key) && canPull(row, state.key, end));
+      button.title = state.key < 0 ? "Choose a bar first." : `Move ${quoted(this.site.names[key])} there.`;
+    }
+    this.pulls.hidden = !row.movable;
+    this.share.element.hidden = this.reset.hidden = !row.moved;
+    say(this.change, row.moved ? this.changeWords(row, moved) : "");
+    if (!row.moved) return;
+    this.share.input.value = Math.round(100 * moved.share);
+    say(this.share.words, `${Math.round(100 * moved.share)}% of the way to the ${moved.end} end`);
+  }
+
+  changeWords(row, moved) {
+    const change = row.head.outputChange(row.query, moved.row);
+    const name = quoted(this.site.names[moved.key]);
+    const from = `${name} moved from ${row.raw[moved.key].toFixed(3)} to ${moved.row[moved.key].toFixed(3)}.`;
+    const told =
+      change === null
+        ? "This file holds no values, so that the change of the output cannot be measured here."
+        : `The head's output moved by ${tiny(change)} of its length${change < EDGE_ROUNDING ? ": rounding" : ""}.`;
+    const same = this.inModel?.key === moved.key && this.inModel.end === moved.end && this.inModel.query === moved.query;
+    if (!same) return `${from} ${told}`;
+    const { hidden, logits } = this.inModel.change;
+    const more = logits === null ? "" : ` and the logits by ${tiny(logits)}`;
+    return `${from} ${told} In the model, the row at that end changes the final hidden states by ${tiny(hidden)}${more}, relative to the largest entry.`;
+  }
+
+  /** Say why a bar cannot be dragged, and offer rows that can. */
+  showListed(state, row) {
+    const { rows, source, names } = this.site;
+    let words = "";
+    let listed = [];
+    if (state.epsilon && !row.lower) {
+      words = "There are no intervals for this ε in this row.";
+    } else if (state.epsilon && row.found?.movable) {
+      words = "Bars can be dragged at ε = 0, where the output stays the same.";
+    } else if (!row.found?.movable && !source.live && !(row.widest < EDGE_NARROW)) {
+      listed = rows.listed(state.layer, state.head);
+      const missing = row.lower ? "" : "This file has no intervals for this row. ";
+      const offer = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here.";
+      words = `${missing}${offer}${listed.length ? "" : " identikit serve computes any."}`;
+    }
+    say(this.note, words);
+    const now = listed.map((query) => names[query]).join("\n");
+    if (this.listedNow === now) return;
+    this.listedNow = now;
+    this.listed.replaceChildren(...listed.map((query) => {
+      const button = node("button", { type: "button", textContent: names[query] });
+      button.addEventListener("click", () => this.site.store.set({ query, hoverQuery: -1 }));
+      return button;
+    }));
+    if (listed.length) this.listed.append(node("span", { textContent: "identikit serve computes any row." }));
+  }
+
+  /** Ask a server for the pinned row, once. */
+  fetch(state, row) {
+    const { source, store, task } = this.site;
+    const known = row.found && (state.epsilon ? row.lower : row.found.movable || row.widest < EDGE_NARROW);
+    const name = [state.layer, state.head, state.query, state.epsilon].join();
+    if (!source.live || known || row.query !== state.query || this.asked === name) return;
+    this.asked = name;
+    task(this.id, source.rows(state.layer, state.head, state.query, state.epsilon).then(() => store.set({})), "Finding the intervals of this row…");
+  }
+
+  /** Move the row to a share of the way from raw attention to the vertex at one end of the pinned bar. */
+  pull(end, share) {
+    const state = this.site.store.get();
+    const row = this.row({ ...state, hoverQuery: -1 });
+    if (!end || !row.movable || !row.keys.includes(state.key) || !canPull(row, state.key, end)) return;
+    const vertex = row.found.vertex(state.key, end);
+    if (!vertex) return;
+    const weights = row.raw.map((weight, key) => weight + share * (vertex[key] - weight));
+    this.site.store.set({ moved: { row: weights, query: state.query, key: state.key, end, share } });
+    if (share === 1 && !this.grabbed) this.measure();
+  }
+
+  /** Let a server put the row into the model. */
+  measure() {
+    const { source, store, task } = this.site;
+    const { layer, head, moved } = store.get();
+    if (!source.live || !moved) return;
+    const { query, key, end } = moved;
+    const found = source.move({ layer, head, query, key, end }).then(({ output_change: change }) => {
+      this.inModel = { query, key, end, change };
+      store.set({});
+    });
+    task(this.id, found, "Putting the row into the model…");
+  }
+
+  letGo() {
+    this.grabbed = null;
+    this.inModel = null;
+    this.site.store.set({ moved: null });
+    this.site.announce("The row is as the model computed it.");
+  }
+
+  listen() {
+    const { canvas, site } = this;
+    const under = (event) => {
+      const state = site.store.get();
+      const row = this.row(state);
+      const { shown, scale } = this.look(state, row, figureWidth(canvas));
+      return { state, row, scale, at: barAt(row, shown, scale, ...pointOn(canvas, event)) };
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      const { at, state } = under(event);
+      if (!at) return;
+      site.store.set({ key: at.key, query: activeQuery(state), hoverKey: -1, moved: at.key === state.key ? state.moved : null });
+      if (!at.end) return;
+      this.grabbed = at;
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const { at, row, scale } = under(event);
+      if (this.grabbed) return this.follow(row, scale, pointOn(canvas, event)[0]);
+      canvas.style.cursor = at?.end ? "ew-resize" : at ? "pointer" : "";
+      if ((at?.key ?? -1) !== site.store.get().hoverKey) site.store.set({ hoverKey: at?.key ?? -1 });
+    });
+    const drop = () => {
+      if (!this.grabbed) return;
+      this.grabbed = null;
+      this.measure();
+      site.announce(this.change.textContent);
+      site.store.set({});
+    };
+    canvas.addEventListener("pointerup", drop);
+    canvas.addEventListener("pointercancel", drop);
+    canvas.addEventListener("pointerleave", () => !this.grabbed && site.store.set({ hoverKey: -1 }));
+    canvas.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  follow(row, scale, x) {
+    const { key, end } = this.grabbed;
+    const share = (scale.weight(x) - row.raw[key]) / (row[end][key] - row.raw[key]);
+    this.pull(end, Math.min(1, Math.max(0, share)));
+  }
+
+  press(event) {
+    const { store } = this.site;
+    const state = store.get();
+    const { shown } = this.look(state, this.row(state), figureWidth(this.canvas));
+    const at = shown.indexOf(state.key);
+    const to = { ArrowDown: at + 1, ArrowUp: Math.max(0, at - 1), Home: 0, End: shown.length - 1 }[event.key];
+    if (to !== undefined) store.set({ key: shown[Math.min(to, shown.length - 1)], moved: null });
+    else if (event.key === "l" || event.key === "u") this.pull(event.key === "l" ? "lower" : "upper", 1);
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.nudge(event.key === "ArrowLeft" ? "lower" : "upper");
+    else if (event.key === "Escape") this.letGo();
+    else return;
+    event.preventDefault();
+  }
+
+  /** Move the pinned bar by a tenth towards an end. */
+  nudge(toward) {
+    const { moved } = this.site.store.get();
+    if (!moved) return this.pull(toward, 0.1);
+    const share = moved.share + (moved.end === toward ? 0.1 : -0.1);
+    if (share < 0.05) return this.letGo();
+    return this.pull(moved.end, Math.min(1, share));
+  }
+
+  table(state) {
+    const row = this.row(state);
+    const { names } = this.site;
+    const columns = ["position", "key", "raw", "lower", "upper", "effective", ...(row.moved ? ["moved"] : [])];
+    const rows = row.keys.map((key) => [
+      key, names[key], row.raw[key], row.lower?.[key] ?? NaN, row.upper?.[key] ?? NaN, row.effective?.[key] ?? NaN,
+      ...(row.moved ? [row.moved[key]] : []),
+    ]);
+    return { columns, rows };
+  }
+
+  python(state) {
+    const { about } = this.site.view;
+    const [layer, head] = [about.attention.layer_numbers[state.layer], about.attention.head_numbers[state.head]];
+    const query = activeQuery(state);
+    const where = `layer=${layer}, head=${head}, query=${query}`;
+    const epsilon = this.site.rows.epsilons[state.epsilon];
+    const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""})`, "print(row.to_frame())"];
+    if (state.moved?.query === query) {
+      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${state.moved.key})`, "print(other)  # and what it does to the output");
+    }
+    return lines.join("\n");
+  }
+
+  describe(state) {
+    const row = this.row(state);
+    const moved = row.moved ? ` ${this.changeWords(row, state.moved)}` : "";
+    return [this.sentence(state, row), this.numbers(state, row)].filter(Boolean).join(" ") + moved;
+  }
+}

@@ -1,0 +1,229 @@
+// All heads at once: a scatter of two readings, or a grid of layers and heads coloured by one of them.
+
+import { css, mixed } from "./colour.js";
+import { canvasPen } from "./pen.js";
+import { choiceButtons, element, pickList } from "./attention_controls.js";
+import { paintScatter, scatterPoints } from "./scatter.js";
+
+/** What heads can be found by: a name, what it means, and how to get it in Python. */
+export const READINGS = {
+  pearson: ["correlation", "How closely effective attention follows raw attention, over all weights of the head.", 'attention.pearson("head")'],
+  null_dim: ["null dimension", "In how many directions a row can change without changing the output, on average over rows.", "attention.null_dim.double().mean(-1)"],
+  certain_mass: ["certain mass", "The share of a row that every attention with the same output agrees on, on average over rows.", "attention.intervals().certain_mass.mean(-1)"],
+  sink_mass: ["sink mass", "The raw weight that goes to {sinks}, on average over rows.", "attention.raw[..., {places}].sum(-1).mean(-1)"],
+  layer: ["layer", "The layer of the head, counted from 0.", "attention.layers"],
+};
+const HEADS_WIDTH = 640; // of an exported figure
+
+export function headsView(site) {
+  const { about } = site.view;
+  const canvas = element("canvas", { className: "heads-canvas", tabIndex: 0 });
+  canvas.setAttribute("role", "img");
+  const set = (name) => (value) => site.store.set({ [name]: value });
+  const shape = choiceButtons("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
+  const choices = Object.entries(READINGS).map(([name, [words]]) => [name, words]);
+  const [across, up] = [pickList("across", choices, set("x")), pickList("up", choices, set("y"))];
+  const meaning = element("p", { className: "heads-meaning" });
+  const whole = element("div", { className: "heads" },
+    element("div", { className: "maps-controls" }, shape.element, across.element, up.element), canvas, meaning);
+  let hovered = null; // the head under the mouse, which only this view shows
+  const data = about.attention && headsData(site);
+
+  const view = {
+    id: "heads",
+    title: "Heads",
+    help: "One mark is one head. Click it, or use the arrow keys, to open it in the other views.",
+    element: whole,
+    unavailable() {
+      if (!about.attention) return about.unavailable?.attention ?? "This page holds no attention.";
+      return site.view.has("heads.sink_mass") ? null : "This page holds intervals, but not the readings of whole heads.";
+    },
+    update(state) {
+      if (view.unavailable()) return;
+      const width = Math.max(240, whole.clientWidth || 360);
+      const height = headsHeight(width, state, data);
+      canvas.style.height = `${height}px`;
+      headsPaint(canvasPen(canvas, width, height), site, data, state, hovered);
+      const { x, y } = headsAxes(state);
+      shape.update(state.heads === "grid" ? "grid" : "scatter");
+      across.update(x);
+      up.update(y);
+      across.element.hidden = state.heads === "grid";
+      up.element.firstChild.textContent = state.heads === "grid" ? "coloured by" : "up";
+      meaning.textContent = headsMeaning(data, state);
+      canvas.setAttribute("aria-label", view.describe(state));
+    },
+    paint: (pen, state) => headsPaint(pen, site, data, state, null),
+    size: (state) => [HEADS_WIDTH, headsHeight(HEADS_WIDTH, state, data)],
+    table: () => headsTable(data),
+    python: (state) => headsPython(data, state),
+    describe: (state) => headsDescribe(data, state),
+  };
+  headsPointer(site, canvas, data, (found) => {
+    if (hovered?.layer === found?.layer && hovered?.head === found?.head) return;
+    hovered = found;
+    view.update(site.store.get());
+  });
+  headsKeys(site, canvas, data);
+  return view;
+}
+
+/** The chosen axes; what an address says wrongly is as usual. */
+export function headsAxes(state) {
+  return { x: state.x in READINGS ? state.x : "null_dim", y: state.y in READINGS ? state.y : "certain_mass" };
+}
+
+/** Every reading of every head, with names. */
+function headsData(site) {
+  const { layer_numbers: layers, head_numbers: heads, sinks = [], special_group: group } = site.view.about.attention;
+  const many = layers.length * heads.length;
+  const values = { layer: Float64Array.from({ length: many }, (_, at) => layers[Math.floor(at / heads.length)]) };
+  for (const name of [...Object.keys(READINGS), "residual"]) {
+    values[name] ??= site.view.array(`heads.${name}`)?.data ?? new Float32Array(many).fill(NaN);
+  }
+  const words = (name) => READINGS[name][1].replace("{sinks}", group === "first token" ? "the first token" : "special tokens");
+  const code = (name) => READINGS[name][2].replace("{places}", `[${sinks.join(", ")}]`);
+  const name = (layer, head) => `L${layers[layer]}H${heads[head]}`;
+  return { layers, heads, many, values, words, code, name, number: headsNumber };
+}
+
+/** A reading as it is shown. */
+function headsNumber(name, value) {
+  if (!Number.isFinite(value)) return "unknown";
+  if (name === "layer") return String(value);
+  return name === "null_dim" ? value.toFixed(1) : value.toFixed(2);
+}
+
+function headsHeight(width, state, data) {
+  if (state.heads !== "grid") return Math.round(Math.min(380, Math.max(260, width * 0.82)));
+  return 40 + data.layers.length * headsCell(width, data).height;
+}
+
+function headsPaint(pen, site, data, state, hovered) {
+  if (state.heads === "grid") headsGrid(pen, data, state, hovered, site.colours());
+  else paintScatter(pen, data, { ...headsAxes(state), chosen: state, hovered, titles: READINGS }, site.colours());
+}
+
+function headsCell(width, { heads, layers }) {
+  const across = (width - 34) / heads.length;
+  return { width: across, height: Math.max(layers.length > 16 ? 13 : 20, Math.min(34, across)) };
+}
+
+/** The least and the greatest value of a reading, with 0 and, for shares, 1 inside. */
+function headsRange(values, name) {
+  const known = Array.from(values).filter(Number.isFinite);
+  const most = name === "null_dim" || name === "layer" ? Math.max(1, ...known) : 1;
+  return [Math.min(0, ...known), most];
+}
+
+function headsGrid(pen, data, state, hovered, colours) {
+  const { y: name } = headsAxes(state);
+  const values = data.values[name];
+  const [least, most] = headsRange(values, name);
+  const cell = headsCell(pen.width, data);
+  const every = Math.ceil(16 / cell.width);
+  data.heads.forEach((number, head) => {
+    if (head % every === 0) pen.text(`H${number}`, 32 + (head + 0.5) * cell.width, 8, colours.soft, { size: 10, align: "center" });
+  });
+  data.layers.forEach((number, layer) => {
+    const top = 18 + layer * cell.height;
+    pen.text(`L${number}`, 26, top + cell.height / 2, colours.soft, { size: 10, align: "right" });
+    data.heads.forEach((_, head) => {
+      const value = values[layer * data.heads.length + head];
+      const share = (value - least) / (most - least);
+      const x = 32 + head * cell.width;
+      const known = Number.isFinite(value);
+      pen.rect(x + 1, top + 1, cell.width - 2, cell.height - 2, known ? css(mixed(colours.wash, colours.sure, share)) : null,
+        known ? {} : { stroke: colours.faint });
+      const roomy = cell.width >= 26 && cell.height >= 16;
+      const ink = share > 0.55 ? colours.paper : colours.ink;
+      if (roomy) pen.text(known ? data.number(name, value) : "?", x + cell.width / 2, top + cell.height / 2, known ? ink : colours.soft, { size: 10, align: "center" });
+    });
+  });
+  for (const [one, line] of [[state, 2], [hovered, 1.25]]) {
+    if (one) pen.rect(32 + one.head * cell.width, 18 + one.layer * cell.height, cell.width, cell.height, null, { stroke: colours.focus, line });
+  }
+  const bottom = 18 + data.layers.length * cell.height + 12;
+  const said = hovered ?? state;
+  pen.text(`${data.name(said.layer, said.head)}: ${READINGS[name][0]} ${data.number(name, values[said.layer * data.heads.length + said.head])}`,
+    32, bottom, colours.focus, { size: 12, weight: "600" });
+}
+
+/** The head under a point of the canvas. */
+function headsAt(data, state, width, height, x, y) {
+  if (state.heads === "grid") {
+    const cell = headsCell(width, data);
+    const [head, layer] = [Math.floor((x - 32) / cell.width), Math.floor((y - 18) / cell.height)];
+    return data.heads[head] === undefined || data.layers[layer] === undefined ? null : { layer, head };
+  }
+  let best = null;
+  for (const point of scatterPoints(data, { ...headsAxes(state), width, height })) {
+    const far = Math.hypot(point.x - x, point.y - y);
+    if (far < (best?.far ?? 14)) best = { layer: point.layer, head: point.head, far };
+  }
+  return best && { layer: best.layer, head: best.head };
+}
+
+function headsPointer(site, canvas, data, hover) {
+  const under = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return headsAt(data, site.store.get(), box.width, box.height, event.clientX - box.left, event.clientY - box.top);
+  };
+  canvas.addEventListener("pointermove", (event) => {
+    const found = under(event);
+    canvas.style.cursor = found ? "pointer" : "default";
+    hover(found);
+  });
+  canvas.addEventListener("pointerleave", () => hover(null));
+  canvas.addEventListener("click", (event) => {
+    const found = under(event);
+    if (found) openHead(site, found);
+  });
+}
+
+/** Open a head; where the file cannot move the pinned row there, pin the nearest row that it can move. */
+export function openHead(site, { layer, head }) {
+  const { query } = site.store.get();
+  const listed = site.source?.live || site.rows.find(layer, head, query) ? [] : site.rows.listed(layer, head);
+  const nearest = listed.reduce((best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best), listed[0] ?? query);
+  site.store.set({ layer, head, query: nearest });
+}
+
+/** Arrow keys go to the next head of the grid; Enter opens the chosen one with a row that can be moved. */
+function headsKeys(site, canvas, data) {
+  canvas.addEventListener("keydown", (event) => {
+    const { layer, head } = site.store.get();
+    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [0, 0], " ": [0, 0] };
+    const step = steps[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const next = { layer: layer + step[0], head: head + step[1] };
+    if (data.layers[next.layer] !== undefined && data.heads[next.head] !== undefined) openHead(site, next);
+  });
+}
+
+function headsMeaning(data, state) {
+  const { x, y } = headsAxes(state);
+  const said = (name) => `${READINGS[name][0][0].toUpperCase()}${READINGS[name][0].slice(1)}: ${data.words(name)}`;
+  return (state.heads === "grid" || x === y ? [y] : [x, y]).map(said).join(" ");
+}
+
+function headsTable(data) {
+  const names = ["pearson", "null_dim", "certain_mass", "sink_mass", "residual"];
+  const rows = Array.from({ length: data.many }, (_, at) => [
+    data.layers[Math.floor(at / data.heads.length)], data.heads[at % data.heads.length], ...names.map((name) => data.values[name][at]),
+  ]);
+  return { columns: ["layer", "head", "correlation", "null dimension", "certain mass", "sink mass", "residual"], rows };
+}
+
+function headsPython(data, state) {
+  const { x, y } = headsAxes(state);
+  const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).map((name) => `${name} = ${data.code(name)}`);
+  return ["attention = ik.effective_attention(model, text)", ...lines].join("\n");
+}
+
+function headsDescribe(data, { layer, head }) {
+  const at = layer * data.heads.length + head;
+  const said = ["pearson", "null_dim", "certain_mass", "sink_mass"].map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`);
+  return `${data.many} heads. ${data.name(layer, head)} is open: ${said.join(", ")}.`;
+}

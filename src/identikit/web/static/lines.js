@@ -1,0 +1,88 @@
+// One map as lines from queries on the left to keys on the right; the lines of the active token stand out.
+
+import { css, diverging } from "./colour.js";
+import { matrixTicks, wrappedWords } from "./matrix.js";
+
+/** How many lines are drawn faintly behind those of the active token. */
+export const LINES_DRAWN = 500;
+const LINES_TOP = 34;
+
+export function linesHeight(size) {
+  return LINES_TOP + Math.round(Math.min(760, Math.max(120, size * 15))) + 12;
+}
+
+function linesColumn(pen) {
+  const names = Math.min(170, Math.max(90, pen.width * 0.24));
+  return { names, left: names + 8, right: pen.width - names - 8 };
+}
+
+/** The drawn query (left half) or key (right half) under a point. */
+export function linesAt(width, height, size, x, y) {
+  const at = Math.floor(((y - LINES_TOP) / (height - LINES_TOP - 12)) * size);
+  if (at < 0 || at >= size) return null;
+  return x < width / 2 ? { query: at, key: -1 } : { query: -1, key: at };
+}
+
+/** Draw it. `strong` says whose lines stand out: {query, key}, at most one of them at least 0. */
+export function paintLines(pen, { sheet, map, labels, strong, cursor, colours, missing, moved }) {
+  const column = linesColumn(pen);
+  const cell = (pen.height - LINES_TOP - 12) / sheet.size;
+  const down = (at) => LINES_TOP + (at + 0.5) * cell;
+  pen.text("query", column.names, 14, colours.soft, { size: 12, align: "right" });
+  pen.text("key", column.right + 8, 14, colours.soft, { size: 12 });
+  if (!sheet.maps.includes(map)) {
+    wrappedWords(missing(map), pen.width - 2 * column.names, 12).forEach((words, at) => {
+      pen.text(words, pen.width / 2, LINES_TOP + 40 + at * 18, colours.soft, { size: 12, align: "center" });
+    });
+    return;
+  }
+  const weightOf = (query, key) => (map === "raw" && moved?.at === query ? moved.row[key] : sheet.at(map, query, key));
+  const draw = (query, key, strength) => {
+    const weight = weightOf(query, key);
+    if (!weight) return;
+    const share = Math.abs(weight) / (sheet.most || 1);
+    const style = { width: 0.4 + 5 * share * strength, opacity: Math.min(1, 0.04 + Math.sqrt(share)) * strength };
+    const stroke = weight < 0 ? colours.minus : colours.plus;
+    if (share > 0.002) pen.line(column.left, down(query), column.right, down(key), stroke, style);
+  };
+  const chosen = strong.query >= 0 || strong.key >= 0;
+  for (const place of sheet.strongest(map, LINES_DRAWN)) {
+    draw(Math.floor(place / sheet.size), place % sheet.size, chosen ? 0.14 : 0.8);
+  }
+  for (let at = 0; at < sheet.size; at += 1) {
+    if (strong.query >= 0) draw(strong.query, at, 1);
+    if (strong.key >= 0) draw(at, strong.key, 1);
+  }
+  const shade = shadeOf(colours, sheet.most);
+  const shared = { cell, down, labels, colours, width: column.names };
+  linesNames(pen, { ...shared, x: column.names, align: "right", marked: cursor.query },
+    (at) => shade(strong.key >= 0 ? weightOf(at, strong.key) : NaN));
+  linesNames(pen, { ...shared, x: column.right + 8, align: "left", marked: cursor.key },
+    (at) => shade(strong.query >= 0 ? weightOf(strong.query, at) : NaN));
+}
+
+/** The colour behind a name by its weight, and that of the letters on it, so that both can be read. */
+export function shadeOf(colours, most) {
+  const tint = diverging(colours, most || 1);
+  return (weight) => {
+    if (!Number.isFinite(weight)) return { fill: null, ink: colours.ink };
+    const strong = Math.sqrt(Math.abs(weight) / (most || 1)) > 0.55;
+    return { fill: css(tint(weight)), ink: strong ? colours.paper : colours.ink };
+  };
+}
+
+/** A column of names, shaded by the weight of their line to the active token. */
+function linesNames(pen, { x, align, cell, down, labels, colours, marked, width }, shade) {
+  const left = align === "right" ? x - width + 4 : x - 4;
+  for (let at = 0; at < labels.length; at += 1) {
+    const { fill } = shade(at);
+    if (fill) pen.rect(left, down(at) - cell / 2, width, Math.max(cell - 1, 0.8), fill);
+  }
+  for (const at of matrixTicks(labels.length, cell, marked)) {
+    const size = Math.max(9, Math.min(12, cell));
+    pen.text(labels[at], x, down(at), shade(at).ink, {
+      size, align, weight: at === marked ? "600" : "normal", widest: width - 6,
+    });
+  }
+  if (marked >= 0) pen.rect(left, down(marked) - cell / 2, width, Math.max(cell - 1, 2), null, { stroke: colours.focus, line: 1.25 });
+}
