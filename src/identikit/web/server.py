@@ -27,6 +27,7 @@ from identikit.web.worker import Source
 
 _PAGE = "index.html"
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "png": "image/png"}
+_HTML: dict[int | str, Any] = {200: {"content": {"text/html": {}}, "description": "A page."}}
 _BYTES: dict[int | str, Any] = {
     200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file."}
 }
@@ -162,8 +163,8 @@ def _error(code: str, message: str, hint: str | None = None) -> Response:
 
 
 def _add_pages(app: FastAPI, service: Service, parts: Mapping[str, tuple[bytes, str]]) -> None:
-    @app.get("/", response_class=HTMLResponse, summary="The page")
-    @app.get("/r/{id}", response_class=HTMLResponse, summary="The page, with an analysis")
+    @app.get("/", response_class=Response, responses=_HTML, summary="The page")
+    @app.get("/r/{id}", response_class=Response, responses=_HTML, summary="The page, with an analysis")
     async def page() -> Response:
         return HTMLResponse(parts[_PAGE][0], headers={"cache-control": "no-cache"})
 
@@ -215,7 +216,7 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
     async def cancel(id: str) -> dict[str, Any]:
         return service.status(service.cancel(id))
 
-    @app.get("/api/jobs/{id}/events", response_class=StreamingResponse, responses=_EVENTS, summary="Follow an analysis")
+    @app.get("/api/jobs/{id}/events", response_class=Response, responses=_EVENTS, summary="Follow an analysis")
     async def events(id: str) -> Response:
         return StreamingResponse(_events(service, service.watched(id)), media_type="text/event-stream")
 
