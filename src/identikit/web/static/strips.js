@@ -4,7 +4,8 @@ import { node, say } from "./figure.js";
 import { shadeOf } from "./lines.js";
 import { number } from "./parts.js";
 
-const STRIP_TOKENS = 64; // of a longer text, the tokens of largest weight, in order
+const STRIP_SHORT = 128; // tokens up to which a strip shows the whole text
+const STRIP_TOKENS = 64; // of a longer one, those of largest weight, in order
 
 export function attentionStrips(site) {
   const to = stripOf((at) => ({ hoverKey: at }), (at) => ({ key: at }), site);
@@ -78,7 +79,7 @@ function stripShade(one, weight, shade, active) {
 function stripPlaces(weights, about) {
   const size = (at) => (at === about ? Infinity : Math.abs(weights[at]) || 0);
   const places = Array.from(weights.keys());
-  if (places.length <= STRIP_TOKENS) return places;
+  if (places.length <= STRIP_SHORT) return places;
   return places.sort((a, b) => size(b) - size(a)).slice(0, STRIP_TOKENS).sort((a, b) => a - b);
 }
 
