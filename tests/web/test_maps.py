@@ -12,9 +12,9 @@ import torch
 
 import identikit as ik
 from identikit.models.model import Model
-from identikit.web import payload
 from tests.models import tiny
 from tests.web.conftest import TEXT
+from tests.web.served import save_models, served
 
 MAPS = ("raw", "effective", "simplex", "null")
 PAIR = ("The goalkeeper saved penalties.", "Unbelievably, Northfield reached its final.")
@@ -267,32 +267,22 @@ def test_a_long_text_is_windowed_and_keys_go_on(page: Any, long_file: Path, long
     expected = raw[torch.ones_like(raw).tril() > 0].numpy()[::7]
     assert np.abs(np.array([row[2] for row in rows]) - expected).max() < 1e-5
     assert rows[0][4] is None  # a long file holds no simplex maps
-
-
-def test_what_a_file_lacks_is_said_and_a_live_source_brings_it(
-    page: Any, explanation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(payload, "SHORT", 0)
-    explanation.attention.save_html(tmp_path / "page.html")
-    opened(page, tmp_path / "page.html", "layer=1&head=2&map=simplex&key=4")
-    frames(page, 5)
-    without = page.locator(".maps canvas").screenshot()
+    choose(page, query=300, key=200)
     assert "simplex" not in words_of(page, ".maps .maps-read")
-    own = explanation.attention.sel(layer=1, head=2).simplex.double()
-    page.evaluate(
-        """(weights) => {
-          const { site, store } = document.querySelector("#identikit").identikit;
-          site.source = { live: true, rows: async () => {}, simplex: async (layer, head) => {
-            site.heads(layer, head).simplexMap = { shape: [32, 32], data: Float32Array.from(weights) };
-          } };
-          store.set({});
-        }""",
-        own.flatten().tolist(),
-    )
-    page.locator(".maps .maps-read", has_text="simplex").wait_for()
-    frames(page, 12)
-    assert np.abs(shown_maps(page)["simplex"] - own.numpy()).max() < 1e-5
-    assert page.locator(".maps canvas").screenshot() != without
+
+
+@pytest.mark.slow
+def test_a_server_brings_the_simplex_map_that_a_file_lacks(page: Any, tmp_path: Path):
+    folder = save_models(tmp_path)[1]
+    text = " ".join(f"w{place % 53 + 3}" for place in range(140))  # too long for a file to hold simplex maps
+    with served("--model", str(folder), "--seconds", "2") as server:
+        page.goto(f"{server.address}/r/{server.result(text)}#layer=1&head=2&query=120&key=4")
+        page.locator(".maps .maps-read", has_text="simplex").wait_for()
+        frames(page, 12)
+        _, rows = table(page, "attention")
+    own = ik.effective_attention(ik.load(folder), text).sel(layer=1, head=2).simplex.double()
+    expected = own[torch.ones_like(own).tril() > 0].numpy()
+    assert np.abs(np.array([row[4] for row in rows]) - expected).max() < 1e-5
 
 
 def test_heads_are_the_apis_and_open_by_mouse_and_keys(page: Any, report_file: Path, explanation: Any):

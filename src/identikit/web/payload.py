@@ -29,7 +29,7 @@ from identikit.shapes import Bool, Float, Tensor
 from identikit.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.verdict.certainty import Sample
-from identikit.verdict.numbers import Explanation
+from identikit.verdict.numbers import NEAR, Explanation
 from identikit.verdict.words import sections
 from identikit.version import __version__
 
@@ -132,7 +132,7 @@ def _explanation(file: _File, result: Explanation, progress: Progress) -> None:
         _identity(file, result.identity, progress)
     if isinstance(result.attribution, TokenAttribution):
         _attribution(file, result.attribution, progress)
-        file.about["attribution"]["near"] = result.about.get("near")
+        file.about["attribution"] |= {"near": result.about.get("near"), "near_within": NEAR}
 
 
 def _attention(file: _File, result: EffectiveAttention, progress: Progress) -> None:
