@@ -135,10 +135,13 @@ class TokensView {
     if (this.part("recovered")[at]) return;
     const ink = inkOn(fill, colours);
     const name = this.winner(at);
-    const [middle, fits] = [x + (cell - 1) / 2, (words) => wordsWidth(words, 10) <= cell - 3];
     const cut = name.lastIndexOf("@");
-    const lines = [[name], cut > 0 ? [name.slice(0, cut), name.slice(cut)] : [name]].find((parts) => parts.every(fits)) ?? [];
-    lines.forEach((line, down) => pen.text(line, middle, y + TOKENS_ROW / 2 + (down - (lines.length - 1) / 2) * 11, ink, { size: 10, align: "center" }));
+    const [whole, parted] = [[name], cut > 0 ? [name.slice(0, cut), name.slice(cut)] : [name]];
+    const lines = [whole, parted].find((parts) => parts.every((words) => wordsWidth(words, 9) <= cell - 2)) ?? [];
+    lines.forEach((words, down) => {
+      const middle = y + TOKENS_ROW / 2 + (down - (lines.length - 1) / 2) * 11;
+      pen.text(words, x + (cell - 1) / 2, middle, ink, { size: 9, align: "center" });
+    });
   }
 
   paintRate(pen, row, x, middle, colours) {
