@@ -25,7 +25,7 @@ FLOORS = [
     {"plots"},
     {"__init__"},
     {"paper", "bench", "web", "terminal", "options"},
-    {"cli_bench", "cli_datasets", "cli_runs"},
+    {"cli_bench", "cli_datasets", "cli_runs", "cli_web"},
     {"cli"},
     {"__main__"},
 ]

@@ -11,6 +11,7 @@ import identikit
 from identikit.cli_bench import bench
 from identikit.cli_datasets import attention, attribution, count, tokens
 from identikit.cli_runs import diff, merge, resume, status, verify
+from identikit.cli_web import serve
 from identikit.endings import run
 from identikit.options import (
     AddressOption,
@@ -102,7 +103,7 @@ def explain(
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
 
 
-for command in (attention, attribution, tokens, status, resume, verify, merge, diff):
+for command in (attention, attribution, tokens, status, resume, verify, merge, diff, serve):
     app.command()(command)
 
 

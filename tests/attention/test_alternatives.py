@@ -46,6 +46,18 @@ def test_the_asked_edge_goes_to_the_farther_end_of_its_interval(minilm: Model, c
     assert torch.equal(found.sel(key=f"{token}@5").attention, found.attention[5])
 
 
+@pytest.mark.parametrize("end", ["lower", "upper"])
+def test_a_chosen_end_is_reached_and_the_captured_row_goes_there_too(minilm: Model, captured, end: str):
+    ends = captured.intervals(query=60, key=5).sel(**WHERE)
+    found = ik.alternative_attention(minilm, LONG, **WHERE, query=60, toward=5, end=end)
+    assert torch.isclose(found.attention[5], getattr(ends, end).squeeze(), atol=1e-8)
+    assert found.output_change.hidden < 1e-5
+    whole = ik.effective_attention(minilm, LONG, layers=[1, 3], heads=[0, 2])
+    again = alternatives.alternative_of(whole.sel(**WHERE, query=60), toward=5, end=end)
+    assert torch.allclose(again.attention, found.attention, atol=1e-8)
+    assert again.output_change.hidden < 1e-5 and again.row_residual < 1e-5
+
+
 def test_a_given_direction_is_followed(minilm: Model):
     towards = torch.zeros(130, dtype=torch.float64)
     towards[0] = -1.0

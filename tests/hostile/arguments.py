@@ -131,7 +131,7 @@ def _reading() -> Iterator[tuple[str, Argument]]:
         "intervals of a result",
         Argument(lambda x: attention().intervals(layer=0, head=0, query=x), {"None": slice(None)}),
     )
-    for name in ("layer", "head", "query", "toward", "direction"):
+    for name in ("layer", "head", "query", "toward", "end", "direction"):
         yield f"alternative, {name}", Argument(_named(change, name), NONE if name in ("toward", "direction") else {})
 
 

@@ -80,8 +80,8 @@ def test_some_heads_and_other_readings_of_effective_attention():
     assert (maps_of(arrays, about, 0, 0)["raw"] - part.raw[0].double()).abs().max() < 1e-5
 
 
-def test_an_explanation_has_every_part(explanation: Any):
-    arrays, about = opened(packed(explanation))
+def test_an_explanation_has_every_part(explanation: Any, content: bytes):
+    arrays, about = opened(content)
     places = arrays["rows.place"].tolist()
     exact = explanation.attention.intervals()
     for row in (0, len(places) // 2, len(places) - 1):
@@ -106,8 +106,8 @@ def test_an_explanation_has_every_part(explanation: Any):
     assert about["verdict"]["headline"] in said
 
 
-def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any):
-    arrays, about = opened(packed(explanation))
+def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: bytes):
+    arrays, about = opened(content)
     starts, captured = arrays["vertex.start"].tolist(), explanation.attention.source
     assert len(arrays["vertex.row"]) > 10
     for at in range(0, len(arrays["vertex.row"]), 7):
@@ -124,8 +124,8 @@ def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any):
         assert moved.norm() < 1e-6 * (one.attention @ one.values.double()).norm()
 
 
-def test_the_grid_contains_the_exact_ends(explanation: Any):
-    arrays, about = opened(packed(explanation))
+def test_the_grid_contains_the_exact_ends(content: bytes):
+    arrays, about = opened(content)
     assert about["rows"]["epsilons"] == list(payload.EPSILONS)
     rows = arrays["grid.row"].long()
     lower, upper = arrays["rows.lower"][rows][:, None], arrays["rows.upper"][rows][:, None]
@@ -150,11 +150,11 @@ def test_a_row_and_a_simplex_map_that_are_asked_for(explanation: Any):
         packed_rows(attention, [(9, 0, 0)])
 
 
-def test_opened_results_and_parts_have_pages_too(explanation: Any, tmp_path: Any):
+def test_opened_results_and_parts_have_pages_too(explanation: Any, content: bytes, tmp_path: Any):
     explanation.save(tmp_path / "saved")
     again = open_result(tmp_path / "saved")
     arrays, about = opened(packed(again))
-    expected, _ = opened(packed(explanation))
+    expected, _ = opened(content)
     assert about["attention"]["layers"][0]["form"] == "dense"
     assert torch.equal(arrays["rows.lower"], expected["rows.lower"])
     assert "vertex.row" not in arrays
@@ -173,7 +173,7 @@ def test_what_cannot_be_shown_is_refused(explanation: Any, monkeypatch: pytest.M
         packed(explanation.attention.intervals(groups="special"))
     monkeypatch.setattr(payload, "LARGEST", 1000)
     with pytest.raises(InputError, match="Show fewer layers"):
-        packed(explanation)
+        packed(explanation.attention)
 
 
 def test_a_long_text_keeps_the_largest_sources(monkeypatch: pytest.MonkeyPatch):

@@ -134,11 +134,11 @@ class Layer:
             [rows_of(attention[at], values, visible[at], rank[at], gated[at][0], sink=sink) for at in one]
         )
 
-    def missed_by(self, moved: Float[Tensor, "weighed"], row: "Row", query: int) -> float:
-        """Return how far a change of the one head's row moves its output, as `row_residual` has it."""
-        through = maths.lengths_through(self.passed, self.projection, 0)
+    def missed_by(self, moved: Float[Tensor, "weighed"], row: "Row", head: int, query: int) -> float:
+        """Return how far a change of a head's row moves its output, as `row_residual` has it."""
+        through = maths.lengths_through(self.passed, self.projection, head)
         missing = float((moved.double() @ row.values.double() @ through.to(moved)).norm())
-        return missing and missing / float(self.made.size[0, query])
+        return missing and missing / float(self.made.size[head, query])
 
     @property
     def gate(self) -> Float[Tensor, "head query d_v"] | None:

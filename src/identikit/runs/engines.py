@@ -190,10 +190,10 @@ _worker: Worker | None = None
 def _begin(*given: Any) -> None:
     global _worker
     _worker = Worker(*given)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process when the one that started it ends, even if that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None

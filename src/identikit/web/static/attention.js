@@ -3,6 +3,7 @@
 import { canvasPen } from "./pen.js";
 import { linesAt, linesHeight, paintLines, LINES_DRAWN } from "./lines.js";
 import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
+import { number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
 import { attentionControls } from "./controls.js";
@@ -176,10 +177,9 @@ function attentionFollow(site, state, before) {
 function attentionRead(site, { sheet, cursor, labels, moved, name }) {
   if (cursor.query < 0) return cursor.key < 0 ? "The active token is not drawn." : attentionLookers(sheet, cursor.key, labels);
   const query = labels[cursor.query];
-  const number = (weight) => (weight === null ? "not computed" : weight.toFixed(3));
   if (cursor.key >= 0) {
     if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${labels[cursor.key]} in ${name}.`;
-    const parts = MAPS.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
+    const parts = sheet.maps.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
     const change = moved?.at === cursor.query ? `; moved to ${number(moved.row[cursor.key])}` : "";
     return `${query} → ${labels[cursor.key]} in ${name}: ${parts.join(", ")}${change}.`;
   }
@@ -193,7 +193,7 @@ function attentionLookers(sheet, key, labels) {
 
 function strongestWords(weights, labels) {
   const places = Array.from(weights.keys()).filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
-  return places.slice(0, 3).map((at) => `${labels[at]} (${weights[at].toFixed(3)})`).join(", ") || "nothing that is drawn";
+  return places.slice(0, 3).map((at) => `${labels[at]} (${number(weights[at])})`).join(", ") || "nothing that is drawn";
 }
 
 /** What the reader must know to read the figure: the certificate, and everything that was left out or gathered. */

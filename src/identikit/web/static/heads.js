@@ -21,13 +21,13 @@ export function headsView(site) {
   const canvas = figureCanvas();
   const set = (name) => (value) => site.store.set({ [name]: value });
   const shape = choice("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
-  const choices = Object.entries(READINGS).map(([name, [words]]) => [name, words]);
+  const data = about.attention && headsData(site);
+  const choices = (data?.known ?? []).map((name) => [name, READINGS[name][0]]);
   const [across, up] = [pickList("across", choices, set("x")), pickList("up", choices, set("y"))];
   const [said, meaning] = [node("p", { className: "maps-read" }), node("p", { className: "heads-meaning" })];
   const whole = node("div", { className: "heads" },
     node("div", { className: "maps-controls" }, shape.element, across.element, up.element), canvas, said, meaning);
   let hovered = null; // the head under the mouse, which only this view shows
-  const data = about.attention && headsData(site);
 
   const view = {
     id: "heads",
@@ -44,7 +44,7 @@ export function headsView(site) {
       const height = headsHeight(width, state, data);
       canvas.style.height = `${height}px`;
       headsPaint(canvasPen(canvas, width, height), site, data, state, hovered);
-      const { x, y } = headsAxes(state);
+      const { x, y } = headsAxes(data, state);
       shape.press(state.heads === "grid" ? "grid" : "scatter");
       across.update(x);
       up.update(y);
@@ -69,9 +69,10 @@ export function headsView(site) {
   return view;
 }
 
-/** The chosen axes; what an address says wrongly is as usual. */
-export function headsAxes(state) {
-  return { x: state.x in READINGS ? state.x : "pearson", y: state.y in READINGS ? state.y : "certain_mass" };
+/** The chosen axes; for a reading that this file lacks, or a wrong address, one that it has. */
+function headsAxes(data, state) {
+  const known = (wanted, ...others) => [wanted, ...others].find((name) => data.known.includes(name)) ?? "layer";
+  return { x: known(state.x, "pearson", "null_dim"), y: known(state.y, "certain_mass", "sink_mass") };
 }
 
 /** Every reading of every head, with names. */
@@ -85,7 +86,8 @@ function headsData(site) {
   const words = (name) => READINGS[name][1].replace("{sinks}", group === "first token" ? "the first token" : "special tokens");
   const code = (name) => READINGS[name][2].replace("{places}", `[${sinks.join(", ")}]`);
   const name = (layer, head) => `L${layers[layer]}H${heads[head]}`;
-  return { layers, heads, many, values, words, code, name, number: headsNumber };
+  const known = Object.keys(READINGS).filter((one) => values[one].some(Number.isFinite));
+  return { layers, heads, many, values, known, words, code, name, number: headsNumber };
 }
 
 /** A reading as it is shown. */
@@ -102,7 +104,7 @@ function headsHeight(width, state, data) {
 
 function headsPaint(pen, site, data, state, hovered) {
   if (state.heads === "grid") headsGrid(pen, data, state, hovered, site.colours());
-  else paintScatter(pen, data, { ...headsAxes(state), chosen: state, hovered, titles: READINGS }, site.colours());
+  else paintScatter(pen, data, { ...headsAxes(data, state), chosen: state, hovered, titles: READINGS }, site.colours());
 }
 
 function headsCell(width, { heads, layers }) {
@@ -118,7 +120,7 @@ function headsRange(values, name) {
 }
 
 function headsGrid(pen, data, state, hovered, colours) {
-  const { y: name } = headsAxes(state);
+  const { y: name } = headsAxes(data, state);
   const values = data.values[name];
   const [least, most] = headsRange(values, name);
   const cell = headsCell(pen.width, data);
@@ -154,7 +156,7 @@ function headsAt(data, state, width, height, x, y) {
     return data.heads[head] === undefined || data.layers[layer] === undefined ? null : { layer, head };
   }
   let best = null;
-  for (const point of scatterPoints(data, { ...headsAxes(state), width, height })) {
+  for (const point of scatterPoints(data, { ...headsAxes(data, state), width, height })) {
     const far = Math.hypot(point.x - x, point.y - y);
     if (far < (best?.far ?? 14)) best = { layer: point.layer, head: point.head, far };
   }
@@ -200,7 +202,7 @@ function headsKeys(site, canvas, data) {
 }
 
 function headsMeaning(data, state) {
-  const { x, y } = headsAxes(state);
+  const { x, y } = headsAxes(data, state);
   const said = (name) => `${READINGS[name][0][0].toUpperCase()}${READINGS[name][0].slice(1)}: ${data.words(name)}`;
   return (state.heads === "grid" || x === y ? [y] : [x, y]).map(said).join(" ");
 }
@@ -214,7 +216,7 @@ function headsTable(data) {
 }
 
 function headsPython(data, state) {
-  const { x, y } = headsAxes(state);
+  const { x, y } = headsAxes(data, state);
   const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).map((name) => `${name} = ${data.code(name)}`);
   return ["attention = ik.effective_attention(model, text)", ...lines].join("\n");
 }

@@ -78,10 +78,11 @@ function linesNames(pen, { x, align, cell, down, labels, colours, marked, width 
     if (fill) pen.rect(left, down(at) - cell / 2, width, Math.max(cell - 1, 0.8), fill);
   }
   for (const at of matrixTicks(labels.length, cell, marked)) {
-    const size = Math.max(9, Math.min(12, cell));
-    pen.text(labels[at], x, down(at), shade(at).ink, {
-      size, align, weight: at === marked ? "600" : "normal", widest: width - 6,
-    });
+    const { fill, ink } = shade(at);
+    const size = Math.max(10, Math.min(12, cell));
+    const tall = Math.max(cell - 1, size + 3);
+    const style = { stroke: colours.focus, line: 1.25 };
+    if (at === marked) pen.rect(left, down(at) - tall / 2, width, tall, fill ?? colours.paper, style);
+    pen.text(labels[at], x, down(at), ink, { size, align, weight: at === marked ? "600" : "normal", widest: width - 12 });
   }
-  if (marked >= 0) pen.rect(left, down(marked) - cell / 2, width, Math.max(cell - 1, 2), null, { stroke: colours.focus, line: 1.25 });
 }

@@ -53,21 +53,30 @@ function scatterPlaced(data, options) {
   return Array.from({ length: data.many }, (_, at) => {
     const [value, other] = [data.values[options.x][at], data.values[options.y][at]];
     const [x, y] = [across.place(value), up.place(other)];
+    const [sure, otherSure] = [Number.isFinite(value), Number.isFinite(other)];
     let spot = { x, y };
     for (let turn = 1; turn < 200 && !free(spot.x, spot.y); turn += 1) {
-      const far = radius * 0.8 * Math.sqrt(turn); // a spiral: the nearest free place around the true one
-      spot = { x: x + far * Math.cos(turn * 2.4), y: y + far * Math.sin(turn * 2.4) };
+      spot = scatterBeside(x, y, radius, turn, [sure, otherSure]);
     }
     const point = {
       ...spot,
       layer: Math.floor(at / data.heads.length),
       head: at % data.heads.length,
-      known: Number.isFinite(value) && Number.isFinite(other),
+      known: sure && otherSure,
     };
     const home = cell(point.x, point.y);
     taken.set(home, [...(taken.get(home) ?? []), point]);
     return point;
   });
+}
+
+/** The next place to try: on a spiral around the true one, or along the edge where one of the readings is not known. */
+function scatterBeside(x, y, radius, turn, [acrossKnown, upKnown]) {
+  const along = (turn % 2 ? 1 : -1) * Math.ceil(turn / 2) * radius;
+  if (!upKnown) return { x: x + along, y };
+  if (!acrossKnown) return { x, y: y + along };
+  const far = radius * 0.8 * Math.sqrt(turn);
+  return { x: x + far * Math.cos(turn * 2.4), y: y + far * Math.sin(turn * 2.4) };
 }
 
 export function paintScatter(pen, data, { x, y, chosen, hovered, titles }, colours) {

@@ -2,6 +2,7 @@
 
 import { node } from "./figure.js";
 import { shadeOf } from "./lines.js";
+import { number } from "./parts.js";
 
 const STRIP_TOKENS = 64; // of a longer text, the tokens of largest weight, in order
 
@@ -70,7 +71,7 @@ function stripTokens(weights, about, shown, tokens, shade) {
     if (at !== (order ? kept[order - 1] + 1 : 0)) made.push(node("i", { textContent: "…" }));
     const { fill, ink } = shade(weights[at]);
     const word = shown.byWord ? shown.labels[at].replace(/@\d+$/, "") : tokens[shown.groups[at][0]];
-    const one = node("span", { textContent: word, title: Number.isFinite(weights[at]) ? weights[at].toFixed(3) : "not seen" });
+    const one = node("span", { textContent: word, title: Number.isFinite(weights[at]) ? number(weights[at]) : "not seen" });
     one.dataset.position = shown.groups[at][0];
     Object.assign(one.style, { background: fill ?? "transparent", color: ink });
     if (at === about) one.className = "active";

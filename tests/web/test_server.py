@@ -1,0 +1,348 @@
+"""The server over real HTTP: every endpoint, every refusal, and what it guards against."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load
+
+import identikit as ik
+from tests.models import tiny
+from tests.web.served import SHORT, Served, save_models, served
+
+EDGE = {"layer": 1, "head": 2, "query": 3, "key": 4}
+CODES = {400: "invalid", 404: "not_found", 405: "wrong_method", 413: "too_large", 421: "wrong_host"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def server(folders: list[Path]) -> Iterator[Served]:
+    models = [one for folder in folders for one in ("--model", str(folder))]
+    with served(*models, "--longest", "4000", "--waiting", "3", "--seconds", "2", "--allow-host", "Example.org") as one:
+        yield one
+    assert [line for line in one.errors if "Traceback" in line] == []
+
+
+@pytest.fixture(scope="module")
+def result(server: Served) -> str:
+    return server.result()
+
+
+@pytest.fixture(scope="module")
+def attention(folders: list[Path]) -> Any:
+    return ik.effective_attention(ik.load(folders[0]), SHORT)
+
+
+def refused(answer: httpx.Response, status: int, code: str | None = None) -> str:
+    """Check that an answer is an error in the one shape; return its sentence."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()) == {"error"} and set(answer.json()["error"]) <= {"code", "message", "hint"}
+    error = answer.json()["error"]
+    assert error["code"] == (code or CODES[status])
+    assert error["message"][0].isupper() and error["message"].endswith(".")
+    return error["message"]
+
+
+# What it answers
+
+
+def test_it_says_what_it_has(server: Served):
+    found = server.client.get("/api").json()
+    assert found["version"] == ik.__version__
+    bert, llama = found["models"]
+    assert bert == {"name": "tiny-bert", "layers": 3, "heads": 4, "causal": False, "modality": "text", "tokens": 64}
+    assert llama["name"] == "tiny-llama" and llama["causal"] and llama["tokens"] == 1024
+    assert found["limits"]["characters"] == 4000 and found["limits"]["waiting"] == 3
+    assert found["sample"]["text"] and found["sample"]["pair"]
+    assert server.health() | {"waiting": 0, "running": 0} == {
+        "status": "ok", "version": ik.__version__, "waiting": 0, "running": 0, "workers": 2,
+    }  # fmt: skip
+
+
+def test_pages_are_sent_with_all_their_parts(server: Served, result: str):
+    page = server.client.get("/")
+    assert page.headers["content-type"].startswith("text/html") and page.text.startswith("<!doctype html>")
+    assert server.client.get(f"/r/{result}").text == page.text
+    script = server.client.get("/static/page.js")
+    assert script.headers["content-type"].startswith("text/javascript") and "EventSource" in script.text
+    assert server.client.get("/static/style.css").headers["content-type"].startswith("text/css")
+
+
+def test_an_analysis_is_the_explanation_of_the_api(server: Served, result: str, folders: list[Path]):
+    found = server.client.get(f"/api/results/{result}").json()
+    assert found["state"] == "done" and found["model"] == "tiny-bert"
+    assert (found["text"], found["pair"]) == (SHORT, None)
+    own = ik.explain(ik.load(folders[0]), SHORT, seconds=2.0).to_dict()
+    said = found["explanation"]
+    assert said["verdict"] and said["warnings"] == []
+    assert said["tokens"] == own["tokens"] and said["provenance"]["weights"] == own["provenance"]["weights"]
+    for name in ("certain_mass", "pearson", "special_raw", "own"):
+        assert torch.tensor(said[name]).allclose(torch.tensor(own[name]), atol=1e-6), name
+
+
+def test_a_view_holds_what_the_views_show(server: Served, result: str, attention: Any):
+    answer = server.client.get(f"/api/results/{result}/view")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    arrays = load(answer.content)
+    assert arrays["heads.pearson"].allclose(attention.pearson("head").float(), atol=1e-5)
+
+
+def test_rows_are_bounded_as_the_api_does(server: Served, result: str, attention: Any):
+    arrays = load(server.post(f"/api/results/{result}/rows", {"rows": [[1, 2, 3], [0, 0, 5]]}).content)
+    for place, lower, upper in zip(*(arrays[f"rows.{name}"] for name in ("place", "lower", "upper")), strict=True):
+        layer, head, query = place.tolist()
+        own = attention.sel(layer=layer, head=head).intervals(query=query)
+        assert lower.allclose(own.lower.float().squeeze(), atol=1e-6)
+        assert upper.allclose(own.upper.float().squeeze(), atol=1e-6)
+    wide = load(server.post(f"/api/results/{result}/rows", {"rows": [[1, 2, 3]], "epsilon": 0.1}).content)
+    own = attention.sel(layer=1, head=2).intervals(query=3)
+    assert (wide["grid.upper"].flatten() >= own.upper.float().flatten() - 1e-6).all()
+
+
+def test_a_simplex_map_is_that_of_the_api(server: Served, result: str, attention: Any):
+    arrays = load(server.post(f"/api/results/{result}/simplex", {"layer": 1, "head": 2}).content)
+    assert arrays["simplex"].allclose(attention.sel(layer=1, head=2).simplex.float(), atol=1e-6)
+
+
+@pytest.mark.parametrize("end", ["lower", "upper"])
+def test_a_moved_edge_leaves_the_output_as_it_was(server: Served, result: str, attention: Any, end: str):
+    moved = server.post(f"/api/results/{result}/move", EDGE | {"end": end}).json()
+    own = attention.sel(layer=1, head=2).intervals(query=3, key=4)
+    assert moved["weight"] == pytest.approx(float(getattr(own, end)), abs=1e-6)
+    assert moved["attention"][4] == moved["weight"] and moved["raw"][4] == pytest.approx(float(own.raw), abs=1e-6)
+    assert sum(moved["attention"]) == pytest.approx(1) and moved["row_residual"] < 1e-6
+    assert 0 <= moved["output_change"]["hidden"] < 1e-5 and 0 <= moved["output_change"]["logits"] < 1e-5
+
+
+def test_a_pair_and_a_chosen_model(server: Served):
+    id = server.result("w5 w6 w7", pair="w8 w9", model="tiny-llama")
+    found = server.client.get(f"/api/results/{id}").json()
+    assert (found["model"], found["text"], found["pair"]) == ("tiny-llama", "w5 w6 w7", "w8 w9")
+    assert "joined_by" in found["explanation"]
+
+
+def test_the_same_question_has_the_same_answer_at_once(server: Served, result: str):
+    again = server.post("/api/jobs", {"text": SHORT, "model": "tiny-bert"})
+    assert again.status_code == 200 and again.json()["id"] == result and again.json()["state"] == "done"
+    assert server.submit(f"{SHORT} w15")["id"] != result
+
+
+def test_events_tell_how_far_it_is_until_the_end(server: Served):
+    job = server.submit("w20 w21 w22 w23 w24 w25 w26 w27 w28 w29")
+    told = list(server.events(job["id"]))
+    assert {name for name, _ in told} == {"state"}
+    assert told[-1][1]["state"] == "done" and told[0][1]["state"] in ("waiting", "running")
+    assert any(state["progress"] for _, state in told[:-1])
+    assert list(server.events(job["id"])) == [told[-1]]
+
+
+def test_the_description_names_every_route_and_its_errors(server: Served):
+    paths = server.client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {
+        "/", "/r/{id}", "/static/{name}", "/api", "/healthz", "/api/jobs", "/api/jobs/{id}", "/api/jobs/{id}/events",
+        "/api/results/{id}", "/api/results/{id}/view", "/api/results/{id}/rows", "/api/results/{id}/simplex",
+        "/api/results/{id}/move",
+    }  # fmt: skip
+    for path, methods in paths.items():
+        for method, about in methods.items():
+            assert about["summary"], (method, path)
+            error = about["responses"]["404"]["content"]["application/json"]["schema"]["$ref"]
+            assert error == "#/components/schemas/Error"
+    for path in ("/docs", "/redoc"):  # they would load scripts from elsewhere
+        refused(server.client.get(path), 404)
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ({"text": " "}, "input", "is blank"),
+        ({"text": "w5", "pair": ""}, "input", "blank half"),
+        ({"text": "w5 \ud800"}, "input", "not valid Unicode"),
+        ({"text": "w5 " * 2000}, "too_long", "has 6,000 characters, and this server reads at most 4,000"),
+        ({"text": "w5 " * 70}, "too_long", "72 tokens and the model reads at most 64"),
+        ({"text": "w5", "model": "../../etc"}, "unknown_model", "It has: tiny-bert, tiny-llama"),
+        ({"text": 5}, "invalid", "text: Input should be a valid string"),
+        ({"text": ["w5"]}, "invalid", "valid string"),
+        ({"text": "w5", "probes": "exact"}, "invalid", "Extra inputs"),
+        ({}, "invalid", "Field required"),
+        ([], "invalid", "the body"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_refused_at_once(server: Served, body: Any, code: str, words: str):
+    answer = server.client.post("/api/jobs", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert words in refused(answer, 422, code)
+
+
+def test_a_text_that_names_a_file_is_a_text(server: Served, folders: list[Path]):
+    id = server.result(str(folders[0] / "config.json"))
+    assert server.client.get(f"/api/results/{id}").json()["text"].endswith("config.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("rows", {"rows": []}, "at least 1"),
+        ("rows", {"rows": [[0, 0, 0]] * 17}, "at most 16"),
+        ("rows", {"rows": [[0, 0]]}, "at least 3"),
+        ("rows", {"rows": [[0, 0, -1]]}, "greater than or equal to 0"),
+        ("rows", {"rows": [[0, 0, 1.0]]}, "valid integer"),
+        ("rows", {"rows": [[0, 0, True]]}, "valid integer"),
+        ("rows", {"rows": [[0, 0, 99]]}, "There is no query 99"),
+        ("rows", {"rows": [[0, 0, 1]], "epsilon": 1.0}, "less than 1"),
+        ("rows", {"rows": [[0, 0, 1]], "epsilon": float("nan")}, "epsilon"),
+        ("simplex", {"layer": 3, "head": 0}, "There is no layer 3"),
+        ("simplex", {"layer": "0", "head": 0}, "valid integer"),
+        ("move", EDGE | {"end": "farther"}, "'lower' or 'upper'"),
+        ("move", EDGE | {"end": "upper", "key": 99}, "There is no key 99"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(server: Served, result: str, path: str, body: Any, words: str):
+    answer = server.client.post(
+        f"/api/results/{result}/{path}", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert words in refused(answer, 422, answer.json()["error"]["code"])
+
+
+def test_bodies_that_are_no_json(server: Served):
+    json_type = {"content-type": "application/json"}
+    for content in (b"", b"{", b"\xff\xfe", b"null"):
+        refused(server.client.post("/api/jobs", content=content, headers=json_type), 422, "invalid")
+    nested = server.client.post("/api/jobs", content=b"[" * 20_000, headers=json_type)
+    refused(nested, nested.status_code, "invalid")
+    assert nested.status_code in (400, 422)
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        refused(
+            server.client.post("/api/jobs", content=b'{"text":"w5"}', headers={"content-type": kind}), 415, "not_json"
+        )
+
+
+def test_a_large_body_is_refused_whether_or_not_it_says_so(server: Served):
+    limit = server.client.get("/api").json()["limits"]["body"]
+    large = json.dumps({"text": "w" * limit}).encode()
+    headers = {"content-type": "application/json"}
+    refused(server.client.post("/api/jobs", content=large, headers=headers), 413)
+    pieces = (large[start : start + 1000] for start in range(0, len(large), 1000))
+    refused(server.client.post("/api/jobs", content=pieces, headers=headers), 413)
+
+
+def test_what_is_not_there(server: Served, result: str):
+    for path in ("/nothing", "/api/nothing", "/static/nothing.js", "/static/", "/api/jobs/0", "/api/results/0/view"):
+        refused(server.client.get(path), 404)
+    assert "no longer kept" in refused(server.client.delete("/api/jobs/0123"), 404)
+    refused(server.post("/api/results/0/rows", {"rows": [[0, 0, 0]]}), 404)
+    refused(server.client.put("/api"), 405)
+    refused(server.client.post("/api", json={}), 405)
+    refused(server.client.get(f"/api/results/{result}/move"), 405)
+
+
+def raw(server: Served, request: bytes) -> bytes:
+    """Send bytes as they are, and return the answer."""
+    host, port = server.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py", "/static//etc/passwd",
+     "/../etc/passwd", "/static/..\\server.py", "/static/%00", "/static/page.js%00.png", "/static/server.py", "//etc/passwd"],
+)  # fmt: skip
+def test_no_path_of_a_request_reaches_a_file(server: Served, path: str):
+    host = server.address.removeprefix("http://")
+    answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 404") and b'"not_found"' in answer
+
+
+# What it guards against
+
+
+def test_every_answer_says_what_a_page_may_do(server: Served, result: str):
+    wrong = {"Host": "evil.example"}
+    answers = [server.client.get(path) for path in ("/", "/api", "/nothing", f"/api/results/{result}/view")]
+    for answer in [*answers, server.client.get("/", headers=wrong), server.client.put("/api")]:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src 'self'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in answer.headers and "server" not in answer.headers
+
+
+def test_only_its_own_names_lead_to_it(server: Served):
+    port = server.address.rpartition(":")[2]
+    wrong = ("evil.example", f"evil.example:{port}", "localhost", "localhost:1", "127.0.0.1", f"127.0.0.1.evil:{port}")
+    for host in (*wrong, ""):
+        assert "Host header" in refused(server.client.get("/api", headers={"Host": host}), 421)
+    for host in (f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}", "example.org", "example.org:443"):
+        assert server.client.get("/api", headers={"Host": host}).status_code == 200, host
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"},
+     {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}],
+)  # fmt: skip
+def test_a_page_elsewhere_starts_and_stops_nothing(server: Served, result: str, headers: dict[str, str]):
+    refused(server.post("/api/jobs", {"text": "w5 w6"}, headers=headers), 403, "foreign_origin")
+    refused(server.client.delete(f"/api/jobs/{result}", headers=headers), 403, "foreign_origin")
+
+
+def test_its_own_page_may(server: Served, result: str):
+    headers = {"Origin": server.address, "Sec-Fetch-Site": "same-origin"}
+    assert server.post("/api/jobs", {"text": SHORT}, headers=headers).json()["id"] == result
+
+
+# How it starts and stops
+
+
+def said(*options: str) -> tuple[int, str]:
+    """Run the command until it ends by itself; return its status and what it said."""
+    command = [sys.executable, "-m", "identikit", "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_a_taken_port_is_one_line(server: Served):
+    status, line = said("--port", server.address.rpartition(":")[2])
+    assert status == 1 and "the port is taken. Choose another with --port" in line and line.count("\n") == 1
+
+
+def test_a_wrong_address_is_one_line():
+    status, line = said("--host", "no.such.host.invalid")
+    assert status == 1 and "Serving on no.such.host.invalid" in line and line.count("\n") == 1
+
+
+def test_models_that_cannot_be_served_are_one_line(tmp_path: Path, folders: list[Path]):
+    tiny.build("vit").save_pretrained(tmp_path / "vit")
+    tiny.reader("vit").save_pretrained(tmp_path / "vit")
+    for given, words in (
+        ([str(tmp_path / "vit")], "it reads images, and visitors type texts"),
+        ([str(folders[0]), str(folders[0])], "Serving two models called tiny-bert"),
+        ([str(tmp_path)], "the folder has no .safetensors file"),
+    ):
+        status, line = said("--port", "0", *(one for model in given for one in ("--model", model)))
+        assert status == 1 and words in line and line.count("\n") == 1, line
+
+
+def test_without_its_packages_it_says_which_is_missing():
+    script = (
+        "import sys; sys.modules['uvicorn'] = None; sys.argv[1:] = ['serve']; from identikit.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1 and "needs the package uvicorn" in done.stderr and done.stderr.count("\n") == 1
