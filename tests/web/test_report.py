@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,10 +29,23 @@ def shown(page: Any, file: Path, state: str = "") -> Any:
         lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else asked.append(request.url),
     )
     page.goto(f"{file.as_uri()}#{state}")
-    page.wait_for_function("document.getElementById('identikit').identikit")
-    page.wait_for_timeout(300)
+    ready(page)
     assert asked == []
     return page
+
+
+def ready(page: Any) -> None:
+    """Wait until the page has drawn its views."""
+    until(page, "document.getElementById('identikit')?.identikit !== undefined")
+    page.wait_for_timeout(300)
+
+
+def until(page: Any, condition: str, seconds: float = 30) -> None:
+    """Wait until a condition holds in the page; Playwright's own waiting would need a weaker content policy."""
+    last = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < last, condition
+        page.wait_for_timeout(50)
 
 
 def table(page: Any, view: str) -> dict[str, Any]:
@@ -123,12 +137,12 @@ def test_the_address_holds_the_state(page: Any, report_file: Path):
     assert page.get_attribute("#identikit", "data-theme") == "dark"
     state(page, head=3, query=9)
     page.reload()
-    page.wait_for_function("document.getElementById('identikit').identikit")
+    ready(page)
     again = state(page)
     assert (again["head"], again["query"], again["shape"]) == (3, 9, "lines")
     shown(page, report_file, "layer=99&head=-4&query=oops&tab=<script>&epsilon=1e9&from=7e99")
     page.reload()
-    page.wait_for_function("document.getElementById('identikit').identikit")
+    ready(page)
     found = state(page)
     assert (found["layer"], found["head"], found["tab"]) == (2, 0, "tokens")
 
