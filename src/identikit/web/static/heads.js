@@ -72,7 +72,7 @@ export function headsView(site) {
 /** The chosen axes; for a reading that this file lacks, or a wrong address, one that it has. */
 function headsAxes(data, state) {
   const known = (wanted, ...others) => [wanted, ...others].find((name) => data.known.includes(name)) ?? "layer";
-  return { x: known(state.x, "pearson", "null_dim"), y: known(state.y, "certain_mass", "sink_mass") };
+  return { x: known(state.x, "sink_mass", "pearson"), y: known(state.y, "certain_mass", "pearson") };
 }
 
 /** Every reading of every head, with names. */
@@ -204,7 +204,8 @@ function headsKeys(site, canvas, data) {
 function headsMeaning(data, state) {
   const { x, y } = headsAxes(data, state);
   const said = (name) => `${READINGS[name][0][0].toUpperCase()}${READINGS[name][0].slice(1)}: ${data.words(name)}`;
-  return (state.heads === "grid" || x === y ? [y] : [x, y]).map(said).join(" ");
+  if (state.heads === "grid") return said(y);
+  return [...new Set([x, y])].map(said).concat("Marks that would coincide stand side by side.").join(" ");
 }
 
 function headsTable(data) {

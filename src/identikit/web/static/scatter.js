@@ -42,10 +42,12 @@ function scatterPlaced(data, options) {
   const taken = new Map();
   const step = 2 * radius;
   const cell = (x, y) => `${Math.round(x / step)},${Math.round(y / step)}`;
-  const free = (x, y) => {
+  const [right, bottom] = [options.width - radius - 3, options.height - SCATTER.bottom + radius];
+  const free = (x, y, apart) => {
+    if (x < SCATTER.left - radius || x > right || y < radius + 3 || y > bottom) return false;
     for (const dx of [-step, 0, step]) {
       for (const dy of [-step, 0, step]) {
-        for (const one of taken.get(cell(x + dx, y + dy)) ?? []) if (Math.hypot(one.x - x, one.y - y) < step * 0.9) return false;
+        for (const one of taken.get(cell(x + dx, y + dy)) ?? []) if (Math.hypot(one.x - x, one.y - y) < apart) return false;
       }
     }
     return true;
@@ -55,7 +57,8 @@ function scatterPlaced(data, options) {
     const [x, y] = [across.place(value), up.place(other)];
     const [sure, otherSure] = [Number.isFinite(value), Number.isFinite(other)];
     let spot = { x, y };
-    for (let turn = 1; turn < 200 && !free(spot.x, spot.y); turn += 1) {
+    // The farther from the true place, the closer marks may stand: a crowd grows dense before it grows wide.
+    for (let turn = 1; turn < 400 && !free(spot.x, spot.y, step * Math.max(0.2, 0.9 - turn / 60)); turn += 1) {
       spot = scatterBeside(x, y, radius, turn, [sure, otherSure]);
     }
     const point = {
@@ -75,7 +78,7 @@ function scatterBeside(x, y, radius, turn, [acrossKnown, upKnown]) {
   const along = (turn % 2 ? 1 : -1) * Math.ceil(turn / 2) * radius;
   if (!upKnown) return { x: x + along, y };
   if (!acrossKnown) return { x, y: y + along };
-  const far = radius * 0.8 * Math.sqrt(turn);
+  const far = radius * 0.5 * Math.sqrt(turn);
   return { x: x + far * Math.cos(turn * 2.4), y: y + far * Math.sin(turn * 2.4) };
 }
 

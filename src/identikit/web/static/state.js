@@ -8,7 +8,7 @@ export const CHOICES = {
   key: -1, // the pinned key; -1: none
   tab: "tokens",
   heads: "scatter", // or grid
-  x: "pearson",
+  x: "sink_mass",
   y: "certain_mass",
   shape: "matrix", // or lines
   map: "raw", // or effective, simplex, null: the map that lines and strips show
