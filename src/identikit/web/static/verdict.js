@@ -26,7 +26,8 @@ class VerdictView {
     this.whose = choice("Whose certainty", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
     this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
     const { verdict } = site.view.about;
-    const words = element("div", { class: "verdict-words" }, ...(verdict?.sections ?? []).map(verdictSection));
+    const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of explain(model, text) says it in words, too.")];
+    const words = element("div", { class: "verdict-words" }, ...said);
     const text = element("div", {}, this.whose.element, this.holder, this.readout);
     this.element = element("div", { class: "verdict" }, words, text);
     this.listen();
