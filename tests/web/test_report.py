@@ -70,7 +70,7 @@ def test_every_view_is_drawn_without_a_network(page: Any, report_file: Path):
         if view in ("tokens", "provenance", "numbers"):
             page.click(f"#tab-{view}")
         panel = page.locator(f"#panel-{view}")
-        assert panel.is_visible(), view
+        panel.wait_for(state="visible")
         assert panel.locator(".note").is_hidden(), panel.locator(".note").inner_text()
         canvas = panel.locator("canvas").first
         if canvas.count():
@@ -239,7 +239,9 @@ def test_parts_have_their_own_page_with_words_where_nothing_is(page: Any, explan
     file = save_report(explanation.attribution, tmp_path / "part.html")
     shown(page, file, "tab=provenance")
     assert page.locator("#panel-provenance .note").is_hidden()
-    for view in ("verdict", "heads", "attention", "edge"):
+    assert "explain(model, text)" in page.locator("#panel-verdict .verdict-words").inner_text()
+    assert page.locator("#panel-verdict canvas").is_visible()  # tokens are chosen there
+    for view in ("heads", "attention", "edge"):
         words = page.locator(f"#panel-{view} .note").inner_text()
         assert words.endswith("."), view
 

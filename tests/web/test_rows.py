@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+import identikit
 from identikit import attention_intervals, effective_attention, load
 from identikit.errors import IdentikitError
 from identikit.verdict.numbers import explain
@@ -16,6 +17,7 @@ from identikit.web.report import save_report
 from tests.models import tiny
 from tests.web.conftest import TEXT
 
+VIEWS = ("verdict", "edge", "tokens", "provenance")
 ROWS = [(0, 1, 4), (1, 3, 12), (2, 0, 30)]
 ROOT = 'const { site, store, views } = document.getElementById("identikit").identikit;'
 
@@ -293,9 +295,35 @@ def test_small_sources_are_gathered(page: Any, report_file: Path):
             assert row["parts"][0]["input"] == 4
 
 
+def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
+    show(page, report_file)
+    layer, head, query = movable(page)
+    change(page, layer=layer, head=head, query=query, strip="head", epsilon=0)
+    page.locator(".edge canvas").press("ArrowDown")
+    for key in ("u", "l"):
+        page.locator(".edge canvas").press(key)
+    names: dict[str, Any] = {"ik": identikit, "model": tiny.loaded("bert"), "text": TEXT, "print": lambda *_: None}
+    code = {name: page.evaluate(f"() => {{ {ROOT} return views.{name}.python(store.get()); }}") for name in VIEWS}
+    exec(code["edge"], names)
+    for one in table(page, "edge"):
+        assert one["lower"] == pytest.approx(float(names["row"].lower[one["position"]]), abs=1e-5)
+        assert one["moved"] == pytest.approx(float(names["other"].attention[one["position"]]), abs=1e-5)
+    exec(code["verdict"], names)
+    for one in table(page, "verdict"):
+        assert one["certain mass"] == pytest.approx(float(names["row"].certain_mass[one["position"]]), abs=1e-5)
+    exec(code["provenance"], names)
+    for one in table(page, "provenance"):
+        found = float(names["found"].contribution[one["layer"], one["position"], query])
+        assert one["contribution"] == pytest.approx(found, abs=1e-5)
+    exec(code["tokens"], names)
+    for one in table(page, "tokens"):
+        margin = float(names["found"].identity.margin[one["layer"], one["position"]])
+        assert one["margin"] == pytest.approx(margin, abs=1e-5)
+
+
 def test_figures_are_the_same_as_svg(page: Any, report_file: Path):
     show(page, report_file, "query=4&tab=provenance")
-    for view in ("verdict", "edge", "tokens", "provenance"):
+    for view in VIEWS:
         page.get_by_text("Export", exact=True).click()
         page.get_by_label("View to export").select_option(view)
         with page.expect_download() as download:

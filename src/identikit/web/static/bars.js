@@ -33,7 +33,7 @@ export function barScale(row, shown, names, width) {
   const step = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5].find((one) => (most - least) / one <= 6) ?? 1;
   [least, most] = [Math.floor(least / step + 1e-9) * step, Math.ceil(most / step - 1e-9) * step];
   const longest = shown.reduce((found, key) => Math.max(found, wordsWidth(names[key])), 0);
-  const left = Math.min(Math.max(longest + 24, 56), width * 0.3);
+  const left = Math.min(Math.max(longest + 24, 56), width * 0.34);
   const right = width - 58;
   const across = (right - left) / (most - least);
   return {

@@ -326,7 +326,8 @@ class EdgeView {
     const epsilon = this.site.rows.epsilons[state.epsilon];
     const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""})`, "print(row.to_frame())"];
     if (state.moved?.query === query) {
-      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${state.moved.key})`, "print(other)  # and what it does to the output");
+      const { key, end } = state.moved;
+      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${key}, end="${end}")`, "print(other)");
     }
     return lines.join("\n");
   }

@@ -26,7 +26,8 @@ class VerdictView {
     this.whose = choice("Whose certainty", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
     this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
     const { verdict } = site.view.about;
-    const words = element("div", { class: "verdict-words" }, ...(verdict?.sections ?? []).map(verdictSection));
+    const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of explain(model, text) says it in words, too.")];
+    const words = element("div", { class: "verdict-words" }, ...said);
     const text = element("div", {}, this.whose.element, this.holder, this.readout);
     this.element = element("div", { class: "verdict" }, words, text);
     this.listen();
@@ -35,6 +36,11 @@ class VerdictView {
   unavailable() {
     const { about } = this.site.view;
     return about.tokens.length ? null : "There is no text to show.";
+  }
+
+  /** Whether anything is known of certainty. */
+  known() {
+    return this.site.view.has("certain");
   }
 
   /** How certain each token's attention is, and how many of its rows that is known of; NaN where of none. */
@@ -63,7 +69,7 @@ class VerdictView {
     if (this.laid?.width === width) return this.laid;
     const { tokens, words } = this.site.view.about;
     const inside = new Set(words.flatMap(([start, stop]) => Array.from({ length: stop - start - 1 }, (_, at) => start + 1 + at)));
-    let [x, y] = [0, 0];
+    let [x, y] = [0, this.known() ? STRIP_LEGEND : 0];
     const boxes = tokens.map((token, place) => {
       const shown = stripShown(token, inside.has(place));
       const across = Math.min(width, wordsWidth(shown, STRIP_SIZE) + 8);
@@ -79,15 +85,14 @@ class VerdictView {
 
   size() {
     const width = figureWidth(this.canvas);
-    return [width, this.places(width).height + STRIP_LEGEND];
+    return [width, this.places(width).height];
   }
 
   update(state, before) {
     if (this.unavailable()) return;
     drawFigure(this.canvas, this, state);
-    const known = Boolean(this.site.view.about.attention);
-    this.whose.element.hidden = !known;
-    if (known) this.whose.element.lastChild.textContent = headName(this.site.view, state);
+    this.whose.element.hidden = !this.known();
+    if (this.known()) this.whose.element.lastChild.textContent = headName(this.site.view, state);
     this.whose.press(state.strip);
     say(this.readout, this.words(state));
     if (!before || activeQuery(state) !== activeQuery(before)) this.reveal(activeQuery(state));
@@ -113,7 +118,7 @@ class VerdictView {
   paint(pen, state) {
     const colours = this.site.colours();
     const certain = this.certainty(state);
-    const { boxes, height } = this.places(pen.width);
+    const { boxes } = this.places(pen.width);
     boxes.forEach(({ x, y, across, shown }, place) => {
       const { share } = certain[place];
       const known = !Number.isNaN(share);
@@ -124,11 +129,10 @@ class VerdictView {
       if (place === activeQuery(state)) pen.rect(x, y + 2, across, STRIP_LINE - 6, null, { stroke: colours.focus, line: 2 });
       if (place === activeKey(state)) pen.line(x, y + STRIP_LINE - 2, x + across, y + STRIP_LINE - 2, colours.focus, { width: 3 });
     });
-    this.paintLegend(pen, height + STRIP_LEGEND / 2, colours, certain);
+    if (this.known()) this.paintLegend(pen, STRIP_LEGEND / 2, colours, certain);
   }
 
   paintLegend(pen, y, colours, certain) {
-    if (certain.every(({ of }) => !of)) return;
     pen.text("0% certain", 0, y, colours.soft, { size: 11 });
     let x = wordsWidth("0% certain", 11) + 8;
     for (let step = 0; step <= 8; step += 1, x += 12) pen.rect(x, y - 5, 12, 10, css(mixed(colours.paper, colours.sure, (STRIP_DARKEST * step) / 8)));
