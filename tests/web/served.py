@@ -21,7 +21,7 @@ import transformers as hf
 from tests.models import tiny
 
 SHORT = "w5 w6 w7 w8 w9 w10 w11 w12 w13 w14"
-LONG = " ".join(f"w{3 + place * 7 % 57}" for place in range(700))  # takes as long as it may
+LONG = " ".join(f"w{3 + place * 7 % 57}" for place in range(220))  # half a minute, if nobody cancels it
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -43,6 +43,7 @@ class Served:
     address: str
     client: httpx.Client
     errors: list[str]
+    asked: list[str]
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
@@ -51,6 +52,7 @@ class Served:
         """Ask for an analysis, and return how far it is."""
         answer = self.post("/api/jobs", {"text": text, **more})
         assert answer.status_code in (200, 202), answer.text
+        self.asked.append(answer.json()["id"])
         return answer.json()
 
     def wait(self, id: str, *states: str, seconds: float = 60) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def served(*options: str) -> Iterator[Served]:
     family: list[psutil.Process] = []
     try:
         with httpx.Client(base_url=started[0], timeout=30, trust_env=False) as client:
-            yield Served(process, started[0], client, errors)
+            yield Served(process, started[0], client, errors, [])
         family = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signal.SIGINT)

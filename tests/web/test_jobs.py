@@ -25,15 +25,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def nothing_left(server: Served) -> Iterator[None]:
     """Cancel what a test left running, and wait until the workers are free."""
     yield
-    server.healthy()
+    for id in server.asked:
+        server.client.delete(f"/api/jobs/{id}")
     until = time.monotonic() + 30
     while (now := server.health())["running"] or now["waiting"]:
         assert time.monotonic() < until, now
         time.sleep(0.05)
+    server.healthy()
 
 
 def slow(server: Served, number: int) -> str:
-    """Start an analysis that would take a minute."""
+    """Start an analysis that would take half a minute."""
     return server.submit(f"w{number + 3} {LONG}", **SLOW)["id"]
 
 
@@ -48,8 +50,6 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(server: Served):
     assert server.submit(f"w4 {LONG}", **SLOW)["id"] == waiting[0]  # which waits already
     server.client.delete(f"/api/jobs/{waiting[0]}")
     assert server.client.get(f"/api/jobs/{waiting[1]}").json()["ahead"] == 1
-    for id in (running, *waiting):
-        server.client.delete(f"/api/jobs/{id}")
 
 
 def test_a_waiting_analysis_can_be_cancelled(server: Served):
@@ -59,25 +59,21 @@ def test_a_waiting_analysis_can_be_cancelled(server: Served):
     assert answer.status_code == 200 and answer.json()["state"] == "cancelled"
     assert server.client.get(f"/api/jobs/{running}").json()["state"] == "running"
     assert "is cancelled" in refused(server.client.get(f"/api/results/{waiting}/view"), 409, "not_done")
-    server.client.delete(f"/api/jobs/{running}")
 
 
 def test_a_running_analysis_can_be_cancelled_and_the_worker_goes_on(server: Served):
     before = [one.pid for one in server.workers()]
     id = slow(server, 5)
-    until = time.monotonic() + 60
-    while not (server.client.get(f"/api/jobs/{id}").json()["progress"] or {}).get("what", "").startswith("bounding"):
-        if (server.client.get(f"/api/jobs/{id}").json()["progress"] or {}).get("what"):
+    for _, state in server.events(id):
+        if (state["progress"] or {}).get("what", "").startswith("att"):
             break
-        assert time.monotonic() < until
-        time.sleep(0.05)
     started = time.monotonic()
     assert server.client.delete(f"/api/jobs/{id}").json()["state"] == "cancelled"
     assert [state["state"] for _, state in server.events(id)] == ["cancelled"]
     assert server.result("w30 w31 w32 w33 w34 w35 w36 w37 w38 w39")
     assert time.monotonic() - started < 20
     assert server.client.delete(f"/api/jobs/{id}").json()["state"] == "cancelled"
-    assert len(server.workers()) == len(before)
+    assert [one.pid for one in server.workers()] == before  # it heeded: nobody was killed
 
 
 def test_questions_do_not_wait_for_an_analysis(server: Served):
@@ -86,15 +82,12 @@ def test_questions_do_not_wait_for_an_analysis(server: Served):
     server.wait(running, "running")
     assert server.post(f"/api/results/{id}/rows", {"rows": [[0, 0, 3]]}).status_code == 200
     assert server.client.get(f"/api/jobs/{running}").json()["state"] == "running"
-    server.client.delete(f"/api/jobs/{running}")
 
 
 def test_a_killed_worker_is_started_again_and_its_analysis_failed(server: Served):
     running, waiting = slow(server, 7), server.submit("w40 w41 w42 w43 w44")["id"]
     server.wait(running, "running")
-    (analyst, *_) = [
-        one for one in server.workers() if one.cpu_times().user == max(w.cpu_times().user for w in server.workers())
-    ]
+    analyst = max(server.workers(), key=lambda one: one.cpu_times().user)
     followed = server.events(running)
     assert next(followed)[1]["state"] == "running"
     analyst.kill()
@@ -104,7 +97,6 @@ def test_a_killed_worker_is_started_again_and_its_analysis_failed(server: Served
     server.healthy()
     assert server.client.get(f"/api/results/{running}").json()["error"]["code"] == "worker"
     assert slow(server, 7) == running  # what failed can be asked for again
-    server.client.delete(f"/api/jobs/{running}")
 
 
 def test_idle_workers_that_are_killed_come_back(server: Served):
@@ -144,4 +136,4 @@ def test_what_was_looked_at_is_kept_longest():
         if name == "c":
             service.find("a")
         service._ended(service.jobs[name], Answer(0, failure=Failure("input", "No.")))
-    assert list(service.jobs) == ["c", "a"] or list(service.jobs) == ["a", "c"]
+    assert set(service.jobs) == {"a", "c"}

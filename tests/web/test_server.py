@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load
 
 import identikit as ik
+from identikit.web.worker import Desk, Source
 from tests.models import tiny
 from tests.web.served import SHORT, Served, save_models, served
 
@@ -261,7 +263,8 @@ def raw(server: Served, request: bytes) -> bytes:
 @pytest.mark.parametrize(
     "path",
     ["/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py", "/static//etc/passwd",
-     "/../etc/passwd", "/static/..\\server.py", "/static/%00", "/static/page.js%00.png", "/static/server.py", "//etc/passwd"],
+     "/../etc/passwd", "/static/..\\server.py", "/static/%00", "/static/page.js%00.png", "/static/server.py",
+     "//etc/passwd"],
 )  # fmt: skip
 def test_no_path_of_a_request_reaches_a_file(server: Served, path: str):
     host = server.address.removeprefix("http://")
@@ -328,16 +331,22 @@ def test_a_wrong_address_is_one_line():
     assert status == 1 and "Serving on no.such.host.invalid" in line and line.count("\n") == 1
 
 
-def test_models_that_cannot_be_served_are_one_line(tmp_path: Path, folders: list[Path]):
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path):
+    status, line = said("--port", "0", "--model", str(tmp_path))
+    assert status == 1 and "the folder has no .safetensors file" in line and line.count("\n") == 1, line
+
+
+def test_models_that_are_not_served(tmp_path: Path, folders: list[Path]):
     tiny.build("vit").save_pretrained(tmp_path / "vit")
     tiny.reader("vit").save_pretrained(tmp_path / "vit")
-    for given, words in (
-        ([str(tmp_path / "vit")], "it reads images, and visitors type texts"),
-        ([str(folders[0]), str(folders[0])], "Serving two models called tiny-bert"),
-        ([str(tmp_path)], "the folder has no .safetensors file"),
-    ):
-        status, line = said("--port", "0", *(one for model in given for one in ("--model", model)))
-        assert status == 1 and words in line and line.count("\n") == 1, line
+    ours, theirs = Pipe()
+    with ours, theirs:
+        with pytest.raises(ik.ModelError, match="it reads images, and visitors type texts"):
+            Desk(ours, (Source(str(tmp_path / "vit")),))
+        with pytest.raises(ik.ModelError, match="Serving two models called tiny-bert"):
+            Desk(ours, (Source(str(folders[0])), Source(str(folders[0]))))
+        with pytest.raises(ik.ModelError, match="its files are not those that the server was started with"):
+            Desk(ours, (Source(str(folders[0]), fingerprint="another"),))
 
 
 def test_without_its_packages_it_says_which_is_missing():

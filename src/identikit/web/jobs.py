@@ -146,7 +146,7 @@ class Service:
     def watched(self, id: str) -> Job:
         """Return an analysis that is about to be followed, if there is room for one who does."""
         if self.streams >= self.limits.streams:
-            raise RefusedError("busy", f"{self.streams} streams of events are open, as many as may be.")
+            raise RefusedError("busy", f"Too many streams of events are open: {self.streams}.")
         return self.find(id)
 
     def cancel(self, id: str) -> Job:
@@ -205,7 +205,7 @@ class Service:
     def _refuse_if_full(self) -> None:
         if len(self.analyst.waiting) >= self.limits.waiting:
             raise RefusedError(
-                "busy", f"{self.limits.waiting} analyses are waiting, as many as may wait.", "Try again in a while."
+                "busy", f"The queue is full: {self.limits.waiting} analyses are waiting.", "Try again in a while."
             )
 
     def _begin(self, id: str, model: str, text: str | tuple[str, str]) -> Job:
@@ -261,7 +261,7 @@ class Service:
             pending = self.reader.submit(what, model, text, options)
         except FullError:
             raise RefusedError(
-                "busy", f"{self.limits.questions} questions are waiting, as many as may wait.", "Try again in a while."
+                "busy", f"The queue is full: {self.limits.questions} questions are waiting.", "Try again in a while."
             ) from None
         answer = await pending.answer
         if answer.failure is not None:

@@ -341,8 +341,9 @@ def _bounded(file: _File, result: Explanation, progress: Progress) -> None:
     file.arrays["heads.certain_mass"] = mass.masked_fill((share > 0) & drawn.isnan(), torch.nan).float()
     chosen = _listed(result, sample)
     if chosen:
-        named = [places[row] for row in chosen]
-        first = next((place for place in _named_rows(result) if place in named), named[0])
+        listed = [places[row] for row in chosen]
+        named = [place for place in _named_rows(result) if place in listed] or listed
+        first = next((place for place in named if file.about["tokens"][place[2]].strip().isalpha()), named[0])
         file.about["first"] = dict(zip(("layer", "head", "query"), first, strict=True))
     if _is_live(attention):
         _vertices(file, attention, places, chosen, VERTICES, progress)

@@ -206,7 +206,7 @@ class EdgeView {
   /** Ask a server for the pinned row, once. */
   fetch(state, row) {
     const { source, store, task } = this.site;
-    const known = row.found && (state.epsilon ? row.lower : row.found.movable || row.widest < EDGE_NARROW);
+    const known = state.epsilon ? row.lower : row.found?.movable || row.widest < EDGE_NARROW;
     const name = [state.layer, state.head, state.query, state.epsilon].join();
     if (!source.live || known || row.query !== state.query || this.asked === name) return;
     this.asked = name;

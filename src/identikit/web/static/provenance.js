@@ -5,7 +5,6 @@ import { element } from "./parts.js";
 
 const SOURCES_LEFT = 64;
 const SOURCES_TOP = 26;
-const SOURCES_ROW = 32;
 const SOURCES_NAMED = 7; // sources with a colour, the token's own among them
 
 export function provenanceView(site) {
@@ -21,6 +20,7 @@ class ProvenanceView {
       "One token's hidden vector after each layer, and how much each input token contributes to it. Its own token stands first, then the largest others.";
     this.about = site.view.about.attribution;
     this.n = site.names.length;
+    this.high = (this.about?.layers.length ?? 0) > 12 ? 24 : 32; // pixels of a row
     this.at = { layer: -1, source: null }; // what is under the pointer or the cursor
     this.canvas = figureCanvas();
     this.says = element("p", { class: "figure-says" });
@@ -78,7 +78,7 @@ class ProvenanceView {
   }
 
   size() {
-    return [figureWidth(this.canvas), SOURCES_TOP + (this.about?.layers.length ?? 0) * SOURCES_ROW + 52];
+    return [figureWidth(this.canvas), SOURCES_TOP + (this.about?.layers.length ?? 0) * this.high + 52];
   }
 
   update(state) {
@@ -132,7 +132,7 @@ class ProvenanceView {
     const colours = this.site.colours();
     const { named, stacks, output } = this.stacks(state);
     const [left, right] = [SOURCES_LEFT, pen.width - this.right];
-    const bottom = SOURCES_TOP + stacks.length * SOURCES_ROW;
+    const bottom = SOURCES_TOP + stacks.length * this.high;
     for (let tick = 0; tick <= 4; tick += 1) {
       const x = left + ((right - left) * tick) / 4;
       pen.line(x, SOURCES_TOP - 4, x, bottom, colours.faint);
@@ -140,11 +140,11 @@ class ProvenanceView {
     }
     if (this.about.near) pen.text(`within ${this.about.near_within}`, pen.width - 4, SOURCES_TOP - 13, colours.soft, { size: 11, align: "right" });
     stacks.forEach((stack, layer) => {
-      const y = SOURCES_TOP + layer * SOURCES_ROW;
+      const y = SOURCES_TOP + layer * this.high;
       const here = layer === this.at.layer;
-      pen.text(`layer ${this.about.layers[layer]}`, left - 10, y + SOURCES_ROW / 2, here ? colours.focus : colours.soft, { size: 12, align: "right" });
+      pen.text(`layer ${this.about.layers[layer]}`, left - 10, y + this.high / 2, here ? colours.focus : colours.soft, { size: 12, align: "right" });
       this.paintStack(pen, state, stack, { layer, y, left, right, named, colours });
-      if (this.about.near) this.paintNear(pen, this.about.near[layer], right + 16, y + SOURCES_ROW / 2, colours);
+      if (this.about.near) this.paintNear(pen, this.about.near[layer], right + 16, y + this.high / 2, colours);
     });
     this.paintLegend(pen, state, named, bottom + 22, { colours, output });
   }
@@ -158,7 +158,7 @@ class ProvenanceView {
   }
 
   paintStack(pen, state, stack, { layer, y, left, right, named, colours }) {
-    const [top, height] = [y + 4, SOURCES_ROW - 9];
+    const [top, height] = [y + 3, this.high - 7];
     const spans = this.spans(stack, left, right);
     for (const { input, share, from, to } of spans) {
       const fill = input < 0 ? colours.faint : this.colour(named, input);
@@ -205,7 +205,7 @@ class ProvenanceView {
     const under = (event) => {
       const [x, y] = pointOn(canvas, event);
       const { stacks } = this.stacks(site.store.get());
-      const layer = Math.floor((y - SOURCES_TOP) / SOURCES_ROW);
+      const layer = Math.floor((y - SOURCES_TOP) / this.high);
       if (!stacks[layer]) return { layer: -1, source: null };
       const spans = this.spans(stacks[layer], SOURCES_LEFT, figureWidth(canvas) - this.right);
       const span = spans.find(({ from, to }) => x >= from && x < to);

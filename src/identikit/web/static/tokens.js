@@ -5,7 +5,6 @@ import { element } from "./parts.js";
 
 const TOKENS_LEFT = 64; // pixels for the layers' names
 const TOKENS_RIGHT = 64; // for the rates
-const TOKENS_ROW = 30;
 const TOKENS_LEAST = 20; // pixels of the narrowest cell; what does not fit is scrolled to
 const TOKENS_LEGEND = 40;
 
@@ -23,6 +22,7 @@ class TokensView {
     this.about = site.view.about.identity;
     this.part = (name) => site.view.array(`identity.${name}`)?.data;
     this.n = site.names.length;
+    this.high = (this.about?.layers.length ?? 0) > 12 ? 20 : 30; // pixels of a row
     this.from = 0; // the first token that is drawn
     this.layer = -1; // the row under the pointer or the cursor
     this.canvas = figureCanvas();
@@ -40,7 +40,7 @@ class TokensView {
   }
 
   size() {
-    return [figureWidth(this.canvas), this.labels + (this.about?.layers.length ?? 0) * TOKENS_ROW + TOKENS_LEGEND];
+    return [figureWidth(this.canvas), this.labels + (this.about?.layers.length ?? 0) * this.high + TOKENS_LEGEND];
   }
 
   /** Which tokens are drawn and how wide: all if they fit, or else a window. */
@@ -111,14 +111,14 @@ class TokensView {
     const { from, count, cell } = this.window(pen.width);
     const top = this.labels;
     this.about.layers.forEach((layer, row) => {
-      const y = top + row * TOKENS_ROW;
+      const y = top + row * this.high;
       const here = row === this.layer;
-      pen.text(`layer ${layer}`, TOKENS_LEFT - 10, y + TOKENS_ROW / 2, here ? colours.focus : colours.soft, { size: 12, align: "right" });
+      pen.text(`layer ${layer}`, TOKENS_LEFT - 10, y + this.high / 2, here ? colours.focus : colours.soft, { size: 12, align: "right" });
       for (let place = 0; place < count; place += 1) this.paintCell(pen, row * this.n + from + place, TOKENS_LEFT + place * cell, y, cell, colours);
-      this.paintRate(pen, row, TOKENS_LEFT + count * cell + 12, y + TOKENS_ROW / 2, colours);
+      this.paintRate(pen, row, TOKENS_LEFT + count * cell + 12, y + this.high / 2, colours);
     });
     this.paintNames(pen, state, { from, count, cell }, colours);
-    const bottom = top + this.about.layers.length * TOKENS_ROW;
+    const bottom = top + this.about.layers.length * this.high;
     for (const [token, dash] of [[activeKey(state), true], [activeQuery(state), false]]) {
       const x = TOKENS_LEFT + (token - from) * cell;
       if (token < from || token >= from + count) continue;
@@ -131,14 +131,17 @@ class TokensView {
 
   paintCell(pen, at, x, y, cell, colours) {
     const fill = this.tint(at, colours);
-    pen.rect(x, y, cell - 1, TOKENS_ROW - 1, css(fill));
+    pen.rect(x, y, cell - 1, this.high - 1, css(fill));
     if (this.part("recovered")[at]) return;
     const ink = inkOn(fill, colours);
     const name = this.winner(at);
-    const [middle, fits] = [x + (cell - 1) / 2, (words) => wordsWidth(words, 10) <= cell - 3];
     const cut = name.lastIndexOf("@");
-    const lines = [[name], cut > 0 ? [name.slice(0, cut), name.slice(cut)] : [name]].find((parts) => parts.every(fits)) ?? [];
-    lines.forEach((line, down) => pen.text(line, middle, y + TOKENS_ROW / 2 + (down - (lines.length - 1) / 2) * 11, ink, { size: 10, align: "center" }));
+    const [whole, parted] = [[name], cut > 0 && this.high > 20 ? [name.slice(0, cut), name.slice(cut)] : [name]];
+    const lines = [whole, parted].find((parts) => parts.every((words) => wordsWidth(words, 9) <= cell - 2)) ?? [];
+    lines.forEach((words, down) => {
+      const middle = y + this.high / 2 + (down - (lines.length - 1) / 2) * 11;
+      pen.text(words, x + (cell - 1) / 2, middle, ink, { size: 9, align: "center" });
+    });
   }
 
   paintRate(pen, row, x, middle, colours) {
@@ -163,7 +166,7 @@ class TokensView {
   paintCursor(pen, token, from, count, cell, colours) {
     if (token < from || token >= from + count) return;
     const x = TOKENS_LEFT + (token - from) * cell;
-    pen.rect(x + 1, this.labels + this.layer * TOKENS_ROW + 1, cell - 3, TOKENS_ROW - 3, null, { stroke: colours.ink, line: 2 });
+    pen.rect(x + 1, this.labels + this.layer * this.high + 1, cell - 3, this.high - 3, null, { stroke: colours.ink, line: 2 });
   }
 
   paintLegend(pen, y, colours) {
@@ -182,7 +185,7 @@ class TokensView {
       const [x, y] = pointOn(canvas, event);
       const { from, count, cell } = this.window(figureWidth(canvas));
       const place = Math.floor((x - TOKENS_LEFT) / cell);
-      const row = Math.floor((y - this.labels) / TOKENS_ROW);
+      const row = Math.floor((y - this.labels) / this.high);
       return { token: place >= 0 && place < count && row < this.about.layers.length ? from + place : -1, row };
     };
     canvas.addEventListener("pointermove", (event) => {
