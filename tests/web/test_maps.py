@@ -75,6 +75,11 @@ def table(page: Any, view: str) -> tuple[list[str], list[list[Any]]]:
     return found["columns"], found["rows"]
 
 
+def python(page: Any, view: str) -> str:
+    call = "(id) => { const { views, store } = document.querySelector('#identikit').identikit; "
+    return page.evaluate(f"{call} return views[id].python(store.get()); }}", view)
+
+
 def shown_maps(page: Any) -> dict[str, np.ndarray]:
     """Return the maps that the view's table holds, for a head whose queries see all keys."""
     columns, rows = table(page, "attention")
@@ -153,12 +158,8 @@ def test_minilm_in_words_and_without_special_tokens(page: Any, minilm_file: Path
 @pytest.mark.parametrize("address", ["", "words=1", "special=0", "words=1&special=0"])
 def test_the_python_of_the_maps_gives_them(page: Any, minilm_file: Path, minilm_attention: Any, address: str):
     opened(page, minilm_file, f"layer=4&head=5&{address}")
-    code = page.evaluate(
-        "() => { const { views, store } = document.querySelector('#identikit').identikit;"
-        " return views.attention.python(store.get()); }"
-    )
     scope = {"ik": ik, "model": ik.load(), "text": PAIR}
-    exec(code, scope)
+    exec(python(page, "attention"), scope)
     found = shown_maps(page)
     names = [name for name in MAPS if not ("words" in address and name == "simplex")]
     for name, expected in zip(names, scope["maps"], strict=True):
@@ -300,6 +301,14 @@ def test_heads_are_the_apis_and_open_by_mouse_and_keys(page: Any, report_file: P
     for name, values in expected.items():
         found = np.array([row[columns.index(name)] for row in rows])
         assert np.abs(found - values.double().numpy().reshape(-1)).max() < 1e-5, name
+    for x, y in [("correlation", "null dimension"), ("sink mass", "certain mass")]:
+        for place, name in enumerate((x, y)):
+            page.locator(".heads select").nth(place).select_option(name)
+        scope = {"ik": ik, "model": tiny.loaded("bert"), "text": TEXT}
+        exec(python(page, "heads"), scope)
+        for name in (x, y):
+            given = scope[{"correlation": "pearson"}.get(name, name.replace(" dimension", "_dim").replace(" ", "_"))]
+            assert np.abs(given.double().numpy() - expected[name].double().numpy()).max() < 1e-5, name
     canvas = page.locator(".heads canvas")
     canvas.focus()
     for pressed, expected_head in [

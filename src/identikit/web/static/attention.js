@@ -1,4 +1,4 @@
-// The attention of one head: raw, effective, simplex and null as maps or lines, with a strip that shows both directions.
+// The attention of one head: raw, effective, simplex and null as maps or lines, and the text shaded both ways.
 
 import { canvasPen } from "./pen.js";
 import { linesAt, linesHeight, paintLines, LINES_DRAWN } from "./lines.js";
@@ -15,62 +15,82 @@ const ATTENTION_PATIENCE = 250; // milliseconds that a head stays chosen before 
 const ATTENTION_WIDTH = 960; // of an exported figure
 
 export function attentionView(site) {
-  const canvas = figureCanvas();
-  const book = sheetBook(site);
-  const controls = attentionControls(site);
-  const strips = attentionStrips(site);
-  const read = node("p", { className: "maps-read" });
-  const notes = node("p", { className: "maps-notes" });
-  const element = node("div", { className: "maps" }, controls.element, canvas, read, strips.element, notes);
+  return new AttentionView(site);
+}
 
-  let last = null; // one frame asks for the same picture three times
-  const picture = (state) => {
-    const sheet = book.sheet(state);
-    if (last?.state !== state || last.sheet !== sheet || last.colours !== site.colours()) last = attentionPicture(site, sheet, state);
-    return last;
-  };
-  const view = {
-    id: "attention",
-    title: "Attention",
-    help: "A row is what one token looks at, a column who looks at it. All maps share one colour scale.",
-    element,
-    unavailable() {
-      const { attention, unavailable } = site.view.about;
-      if (!attention) return unavailable?.attention ?? "This page holds no attention.";
-      return attention.layers.some(({ form }) => form !== "none") ? null : "This page holds intervals, but not the maps.";
-    },
-    update(state, before) {
-      if (view.unavailable()) return;
-      if (attentionFollow(site, state, before)) return; // the window moves first; another update comes
-      const drawn = picture(state);
-      const width = Math.max(280, element.clientWidth || 640);
-      const height = attentionHeight(width, state, drawn.sheet);
-      canvas.style.height = `${height}px`;
-      view.paint(canvasPen(canvas, width, height), state);
-      controls.update(state, drawn.sheet);
-      strips.update(state, drawn);
-      say(read, attentionRead(site, drawn));
-      say(notes, attentionNotes(site, state, drawn).join(" "));
-      canvas.setAttribute("aria-label", view.describe(state));
-      book.work(state, () => view.update(site.store.get()));
-    },
-    paint(pen, state) {
-      const drawn = picture(state);
-      if (!drawn.sheet.size) pen.text("No tokens are left to draw.", 12, 24, drawn.colours.soft);
-      else if (state.shape === "lines") paintLines(pen, drawn);
-      else paintMatrix(pen, drawn);
-    },
-    size: (state) => [ATTENTION_WIDTH, attentionHeight(ATTENTION_WIDTH, state, book.sheet(state))],
-    table: (state) => attentionTable(book.sheet(state)),
-    python: (state) => attentionPython(site, state, book.sheet(state).shown),
-    describe(state) {
-      const drawn = picture(state);
-      return `Attention of ${drawn.name} over ${drawn.sheet.size} ${drawn.shown.byWord ? "words" : "tokens"}. ${attentionRead(site, drawn)}`;
-    },
-  };
-  attentionPointer(site, canvas, () => book.sheet(site.store.get()));
-  attentionKeys(site, canvas, () => book.sheet(site.store.get()).shown);
-  return view;
+class AttentionView {
+  constructor(site) {
+    this.site = site;
+    this.id = "attention";
+    this.title = "Attention";
+    this.help = "A row is what one token looks at, a column who looks at it. All maps share one colour scale.";
+    this.book = sheetBook(site);
+    this.last = null; // one frame asks for the same picture three times
+    this.canvas = figureCanvas();
+    this.controls = attentionControls(site);
+    this.strips = attentionStrips(site);
+    this.read = node("p", { className: "maps-read" });
+    this.notes = node("p", { className: "maps-notes" });
+    const parts = [this.controls.element, this.canvas, this.read, this.strips.element, this.notes];
+    this.element = node("div", { className: "maps" }, ...parts);
+    attentionPointer(site, this.canvas, () => this.book.sheet(site.store.get()));
+    attentionKeys(site, this.canvas, () => this.book.sheet(site.store.get()).shown);
+  }
+
+  unavailable() {
+    const { attention, unavailable } = this.site.view.about;
+    if (!attention) return unavailable?.attention ?? "This page holds no attention.";
+    const some = attention.layers.some(({ form }) => form !== "none");
+    return some ? null : "This page holds intervals, but not the maps.";
+  }
+
+  picture(state) {
+    const sheet = this.book.sheet(state);
+    const same = this.last?.state === state && this.last.sheet === sheet && this.last.colours === this.site.colours();
+    if (!same) this.last = attentionPicture(this.site, sheet, state);
+    return this.last;
+  }
+
+  update(state, before) {
+    if (this.unavailable()) return;
+    if (attentionFollow(this.site, state, before)) return; // the window moves first; another update comes
+    const drawn = this.picture(state);
+    const width = Math.max(280, this.element.clientWidth || 640);
+    const height = attentionHeight(width, state, drawn.sheet);
+    this.canvas.style.height = `${height}px`;
+    this.paint(canvasPen(this.canvas, width, height), state);
+    this.controls.update(state);
+    this.strips.update(state, drawn);
+    say(this.read, attentionRead(this.site, drawn));
+    say(this.notes, attentionNotes(this.site, state, drawn).join(" "));
+    this.canvas.setAttribute("aria-label", this.describe(state));
+    this.book.work(state, () => this.update(this.site.store.get()));
+  }
+
+  paint(pen, state) {
+    const drawn = this.picture(state);
+    if (!drawn.sheet.size) pen.text("No tokens are left to draw.", 12, 24, drawn.colours.soft);
+    else if (state.shape === "lines") paintLines(pen, drawn);
+    else paintMatrix(pen, drawn);
+  }
+
+  size(state) {
+    return [ATTENTION_WIDTH, attentionHeight(ATTENTION_WIDTH, state, this.book.sheet(state))];
+  }
+
+  table(state) {
+    return attentionTable(this.book.sheet(state));
+  }
+
+  python(state) {
+    return attentionPython(this.site, state, this.book.sheet(state).shown);
+  }
+
+  describe(state) {
+    const drawn = this.picture(state);
+    const many = `${drawn.sheet.size} ${drawn.shown.byWord ? "words" : "tokens"}`;
+    return `Attention of ${drawn.name} over ${many}. ${attentionRead(this.site, drawn)}`;
+  }
 }
 
 /** The sheet of the chosen head, filled in idle slices; the rows of a head that was left are forgotten. */
@@ -160,7 +180,8 @@ function attentionMissing(site, { layer, head }, map) {
   if (map === "simplex" && site.source?.live) return "Being computed.";
   if (map !== "simplex") return "This file does not hold it.";
   const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
-  return `Not in this file: it takes one quadratic program a row. In Python: attention.sel(layer=${layers[layer]}, head=${heads[head]}).simplex, or open the text with identikit serve.`;
+  const code = `attention.sel(layer=${layers[layer]}, head=${heads[head]}).simplex`;
+  return `Not in this file: it takes one quadratic program a row. In Python: ${code}, or open the text with identikit serve.`;
 }
 
 /** Move the window to a token that was pinned elsewhere; true when it had to move. */
@@ -175,13 +196,14 @@ function attentionFollow(site, state, before) {
 
 /** The active cell in words; without an active key, what the row looks at most. */
 function attentionRead(site, { sheet, cursor, labels, moved, name }) {
-  if (cursor.query < 0) return cursor.key < 0 ? "The active token is not drawn." : attentionLookers(sheet, cursor.key, labels);
-  const query = labels[cursor.query];
+  if (cursor.query < 0 && cursor.key < 0) return "The active token is not drawn.";
+  if (cursor.query < 0) return attentionLookers(sheet, cursor.key, labels);
+  const [query, key] = [labels[cursor.query], labels[cursor.key]];
   if (cursor.key >= 0) {
-    if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${labels[cursor.key]} in ${name}.`;
+    if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${key} in ${name}.`;
     const parts = sheet.maps.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
     const change = moved?.at === cursor.query ? `; moved to ${number(moved.row[cursor.key])}` : "";
-    return `${query} → ${labels[cursor.key]} in ${name}: ${parts.join(", ")}${change}.`;
+    return `${query} → ${key} in ${name}: ${parts.join(", ")}${change}.`;
   }
   const row = sheet.row("raw", cursor.query, moved?.at === cursor.query ? site.store.get().moved : null);
   return `${query} looks most at ${strongestWords(row, labels)} in ${name}.`;
@@ -200,19 +222,23 @@ function strongestWords(weights, labels) {
 function attentionNotes(site, state, { sheet, shown, moved }) {
   const { about } = site.view;
   const told = [];
-  const residual = site.view.array("heads.residual")?.data[state.layer * about.attention.head_numbers.length + state.head];
+  const place = state.layer * about.attention.head_numbers.length + state.head;
+  const residual = site.view.array("heads.residual")?.data[place];
   if (residual >= 0) {
     told.push(`Effective attention reproduces this head's output to within ${tiny(residual)} (relative).`);
   }
-  if (state.shape === "lines") told.push(`About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`);
-  else told.push("Below each map: what each key receives on average. Left: the certain share of each row.");
-  const special = about.tokens.filter((_, at) => isSpecial(about, at)).length;
-  const left = sheet.done ? (sheet.outside / sheet.done).toFixed(2) : "…";
-  const parts = [];
-  if (!state.special && special) parts.push(about.attention.special_group === "first token" ? "The first token is" : "Special tokens are");
-  if (parts.length) told.push(`${parts[0]} left out of the drawing and of the scale.`);
-  if (shown.n > WINDOW) told.push(`Tokens ${shown.from} to ${shown.to - 1} of ${shown.n} are drawn.`);
-  if (parts.length || shown.n > WINDOW) told.push(`On average, ${left} of a row's raw weight goes to keys that are not drawn.`);
+  told.push(
+    state.shape === "lines"
+      ? `About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`
+      : "Below each map: what each key receives on average. Left: the certain share of each row.",
+  );
+  const [left, long] = [!state.special && about.tokens.some((_, at) => isSpecial(about, at)), shown.n > WINDOW];
+  const special = about.attention.special_group === "first token" ? "The first token is" : "Special tokens are";
+  if (left) told.push(`${special} left out of the drawing and of the scale.`);
+  if (long) told.push(`Tokens ${shown.from} to ${shown.to - 1} of ${shown.n} are drawn.`);
+  if ((left || long) && sheet.done) {
+    told.push(`On average, ${(sheet.outside / sheet.done).toFixed(2)} of a row's raw weight goes to keys that are not drawn.`);
+  }
   if (shown.byWord) told.push("Words: what pieces receive is added up, what they do is averaged.");
   if (moved) told.push(`The row of ${shown.labels[moved.at]} was moved in the edge view; the marked row of raw shows it.`);
   return told;
@@ -283,8 +309,9 @@ function attentionKeys(site, canvas, shownNow) {
       const next = groups[name === "key" && state.key < 0 ? Math.max(0, place[state.query]) : at + step];
       if (next) site.store.set({ [name]: next[0] });
       else if (at >= 0) attentionTurn(site, name, n, from, step);
-    } else if ((event.key === "Enter" || event.key === " ") && state.key >= 0) site.store.set({ query: state.key, key: -1 });
-    else if (event.key === "Escape") site.store.set({ key: -1, hoverQuery: -1, hoverKey: -1 });
+    } else if ((event.key === "Enter" || event.key === " ") && state.key >= 0) {
+      site.store.set({ query: state.key, key: -1 });
+    } else if (event.key === "Escape") site.store.set({ key: -1, hoverQuery: -1, hoverKey: -1 });
     else return;
     event.preventDefault();
   });

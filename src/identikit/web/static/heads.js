@@ -8,65 +8,106 @@ import { paintScatter, scatterPoints } from "./scatter.js";
 
 /** What heads can be found by: a name, what it means, and how to get it in Python. */
 export const READINGS = {
-  pearson: ["correlation", "How closely effective attention follows raw attention, over all weights of the head.", 'attention.pearson("head")'],
-  null_dim: ["null dimension", "In how many directions a row can change without changing the output, on average over rows.", "attention.null_dim.double().mean(-1)"],
-  certain_mass: ["certain mass", "The share of a row that every attention with the same output agrees on, on average over rows.", "attention.intervals().certain_mass.mean(-1)"],
-  sink_mass: ["sink mass", "The raw weight that goes to {sinks}, on average over rows.", "attention.raw[..., {places}].sum(-1).mean(-1)"],
+  pearson: [
+    "correlation",
+    "How closely effective attention follows raw attention, over all weights of the head.",
+    'attention.pearson("head")',
+  ],
+  null_dim: [
+    "null dimension",
+    "In how many directions a row can change without changing the output, on average over rows.",
+    "attention.null_dim.double().mean(-1)",
+  ],
+  certain_mass: [
+    "certain mass",
+    "The share of a row that every attention with the same output agrees on, on average over rows.",
+    "attention.intervals().certain_mass.mean(-1)",
+  ],
+  sink_mass: [
+    "sink mass",
+    "The raw weight that goes to {sinks}, on average over rows.",
+    "attention.raw[..., {places}].sum(-1).mean(-1)",
+  ],
   layer: ["layer", "The layer of the head, counted from 0.", "attention.layers"],
 };
 const HEADS_WIDTH = 640; // of an exported figure
 
 export function headsView(site) {
-  const { about } = site.view;
-  const canvas = figureCanvas();
-  const set = (name) => (value) => site.store.set({ [name]: value });
-  const shape = choice("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
-  const data = about.attention && headsData(site);
-  const choices = (data?.known ?? []).map((name) => [name, READINGS[name][0]]);
-  const [across, up] = [pickList("across", choices, set("x")), pickList("up", choices, set("y"))];
-  const [said, meaning] = [node("p", { className: "maps-read" }), node("p", { className: "heads-meaning" })];
-  const whole = node("div", { className: "heads" },
-    node("div", { className: "maps-controls" }, shape.element, across.element, up.element), canvas, said, meaning);
-  let hovered = null; // the head under the mouse, which only this view shows
+  return new HeadsView(site);
+}
 
-  const view = {
-    id: "heads",
-    title: "Heads",
-    help: "One mark is one head. Click it, or use the arrow keys, to open it in the other views.",
-    element: whole,
-    unavailable() {
-      if (!about.attention) return about.unavailable?.attention ?? "This page holds no attention.";
-      return site.view.has("heads.sink_mass") ? null : "This page holds intervals, but not the readings of whole heads.";
-    },
-    update(state) {
-      if (view.unavailable()) return;
-      const width = Math.max(240, whole.clientWidth || 360);
-      const height = headsHeight(width, state, data);
-      canvas.style.height = `${height}px`;
-      headsPaint(canvasPen(canvas, width, height), site, data, state, hovered);
-      const { x, y } = headsAxes(data, state);
-      shape.press(state.heads === "grid" ? "grid" : "scatter");
-      across.update(x);
-      up.update(y);
-      across.element.hidden = state.heads === "grid";
-      up.element.firstChild.textContent = state.heads === "grid" ? "coloured by" : "up";
-      say(said, headsSaid(data, hovered ?? state));
-      say(meaning, headsMeaning(data, state));
-      canvas.setAttribute("aria-label", view.describe(state));
-    },
-    paint: (pen, state) => headsPaint(pen, site, data, state, null),
-    size: (state) => [HEADS_WIDTH, headsHeight(HEADS_WIDTH, state, data)],
-    table: () => headsTable(data),
-    python: (state) => headsPython(data, state),
-    describe: (state) => headsDescribe(data, state),
-  };
-  headsPointer(site, canvas, data, (found) => {
-    if (hovered?.layer === found?.layer && hovered?.head === found?.head) return;
-    hovered = found;
-    view.update(site.store.get());
-  });
-  headsKeys(site, canvas, data);
-  return view;
+class HeadsView {
+  constructor(site) {
+    this.site = site;
+    this.id = "heads";
+    this.title = "Heads";
+    this.help = "One mark is one head. Click it, or use the arrow keys, to open it in the other views.";
+    this.data = site.view.about.attention && headsData(site);
+    this.hovered = null; // the head under the mouse, which only this view shows
+    this.canvas = figureCanvas();
+    const set = (name) => (value) => site.store.set({ [name]: value });
+    const choices = (this.data?.known ?? []).map((name) => [name, READINGS[name][0]]);
+    this.shape = choice("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
+    this.across = pickList("across", choices, set("x"));
+    this.up = pickList("up", choices, set("y"));
+    this.said = node("p", { className: "maps-read" });
+    this.meaning = node("p", { className: "heads-meaning" });
+    const controls = [this.shape.element, this.across.element, this.up.element];
+    const parts = [node("div", { className: "maps-controls" }, ...controls), this.canvas, this.said, this.meaning];
+    this.element = node("div", { className: "heads" }, ...parts);
+    headsPointer(site, this.canvas, this.data, (found) => this.hover(found));
+    headsKeys(site, this.canvas, this.data);
+  }
+
+  unavailable() {
+    const { attention, unavailable } = this.site.view.about;
+    if (!attention) return unavailable?.attention ?? "This page holds no attention.";
+    return this.site.view.has("heads.sink_mass") ? null : "This page holds intervals, but not the readings of whole heads.";
+  }
+
+  hover(found) {
+    if (this.hovered?.layer === found?.layer && this.hovered?.head === found?.head) return;
+    this.hovered = found;
+    this.update(this.site.store.get());
+  }
+
+  update(state) {
+    if (this.unavailable()) return;
+    const width = Math.max(240, this.element.clientWidth || 360);
+    const height = headsHeight(width, state, this.data);
+    this.canvas.style.height = `${height}px`;
+    headsPaint(canvasPen(this.canvas, width, height), this.site, this.data, state, this.hovered);
+    const { x, y } = headsAxes(this.data, state);
+    const grid = state.heads === "grid";
+    this.shape.press(grid ? "grid" : "scatter");
+    this.across.update(x);
+    this.up.update(y);
+    this.across.element.hidden = grid;
+    say(this.up.element.firstChild, grid ? "coloured by" : "up");
+    say(this.said, headsSaid(this.data, this.hovered ?? state));
+    say(this.meaning, headsMeaning(this.data, state));
+    this.canvas.setAttribute("aria-label", this.describe(state));
+  }
+
+  paint(pen, state) {
+    headsPaint(pen, this.site, this.data, state, null);
+  }
+
+  size(state) {
+    return [HEADS_WIDTH, headsHeight(HEADS_WIDTH, state, this.data)];
+  }
+
+  table() {
+    return headsTable(this.data);
+  }
+
+  python(state) {
+    return headsPython(this.data, state);
+  }
+
+  describe(state) {
+    return `${this.data.many} heads. Open: ${headsSaid(this.data, state)}`;
+  }
 }
 
 /** The chosen axes; for a reading that this file lacks, or a wrong address, one that it has. */
@@ -83,7 +124,8 @@ function headsData(site) {
   for (const name of [...Object.keys(READINGS), "residual"]) {
     values[name] ??= site.view.array(`heads.${name}`)?.data ?? new Float32Array(many).fill(NaN);
   }
-  const words = (name) => READINGS[name][1].replace("{sinks}", group === "first token" ? "the first token" : "special tokens");
+  const where = group === "first token" ? "the first token" : "special tokens";
+  const words = (name) => READINGS[name][1].replace("{sinks}", where);
   const code = (name) => READINGS[name][2].replace("{places}", `[${sinks.join(", ")}]`);
   const name = (layer, head) => `L${layers[layer]}H${heads[head]}`;
   const known = Object.keys(READINGS).filter((one) => values[one].some(Number.isFinite));
@@ -126,7 +168,8 @@ function headsGrid(pen, data, state, hovered, colours) {
   const cell = headsCell(pen.width, data);
   const every = Math.ceil(16 / cell.width);
   data.heads.forEach((number, head) => {
-    if (head % every === 0) pen.text(`H${number}`, 32 + (head + 0.5) * cell.width, 8, colours.soft, { size: 10, align: "center" });
+    const middle = 32 + (head + 0.5) * cell.width;
+    if (head % every === 0) pen.text(`H${number}`, middle, 8, colours.soft, { size: 10, align: "center" });
   });
   data.layers.forEach((number, layer) => {
     const top = 18 + layer * cell.height;
@@ -134,18 +177,24 @@ function headsGrid(pen, data, state, hovered, colours) {
     data.heads.forEach((_, head) => {
       const value = values[layer * data.heads.length + head];
       const share = (value - least) / (most - least);
-      const x = 32 + head * cell.width;
-      const known = Number.isFinite(value);
-      pen.rect(x + 1, top + 1, cell.width - 2, cell.height - 2, known ? css(mixed(colours.wash, colours.sure, share)) : null,
-        known ? {} : { stroke: colours.faint });
-      const roomy = cell.width >= 26 && cell.height >= 16;
-      const ink = share > 0.55 ? colours.paper : colours.ink;
-      if (roomy) pen.text(known ? data.number(name, value) : "?", x + cell.width / 2, top + cell.height / 2, known ? ink : colours.soft, { size: 10, align: "center" });
+      headsBox(pen, { x: 32 + head * cell.width, top, ...cell }, share, data.number(name, value), colours);
     });
   });
   for (const [one, line] of [[state, 2], [hovered, 1.25]]) {
-    if (one) pen.rect(32 + one.head * cell.width, 18 + one.layer * cell.height, cell.width, cell.height, null, { stroke: colours.focus, line });
+    if (!one) continue;
+    const [x, top] = [32 + one.head * cell.width, 18 + one.layer * cell.height];
+    pen.rect(x, top, cell.width, cell.height, null, { stroke: colours.focus, line });
   }
+}
+
+/** A head of the grid: filled by its share of the range, hollow where it is not known, with the number where it fits. */
+function headsBox(pen, { x, top, width, height }, share, words, colours) {
+  const known = Number.isFinite(share);
+  const fill = known ? css(mixed(colours.wash, colours.sure, share)) : null;
+  pen.rect(x + 1, top + 1, width - 2, height - 2, fill, known ? {} : { stroke: colours.faint });
+  if (width < 26 || height < 16) return;
+  const ink = known ? (share > 0.55 ? colours.paper : colours.ink) : colours.soft;
+  pen.text(known ? words : "?", x + width / 2, top + height / 2, ink, { size: 10, align: "center" });
 }
 
 /** The head under a point of the canvas. */
@@ -184,16 +233,20 @@ function headsPointer(site, canvas, data, hover) {
 export function openHead(site, { layer, head }) {
   const { query } = site.store.get();
   const listed = site.source?.live || site.rows.find(layer, head, query) ? [] : site.rows.listed(layer, head);
-  const nearest = listed.reduce((best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best), listed[0] ?? query);
+  const closer = (best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best);
+  const nearest = listed.reduce(closer, listed[0] ?? query);
   site.store.set({ layer, head, query: nearest });
 }
+
+const HEADS_STEPS = {
+  ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [0, 0], " ": [0, 0],
+};
 
 /** Arrow keys go to the next head of the grid; Enter opens the chosen one with a row that can be moved. */
 function headsKeys(site, canvas, data) {
   canvas.addEventListener("keydown", (event) => {
     const { layer, head } = site.store.get();
-    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [0, 0], " ": [0, 0] };
-    const step = steps[event.key];
+    const step = HEADS_STEPS[event.key];
     if (!step) return;
     event.preventDefault();
     const next = { layer: layer + step[0], head: head + step[1] };
@@ -211,7 +264,9 @@ function headsMeaning(data, state) {
 function headsTable(data) {
   const names = ["pearson", "null_dim", "certain_mass", "sink_mass", "residual"];
   const rows = Array.from({ length: data.many }, (_, at) => [
-    data.layers[Math.floor(at / data.heads.length)], data.heads[at % data.heads.length], ...names.map((name) => data.values[name][at]),
+    data.layers[Math.floor(at / data.heads.length)],
+    data.heads[at % data.heads.length],
+    ...names.map((name) => data.values[name][at]),
   ]);
   return { columns: ["layer", "head", "correlation", "null dimension", "certain mass", "sink mass", "residual"], rows };
 }
@@ -222,13 +277,10 @@ function headsPython(data, state) {
   return ["attention = ik.effective_attention(model, text)", ...lines].join("\n");
 }
 
-function headsDescribe(data, state) {
-  return `${data.many} heads. Open: ${headsSaid(data, state)}`;
-}
-
 /** All readings of one head in words. */
 function headsSaid(data, { layer, head }) {
   const at = layer * data.heads.length + head;
   const names = ["pearson", "null_dim", "certain_mass", "sink_mass"];
-  return `${data.name(layer, head)}: ${names.map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`).join(", ")}.`;
+  const said = names.map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`);
+  return `${data.name(layer, head)}: ${said.join(", ")}.`;
 }

@@ -19,7 +19,8 @@ function scatterAxis(values, from, to, gap) {
   const ticks = roundTicks(values);
   const [least, most] = [ticks[0], ticks.at(-1)];
   const start = from + gap; // unknown readings stand between the edge and the axis
-  const place = (value) => (Number.isFinite(value) ? start + ((value - least) / (most - least)) * (to - start) : from + gap * 0.25);
+  const known = (value) => start + ((value - least) / (most - least)) * (to - start);
+  const place = (value) => (Number.isFinite(value) ? known(value) : from + gap * 0.25);
   return { ticks, place };
 }
 
@@ -47,7 +48,8 @@ function scatterPlaced(data, options) {
     if (x < SCATTER.left - radius || x > right || y < radius + 3 || y > bottom) return false;
     for (const dx of [-step, 0, step]) {
       for (const dy of [-step, 0, step]) {
-        for (const one of taken.get(cell(x + dx, y + dy)) ?? []) if (Math.hypot(one.x - x, one.y - y) < apart) return false;
+        const near = taken.get(cell(x + dx, y + dy)) ?? [];
+        if (near.some((one) => Math.hypot(one.x - x, one.y - y) < apart)) return false;
       }
     }
     return true;
@@ -90,10 +92,13 @@ export function paintScatter(pen, data, { x, y, chosen, hovered, titles }, colou
   const same = (one, other) => other && one.layer === other.layer && one.head === other.head;
   for (const point of points) {
     const fill = scatterShade(data, point.layer, colours);
-    pen.circle(point.x, point.y, frame.radius, point.known ? fill : colours.paper, { stroke: point.known ? colours.paper : fill, line: point.known ? 0.8 : 1.5 });
+    const style = point.known ? { stroke: colours.paper, line: 0.8 } : { stroke: fill, line: 1.5 };
+    pen.circle(point.x, point.y, frame.radius, point.known ? fill : colours.paper, style);
   }
   const marked = [points.find((point) => same(point, chosen)), points.find((point) => same(point, hovered))];
-  for (const point of marked) if (point) pen.circle(point.x, point.y, frame.radius + 3, null, { stroke: colours.focus, line: 2 });
+  for (const point of marked.filter(Boolean)) {
+    pen.circle(point.x, point.y, frame.radius + 3, null, { stroke: colours.focus, line: 2 });
+  }
   if (marked[1]) scatterLabel(pen, data, marked[1], { x, y, titles }, colours);
   else if (marked[0]) scatterName(pen, data, marked[0], frame.radius, colours);
   scatterLegend(pen, data, colours);

@@ -38,7 +38,8 @@ export function shownTokens(view, names, state) {
   const to = Math.min(n, from + WINDOW);
   const byWord = state.words && about.words.length > 0;
   const all = wordGroups(n, byWord ? about.words : []);
-  const allNames = byWord ? tokenNames(all.map((group) => shownWord(about.tokens, group)), all.map(([first]) => first)) : names;
+  const words = () => all.map((group) => shownWord(about.tokens, group));
+  const allNames = byWord ? tokenNames(words(), all.map(([first]) => first)) : names;
   const groups = [];
   const labels = [];
   const order = [];

@@ -21,8 +21,9 @@ export function attentionStrips(site) {
       const key = cursor.key >= 0 ? cursor.key : cursor.query;
       const shade = shadeOf(colours, sheet.most);
       const row = () => sheet.row(map, cursor.query, map === "raw" && moved?.at === cursor.query ? state.moved : null);
-      to.update(known && cursor.query >= 0 ? row() : null, `looks at (${map})`, cursor.query, { sheet, labels, shade });
-      by.update(known && key >= 0 ? sheet.column(map, key) : null, `is looked at by (${map})`, key, { sheet, labels, shade });
+      const shared = { sheet, labels, shade };
+      to.update(known && cursor.query >= 0 ? row() : null, `looks at (${map})`, cursor.query, shared);
+      by.update(known && key >= 0 ? sheet.column(map, key) : null, `is looked at by (${map})`, key, shared);
     },
   };
 }
@@ -61,7 +62,9 @@ function stripOf(hover, pin, site) {
         text.replaceChildren(...stripTokens(places, weights?.length ?? 0, sheet.shown, site.view.about.tokens));
         last = { shown: sheet.shown, name };
       }
-      text.querySelectorAll("span").forEach((one, order) => stripShade(one, weights[places[order]], shade, places[order] === about));
+      text.querySelectorAll("span").forEach((one, order) => {
+        stripShade(one, weights[places[order]], shade, places[order] === about);
+      });
     },
   };
 }
