@@ -3,11 +3,11 @@
 import { canvasPen } from "./pen.js";
 import { linesAt, linesHeight, paintLines, LINES_DRAWN } from "./lines.js";
 import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
-import { number } from "./parts.js";
+import { element, number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
 import { attentionControls } from "./controls.js";
-import { figureCanvas, headName, node, pointOn, say, tiny } from "./figure.js";
+import { figureCanvas, headName, pointOn, say, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -29,10 +29,10 @@ class AttentionView {
     this.canvas = figureCanvas();
     this.controls = attentionControls(site);
     this.strips = attentionStrips(site);
-    this.read = node("p", { className: "maps-read" });
-    this.notes = node("p", { className: "maps-notes" });
+    this.read = element("p", { className: "maps-read" });
+    this.notes = element("p", { className: "maps-notes" });
     const parts = [this.controls.element, this.canvas, this.read, this.strips.element, this.notes];
-    this.element = node("div", { className: "maps" }, ...parts);
+    this.element = element("div", { className: "maps" }, ...parts);
     attentionPointer(site, this.canvas, () => this.book.sheet(site.store.get()));
     attentionKeys(site, this.canvas, () => this.book.sheet(site.store.get()).shown);
   }

@@ -1,15 +1,16 @@
 // What a reader can choose in the attention view: matrix or lines, which map, words, special tokens, the window.
 
-import { choice, node, say, slider } from "./figure.js";
+import { choice, say, slider } from "./figure.js";
 import { MAPS } from "./sheet.js";
 import { isSpecial, windowStart, WINDOW } from "./shown.js";
+import { element } from "./parts.js";
 
 /** A list to pick from, with its label in front. */
 export function pickList(label, choices, choose) {
-  const list = node("select", {}, ...choices.map(([value, words]) => node("option", { value, textContent: words })));
+  const list = element("select", {}, ...choices.map(([value, words]) => element("option", { value, textContent: words })));
   list.onchange = () => choose(list.value);
   return {
-    element: node("label", { className: "pick" }, node("span", { textContent: label }), list),
+    element: element("label", { className: "pick" }, element("span", { textContent: label }), list),
     list,
     update: (value) => {
       if (list.value !== value) list.value = value;
@@ -19,10 +20,10 @@ export function pickList(label, choices, choose) {
 
 /** A box to tick. */
 export function tickBox(words, choose) {
-  const box = node("input", { type: "checkbox" });
+  const box = element("input", { type: "checkbox" });
   box.onchange = () => choose(box.checked);
   return {
-    element: node("label", { className: "tick" }, box, node("span", { textContent: words })),
+    element: element("label", { className: "tick" }, box, element("span", { textContent: words })),
     box,
     update: (value) => {
       box.checked = value;
@@ -47,7 +48,7 @@ export function attentionControls(site) {
   special.element.title = "Draw their rows and columns, and let them count for the scale of colours.";
   const slide = windowSlide(site, n);
   return {
-    element: node("div", { className: "maps-controls" }, shape.element, map.element, words.element, special.element,
+    element: element("div", { className: "maps-controls" }, shape.element, map.element, words.element, special.element,
       ...(n > WINDOW ? [slide.element] : [])),
     update(state) {
       shape.press(state.shape === "lines" ? "lines" : "matrix");

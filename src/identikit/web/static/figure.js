@@ -3,17 +3,6 @@ import { mixed } from "./colour.js";
 import { button, element } from "./parts.js";
 import { FONT, canvasPen } from "./pen.js";
 
-/** An element with properties (or attributes) and children; text stays text. */
-export function node(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name in made) made[name] = value;
-    else made.setAttribute(name, value);
-  }
-  made.append(...children);
-  return made;
-}
-
 /** Change the words of an element only where they differ: writing the same again costs a layout. */
 export function say(where, words) {
   if (where.textContent !== words) where.textContent = words;

@@ -2,9 +2,10 @@
 
 import { css, mixed } from "./colour.js";
 import { pickList } from "./controls.js";
-import { choice, figureCanvas, node, pointOn, say } from "./figure.js";
+import { choice, figureCanvas, pointOn, say } from "./figure.js";
 import { canvasPen } from "./pen.js";
 import { paintScatter, scatterPoints } from "./scatter.js";
+import { element } from "./parts.js";
 
 /** What heads can be found by: a name, what it means, and how to get it in Python. */
 export const READINGS = {
@@ -50,11 +51,11 @@ class HeadsView {
     this.shape = choice("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
     this.across = pickList("across", choices, set("x"));
     this.up = pickList("up", choices, set("y"));
-    this.said = node("p", { className: "maps-read" });
-    this.meaning = node("p", { className: "heads-meaning" });
+    this.said = element("p", { className: "maps-read" });
+    this.meaning = element("p", { className: "heads-meaning" });
     const controls = [this.shape.element, this.across.element, this.up.element];
-    const parts = [node("div", { className: "maps-controls" }, ...controls), this.canvas, this.said, this.meaning];
-    this.element = node("div", { className: "heads" }, ...parts);
+    const parts = [element("div", { className: "maps-controls" }, ...controls), this.canvas, this.said, this.meaning];
+    this.element = element("div", { className: "heads" }, ...parts);
     headsPointer(site, this.canvas, this.data, (found) => this.hover(found));
     headsKeys(site, this.canvas, this.data);
   }

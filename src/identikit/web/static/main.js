@@ -172,7 +172,7 @@ function makeViews(site, page) {
 function panelOf(site, view, place) {
   const heading = element("h2", { id: `title-${view.id}` }, view.title);
   const help = element("p", { class: "help" }, view.help);
-  const note = element("p", { class: "note", hidden: "" });
+  const note = element("p", { class: "note", hidden: true });
   const body = element("div", { class: "body" }, view.element);
   const section = element("section", { class: "panel", id: `panel-${view.id}`, "aria-labelledby": heading.id }, heading, help, note, body);
   place.append(section);

@@ -53,8 +53,8 @@ function form(facts, known = {}) {
   const text = element("textarea", { rows: "2", "aria-label": "Text", placeholder: "A text to explain", maxlength: String(facts.limits.characters) });
   const pair = element("textarea", { rows: "1", "aria-label": "Second text, optional", placeholder: "A second text, if it is a pair" });
   const model = element("select", { "aria-label": "Model" }, ...facts.models.map(({ name }) => element("option", {}, name)));
-  const said = element("p", { class: "note", role: "status", hidden: "" });
-  const bar = element("progress", { max: "1", "aria-label": "Progress", hidden: "" });
+  const said = element("p", { class: "note", role: "status", hidden: true });
+  const bar = element("progress", { max: "1", "aria-label": "Progress", hidden: true });
   [text.value, pair.value] = [known.text ?? facts.sample?.text ?? "", known.pair ?? facts.sample?.pair ?? ""];
   if (known.model) model.value = known.model;
   const tell = (words, kind = "") => {

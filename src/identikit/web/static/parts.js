@@ -1,9 +1,12 @@
 // Small parts of a page.
 
-/** An element with attributes and children; strings become text, never markup. */
-export function element(name, attributes = {}, ...children) {
+/** An element with properties or attributes, and children; strings become text, never markup. */
+export function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key in made) made[key] = value;
+    else made.setAttribute(key, value);
+  }
   made.append(...children);
   return made;
 }

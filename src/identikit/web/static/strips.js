@@ -1,8 +1,8 @@
 // The text twice: shaded by what the active token looks at, and by who looks at it.
 
-import { node, say } from "./figure.js";
+import { say } from "./figure.js";
 import { shadeOf } from "./lines.js";
-import { number } from "./parts.js";
+import { element, number } from "./parts.js";
 
 const STRIP_SHORT = 128; // tokens up to which a strip shows the whole text
 const STRIP_TOKENS = 64; // of a longer one, those of largest weight, in order
@@ -15,7 +15,7 @@ export function attentionStrips(site) {
     site,
   );
   return {
-    element: node("div", { className: "strips" }, to.element, by.element),
+    element: element("div", { className: "strips" }, to.element, by.element),
     update(state, { sheet, map, cursor, labels, colours, moved }) {
       const known = sheet.maps.includes(map);
       const key = cursor.key >= 0 ? cursor.key : cursor.query;
@@ -35,8 +35,8 @@ function stripKey(state) {
 }
 
 function stripOf(hover, pin, site) {
-  const title = node("h4", {}, node("b"), node("span"));
-  const text = node("p", { className: "strip" });
+  const title = element("h4", {}, element("b"), element("span"));
+  const text = element("p", { className: "strip" });
   let last = {};
   const spot = (event) => {
     const position = event.target.dataset?.position;
@@ -52,7 +52,7 @@ function stripOf(hover, pin, site) {
     if (at >= 0) site.store.set(pin(at, site.store.get()));
   });
   return {
-    element: node("section", {}, title, text),
+    element: element("section", {}, title, text),
     update(weights, words, about, { sheet, labels, shade }) {
       say(title.firstChild, about >= 0 ? labels[about] : "");
       say(title.lastChild, weights ? ` ${words}` : "");
@@ -90,12 +90,12 @@ function stripPlaces(weights, about) {
 function stripTokens(places, many, shown, tokens) {
   const made = [];
   places.forEach((at, order) => {
-    if (at !== (order ? places[order - 1] + 1 : 0)) made.push(node("i", { textContent: "…" }));
+    if (at !== (order ? places[order - 1] + 1 : 0)) made.push(element("i", { textContent: "…" }));
     const words = shown.byWord ? shown.labels[at].replace(/@\d+$/, "") : tokens[shown.groups[at][0]];
-    const one = node("span", { textContent: words });
+    const one = element("span", { textContent: words });
     one.dataset.position = shown.groups[at][0];
     made.push(one);
   });
-  if (places.length && places.at(-1) < many - 1) made.push(node("i", { textContent: "…" }));
+  if (places.length && places.at(-1) < many - 1) made.push(element("i", { textContent: "…" }));
   return made;
 }

@@ -14,7 +14,7 @@ const STEPS = [
 export function tour(site, main) {
   const words = element("p");
   const count = element("span", { class: "count" });
-  const box = element("div", { class: "tour", role: "dialog", "aria-label": "Tour", hidden: "" });
+  const box = element("div", { class: "tour", role: "dialog", "aria-label": "Tour", hidden: true });
   let step = 0;
   let back = null;
   const mark = (name) => {
