@@ -8,6 +8,7 @@ import pytest
 from identikit.web.jobs import Job, Limits, Service
 from identikit.web.worker import Answer, Failure, Source
 from tests.web.served import LONG, SHORT, Served, save_models, served
+from tests.web.soak_server import soak
 from tests.web.test_server import refused
 
 SLOW = {"model": "tiny-llama"}
@@ -137,3 +138,8 @@ def test_what_was_looked_at_is_kept_longest():
             service.find("a")
         service._ended(service.jobs[name], Answer(0, failure=Failure("input", "No.")))
     assert set(service.jobs) == {"a", "c"}
+
+
+@pytest.mark.slow
+def test_many_requests_at_once_leave_it_well():
+    assert "60 requests" in soak(60)
