@@ -10,7 +10,7 @@ from tests.test_architecture import FLOORS, SOURCE
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/reading.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/reading.md", "docs/explorer.md"])
 def test_python_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)

@@ -15,9 +15,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
 
-from identikit.errors import IdentikitError
+from identikit.errors import IdentikitError, InputError
 
 FAILED, INTERNAL, INTERRUPTED = 1, 70, 130
 _STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
@@ -36,6 +37,7 @@ def run(command: Callable[[], object]) -> None:
 
 def _status(command: Callable[[], object], signals: list[int]) -> int:
     try:
+        _check_folder()
         command()
         return 0
     except BaseException as error:
@@ -49,6 +51,14 @@ def _status(command: Callable[[], object], signals: list[int]) -> int:
         else:
             status = _told(error)
         return status
+
+
+def _check_folder() -> None:
+    """Refuse to start in a folder that was removed: torch's libraries would end the process with a line of theirs."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError("The working folder no longer exists. Change to another one, and run it again.") from None
 
 
 def _told(error: BaseException) -> int:

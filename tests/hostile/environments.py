@@ -1,5 +1,7 @@
 """Terminals, variables, limits, signals and missing packages that the command line meets, each in a real process."""
 
+import math
+import operator
 import signal
 import subprocess
 import sys
@@ -75,7 +77,8 @@ NEEDED = {  # packages that a command cannot do without; the others it must
 def cases() -> Iterator[Case]:
     """Yield the cases with environments."""
     for what, variables in VARIABLES.items():
-        yield Case(f"explain with {what}", "environments", _variables(variables), "right", slow=what not in QUICK)
+        expect = "refused" if what == "optimised Python" else "right"  # transformers cannot do without docstrings
+        yield Case(f"explain with {what}", "environments", _variables(variables), expect, slow=what not in QUICK)
     for what, ending in STREAMS.items():
         yield Case(what, "environments", ending, "right", slow=what not in ("a broken pipe", "a full standard output"))
     for package, commands in NEEDED.items():
@@ -124,9 +127,21 @@ def _variables(variables: dict[str, str | None]) -> Callable[[Path], None]:
             proved("isreal" in "".join(told.stdout.split()), "the verdict is not there")
             return
         found = _numbers(checked(process(*_words(EXPLAIN), "--json", env=variables)))
-        proved(found == undisturbed(*EXPLAIN), "the numbers differ from those of a plain process")
+        same = _near if "OMP_NUM_THREADS" in variables else operator.eq  # the last digits depend on the threads
+        proved(same(found, undisturbed(*EXPLAIN)), "the numbers differ from those of a plain process")
 
     return run
+
+
+def _near(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal but for rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_near(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_near, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5)
+    return one == other
 
 
 # Streams and signals
@@ -177,7 +192,7 @@ def _stopped(number: signal.Signals) -> Callable[[Path], None]:
     """A signal in the middle of a run: one line, the shell's status for it, and a folder that resumes."""
 
     def run(place: Path) -> None:
-        many = [f"w{3 + i % 50} w{4 + i % 47} w{5 + i % 41}" for i in range(4000)]
+        many = [f"w{3 + i % 50} w{4 + i % 47} w{5 + i % 41}" for i in range(600)]
         words = ["attention", "--model", saved("bert"), "--data", texts_file(place, many), "--out", place / "out"]
         call = [sys.executable, "-m", "identikit", *map(str, words)]
         child = subprocess.Popen(call, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -194,7 +209,7 @@ def _stopped(number: signal.Signals) -> Callable[[Path], None]:
             child.returncode == 128 + number, f"status {child.returncode}, not {128 + number}: {err.decode()[-200:]}"
         )
         proved(not out and err.count(b"\n") == 1 and b"Traceback" not in err, f"it says {err.decode()[-300:]!r}")
-        left = [path.name for path in (place / "out").iterdir() if path.name.endswith(".partial")]
+        left = [path.name for path in (place / "out").glob("*.partial")]  # a run that kept nothing leaves no folder
         proved(not left, f"half-written files are left: {left}")
         command(*words)
         command(*words[:-1], place / "alone")

@@ -33,6 +33,7 @@ class Count:
     shift: float = 0.0
     what = "characters"
     names = frozenset(["tokens", "mean"])
+    measured = frozenset({"mean"})
     undefined = frozenset[str]()
 
     def rows(self, lengths: Sequence[int]) -> dict[str, int]:

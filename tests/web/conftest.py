@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from identikit.verdict.numbers import explain
+from identikit.web.payload import packed
 from identikit.web.report import save_report
 from tests.models import tiny
 
@@ -46,6 +47,12 @@ TEXT = " ".join(f"w{place % 23 + 3}" for place in range(30))
 def explanation() -> Any:
     """All three answers for a tiny model, with every row bounded."""
     return explain(tiny.loaded("bert"), TEXT, seconds=None)
+
+
+@pytest.fixture(scope="session")
+def content(explanation: Any) -> bytes:
+    """What its page is given."""
+    return packed(explanation)
 
 
 @pytest.fixture(scope="session")

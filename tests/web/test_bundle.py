@@ -45,6 +45,7 @@ def test_nothing_comes_from_elsewhere_and_text_is_never_markup():
             assert banned not in text, f"{name}: {banned}"
         addresses = set(re.findall(r"https?://[^\s\"'`]+", text)) - {"http://www.w3.org/2000/svg"}
         assert addresses == set(), name
+    assert style().count("{") == style().count("}")
     assert "url(" not in style()
     assert "@import" not in style()
 

@@ -61,6 +61,11 @@ class AttentionJob:
         return f"{'attention intervals' if self.only_intervals else 'effective attention'}, tokens"
 
     @property
+    def measured(self) -> frozenset[str]:
+        """All but counts and dimensions."""
+        return self.undefined | {"residual", "row_sums", "group_sums", "type_sums", "type_texts"}
+
+    @property
     def undefined(self) -> frozenset[str]:
         """Correlations of constant maps, and sizes of groups that a text does not have."""
         return frozenset({"pearson", "pearson_layer", "pearson_head", "value_size"})

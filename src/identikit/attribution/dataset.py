@@ -54,6 +54,7 @@ class AttributionJob:
         [*_PLAIN, "tokens", *(f"token {name}" for name in PerToken._fields), "own bins", "own counts"]
         + [f"{name} {kind}" for name in _OFFSETS for kind in ("sums", "pairs")]
     )
+    measured = frozenset({"token own"})
     undefined = frozenset[str]()
 
     def rows(self, lengths: Sequence[int]) -> dict[str, int]:

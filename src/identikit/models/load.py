@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,8 @@ def load(
     or "vision". Code from a hub runs only with `trust_remote_code`.
     """
     refuse_transforms()
+    if sys.flags.optimize > 1:
+        raise ModelError("Loading a model: transformers reads docstrings, which python -OO leaves out. Use at most -O.")
     trust_remote_code = flag("trust_remote_code", trust_remote_code)
     for name, given in (("tower", tower), ("revision", revision)):
         if given is not None and not (isinstance(given, str) and given.strip()):

@@ -53,6 +53,11 @@ class BlockJob(Job, Protocol):
         ...
 
     @property
+    def measured(self) -> frozenset[str]:
+        """The tensors of real numbers; all others hold whole ones, or yes and no."""
+        ...
+
+    @property
     def undefined(self) -> frozenset[str]:
         """The tensors in which some numbers may be undefined (NaN)."""
         ...
@@ -301,7 +306,7 @@ def flaw(job: BlockJob, block: Block, numbers: Numbers) -> str | None:
     for name, tensor in numbers.items():
         if name not in job.names and not name.startswith("tag "):
             return f"{name!r} is not expected"
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in _DTYPES or tensor.is_floating_point() != (name in job.measured):
             return f"{name!r} is stored as {tensor.dtype}"
         if tensor.is_floating_point() and name not in job.undefined and not tensor.isfinite().all():
             return f"some numbers of {name!r} are not finite"

@@ -297,6 +297,8 @@ def write_tables(
     if dictionary is not None:
         described = data_dictionary({name: dictionary[name] for name in tables})
         store.write(COLUMNS, json.dumps(described, indent=1, ensure_ascii=False).encode())
+    import pyarrow  # noqa: F401  (pandas would not say by itself that this is what is missing)
+
     for name, frame in tables.items():
         buffer = BytesIO()
         frame.to_parquet(buffer, index=False)

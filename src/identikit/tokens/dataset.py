@@ -115,6 +115,7 @@ class InversionJob:
     options: InversionOptions
     what = "inversion, tokens"
     names = frozenset(["recovered", "margin", *Found._fields])
+    measured = frozenset({"margin", "winner_distance", "runner_up_distance", "own_distance"})
     undefined = frozenset[str]()
     _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
 

@@ -29,7 +29,7 @@ from identikit.shapes import Bool, Float, Tensor
 from identikit.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.verdict.certainty import Sample
-from identikit.verdict.numbers import Explanation
+from identikit.verdict.numbers import NEAR, Explanation
 from identikit.verdict.words import sections
 from identikit.version import __version__
 
@@ -56,15 +56,15 @@ class _File:
     arrays: dict[str, Tensor] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
 
-    def bytes(self, largest: float = LARGEST) -> bytes:
+    def bytes(self) -> bytes:
         """Return the safetensors file, or refuse one that no browser would like."""
         whole = torch.contiguous_format
         arrays = {name: array.detach().cpu().clone(memory_format=whole) for name, array in self.arrays.items()}
         size = sum(array.nbytes for array in arrays.values())
-        if size > largest:
+        if size > LARGEST:
             raise InputError(
                 f"A page of this result would take {size / 2**20:,.0f} MiB, and browsers get slow above "
-                f"{largest / 2**20:,.0f}. Show fewer layers: effective_attention(model, text, layers=…).save_html(…)."
+                f"{LARGEST / 2**20:,.0f}. Show fewer layers: effective_attention(model, text, layers=…).save_html(…)."
             )
         return save(arrays, {"identikit": json.dumps(plain(self.about), ensure_ascii=False, allow_nan=False)})
 
@@ -132,7 +132,7 @@ def _explanation(file: _File, result: Explanation, progress: Progress) -> None:
         _identity(file, result.identity, progress)
     if isinstance(result.attribution, TokenAttribution):
         _attribution(file, result.attribution, progress)
-        file.about["attribution"]["near"] = result.about.get("near")
+        file.about["attribution"] |= {"near": result.about.get("near"), "near_within": NEAR}
 
 
 def _attention(file: _File, result: EffectiveAttention, progress: Progress) -> None:
@@ -341,8 +341,9 @@ def _bounded(file: _File, result: Explanation, progress: Progress) -> None:
     file.arrays["heads.certain_mass"] = mass.masked_fill((share > 0) & drawn.isnan(), torch.nan).float()
     chosen = _listed(result, sample)
     if chosen:
-        named = [places[row] for row in chosen]
-        first = next((place for place in _named_rows(result) if place in named), named[0])
+        listed = [places[row] for row in chosen]
+        named = [place for place in _named_rows(result) if place in listed] or listed
+        first = next((place for place in named if file.about["tokens"][place[2]].strip().isalpha()), named[0])
         file.about["first"] = dict(zip(("layer", "head", "query"), first, strict=True))
     if _is_live(attention):
         _vertices(file, attention, places, chosen, VERTICES, progress)
@@ -350,14 +351,15 @@ def _bounded(file: _File, result: Explanation, progress: Progress) -> None:
 
 
 def _listed(result: Explanation, sample: Sample) -> list[int]:
-    """Choose rows: those that the verdict names, then the widest of each head, then the widest; in order."""
+    """Choose rows: those that the verdict names, then the widest of each head, then the widest; ordered by place."""
     width = (sample.upper - sample.lower).amax(-1)
     where = {tuple(place): row for row, place in enumerate(sample.places.tolist())}
     wanted = [where[place] for place in _named_rows(result) if place in where]
     order = width.argsort(descending=True).tolist()
     heads = {tuple(sample.places[row, :2].tolist()): row for row in reversed(order)}
     ranked = dict.fromkeys([*wanted, *sorted(heads.values(), key=lambda row: -float(width[row])), *order])
-    return sorted([row for row in ranked if float(width[row]) > NARROW][:LISTED])
+    chosen = [row for row in ranked if float(width[row]) > NARROW][:LISTED]
+    return sorted(chosen, key=lambda row: sample.places[row].tolist())
 
 
 def _named_rows(result: Explanation) -> list[Place]:

@@ -3,9 +3,11 @@
 import { canvasPen } from "./pen.js";
 import { linesAt, linesHeight, paintLines, LINES_DRAWN } from "./lines.js";
 import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
+import { number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
-import { attentionControls } from "./attention_controls.js";
+import { attentionControls } from "./controls.js";
+import { figureCanvas, headName, node, pointOn, say, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -13,22 +15,20 @@ const ATTENTION_PATIENCE = 250; // milliseconds that a head stays chosen before 
 const ATTENTION_WIDTH = 960; // of an exported figure
 
 export function attentionView(site) {
-  const canvas = document.createElement("canvas");
-  canvas.className = "maps-canvas";
-  canvas.tabIndex = 0;
-  canvas.setAttribute("role", "img");
+  const canvas = figureCanvas();
   const book = sheetBook(site);
   const controls = attentionControls(site);
   const strips = attentionStrips(site);
-  const read = document.createElement("p");
-  read.className = "maps-read";
-  const notes = document.createElement("ul");
-  notes.className = "maps-notes";
-  const element = document.createElement("div");
-  element.className = "maps";
-  element.append(controls.element, canvas, read, strips.element, notes);
+  const read = node("p", { className: "maps-read" });
+  const notes = node("p", { className: "maps-notes" });
+  const element = node("div", { className: "maps" }, controls.element, canvas, read, strips.element, notes);
 
-  const picture = (state) => attentionPicture(site, book.sheet(state), state);
+  let last = null; // one frame asks for the same picture three times
+  const picture = (state) => {
+    const sheet = book.sheet(state);
+    if (last?.state !== state || last.sheet !== sheet || last.colours !== site.colours()) last = attentionPicture(site, sheet, state);
+    return last;
+  };
   const view = {
     id: "attention",
     title: "Attention",
@@ -49,8 +49,8 @@ export function attentionView(site) {
       view.paint(canvasPen(canvas, width, height), state);
       controls.update(state, drawn.sheet);
       strips.update(state, drawn);
-      attentionWords(read, [attentionRead(site, drawn)]);
-      attentionWords(notes, attentionNotes(site, state, drawn), "li");
+      say(read, attentionRead(site, drawn));
+      say(notes, attentionNotes(site, state, drawn).join(" "));
       canvas.setAttribute("aria-label", view.describe(state));
       book.work(state, () => view.update(site.store.get()));
     },
@@ -118,7 +118,6 @@ function sheetBook(site) {
 /** Everything that the painters draw, in drawn places: names, cursor, whose lines stand out, certainty, a moved row. */
 function attentionPicture(site, sheet, state) {
   const { shown } = sheet;
-  const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
   const place = (position) => (position >= 0 ? shown.place[position] ?? -1 : -1);
   const hovering = state.hoverQuery >= 0 || state.hoverKey >= 0;
   const cursor = {
@@ -131,7 +130,7 @@ function attentionPicture(site, sheet, state) {
   return {
     sheet, shown, cursor, moved, state,
     certain: attentionCertain(site, sheet, state),
-    name: `L${layers[state.layer]}H${heads[state.head]}`,
+    name: headName(site.view, state),
     map: MAPS.includes(state.map) ? state.map : "raw",
     labels: shown.labels,
     strong: onlyKey ? { query: -1, key: cursor.key } : { query: cursor.query, key: -1 },
@@ -178,10 +177,9 @@ function attentionFollow(site, state, before) {
 function attentionRead(site, { sheet, cursor, labels, moved, name }) {
   if (cursor.query < 0) return cursor.key < 0 ? "The active token is not drawn." : attentionLookers(sheet, cursor.key, labels);
   const query = labels[cursor.query];
-  const number = (weight) => (weight === null ? "not computed" : weight.toFixed(3));
   if (cursor.key >= 0) {
     if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${labels[cursor.key]} in ${name}.`;
-    const parts = MAPS.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
+    const parts = sheet.maps.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
     const change = moved?.at === cursor.query ? `; moved to ${number(moved.row[cursor.key])}` : "";
     return `${query} → ${labels[cursor.key]} in ${name}: ${parts.join(", ")}${change}.`;
   }
@@ -195,7 +193,7 @@ function attentionLookers(sheet, key, labels) {
 
 function strongestWords(weights, labels) {
   const places = Array.from(weights.keys()).filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
-  return places.slice(0, 3).map((at) => `${labels[at]} (${weights[at].toFixed(3)})`).join(", ") || "nothing that is drawn";
+  return places.slice(0, 3).map((at) => `${labels[at]} (${number(weights[at])})`).join(", ") || "nothing that is drawn";
 }
 
 /** What the reader must know to read the figure: the certificate, and everything that was left out or gathered. */
@@ -204,7 +202,7 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   const told = [];
   const residual = site.view.array("heads.residual")?.data[state.layer * about.attention.head_numbers.length + state.head];
   if (residual >= 0) {
-    told.push(`Effective attention reproduces this head's output to within ${residual.toExponential(0)} (relative).`);
+    told.push(`Effective attention reproduces this head's output to within ${tiny(residual)} (relative).`);
   }
   if (state.shape === "lines") told.push(`About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`);
   else told.push("Below each map: what each key receives on average. Left: the certain share of each row.");
@@ -220,14 +218,9 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   return told;
 }
 
-/** Put sentences into an element, one child each, only where they changed. */
-function attentionWords(into, sentences, tag = "span") {
-  if (into.dataset.words === sentences.join("\n")) return;
-  into.dataset.words = sentences.join("\n");
-  into.replaceChildren(...sentences.map((words) => Object.assign(document.createElement(tag), { textContent: words })));
-}
-
+/** Every number of the maps; kept for the next time. */
 function attentionTable(sheet) {
+  if (sheet.table) return sheet.table;
   sheet.work();
   const { labels } = sheet.shown;
   const rows = [];
@@ -237,7 +230,8 @@ function attentionTable(sheet) {
       if (!Number.isNaN(weights[0])) rows.push([labels[query], labels[key], ...weights]);
     }
   }
-  return { columns: ["query", "key", ...MAPS], rows };
+  sheet.table = { columns: ["query", "key", ...MAPS], rows };
+  return sheet.table;
 }
 
 function attentionPython(site, state, shown) {
@@ -257,10 +251,9 @@ function attentionPython(site, state, shown) {
 
 function attentionPointer(site, canvas, sheetNow) {
   const under = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const [x, y, sheet] = [event.clientX - box.left, event.clientY - box.top, sheetNow()];
-    const lines = site.store.get().shape === "lines";
-    const spot = lines ? linesAt(box.width, box.height, sheet.size, x, y) : matrixAt(matrixLayout(box.width), sheet.size, x, y);
+    const { width, height } = canvas.getBoundingClientRect();
+    const [at, sheet, lines] = [pointOn(canvas, event), sheetNow(), site.store.get().shape === "lines"];
+    const spot = lines ? linesAt(width, height, sheet.size, ...at) : matrixAt(matrixLayout(width), sheet.size, ...at);
     const position = (at) => (at >= 0 ? sheet.shown.groups[at][0] : -1);
     return spot && { query: position(spot.query), key: position(spot.key) };
   };

@@ -33,7 +33,7 @@ export function barScale(row, shown, names, width) {
   const step = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5].find((one) => (most - least) / one <= 6) ?? 1;
   [least, most] = [Math.floor(least / step + 1e-9) * step, Math.ceil(most / step - 1e-9) * step];
   const longest = shown.reduce((found, key) => Math.max(found, wordsWidth(names[key])), 0);
-  const left = Math.min(Math.max(longest + 16, 48), width * 0.28);
+  const left = Math.min(Math.max(longest + 24, 56), width * 0.34);
   const right = width - 58;
   const across = (right - left) / (most - least);
   return {
@@ -84,10 +84,10 @@ function barsOne(pen, row, key, top, look) {
   const middle = top + BAR_HEIGHT / 2;
   const weight = row.moved ? row.moved[key] : row.raw[key];
   if (key === active) pen.rect(0, top, pen.width, BAR_HEIGHT, colours.focus, { opacity: 0.12 });
-  const name = { size: 12, align: "right", widest: scale.left - 12, weight: key === active ? "bold" : "normal" };
-  pen.text(names[key], scale.left - 10, middle, key === active ? colours.focus : colours.ink, name);
+  const name = { size: 12, align: "right", widest: scale.left - 18, weight: key === active ? "bold" : "normal" };
+  pen.text(names[key], scale.left - 16, middle, key === active ? colours.focus : colours.ink, name);
   if (row.lower) barsInterval(pen, row, key, middle, look);
-  if (row.moved) pen.line(scale.x(row.raw[key]), middle - 8, scale.x(row.raw[key]), middle + 8, colours.soft, { dash: [2, 2] });
+  if (row.moved) pen.line(scale.x(row.raw[key]), middle - 8, scale.x(row.raw[key]), middle + 8, colours.soft, { width: 1.5 });
   pen.line(scale.x(weight), middle - 9, scale.x(weight), middle + 9, row.moved ? colours.plus : colours.ink, { width: 2.5 });
   if (row.effective) {
     pen.circle(scale.x(row.effective[key]), middle, 3.5, colours.minus, { stroke: colours.paper, line: 1.5 });
@@ -119,7 +119,7 @@ function barsLegend(pen, row, y, { colours, scale }) {
   const marks = [
     row.lower && ["certain", (x) => pen.rect(x, y - 4, 14, 8, colours.sure)],
     row.lower && ["could be", (x) => pen.rect(x, y - 4, 14, 8, css(mixed(colours.paper, colours.sure, 0.3)))],
-    ["raw", (x) => pen.line(x + 7, y - 7, x + 7, y + 7, row.moved ? colours.soft : colours.ink, row.moved ? { dash: [2, 2] } : { width: 2.5 })],
+    ["raw", (x) => pen.line(x + 7, y - 7, x + 7, y + 7, row.moved ? colours.soft : colours.ink, { width: row.moved ? 1.5 : 2.5 })],
     row.moved && ["moved", (x) => pen.line(x + 7, y - 7, x + 7, y + 7, colours.plus, { width: 2.5 })],
     row.effective && ["effective", (x) => pen.circle(x + 7, y, 3.5, colours.minus)],
   ].filter(Boolean);

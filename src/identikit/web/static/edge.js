@@ -1,6 +1,7 @@
 // Edge: how far each weight of one row could go while the head's output stays the same, and a hand on it.
 import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, node, pointOn, quoted, say, slider, tiny } from "./figure.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, pointOn, quoted, say, slider } from "./figure.js";
+import { button, element, number } from "./parts.js";
 
 const EDGE_MOST = 24; // bars that are shown at first
 const EDGE_NARROW = 1e-6; // an interval that is narrower does not move
@@ -28,30 +29,26 @@ class EdgeView {
   build() {
     const { store } = this.site;
     this.canvas = figureCanvas();
-    this.says = node("p", { className: "edge-says" });
+    this.says = element("p", { class: "figure-says" });
     this.sort = choice("Sort by", [["weight", "by weight"], ["width", "by width"], ["text", "in the text"]], (sort) => store.set({ sort }));
     const most = this.site.rows.epsilons.length - 1;
     this.epsilon = slider("ε", { least: 0, most, step: 1 }, (epsilon) => store.set({ epsilon, moved: null }));
-    this.more = node("button", { type: "button", className: "edge-more" });
-    this.more.addEventListener("click", () => ((this.all = !this.all), store.set({})));
-    this.readout = node("p", { className: "edge-readout" });
-    const button = (words, act) => {
-      const made = node("button", { type: "button", textContent: words });
-      made.addEventListener("click", act);
-      return made;
-    };
-    this.ends = { lower: button("Lower end", () => this.pull("lower", 1)), upper: button("Upper end", () => this.pull("upper", 1)) };
-    this.share = slider("moved", { least: 0, most: 100, step: 1 }, (percent) => this.pull(store.get().moved?.end, percent / 100));
+    this.more = button("", "", () => ((this.all = !this.all), store.set({})));
+    this.more.classList.add("edge-more");
+    this.readout = element("p", { class: "figure-readout" });
+    this.ends = { lower: button("Lower end", "", () => this.pull("lower", 1)), upper: button("Upper end", "", () => this.pull("upper", 1)) };
+    this.share = slider("Between the ends", { least: -100, most: 100, step: 1 }, (percent) => this.slide(percent / 100));
     this.share.input.addEventListener("change", () => this.measure());
-    this.reset = button("Reset", () => this.letGo());
-    this.pulls = node("div", { className: "edge-pulls" }, this.ends.lower, this.ends.upper, this.share.element, this.reset);
-    this.change = node("p", { className: "edge-change", role: "status" });
-    this.note = node("p", { className: "edge-note" });
-    this.listed = node("div", { className: "edge-listed" });
-    this.element = node(
-      "div", { className: "edge" }, this.says,
-      node("div", { className: "figure-controls" }, this.sort.element, this.epsilon.element),
-      node("div", { className: "figure-holder" }, this.canvas), this.more, this.readout, this.pulls, this.change, this.note, this.listed,
+    this.reset = button("Reset", "Back to raw attention (Escape)", () => this.letGo());
+    const pulls = element("div", { class: "edge-pulls" }, this.ends.lower, this.share.input, this.ends.upper, this.reset);
+    this.change = element("p", { class: "edge-change" });
+    this.note = element("p", { class: "figure-note" });
+    this.listed = element("div", { class: "edge-listed" });
+    this.element = element(
+      "div", { class: "edge" }, this.says, this.note, this.listed,
+      element("div", { class: "figure-controls" }, this.sort.element, this.epsilon.element),
+      element("div", { class: "edge-hand" }, pulls, element("div", { class: "edge-words" }, this.readout, this.change)),
+      element("div", { class: "figure-holder" }, this.canvas), this.more,
     );
   }
 
@@ -69,7 +66,7 @@ class EdgeView {
     const raw = head.row("raw", query) ?? found?.raw ?? null;
     const keys = raw ? names.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
     // A row that was never bounded and is certain all the same has only one attention: its own.
-    const fixed = !found && !Number.isNaN(rows.certain(state.layer, state.head, query));
+    const fixed = !found && !state.epsilon && !Number.isNaN(rows.certain(state.layer, state.head, query));
     const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
     const widest = lower ? keys.reduce((most, key) => Math.max(most, upper[key] - lower[key]), 0) : NaN;
     const moved = state.moved?.query === query ? state.moved.row : null;
@@ -86,10 +83,10 @@ class EdgeView {
     };
   }
 
-  size(state) {
+  size() {
     const most = this.all ? Infinity : EDGE_MOST; // of the text, not of the row: the page must not jump while hovering
     const count = Math.min(most, this.site.names.length);
-    return [figureWidth(this.canvas), barsHeight(this.all ? this.row(state).keys.length : count)];
+    return [figureWidth(this.canvas), barsHeight(count)];
   }
 
   paint(pen, state) {
@@ -107,11 +104,12 @@ class EdgeView {
     this.sort.press(state.sort);
     const what = state.sort === "width" && row.lower ? "wide" : "each";
     const more = hidden ? `${hidden} more, at most ${largest.toFixed(3)} ${what}: show all` : "";
-    say(this.more, this.all && row.keys.length > EDGE_MOST ? `Show only the ${EDGE_MOST} largest` : more);
-    say(this.readout, this.numbers(state, row));
+    this.more.textContent = this.all && row.keys.length > EDGE_MOST ? `Show only the ${EDGE_MOST} largest` : more;
+    this.more.classList.toggle("nothing", !this.more.textContent); // its place is kept: the page must not jump
+    say(this.readout, row.moved && activeKey(state) === state.moved.key ? "" : this.numbers(state, row));
     this.showEpsilon(state);
     this.showPulls(state, row);
-    this.showListed(state, row);
+    this.showListed(state, this.row({ ...state, hoverQuery: -1 }));
   }
 
   sentence(state, row) {
@@ -151,33 +149,34 @@ class EdgeView {
   }
 
   showPulls(state, row) {
-    const key = activeKey(state);
     const { moved } = state;
-    for (const [end, button] of Object.entries(this.ends)) {
-      button.disabled = !(row.movable && row.keys.includes(state.key) && canPull(row, state.key, end));
-      button.title = state.key < 0 ? "Choose a bar first." : `Move ${quoted(this.site.names[key])} there.`;
+    const open = (end) => row.movable && row.keys.includes(state.key) && canPull(row, state.key, end);
+    for (const [end, made] of Object.entries(this.ends)) {
+      made.disabled = !open(end);
+      made.title = made.disabled ? "Choose a bar with handles first." : `Move ${quoted(this.site.names[state.key])} there.`;
     }
-    this.pulls.hidden = !row.movable;
-    this.share.element.hidden = this.reset.hidden = !row.moved;
-    say(this.change, row.moved ? this.changeWords(row, moved) : "");
-    if (!row.moved) return;
-    this.share.input.value = Math.round(100 * moved.share);
-    say(this.share.words, `${Math.round(100 * moved.share)}% of the way to the ${moved.end} end`);
+    this.share.input.disabled = !open("lower") && !open("upper");
+    this.share.input.value = row.moved ? Math.round(100 * moved.share * (moved.end === "lower" ? -1 : 1)) : 0;
+    this.reset.disabled = !row.moved;
+    const how = "Drag a handle, or choose a bar with the arrow keys and press l or u for its lower or upper end.";
+    say(this.change, row.moved ? this.changeWords(row, moved) : row.movable ? how : "");
+    this.change.classList.toggle("moved", Boolean(row.moved));
   }
 
   changeWords(row, moved) {
     const change = row.head.outputChange(row.query, moved.row);
     const name = quoted(this.site.names[moved.key]);
-    const from = `${name} moved from ${row.raw[moved.key].toFixed(3)} to ${moved.row[moved.key].toFixed(3)}.`;
+    const way = moved.share < 0.995 ? `, ${Math.round(100 * moved.share)}% of the way to its ${moved.end} end` : `, its ${moved.end} end`;
+    const from = `${name} moved from ${row.raw[moved.key].toFixed(3)} to ${moved.row[moved.key].toFixed(3)}${way}.`;
     const told =
       change === null
         ? "This file holds no values, so that the change of the output cannot be measured here."
-        : `The head's output moved by ${tiny(change)} of its length${change < EDGE_ROUNDING ? ": rounding" : ""}.`;
+        : `The head's output moved by ${number(change)} of its length${change < EDGE_ROUNDING ? ": rounding" : ""}.`;
     const same = this.inModel?.key === moved.key && this.inModel.end === moved.end && this.inModel.query === moved.query;
     if (!same) return `${from} ${told}`;
     const { hidden, logits } = this.inModel.change;
-    const more = logits === null ? "" : ` and the logits by ${tiny(logits)}`;
-    return `${from} ${told} In the model, the row at that end changes the final hidden states by ${tiny(hidden)}${more}, relative to the largest entry.`;
+    const more = logits === null ? "" : ` and the logits by ${number(logits)}`;
+    return `${from} ${told} In the model, the row at that end changes the final hidden states by ${number(hidden)}${more}, relative to the largest entry.`;
   }
 
   /** Say why a bar cannot be dragged, and offer rows that can. */
@@ -199,18 +198,15 @@ class EdgeView {
     const now = listed.map((query) => names[query]).join("\n");
     if (this.listedNow === now) return;
     this.listedNow = now;
-    this.listed.replaceChildren(...listed.map((query) => {
-      const button = node("button", { type: "button", textContent: names[query] });
-      button.addEventListener("click", () => this.site.store.set({ query, hoverQuery: -1 }));
-      return button;
-    }));
-    if (listed.length) this.listed.append(node("span", { textContent: "identikit serve computes any row." }));
+    const open = (query) => () => this.site.store.set({ query, hoverQuery: -1 });
+    this.listed.replaceChildren(...listed.map((query) => button(names[query], "Open this row", open(query))));
+    if (listed.length) this.listed.append(element("span", {}, "identikit serve computes any row."));
   }
 
   /** Ask a server for the pinned row, once. */
   fetch(state, row) {
     const { source, store, task } = this.site;
-    const known = row.found && (state.epsilon ? row.lower : row.found.movable || row.widest < EDGE_NARROW);
+    const known = state.epsilon ? row.lower : row.found?.movable || row.widest < EDGE_NARROW;
     const name = [state.layer, state.head, state.query, state.epsilon].join();
     if (!source.live || known || row.query !== state.query || this.asked === name) return;
     this.asked = name;
@@ -224,9 +220,10 @@ class EdgeView {
     if (!end || !row.movable || !row.keys.includes(state.key) || !canPull(row, state.key, end)) return;
     const vertex = row.found.vertex(state.key, end);
     if (!vertex) return;
-    const weights = row.raw.map((weight, key) => weight + share * (vertex[key] - weight));
-    this.site.store.set({ moved: { row: weights, query: state.query, key: state.key, end, share } });
-    if (share === 1 && !this.grabbed) this.measure();
+    const inside = Math.min(1, Math.max(0, share));
+    const weights = row.raw.map((weight, key) => weight + inside * (vertex[key] - weight));
+    this.site.store.set({ moved: { row: weights, query: state.query, key: state.key, end, share: inside } });
+    if (inside === 1 && !this.grabbed) this.measure();
   }
 
   /** Let a server put the row into the model. */
@@ -240,6 +237,12 @@ class EdgeView {
       store.set({});
     });
     task(this.id, found, "Putting the row into the model…");
+  }
+
+  /** Move the row to a place between the two ends, raw attention being in the middle. */
+  slide(place) {
+    if (Math.abs(place) < 0.005) this.letGo();
+    else this.pull(place < 0 ? "lower" : "upper", Math.abs(place));
   }
 
   letGo() {
@@ -287,7 +290,7 @@ class EdgeView {
   follow(row, scale, x) {
     const { key, end } = this.grabbed;
     const share = (scale.weight(x) - row.raw[key]) / (row[end][key] - row.raw[key]);
-    this.pull(end, Math.min(1, Math.max(0, share)));
+    this.pull(end, share);
   }
 
   press(event) {
@@ -298,19 +301,10 @@ class EdgeView {
     const to = { ArrowDown: at + 1, ArrowUp: Math.max(0, at - 1), Home: 0, End: shown.length - 1 }[event.key];
     if (to !== undefined) store.set({ key: shown[Math.min(to, shown.length - 1)], moved: null });
     else if (event.key === "l" || event.key === "u") this.pull(event.key === "l" ? "lower" : "upper", 1);
-    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.nudge(event.key === "ArrowLeft" ? "lower" : "upper");
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.slide(Number(this.share.input.value) / 100 + (event.key === "ArrowLeft" ? -0.1 : 0.1));
     else if (event.key === "Escape") this.letGo();
     else return;
     event.preventDefault();
-  }
-
-  /** Move the pinned bar by a tenth towards an end. */
-  nudge(toward) {
-    const { moved } = this.site.store.get();
-    if (!moved) return this.pull(toward, 0.1);
-    const share = moved.share + (moved.end === toward ? 0.1 : -0.1);
-    if (share < 0.05) return this.letGo();
-    return this.pull(moved.end, Math.min(1, share));
   }
 
   table(state) {
@@ -332,7 +326,8 @@ class EdgeView {
     const epsilon = this.site.rows.epsilons[state.epsilon];
     const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""})`, "print(row.to_frame())"];
     if (state.moved?.query === query) {
-      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${state.moved.key})`, "print(other)  # and what it does to the output");
+      const { key, end } = state.moved;
+      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${key}, end="${end}")`, "print(other)");
     }
     return lines.join("\n");
   }

@@ -1,4 +1,6 @@
 // What the figures share: elements made without markup, a canvas that fits its panel, and numbers in words.
+import { mixed } from "./colour.js";
+import { button, element } from "./parts.js";
 import { FONT, canvasPen } from "./pen.js";
 
 /** An element with properties (or attributes) and children; text stays text. */
@@ -13,34 +15,30 @@ export function node(tag, properties = {}, ...children) {
 }
 
 /** Change the words of an element only where they differ: writing the same again costs a layout. */
-export function say(element, words) {
-  if (element.textContent !== words) element.textContent = words;
-  if (element.hidden !== !words) element.hidden = !words;
+export function say(where, words) {
+  if (where.textContent !== words) where.textContent = words;
+  if (where.hidden !== !words) where.hidden = !words;
 }
 
 /** Buttons of which one is pressed: `options` are [value, words] pairs. */
 export function choice(label, options, chosen) {
-  const buttons = options.map(([value, words]) => {
-    const button = node("button", { type: "button", className: "choice-button", textContent: words });
-    button.addEventListener("click", () => chosen(value));
-    return [value, button];
-  });
-  const element = node("div", { className: "choice", role: "group", "aria-label": label }, ...buttons.map(([, button]) => button));
-  const press = (now) => buttons.forEach(([value, button]) => button.setAttribute("aria-pressed", String(value === now)));
-  return { element, press };
+  const buttons = options.map(([value, words]) => [value, button(words, "", () => chosen(value))]);
+  const group = element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons.map(([, made]) => made));
+  const press = (now) => buttons.forEach(([value, made]) => made.setAttribute("aria-pressed", String(value === now)));
+  return { element: group, press };
 }
 
 /** A slider with its label and words beside it. */
 export function slider(label, { least, most, step }, moved) {
-  const input = node("input", { type: "range", min: least, max: most, step, "aria-label": label });
-  const words = node("span", { className: "slider-words" });
+  const input = element("input", { type: "range", min: least, max: most, step, "aria-label": label });
+  const words = element("span", { class: "slider-words" });
   input.addEventListener("input", () => moved(Number(input.value)));
-  return { element: node("label", { className: "slider" }, node("span", { textContent: label }), input, words), input, words };
+  return { element: element("label", { class: "slider" }, element("span", {}, label), input, words), input, words };
 }
 
 /** A canvas for a view's figure; it can be focused and tells its numbers in its label. */
 export function figureCanvas() {
-  return node("canvas", { className: "figure", tabIndex: 0, role: "img" });
+  return element("canvas", { class: "figure", tabindex: "0", role: "img" });
 }
 
 /** How wide a figure may be: as wide as what holds it, or a page's column where nothing does. */
@@ -80,6 +78,16 @@ export function wordsWidth(words, size = 12) {
 }
 
 let figureRuler = null;
+
+/** The theme's ink or paper, whichever is read more easily on a colour (three numbers). */
+export function inkOn(fill, colours) {
+  const light = (rgb) => rgb.reduce((sum, part, at) => sum + [0.2126, 0.7152, 0.0722][at] * (part / 255) ** 2.2, 0.05);
+  const contrast = (colour) => {
+    const [one, other] = [light(fill), light(mixed(colour, colour, 0))];
+    return Math.max(one, other) / Math.min(one, other);
+  };
+  return contrast(colours.ink) >= contrast(colours.paper) ? colours.ink : colours.paper;
+}
 
 /** A small number in one digit, as 3e-8; 0 is 0. */
 export const tiny = (value) => (value === 0 ? "0" : value >= 0.01 ? value.toFixed(2) : value.toExponential(0));

@@ -1,8 +1,9 @@
 // All heads at once: a scatter of two readings, or a grid of layers and heads coloured by one of them.
 
 import { css, mixed } from "./colour.js";
+import { pickList } from "./controls.js";
+import { choice, figureCanvas, node, pointOn, say } from "./figure.js";
 import { canvasPen } from "./pen.js";
-import { choiceButtons, element, pickList } from "./attention_controls.js";
 import { paintScatter, scatterPoints } from "./scatter.js";
 
 /** What heads can be found by: a name, what it means, and how to get it in Python. */
@@ -17,17 +18,16 @@ const HEADS_WIDTH = 640; // of an exported figure
 
 export function headsView(site) {
   const { about } = site.view;
-  const canvas = element("canvas", { className: "heads-canvas", tabIndex: 0 });
-  canvas.setAttribute("role", "img");
+  const canvas = figureCanvas();
   const set = (name) => (value) => site.store.set({ [name]: value });
-  const shape = choiceButtons("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
-  const choices = Object.entries(READINGS).map(([name, [words]]) => [name, words]);
-  const [across, up] = [pickList("across", choices, set("x")), pickList("up", choices, set("y"))];
-  const meaning = element("p", { className: "heads-meaning" });
-  const whole = element("div", { className: "heads" },
-    element("div", { className: "maps-controls" }, shape.element, across.element, up.element), canvas, meaning);
-  let hovered = null; // the head under the mouse, which only this view shows
+  const shape = choice("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
   const data = about.attention && headsData(site);
+  const choices = (data?.known ?? []).map((name) => [name, READINGS[name][0]]);
+  const [across, up] = [pickList("across", choices, set("x")), pickList("up", choices, set("y"))];
+  const [said, meaning] = [node("p", { className: "maps-read" }), node("p", { className: "heads-meaning" })];
+  const whole = node("div", { className: "heads" },
+    node("div", { className: "maps-controls" }, shape.element, across.element, up.element), canvas, said, meaning);
+  let hovered = null; // the head under the mouse, which only this view shows
 
   const view = {
     id: "heads",
@@ -44,13 +44,14 @@ export function headsView(site) {
       const height = headsHeight(width, state, data);
       canvas.style.height = `${height}px`;
       headsPaint(canvasPen(canvas, width, height), site, data, state, hovered);
-      const { x, y } = headsAxes(state);
-      shape.update(state.heads === "grid" ? "grid" : "scatter");
+      const { x, y } = headsAxes(data, state);
+      shape.press(state.heads === "grid" ? "grid" : "scatter");
       across.update(x);
       up.update(y);
       across.element.hidden = state.heads === "grid";
       up.element.firstChild.textContent = state.heads === "grid" ? "coloured by" : "up";
-      meaning.textContent = headsMeaning(data, state);
+      say(said, headsSaid(data, hovered ?? state));
+      say(meaning, headsMeaning(data, state));
       canvas.setAttribute("aria-label", view.describe(state));
     },
     paint: (pen, state) => headsPaint(pen, site, data, state, null),
@@ -68,9 +69,10 @@ export function headsView(site) {
   return view;
 }
 
-/** The chosen axes; what an address says wrongly is as usual. */
-export function headsAxes(state) {
-  return { x: state.x in READINGS ? state.x : "null_dim", y: state.y in READINGS ? state.y : "certain_mass" };
+/** The chosen axes; for a reading that this file lacks, or a wrong address, one that it has. */
+function headsAxes(data, state) {
+  const known = (wanted, ...others) => [wanted, ...others].find((name) => data.known.includes(name)) ?? "layer";
+  return { x: known(state.x, "sink_mass", "pearson"), y: known(state.y, "certain_mass", "pearson") };
 }
 
 /** Every reading of every head, with names. */
@@ -84,7 +86,8 @@ function headsData(site) {
   const words = (name) => READINGS[name][1].replace("{sinks}", group === "first token" ? "the first token" : "special tokens");
   const code = (name) => READINGS[name][2].replace("{places}", `[${sinks.join(", ")}]`);
   const name = (layer, head) => `L${layers[layer]}H${heads[head]}`;
-  return { layers, heads, many, values, words, code, name, number: headsNumber };
+  const known = Object.keys(READINGS).filter((one) => values[one].some(Number.isFinite));
+  return { layers, heads, many, values, known, words, code, name, number: headsNumber };
 }
 
 /** A reading as it is shown. */
@@ -96,12 +99,12 @@ function headsNumber(name, value) {
 
 function headsHeight(width, state, data) {
   if (state.heads !== "grid") return Math.round(Math.min(380, Math.max(260, width * 0.82)));
-  return 40 + data.layers.length * headsCell(width, data).height;
+  return 22 + data.layers.length * headsCell(width, data).height;
 }
 
 function headsPaint(pen, site, data, state, hovered) {
   if (state.heads === "grid") headsGrid(pen, data, state, hovered, site.colours());
-  else paintScatter(pen, data, { ...headsAxes(state), chosen: state, hovered, titles: READINGS }, site.colours());
+  else paintScatter(pen, data, { ...headsAxes(data, state), chosen: state, hovered, titles: READINGS }, site.colours());
 }
 
 function headsCell(width, { heads, layers }) {
@@ -117,7 +120,7 @@ function headsRange(values, name) {
 }
 
 function headsGrid(pen, data, state, hovered, colours) {
-  const { y: name } = headsAxes(state);
+  const { y: name } = headsAxes(data, state);
   const values = data.values[name];
   const [least, most] = headsRange(values, name);
   const cell = headsCell(pen.width, data);
@@ -143,10 +146,6 @@ function headsGrid(pen, data, state, hovered, colours) {
   for (const [one, line] of [[state, 2], [hovered, 1.25]]) {
     if (one) pen.rect(32 + one.head * cell.width, 18 + one.layer * cell.height, cell.width, cell.height, null, { stroke: colours.focus, line });
   }
-  const bottom = 18 + data.layers.length * cell.height + 12;
-  const said = hovered ?? state;
-  pen.text(`${data.name(said.layer, said.head)}: ${READINGS[name][0]} ${data.number(name, values[said.layer * data.heads.length + said.head])}`,
-    32, bottom, colours.focus, { size: 12, weight: "600" });
 }
 
 /** The head under a point of the canvas. */
@@ -157,7 +156,7 @@ function headsAt(data, state, width, height, x, y) {
     return data.heads[head] === undefined || data.layers[layer] === undefined ? null : { layer, head };
   }
   let best = null;
-  for (const point of scatterPoints(data, { ...headsAxes(state), width, height })) {
+  for (const point of scatterPoints(data, { ...headsAxes(data, state), width, height })) {
     const far = Math.hypot(point.x - x, point.y - y);
     if (far < (best?.far ?? 14)) best = { layer: point.layer, head: point.head, far };
   }
@@ -166,8 +165,8 @@ function headsAt(data, state, width, height, x, y) {
 
 function headsPointer(site, canvas, data, hover) {
   const under = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return headsAt(data, site.store.get(), box.width, box.height, event.clientX - box.left, event.clientY - box.top);
+    const { width, height } = canvas.getBoundingClientRect();
+    return headsAt(data, site.store.get(), width, height, ...pointOn(canvas, event));
   };
   canvas.addEventListener("pointermove", (event) => {
     const found = under(event);
@@ -203,9 +202,10 @@ function headsKeys(site, canvas, data) {
 }
 
 function headsMeaning(data, state) {
-  const { x, y } = headsAxes(state);
+  const { x, y } = headsAxes(data, state);
   const said = (name) => `${READINGS[name][0][0].toUpperCase()}${READINGS[name][0].slice(1)}: ${data.words(name)}`;
-  return (state.heads === "grid" || x === y ? [y] : [x, y]).map(said).join(" ");
+  if (state.heads === "grid") return said(y);
+  return [...new Set([x, y])].map(said).concat("Marks that would coincide stand side by side.").join(" ");
 }
 
 function headsTable(data) {
@@ -217,13 +217,18 @@ function headsTable(data) {
 }
 
 function headsPython(data, state) {
-  const { x, y } = headsAxes(state);
+  const { x, y } = headsAxes(data, state);
   const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).map((name) => `${name} = ${data.code(name)}`);
   return ["attention = ik.effective_attention(model, text)", ...lines].join("\n");
 }
 
-function headsDescribe(data, { layer, head }) {
+function headsDescribe(data, state) {
+  return `${data.many} heads. Open: ${headsSaid(data, state)}`;
+}
+
+/** All readings of one head in words. */
+function headsSaid(data, { layer, head }) {
   const at = layer * data.heads.length + head;
-  const said = ["pearson", "null_dim", "certain_mass", "sink_mass"].map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`);
-  return `${data.many} heads. ${data.name(layer, head)} is open: ${said.join(", ")}.`;
+  const names = ["pearson", "null_dim", "certain_mass", "sink_mass"];
+  return `${data.name(layer, head)}: ${names.map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`).join(", ")}.`;
 }

@@ -36,29 +36,28 @@ export function paintLines(pen, { sheet, map, labels, strong, cursor, colours, m
     });
     return;
   }
-  const weightOf = (query, key) => (map === "raw" && moved?.at === query ? moved.row[key] : sheet.at(map, query, key));
-  const draw = (query, key, strength) => {
-    const weight = weightOf(query, key);
-    if (!weight) return;
+  const draw = (query, key, weight, strength) => {
     const share = Math.abs(weight) / (sheet.most || 1);
+    if (!(share > 0.002)) return;
     const style = { width: 0.4 + 5 * share * strength, opacity: Math.min(1, 0.04 + Math.sqrt(share)) * strength };
-    const stroke = weight < 0 ? colours.minus : colours.plus;
-    if (share > 0.002) pen.line(column.left, down(query), column.right, down(key), stroke, style);
+    pen.line(column.left, down(query), column.right, down(key), weight < 0 ? colours.minus : colours.plus, style);
   };
-  const chosen = strong.query >= 0 || strong.key >= 0;
+  const instead = map === "raw" ? moved : null;
+  const row = strong.query < 0 ? [] : instead?.at === strong.query ? instead.row : sheet.drawnRow(map, strong.query);
+  const lookers = strong.key < 0 ? [] : sheet.column(map, strong.key);
+  if (instead && instead.at < lookers.length) lookers[instead.at] = instead.row[strong.key];
+  const behind = strong.query >= 0 || strong.key >= 0 ? 0.14 : 0.8;
   for (const place of sheet.strongest(map, LINES_DRAWN)) {
-    draw(Math.floor(place / sheet.size), place % sheet.size, chosen ? 0.14 : 0.8);
+    draw(Math.floor(place / sheet.size), place % sheet.size, sheet.weights[map][place], behind);
   }
-  for (let at = 0; at < sheet.size; at += 1) {
-    if (strong.query >= 0) draw(strong.query, at, 1);
-    if (strong.key >= 0) draw(at, strong.key, 1);
-  }
+  row.forEach((weight, key) => draw(strong.query, key, weight, 1));
+  lookers.forEach((weight, query) => draw(query, strong.key, weight, 1));
   const shade = shadeOf(colours, sheet.most);
   const shared = { cell, down, labels, colours, width: column.names };
   linesNames(pen, { ...shared, x: column.names, align: "right", marked: cursor.query },
-    (at) => shade(strong.key >= 0 ? weightOf(at, strong.key) : NaN));
+    (at) => shade(lookers[at] ?? NaN));
   linesNames(pen, { ...shared, x: column.right + 8, align: "left", marked: cursor.key },
-    (at) => shade(strong.query >= 0 ? weightOf(strong.query, at) : NaN));
+    (at) => shade(row[at] ?? NaN));
 }
 
 /** The colour behind a name by its weight, and that of the letters on it, so that both can be read. */
@@ -79,10 +78,11 @@ function linesNames(pen, { x, align, cell, down, labels, colours, marked, width 
     if (fill) pen.rect(left, down(at) - cell / 2, width, Math.max(cell - 1, 0.8), fill);
   }
   for (const at of matrixTicks(labels.length, cell, marked)) {
-    const size = Math.max(9, Math.min(12, cell));
-    pen.text(labels[at], x, down(at), shade(at).ink, {
-      size, align, weight: at === marked ? "600" : "normal", widest: width - 6,
-    });
+    const { fill, ink } = shade(at);
+    const size = Math.max(10, Math.min(12, cell));
+    const tall = Math.max(cell - 1, size + 3);
+    const style = { stroke: colours.focus, line: 1.25 };
+    if (at === marked) pen.rect(left, down(at) - tall / 2, width, tall, fill ?? colours.paper, style);
+    pen.text(labels[at], x, down(at), ink, { size, align, weight: at === marked ? "600" : "normal", widest: width - 12 });
   }
-  if (marked >= 0) pen.rect(left, down(marked) - cell / 2, width, Math.max(cell - 1, 2), null, { stroke: colours.focus, line: 1.25 });
 }

@@ -1,6 +1,7 @@
 // Four maps of one head side by side on one scale, with one cursor, what keys receive, and how certain rows are.
 
 import { css, diverging } from "./colour.js";
+import { number } from "./parts.js";
 import { MAPS, tintedRow } from "./sheet.js";
 
 const MATRIX_HEADER = 22;
@@ -63,7 +64,7 @@ function matrixPanel(pen, layout, panel, { sheet, cursor, colours, moved, labels
   pen.text(changed ? "raw, moved" : map, x, y - 11, colours.ink, { size: 13, weight: "600" });
   if (cursor.query >= 0 && cursor.key >= 0) {
     const weight = changed && moved.at === cursor.query ? moved.row[cursor.key] : sheet.at(map, cursor.query, cursor.key);
-    const words = Number.isNaN(weight) ? "not seen" : weight.toFixed(3);
+    const words = Number.isNaN(weight) ? "not seen" : number(weight);
     pen.text(words, x + side, y - 11, colours.focus, { size: 13, weight: "600", align: "right" });
   }
   pen.cells(x, y, side, side, sheet.size, sheet.size, sheet.image(map, colours));
@@ -77,13 +78,18 @@ function matrixPanel(pen, layout, panel, { sheet, cursor, colours, moved, labels
   if (panel.last) matrixKeys(pen, layout, panel, labels, cursor, colours);
 }
 
-/** The cursor: a frame around the row and the column, or a line where cells are too small for one. */
+/** The cursor: a frame around the row and the column, or a thin line where cells are too small for one. */
 function matrixCross(pen, { side }, { x, y }, size, cursor, colours) {
   const cell = side / size;
+  const [across, down] = [x + (cursor.key + 0.5) * cell, y + (cursor.query + 0.5) * cell];
+  if (cell < 3) {
+    if (cursor.query >= 0) pen.line(x, down, x + side, down, colours.focus, { opacity: 0.7 });
+    if (cursor.key >= 0) pen.line(across, y, across, y + side, colours.focus, { opacity: 0.7 });
+    return;
+  }
   const style = { stroke: colours.focus, line: 1.25 };
-  const thick = Math.max(cell, 2);
-  if (cursor.query >= 0) pen.rect(x, y + (cursor.query + 0.5) * cell - thick / 2, side, thick, null, style);
-  if (cursor.key >= 0) pen.rect(x + (cursor.key + 0.5) * cell - thick / 2, y, thick, side, null, style);
+  if (cursor.query >= 0) pen.rect(x, down - cell / 2, side, cell, null, style);
+  if (cursor.key >= 0) pen.rect(across - cell / 2, y, cell, side, null, style);
 }
 
 /** What each key receives on average, as bars from a line; the same scale under all maps. */
@@ -108,7 +114,7 @@ function matrixKeys(pen, { side }, { x, y }, labels, cursor, colours) {
   for (const at of matrixTicks(labels.length, side / labels.length, cursor.key)) {
     const fill = at === cursor.key ? colours.focus : colours.soft;
     const style = { size: 10, align: "right", turn: -Math.PI / 2, weight: at === cursor.key ? "600" : "normal" };
-    pen.text(labels[at], x + (at + 0.5) * (side / labels.length), top, fill, { ...style, widest: MATRIX_LABELS - 8 });
+    pen.text(labels[at], x + (at + 0.5) * (side / labels.length), top, fill, { ...style, widest: MATRIX_LABELS - 12 });
   }
 }
 
@@ -122,7 +128,7 @@ function matrixRows(pen, layout, { x, y }, { labels, cursor, certain, colours })
   });
   for (const at of matrixTicks(labels.length, cell, cursor.query)) {
     const fill = at === cursor.query ? colours.focus : colours.soft;
-    const style = { size: 10, align: "right", weight: at === cursor.query ? "600" : "normal", widest: layout.names - 6 };
+    const style = { size: 10, align: "right", weight: at === cursor.query ? "600" : "normal", widest: layout.names - 14 };
     pen.text(labels[at], bar - 5, y + (at + 0.5) * cell, fill, style);
   }
 }
@@ -135,13 +141,17 @@ export function matrixTicks(size, cell, chosen) {
   return chosen < 0 ? found : [...found, chosen];
 }
 
-function matrixMissing(pen, { side }, { x, y, map }, { colours, missing }) {
+function matrixMissing(pen, layout, panel, { colours, missing, labels, cursor }) {
+  const { x, y, map } = panel;
+  const { side } = layout;
   pen.text(map, x, y - 11, colours.ink, { size: 13, weight: "600" });
   pen.rect(x, y, side, side, colours.wash, { stroke: colours.faint });
   const lines = wrappedWords(missing(map), side - 24, 11);
   lines.forEach((words, at) => {
-    pen.text(words, x + side / 2, y + side / 2 + (at - (lines.length - 1) / 2) * 16, colours.soft, { size: 11, align: "center" });
+    const down = y + side / 2 + (at - (lines.length - 1) / 2) * 16;
+    pen.text(words, x + side / 2, down, colours.soft, { size: 11, align: "center" });
   });
+  if (panel.last) matrixKeys(pen, layout, panel, labels, cursor, colours);
 }
 
 /** Words in lines of at most this width, by the guess that pens shorten words with. */

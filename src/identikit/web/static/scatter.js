@@ -2,7 +2,7 @@
 
 import { css, mixed } from "./colour.js";
 
-const SCATTER = { left: 50, right: 14, top: 14, bottom: 46, unknown: 16 };
+const SCATTER = { left: 50, right: 14, top: 14, bottom: 64, unknown: 16 };
 
 /** Round ticks over some values, about `count` of them, with all values inside. */
 export function roundTicks(values, count = 5) {
@@ -42,10 +42,12 @@ function scatterPlaced(data, options) {
   const taken = new Map();
   const step = 2 * radius;
   const cell = (x, y) => `${Math.round(x / step)},${Math.round(y / step)}`;
-  const free = (x, y) => {
+  const [right, bottom] = [options.width - radius - 3, options.height - SCATTER.bottom + radius];
+  const free = (x, y, apart) => {
+    if (x < SCATTER.left - radius || x > right || y < radius + 3 || y > bottom) return false;
     for (const dx of [-step, 0, step]) {
       for (const dy of [-step, 0, step]) {
-        for (const one of taken.get(cell(x + dx, y + dy)) ?? []) if (Math.hypot(one.x - x, one.y - y) < step * 0.9) return false;
+        for (const one of taken.get(cell(x + dx, y + dy)) ?? []) if (Math.hypot(one.x - x, one.y - y) < apart) return false;
       }
     }
     return true;
@@ -53,21 +55,31 @@ function scatterPlaced(data, options) {
   return Array.from({ length: data.many }, (_, at) => {
     const [value, other] = [data.values[options.x][at], data.values[options.y][at]];
     const [x, y] = [across.place(value), up.place(other)];
+    const [sure, otherSure] = [Number.isFinite(value), Number.isFinite(other)];
     let spot = { x, y };
-    for (let turn = 1; turn < 200 && !free(spot.x, spot.y); turn += 1) {
-      const far = radius * 0.8 * Math.sqrt(turn); // a spiral: the nearest free place around the true one
-      spot = { x: x + far * Math.cos(turn * 2.4), y: y + far * Math.sin(turn * 2.4) };
+    // The farther from the true place, the closer marks may stand: a crowd grows dense before it grows wide.
+    for (let turn = 1; turn < 400 && !free(spot.x, spot.y, step * Math.max(0.2, 0.9 - turn / 60)); turn += 1) {
+      spot = scatterBeside(x, y, radius, turn, [sure, otherSure]);
     }
     const point = {
       ...spot,
       layer: Math.floor(at / data.heads.length),
       head: at % data.heads.length,
-      known: Number.isFinite(value) && Number.isFinite(other),
+      known: sure && otherSure,
     };
     const home = cell(point.x, point.y);
     taken.set(home, [...(taken.get(home) ?? []), point]);
     return point;
   });
+}
+
+/** The next place to try: on a spiral around the true one, or along the edge where one of the readings is not known. */
+function scatterBeside(x, y, radius, turn, [acrossKnown, upKnown]) {
+  const along = (turn % 2 ? 1 : -1) * Math.ceil(turn / 2) * radius;
+  if (!upKnown) return { x: x + along, y };
+  if (!acrossKnown) return { x, y: y + along };
+  const far = radius * 0.5 * Math.sqrt(turn);
+  return { x: x + far * Math.cos(turn * 2.4), y: y + far * Math.sin(turn * 2.4) };
 }
 
 export function paintScatter(pen, data, { x, y, chosen, hovered, titles }, colours) {
@@ -77,15 +89,20 @@ export function paintScatter(pen, data, { x, y, chosen, hovered, titles }, colou
   const points = scatterPoints(data, options);
   const same = (one, other) => other && one.layer === other.layer && one.head === other.head;
   for (const point of points) {
-    const share = data.layers.length > 1 ? point.layer / (data.layers.length - 1) : 1;
-    const fill = css(mixed(colours.faint, colours.minus, 0.15 + 0.85 * share));
+    const fill = scatterShade(data, point.layer, colours);
     pen.circle(point.x, point.y, frame.radius, point.known ? fill : colours.paper, { stroke: point.known ? colours.paper : fill, line: point.known ? 0.8 : 1.5 });
   }
   const marked = [points.find((point) => same(point, chosen)), points.find((point) => same(point, hovered))];
   for (const point of marked) if (point) pen.circle(point.x, point.y, frame.radius + 3, null, { stroke: colours.focus, line: 2 });
-  const said = marked[1] ?? marked[0];
-  if (said) scatterLabel(pen, data, said, { x, y, titles }, colours);
+  if (marked[1]) scatterLabel(pen, data, marked[1], { x, y, titles }, colours);
+  else if (marked[0]) scatterName(pen, data, marked[0], frame.radius, colours);
   scatterLegend(pen, data, colours);
+}
+
+/** The shade of a layer: the later, the stronger. */
+function scatterShade({ layers }, layer, colours) {
+  const share = layers.length > 1 ? layer / (layers.length - 1) : 1;
+  return css(mixed(colours.faint, colours.minus, 0.15 + 0.85 * share));
 }
 
 function scatterAxes(pen, data, { across, up }, { x, y, titles }, colours) {
@@ -106,6 +123,15 @@ function scatterAxes(pen, data, { across, up }, { x, y, titles }, colours) {
   if (unknown(x)) pen.text("?", across.place(NaN), bottom + 12, colours.soft, { size: 11, align: "center" });
 }
 
+/** The name of the open head beside its mark. */
+function scatterName(pen, data, point, radius, colours) {
+  const words = data.name(point.layer, point.head);
+  const [width, side] = [words.length * 7.4 + 8, point.x + 60 > pen.width ? -1 : 1];
+  const x = point.x + side * (radius + 6);
+  pen.rect(side > 0 ? x : x - width, point.y - 9, width, 18, colours.paper, { opacity: 0.85 });
+  pen.text(words, x + side * 4, point.y, colours.focus, { size: 12, weight: "600", align: side > 0 ? "left" : "right" });
+}
+
 /** The name and the readings of a head beside its mark. */
 function scatterLabel(pen, data, point, { x, y, titles }, colours) {
   const at = point.layer * data.heads.length + point.head;
@@ -122,12 +148,11 @@ function scatterLabel(pen, data, point, { x, y, titles }, colours) {
 /** Which shade stands for which layer. */
 function scatterLegend(pen, data, colours) {
   if (data.layers.length < 2) return;
-  const [right, y] = [pen.width - SCATTER.right, pen.height - 12];
-  const step = 60 / data.layers.length;
-  pen.text(`layer ${data.layers[0]}`, right - 86, y, colours.soft, { size: 10, align: "right" });
+  const [middle, y] = [(SCATTER.left + pen.width - SCATTER.right) / 2, pen.height - 9];
+  const step = 80 / data.layers.length;
+  pen.text(`layer ${data.layers[0]}`, middle - 46, y, colours.soft, { size: 11, align: "right" });
   data.layers.forEach((_, layer) => {
-    const share = layer / (data.layers.length - 1);
-    pen.rect(right - 80 + layer * step, y - 4, step + 0.5, 8, css(mixed(colours.faint, colours.minus, 0.15 + 0.85 * share)));
+    pen.rect(middle - 40 + layer * step, y - 4, step + 0.5, 8, scatterShade(data, layer, colours));
   });
-  pen.text(String(data.layers.at(-1)), right - 14, y, colours.soft, { size: 10 });
+  pen.text(String(data.layers.at(-1)), middle + 46, y, colours.soft, { size: 11 });
 }

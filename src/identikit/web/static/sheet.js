@@ -113,11 +113,16 @@ export class MapSheet {
     return Uint8Array.from(groups, (keys) => (sees(keys) ? 1 : 0));
   }
 
+  /** A row with NaN for keys that the query does not see, also before it was filled. */
+  drawnRow(map, at, instead = null) {
+    if (!instead && at < this.done) return this.weights[map].subarray(at * this.size, (at + 1) * this.size);
+    const seen = this.seen(at);
+    return this.row(map, at, instead).map((weight, key) => (seen[key] ? weight : NaN));
+  }
+
   /** One weight; NaN where the query does not see the key, null where the map is not known. */
   at(map, query, key) {
-    if (!this.maps.includes(map)) return null;
-    if (query < this.done) return this.weights[map][query * this.size + key];
-    return this.seen(query)[key] ? this.row(map, query)[key] : NaN;
+    return this.maps.includes(map) ? this.drawnRow(map, query)[key] : null;
   }
 
   /** Who looks at a key: one number for each drawn query so far. */

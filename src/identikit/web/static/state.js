@@ -8,7 +8,7 @@ export const CHOICES = {
   key: -1, // the pinned key; -1: none
   tab: "tokens",
   heads: "scatter", // or grid
-  x: "null_dim",
+  x: "sink_mass",
   y: "certain_mass",
   shape: "matrix", // or lines
   map: "raw", // or effective, simplex, null: the map that lines and strips show
@@ -17,6 +17,7 @@ export const CHOICES = {
   sort: "weight", // or width, or text
   epsilon: 0, // place in the grid
   threshold: 0.03,
+  strip: "all", // or head: whose certainty shades the tokens of the verdict
   from: 0, // first token of the window of a long text
   theme: "", // light or dark; empty: as the system says
   embed: false,

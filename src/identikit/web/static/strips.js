@@ -1,9 +1,11 @@
 // The text twice: shaded by what the active token looks at, and by who looks at it.
 
-import { element } from "./attention_controls.js";
+import { node, say } from "./figure.js";
 import { shadeOf } from "./lines.js";
+import { number } from "./parts.js";
 
-const STRIP_TOKENS = 64; // of a longer text, the tokens of largest weight, in order
+const STRIP_SHORT = 128; // tokens up to which a strip shows the whole text
+const STRIP_TOKENS = 64; // of a longer one, those of largest weight, in order
 
 export function attentionStrips(site) {
   const to = stripOf((at) => ({ hoverKey: at }), (at) => ({ key: at }), site);
@@ -13,7 +15,7 @@ export function attentionStrips(site) {
     site,
   );
   return {
-    element: element("div", { className: "strips" }, to.element, by.element),
+    element: node("div", { className: "strips" }, to.element, by.element),
     update(state, { sheet, map, cursor, labels, colours, moved }) {
       const known = sheet.maps.includes(map);
       const key = cursor.key >= 0 ? cursor.key : cursor.query;
@@ -32,8 +34,8 @@ function stripKey(state) {
 }
 
 function stripOf(hover, pin, site) {
-  const title = element("h4");
-  const text = element("p", { className: "strip" });
+  const title = node("h4", {}, node("b"), node("span"));
+  const text = node("p", { className: "strip" });
   let last = {};
   const spot = (event) => {
     const position = event.target.dataset?.position;
@@ -49,33 +51,48 @@ function stripOf(hover, pin, site) {
     if (at >= 0) site.store.set(pin(at, site.store.get()));
   });
   return {
-    element: element("section", {}, title, text),
+    element: node("section", {}, title, text),
     update(weights, words, about, { sheet, labels, shade }) {
-      const same = last.sheet === sheet && last.about === about && last.words === words && last.done === sheet.done;
-      if (same && last.paper === shade(0).fill && last.weights?.every((weight, at) => Object.is(weight, weights?.[at]))) return;
-      last = { sheet, about, words, weights, done: sheet.done, paper: shade(0).fill };
-      title.replaceChildren(element("b", { textContent: about >= 0 ? labels[about] : "" }), ` ${weights ? words : ""}`);
-      text.replaceChildren(...stripTokens(weights ?? [], about, sheet.shown, site.view.about.tokens, shade));
+      say(title.firstChild, about >= 0 ? labels[about] : "");
+      say(title.lastChild, weights ? ` ${words}` : "");
+      const places = stripPlaces(weights ?? [], about);
+      const name = `${places} ${weights?.length}`;
+      if (last.shown !== sheet.shown || last.name !== name) { // else the same tokens stay where they are
+        text.replaceChildren(...stripTokens(places, weights?.length ?? 0, sheet.shown, site.view.about.tokens));
+        last = { shown: sheet.shown, name };
+      }
+      text.querySelectorAll("span").forEach((one, order) => stripShade(one, weights[places[order]], shade, places[order] === about));
     },
   };
 }
 
-/** Tokens with a colour behind them; runs of small weights in a long text become an ellipsis. */
-function stripTokens(weights, about, shown, tokens, shade) {
+function stripShade(one, weight, shade, active) {
+  const { fill, ink } = shade(weight);
+  const words = Number.isFinite(weight) ? number(weight) : "not seen";
+  if (one.title !== words) one.title = words;
+  one.style.background = fill ?? "transparent";
+  one.style.color = ink;
+  one.classList.toggle("active", active);
+}
+
+/** Which tokens a strip shows: all of a short text; of a longer one those of largest weight, in order. */
+function stripPlaces(weights, about) {
   const size = (at) => (at === about ? Infinity : Math.abs(weights[at]) || 0);
   const places = Array.from(weights.keys());
-  const kept = places.length <= STRIP_TOKENS ? places : places.sort((a, b) => size(b) - size(a)).slice(0, STRIP_TOKENS).sort((a, b) => a - b);
+  if (places.length <= STRIP_SHORT) return places;
+  return places.sort((a, b) => size(b) - size(a)).slice(0, STRIP_TOKENS).sort((a, b) => a - b);
+}
+
+/** Tokens to put a colour behind, with an ellipsis for those between that are not shown. */
+function stripTokens(places, many, shown, tokens) {
   const made = [];
-  kept.forEach((at, order) => {
-    if (at !== (order ? kept[order - 1] + 1 : 0)) made.push(element("i", { textContent: "…" }));
-    const { fill, ink } = shade(weights[at]);
-    const word = shown.byWord ? shown.labels[at].replace(/@\d+$/, "") : tokens[shown.groups[at][0]];
-    const one = element("span", { textContent: word, title: Number.isFinite(weights[at]) ? weights[at].toFixed(3) : "not seen" });
+  places.forEach((at, order) => {
+    if (at !== (order ? places[order - 1] + 1 : 0)) made.push(node("i", { textContent: "…" }));
+    const words = shown.byWord ? shown.labels[at].replace(/@\d+$/, "") : tokens[shown.groups[at][0]];
+    const one = node("span", { textContent: words });
     one.dataset.position = shown.groups[at][0];
-    Object.assign(one.style, { background: fill ?? "transparent", color: ink });
-    if (at === about) one.className = "active";
     made.push(one);
   });
-  if (kept.length && kept.at(-1) < weights.length - 1) made.push(element("i", { textContent: "…" }));
+  if (places.length && places.at(-1) < many - 1) made.push(node("i", { textContent: "…" }));
   return made;
 }

@@ -1,3 +1,222 @@
-export function verdictView() {
-  return { id: "verdict", title: "Verdict", help: "", element: document.createElement("div"), unavailable: () => "Not there yet.", update() {} };
+// Verdict: the answers in words, and the text itself, each token shaded by how certain its attention is.
+import { css, mixed } from "./colour.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { element } from "./parts.js";
+
+const STRIP_SIZE = 14; // of the letters
+const STRIP_LINE = 30;
+const STRIP_LEGEND = 30;
+const STRIP_DARKEST = 0.85; // how much of the colour a certain token has
+
+export function verdictView(site) {
+  return new VerdictView(site);
+}
+
+class VerdictView {
+  constructor(site) {
+    this.site = site;
+    this.id = "verdict";
+    this.title = "Verdict";
+    this.help = "The answers in words, and below them the text: the darker a token, the more of its attention is certain. Click one to follow it through all views.";
+    this.n = site.names.length;
+    this.means = null; // certainty over all heads, and over how many of its rows
+    this.laid = null;
+    this.canvas = figureCanvas();
+    this.readout = element("p", { class: "figure-readout" });
+    this.whose = choice("Whose certainty", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
+    this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
+    const { verdict } = site.view.about;
+    const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of explain(model, text) says it in words, too.")];
+    const words = element("div", { class: "verdict-words" }, ...said);
+    const text = element("div", {}, this.whose.element, this.holder, this.readout);
+    this.element = element("div", { class: "verdict" }, words, text);
+    this.listen();
+  }
+
+  unavailable() {
+    const { about } = this.site.view;
+    return about.tokens.length ? null : "There is no text to show.";
+  }
+
+  /** Whether anything is known of certainty. */
+  known() {
+    return this.site.view.has("certain");
+  }
+
+  /** How certain each token's attention is, and how many of its rows that is known of; NaN where of none. */
+  certainty(state) {
+    const { rows, view } = this.site;
+    if (state.strip === "head") {
+      const shares = this.site.names.map((_, query) => rows.certain(state.layer, state.head, query));
+      return shares.map((share) => ({ share, known: Number.isNaN(share) ? 0 : 1, of: 1 }));
+    }
+    if (this.means) return this.means;
+    const certain = view.array("certain");
+    const [layers, heads] = certain?.shape ?? [0, 0];
+    this.means = this.site.names.map((_, query) => {
+      let [sum, known] = [0, 0];
+      for (let row = 0; row < layers * heads; row += 1) {
+        const share = certain.data[row * this.n + query];
+        if (!Number.isNaN(share)) [sum, known] = [sum + share, known + 1];
+      }
+      return { share: known ? sum / known : NaN, known, of: layers * heads };
+    });
+    return this.means;
+  }
+
+  /** Where each token stands: words wrap over lines, pieces of a word stand together. */
+  places(width) {
+    if (this.laid?.width === width) return this.laid;
+    const { tokens, words } = this.site.view.about;
+    const inside = new Set(words.flatMap(([start, stop]) => Array.from({ length: stop - start - 1 }, (_, at) => start + 1 + at)));
+    let [x, y] = [0, this.known() ? STRIP_LEGEND : 0];
+    const boxes = tokens.map((token, place) => {
+      const shown = stripShown(token, inside.has(place));
+      const across = Math.min(width, wordsWidth(shown, STRIP_SIZE) + 8);
+      if (x > 0) x += inside.has(place) ? 1 : 5;
+      if (x > 0 && x + across > width) [x, y] = [0, y + STRIP_LINE];
+      const box = { x, y, across, shown };
+      x += across;
+      return box;
+    });
+    this.laid = { width, boxes, height: y + STRIP_LINE };
+    return this.laid;
+  }
+
+  size() {
+    const width = figureWidth(this.canvas);
+    return [width, this.places(width).height];
+  }
+
+  update(state, before) {
+    if (this.unavailable()) return;
+    drawFigure(this.canvas, this, state);
+    this.whose.element.hidden = !this.known();
+    if (this.known()) this.whose.element.lastChild.textContent = headName(this.site.view, state);
+    this.whose.press(state.strip);
+    say(this.readout, this.words(state));
+    if (!before || activeQuery(state) !== activeQuery(before)) this.reveal(activeQuery(state));
+  }
+
+  /** Scroll a long strip, and nothing else, to a token. */
+  reveal(token) {
+    const { y } = this.places(figureWidth(this.canvas)).boxes[token];
+    const { scrollTop, clientHeight } = this.holder;
+    if (y < scrollTop || y + STRIP_LINE > scrollTop + clientHeight) this.holder.scrollTop = y - clientHeight / 2;
+  }
+
+  words(state) {
+    const query = activeQuery(state);
+    const { share, known, of } = this.certainty(state)[query];
+    const name = quoted(this.site.names[query]);
+    if (!of) return name;
+    const where = state.strip === "head" ? `in ${headName(this.site.view, state)}` : `over ${known} of its ${of} rows`;
+    if (Number.isNaN(share)) return `${name}: its attention was not bounded ${state.strip === "head" ? where : "in any head"}.`;
+    return `${name}: ${Math.round(100 * share)}% of its attention is certain (${where}).`;
+  }
+
+  paint(pen, state) {
+    const colours = this.site.colours();
+    const certain = this.certainty(state);
+    const { boxes } = this.places(pen.width);
+    boxes.forEach(({ x, y, across, shown }, place) => {
+      const { share } = certain[place];
+      const known = !Number.isNaN(share);
+      const fill = mixed(colours.paper, colours.sure, known ? STRIP_DARKEST * share : 0);
+      pen.rect(x, y + 3, across, STRIP_LINE - 8, css(fill), known ? {} : { stroke: colours.faint });
+      const ink = inkOn(fill, colours);
+      pen.text(shown, x + 4, y + STRIP_LINE / 2 - 1, ink, { size: STRIP_SIZE, widest: across + 8 });
+      if (place === activeQuery(state)) pen.rect(x, y + 2, across, STRIP_LINE - 6, null, { stroke: colours.focus, line: 2 });
+      if (place === activeKey(state)) pen.line(x, y + STRIP_LINE - 2, x + across, y + STRIP_LINE - 2, colours.focus, { width: 3 });
+    });
+    if (this.known()) this.paintLegend(pen, STRIP_LEGEND / 2, colours, certain);
+  }
+
+  paintLegend(pen, y, colours, certain) {
+    pen.text("0% certain", 0, y, colours.soft, { size: 11 });
+    let x = wordsWidth("0% certain", 11) + 8;
+    for (let step = 0; step <= 8; step += 1, x += 12) pen.rect(x, y - 5, 12, 10, css(mixed(colours.paper, colours.sure, (STRIP_DARKEST * step) / 8)));
+    pen.text("100%", x + 8, y, colours.soft, { size: 11 });
+    if (!certain.some(({ share }) => Number.isNaN(share))) return;
+    x += 24 + wordsWidth("100%", 11);
+    pen.rect(x, y - 5, 12, 10, null, { stroke: colours.faint });
+    pen.text("not bounded", x + 18, y, colours.soft, { size: 11 });
+  }
+
+  listen() {
+    const { canvas, site } = this;
+    const under = (event) => {
+      const [x, y] = pointOn(canvas, event);
+      const { boxes } = this.places(figureWidth(canvas));
+      return boxes.findIndex((box) => x >= box.x - 3 && x < box.x + box.across + 3 && y >= box.y && y < box.y + STRIP_LINE);
+    };
+    canvas.addEventListener("pointermove", (event) => {
+      const token = under(event);
+      canvas.style.cursor = token >= 0 ? "pointer" : "";
+      if (token !== site.store.get().hoverQuery) site.store.set({ hoverQuery: token });
+    });
+    canvas.addEventListener("pointerleave", () => site.store.set({ hoverQuery: -1 }));
+    canvas.addEventListener("click", (event) => {
+      const token = under(event);
+      if (token >= 0) site.store.set({ query: token });
+    });
+    canvas.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  press(event) {
+    const { query } = this.site.store.get();
+    const { boxes } = this.places(figureWidth(this.canvas));
+    const line = (down) => {
+      const [from, y] = [boxes[query], boxes[query].y + down * STRIP_LINE];
+      const there = boxes.map((box, place) => [Math.abs(box.x - from.x), place]).filter(([, place]) => boxes[place].y === y);
+      return there.sort(([one], [other]) => one - other)[0]?.[1] ?? query;
+    };
+    const keys = {
+      ArrowLeft: () => query - 1, ArrowRight: () => query + 1, Home: () => 0, End: () => this.n - 1,
+      ArrowUp: () => line(-1), ArrowDown: () => line(1), Escape: () => query,
+    };
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    this.site.store.set({ query: Math.max(0, Math.min(this.n - 1, keys[event.key]())), hoverQuery: -1 });
+  }
+
+  table(state) {
+    const rows = this.certainty(state).map(({ share, known, of }, place) => [place, this.site.names[place], share, known, of]);
+    return { columns: ["position", "token", "certain mass", "rows bounded", "rows"], rows };
+  }
+
+  python(state) {
+    if (state.strip !== "head" || !this.site.view.about.attention) return "found = ik.explain(model, text)\nprint(found)";
+    const { layer_numbers: layers, head_numbers: heads } = this.site.view.about.attention;
+    return `row = ik.attention_intervals(model, text, layer=${layers[state.layer]}, head=${heads[state.head]})\nprint(row.certain_mass)`;
+  }
+
+  describe(state) {
+    const known = this.certainty(state).filter(({ share }) => !Number.isNaN(share));
+    const shares = known.map(({ share }) => share);
+    if (!shares.length) return `The text, ${this.n} tokens. ${this.words(state)}`;
+    const [least, most] = [Math.min(...shares), Math.max(...shares)].map((share) => Math.round(100 * share));
+    return `The text, ${this.n} tokens; between ${least}% and ${most}% of a token's attention is certain. ${this.words(state)}`;
+  }
+}
+
+/** A token as it is read: without the marks of pieces, and something to see where it is only space. */
+function stripShown(token, inside) {
+  const plain = inside ? token.replace(/^##/, "") : token.trim();
+  return plain.trim() ? plain : "␣";
+}
+
+/** One question with its answer; what follows the answer is folded. */
+function verdictSection({ question, paragraphs }) {
+  const [first, ...more] = paragraphs.filter(Boolean).map(verdictParagraph);
+  const folded = more.length ? [element("details", {}, element("summary", {}, "More"), ...more)] : [];
+  return element("section", {}, element("h3", {}, question), ...(first ? [first] : []), ...folded);
+}
+
+function verdictParagraph(paragraph) {
+  if (typeof paragraph === "string") return element("p", {}, paragraph);
+  const cells = (row, tag) => element("tr", {}, ...row.map((cell) => element(tag, {}, cell)));
+  const head = element("thead", {}, cells(paragraph.columns, "th"));
+  const body = element("tbody", {}, ...paragraph.rows.map((row) => cells(row, "td")));
+  return element("div", { class: "verdict-table" }, element("table", {}, head, body));
 }

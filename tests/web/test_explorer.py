@@ -1,0 +1,171 @@
+"""The explorer as a reader uses it: a text typed into a real server's page, in a real browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import identikit as ik
+from tests.web.served import LONG, SHORT, Served, save_models, served
+from tests.web.test_report import exported, ready, state, table, until
+
+TEXT = " ".join(f"w{3 + place * 5 % 50}" for place in range(24))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def server(folders: list[Path]) -> Iterator[Served]:
+    models = [one for folder in folders for one in ("--model", str(folder))]
+    with served(*models, "--longest", "4000", "--waiting", "1", "--seconds", "2") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def explanation(folders: list[Path]) -> Any:
+    return ik.explain(ik.load(folders[0]), TEXT, seconds=None)
+
+
+def submitted(page: Any, server: Served, text: str, model: str = "tiny-bert", pair: str = "") -> None:
+    """Type a text into the page's form, and press the button."""
+    page.goto(server.address)
+    page.fill("textarea >> nth=0", text)
+    page.fill("textarea >> nth=1", pair)
+    page.select_option(".start select", model)
+    page.click("button:text-is('Run')")
+
+
+def opened(page: Any, server: Served, text: str = TEXT, **more: Any) -> Any:
+    submitted(page, server, text, **more)
+    page.wait_for_url("**/r/*", timeout=90_000)
+    ready(page)
+    return page
+
+
+def test_from_a_text_to_a_head_and_its_numbers(page: Any, server: Served, explanation: Any):
+    opened(page, server)
+    assert f"{len(explanation.tokens)} tokens" in page.inner_text(".title")
+    state(page, layer=1, head=2, query=5)
+    script = """([map, query]) => {
+        const { site } = document.getElementById("identikit").identikit;
+        return Array.from(site.heads(1, 2).row(map, query));
+    }"""
+    head = explanation.attention.sel(layer=1, head=2)
+    for name in ("raw", "effective", "simplex", "null"):
+        found, expected = page.evaluate(script, [name, 5]), getattr(head, name)[5].tolist()
+        assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-5, name
+    identity = table(page, "tokens")
+    assert len(identity["rows"]) == 3 * len(explanation.tokens)
+    page.click("#tab-provenance")
+    page.wait_for_timeout(200)
+    assert len(table(page, "provenance")["rows"]) > 3
+    address = page.url
+    page.reload()
+    ready(page)
+    again = state(page)
+    assert page.url == address
+    assert (again["layer"], again["head"], again["query"], again["tab"]) == (1, 2, 5, "provenance")
+    assert page.locator("textarea >> nth=0").input_value() == TEXT
+
+
+def test_any_row_can_be_moved_and_neither_output_nor_logits_change(page: Any, server: Served, explanation: Any):
+    opened(page, server)
+    book = "() => [...document.getElementById('identikit').identikit.site.rows.rows.values()]"
+    movable = page.evaluate(
+        f"{book}.filter((one) => !one.vertices.size).map((one) => [one.layer, one.head, one.query])"
+    )
+    width = explanation.attention.intervals()
+    free = (width.upper - width.lower).amax(-1)
+    layer, head, query = max(movable or [[1, 2, 5]], key=lambda place: float(free[tuple(place)]))
+    state(page, layer=layer, head=head, query=query)  # a row without vertices in the file: the server is asked
+    place = f"{layer}, {head}, {query}"
+    until(page, f"document.getElementById('identikit').identikit.site.rows.find({place})?.movable")
+    page.locator("#panel-edge canvas").focus()
+    with page.expect_response("**/move") as answered:
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("u")
+    told = answered.value.json()
+    assert answered.value.status == 200
+    change = told["output_change"]
+    assert change["hidden"] < 1e-5
+    assert change["logits"] is not None and change["logits"] < 1e-5
+    page.wait_for_timeout(500)
+    moved = state(page)["moved"]
+    assert moved is not None and moved["query"] == query
+    measured = """() => {
+        const { site, store } = document.getElementById("identikit").identikit;
+        const { layer, head, query, moved } = store.get();
+        return site.heads(layer, head).outputChange(query, moved.row);
+    }"""
+    assert page.evaluate(measured) < 1e-5
+    assert "rounding" in page.inner_text("#panel-edge").lower() or "e−" in page.inner_text("#panel-edge")
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(200)
+    assert state(page)["moved"] is None
+
+
+def test_every_format_leaves_the_server_s_page_too(page: Any, server: Served):
+    opened(page, server)
+    assert exported(page, "attention", "PNG").startswith(b"\x89PNG")
+    assert exported(page, "edge", "SVG").startswith(b"<svg")
+    assert b"," in exported(page, "heads", "CSV")
+    assert b'ik.load("path/to/tiny-bert")' in exported(page, "edge", "Python")
+    assert b"data/scatter_data.json" in exported(page, "heads", "HeadVis JSON")
+
+
+def test_a_script_that_is_typed_is_shown_as_text(page: Any, server: Served):
+    opened(page, server, "<script>document.title = 'hacked'</script> w4 w5 <img src=x onerror=alert(1)>")
+    assert page.title() == "identikit"
+    assert page.locator("#identikit img, #identikit script").count() == 0
+
+
+def said(page: Any) -> str:
+    page.wait_for_selector(".start .note.failed", timeout=30_000)
+    return page.inner_text(".start .note")
+
+
+def test_a_text_that_is_too_long_gets_its_message(page: Any, server: Served):
+    page.goto(server.address)
+    page.wait_for_selector("textarea")
+    page.evaluate("document.querySelector('textarea').removeAttribute('maxlength')")
+    page.fill("textarea >> nth=0", "w4 " * 3000)
+    page.click("button:text-is('Run')")
+    assert "at most 4,000" in said(page)
+    submitted(page, server, "w5 " * 200)
+    assert "tokens" in said(page)
+
+
+def test_a_cancelled_job_and_a_full_queue_say_so(page: Any, browser: Any, server: Served):
+    submitted(page, server, LONG, model="tiny-llama")
+    page.wait_for_selector("button:text-is('Cancel'):visible", timeout=30_000)
+    other = browser.new_context()
+    waiting, refused = other.new_page(), other.new_page()
+    submitted(waiting, server, f"{LONG} w5", model="tiny-llama")
+    until(waiting, "document.querySelector('.start .note').textContent.startsWith('Waiting')")
+    submitted(refused, server, f"{LONG} w6", model="tiny-llama")
+    assert "waiting" in said(refused)
+    for one in (waiting, page):
+        one.click("button:text-is('Cancel')")
+        until(one, "document.querySelector('.start .note').textContent.includes('cancelled')")
+    other.close()
+
+
+def test_an_unknown_result_says_so(page: Any, server: Served):
+    page.goto(f"{server.address}/r/{'0' * 32}")
+    assert "Type a text above" in said(page)
+
+
+def test_a_wrong_host_is_refused_with_a_sentence(server: Served):
+    answer = httpx.get(f"{server.address}/", headers={"Host": "evil.example"})
+    assert answer.status_code in (400, 421)
+    assert answer.json()["error"]["message"].endswith(".")
+
+
+def test_a_pair_is_read_as_one(page: Any, server: Served):
+    opened(page, server, SHORT, pair="w20 w21 w22")
+    assert "w20" in page.inner_text("#panel-verdict")

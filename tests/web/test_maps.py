@@ -1,0 +1,402 @@
+"""The heads and attention views in a browser: their numbers are the API's, and mouse and keys do what they say."""
+
+import re
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+
+import identikit as ik
+from identikit.models.model import Model
+from tests.models import tiny
+from tests.web.conftest import TEXT
+from tests.web.served import save_models, served
+
+MAPS = ("raw", "effective", "simplex", "null")
+PAIR = ("The goalkeeper saved penalties.", "Unbelievably, Northfield reached its final.")
+
+
+@pytest.fixture(scope="module")
+def minilm_attention() -> Any:
+    """A short pair with words of several pieces."""
+    return ik.effective_attention(ik.load(), PAIR)
+
+
+@pytest.fixture(scope="module")
+def minilm_file(minilm_attention: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    minilm_attention.save_html(path := tmp_path_factory.mktemp("minilm") / "page.html")
+    return path
+
+
+@pytest.fixture(scope="module")
+def long_attention() -> Any:
+    """A text of more tokens than are drawn at a time."""
+    model = tiny.build("llama")
+    model.config.max_position_embeddings = 1024
+    text = " ".join(f"w{place % 53 + 3}" for place in range(700))
+    return ik.effective_attention(Model(model, tiny.tokenizer(), name="tiny llama"), text, layers=[1])
+
+
+@pytest.fixture(scope="module")
+def long_file(long_attention: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    long_attention.save_html(path := tmp_path_factory.mktemp("long") / "page.html")
+    return path
+
+
+def opened(page: Any, path: Path, address: str = "") -> Any:
+    page.goto(f"{path.as_uri()}#{address}")
+    page.locator(".maps canvas[aria-label]").wait_for()
+    return page
+
+
+def state(page: Any) -> dict[str, Any]:
+    return page.evaluate("document.querySelector('#identikit').identikit.store.get()")
+
+
+def choose(page: Any, **change: Any) -> None:
+    """Change the state, and wait until it is drawn."""
+    page.evaluate("(change) => document.querySelector('#identikit').identikit.store.set(change)", change)
+    frames(page)
+
+
+def frames(page: Any, count: int = 3) -> None:
+    page.evaluate(
+        "async (count) => { for (; count; count -= 1) await new Promise(requestAnimationFrame); }", count
+    )  # fmt: skip
+
+
+def table(page: Any, view: str) -> tuple[list[str], list[list[Any]]]:
+    call = "(id) => { const { views, store } = document.querySelector('#identikit').identikit; "
+    found = page.evaluate(f"{call} return views[id].table(store.get()); }}", view)
+    return found["columns"], found["rows"]
+
+
+def shown_maps(page: Any) -> dict[str, np.ndarray]:
+    """Return the maps that the view's table holds, for a head whose queries see all keys."""
+    columns, rows = table(page, "attention")
+    size = round(len(rows) ** 0.5)
+    assert columns == ["query", "key", *MAPS]
+    return {
+        name: np.array([row[at] for row in rows], dtype=float).reshape(size, size) for at, name in enumerate(MAPS, 2)
+    }
+
+
+def hover(page: Any, wanted: str) -> dict[str, Any]:
+    """Move the mouse over the attention canvas until the state fulfils a condition."""
+    canvas = page.locator(".maps canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    for down in np.linspace(0.03, 0.97, 25):
+        for across in (0.05, 0.1, 0.3, 0.45, 0.6, 0.8, 0.9):
+            page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+            found = state(page)
+            if eval(wanted, {}, {"query": found["hoverQuery"], "key": found["hoverKey"]}):
+                frames(page)
+                return found
+    raise AssertionError(f"Nothing under the mouse fulfils {wanted}.")
+
+
+def words_of(page: Any, selector: str) -> str:
+    return page.locator(selector).first.inner_text()
+
+
+@pytest.mark.parametrize("head", [(0, 0), (1, 3), (2, 1)])
+def test_the_maps_of_a_report_are_those_of_the_api(page: Any, report_file: Path, explanation: Any, head: Any):
+    opened(page, report_file)
+    choose(page, layer=head[0], head=head[1])
+    own = explanation.attention.sel(layer=head[0], head=head[1])
+    for name, found in shown_maps(page).items():
+        assert np.abs(found - getattr(own, name).double().numpy()).max() < 1e-5, name
+
+
+def test_a_causal_table_holds_what_queries_see(page: Any, tmp_path: Path):
+    attention = ik.effective_attention(tiny.shared("gemma2"), TEXT)  # grouped, soft-capped, some layers windowed
+    attention.save_html(tmp_path / "page.html")
+    opened(page, tmp_path / "page.html", "layer=0&head=3")
+    _, rows = table(page, "attention")
+    seen = attention.source.read("visible", {"layer": [0], "head": [3], "query": range(32), "key": range(32)})[0]
+    assert len(rows) == int(seen.sum()) < 32 * 33 / 2
+    own = attention.sel(layer=0, head=3)
+    for at, name in enumerate(MAPS, 2):
+        expected = getattr(own, name)[seen.reshape(32, 32)].double().numpy()
+        assert np.abs(np.array([row[at] for row in rows]) - expected).max() < 1e-5, name
+    choose(page, query=3, key=30)
+    assert "does not see" in words_of(page, ".maps .maps-read")
+
+
+def test_minilm_in_words_and_without_special_tokens(page: Any, minilm_file: Path, minilm_attention: Any):
+    opened(page, minilm_file, "layer=4&head=5")
+    own = minilm_attention.sel(layer=4, head=5)
+    for name, found in shown_maps(page).items():
+        assert np.abs(found - getattr(own, name).double().numpy()).max() < 1e-5, name
+    page.get_by_role("checkbox", name="Words").check()
+    words, gathered = own.words(), shown_maps(page)
+    assert len(gathered["raw"]) < len(minilm_attention.tokens)
+    for name in ("raw", "effective", "null"):
+        assert np.abs(gathered[name] - getattr(words, name).double().numpy()).max() < 1e-5, name
+    assert "unbelievably" in {row[0] for row in table(page, "attention")[1]}
+    page.get_by_role("checkbox", name="Words").uncheck()
+    page.get_by_role("checkbox", name="Special tokens").uncheck()
+    kept = [at for at, special in enumerate(minilm_attention.about["special"]) if not special]
+    assert np.abs(shown_maps(page)["raw"] - own.raw[kept][:, kept].double().numpy()).max() < 1e-5
+    frames(page, 12)
+    outside = float(own.raw.double()[kept].sum(-1).mean() - own.raw.double()[kept][:, kept].sum(-1).mean())
+    notes = words_of(page, ".maps-notes")
+    assert "Special tokens are left out of the drawing and of the scale." in notes
+    assert f"On average, {outside:.2f} of a row's raw weight" in notes
+
+
+@pytest.mark.parametrize("address", ["", "words=1", "special=0", "words=1&special=0"])
+def test_the_python_of_the_maps_gives_them(page: Any, minilm_file: Path, minilm_attention: Any, address: str):
+    opened(page, minilm_file, f"layer=4&head=5&{address}")
+    code = page.evaluate(
+        "() => { const { views, store } = document.querySelector('#identikit').identikit;"
+        " return views.attention.python(store.get()); }"
+    )
+    scope = {"ik": ik, "model": ik.load(), "text": PAIR}
+    exec(code, scope)
+    found = shown_maps(page)
+    names = [name for name in MAPS if not ("words" in address and name == "simplex")]
+    for name, expected in zip(names, scope["maps"], strict=True):
+        assert np.abs(found[name] - expected.double().numpy()).max() < 1e-5, name
+
+
+def test_two_way_hover_shows_what_a_token_looks_at_and_who_looks_at_it(page: Any, report_file: Path, explanation: Any):
+    page.set_viewport_size({"width": 1440, "height": 2400})  # nothing scrolls
+    opened(page, report_file, "layer=1&head=2")
+    found = hover(page, "query > 2 and key > 2 and query != key")
+    query, key = found["hoverQuery"], found["hoverKey"]
+    own, names = explanation.attention.sel(layer=1, head=2), explanation.attention._axis("key").name_of
+    said = words_of(page, ".maps .maps-read").replace("−", "-")
+    assert said.startswith(f"{names(query)} → {names(key)} in L1H2:")
+    numbers = [float(one) for one in re.findall(r"(?:raw|effective|simplex|null) (-?\d+(?:\.\d+)?(?:e-?\d+)?)", said)]
+    for name, number in zip(MAPS, numbers, strict=True):
+        weight = float(getattr(own, name)[query, key])
+        assert abs(number - weight) < max(6e-4, 0.5 * abs(weight)), name
+    titles = page.locator(".strips h4")
+    assert titles.nth(0).inner_text() == f"{names(query)} looks at (raw)"
+    assert titles.nth(1).inner_text() == f"{names(key)} is looked at by (raw)"
+    strips = page.locator(".strips .strip")
+    for strip, weights in ((strips.nth(0), own.raw[query]), (strips.nth(1), own.raw[:, key])):
+        shades = [float(one.get_attribute("title").replace("−", "-")) for one in strip.locator("span").all()]
+        assert np.abs(np.array(shades) - weights.double().numpy()).max() < 6e-4
+    strips.nth(0).locator("span").nth(5).hover()
+    frames(page)
+    assert state(page)["hoverKey"] == 5
+    page.mouse.move(2, 2)
+    assert (state(page)["hoverQuery"], state(page)["hoverKey"]) == (-1, -1)
+
+
+def test_beside_the_map_only_the_query_or_the_key_is_meant(page: Any, report_file: Path):
+    opened(page, report_file)
+    assert hover(page, "query > 1 and key < 0")["hoverKey"] == -1
+    key = hover(page, "query < 0 and key > 1")["hoverKey"]
+    page.mouse.down()
+    page.mouse.up()
+    assert state(page)["key"] == key
+
+
+def test_lines_show_one_token_from_either_side(page: Any, report_file: Path, explanation: Any):
+    opened(page, report_file, "layer=2&head=1")
+    page.get_by_role("button", name="Lines").click()
+    frames(page)
+    assert state(page)["shape"] == "lines"
+    left = hover(page, "query > 3 and key < 0")
+    before = page.locator(".maps canvas").screenshot()
+    assert "looks most at" in words_of(page, ".maps .maps-read")
+    right = hover(page, "query < 0 and key > 3")
+    assert left["hoverQuery"] > 3 and right["hoverKey"] > 3
+    assert page.locator(".maps canvas").screenshot() != before
+    assert "lines=" not in page.url and "shape=lines" in page.url
+    page.get_by_label("Lines and text of").select_option("effective")
+    frames(page)
+    assert "(effective)" in page.locator(".strips h4").first.inner_text()
+
+
+def test_keys_move_the_query_and_the_key(page: Any, report_file: Path):
+    opened(page, report_file, "query=4")
+    page.locator(".maps canvas").focus()
+    for pressed, expected in [
+        ("ArrowDown", (5, -1)), ("ArrowUp", (4, -1)), ("ArrowRight", (4, 4)), ("ArrowRight", (4, 5)),
+        ("ArrowLeft", (4, 4)), ("ArrowLeft", (4, 3)), ("Enter", (3, -1)), ("ArrowLeft", (3, 3)), ("Escape", (3, -1)),
+    ]:  # fmt: skip
+        page.keyboard.press(pressed)
+        assert (state(page)["query"], state(page)["key"]) == expected, pressed
+    frames(page)
+    assert "looks most at" in page.locator(".maps canvas").get_attribute("aria-label")
+
+
+def test_a_moved_row_is_shown_and_marked(page: Any, report_file: Path):
+    opened(page, report_file, "layer=1&head=1&query=7&key=3")
+    frames(page, 12)
+    before = page.locator(".maps canvas").screenshot()
+    page.evaluate(
+        "() => document.querySelector('#identikit').identikit.store.set("
+        "{moved: {query: 7, key: 3, end: 'upper', row: new Float64Array(32).fill(1 / 32)}})"
+    )
+    frames(page)
+    assert "moved to 0.031" in words_of(page, ".maps .maps-read")
+    assert "was moved in the edge view" in words_of(page, ".maps-notes")
+    assert page.locator(".maps canvas").screenshot() != before
+
+
+def test_a_long_text_is_windowed_and_keys_go_on(page: Any, long_file: Path, long_attention: Any):
+    opened(page, long_file)
+    frames(page, 5)
+    size = len(long_attention.tokens)
+    assert f"Tokens 0 to 511 of {size} are drawn." in words_of(page, ".maps-notes")
+    choose(page, query=600)
+    frames(page)
+    assert state(page)["from"] == size - 512
+    choose(page, **{"from": 0, "query": 511})
+    page.locator(".maps canvas").focus()
+    page.keyboard.press("ArrowDown")
+    found = state(page)
+    assert found["query"] == 512 and found["from"] > 0
+    page.locator(".maps input[type=range]").fill("100")
+    assert state(page)["from"] == 100
+    rows = page.evaluate(
+        "() => { const { views, store } = document.querySelector('#identikit').identikit;"
+        " return views.attention.table(store.get()).rows.filter((_, at) => at % 7 === 0); }"
+    )
+    raw = long_attention.sel(layer=1, head=0).raw[100:612, 100:612].double()
+    expected = raw[torch.ones_like(raw).tril() > 0].numpy()[::7]
+    assert np.abs(np.array([row[2] for row in rows]) - expected).max() < 1e-5
+    assert rows[0][4] is None  # a long file holds no simplex maps
+    choose(page, query=300, key=200)
+    assert "simplex" not in words_of(page, ".maps .maps-read")
+
+
+@pytest.mark.slow
+def test_a_server_brings_the_simplex_map_that_a_file_lacks(page: Any, tmp_path: Path):
+    folder = save_models(tmp_path)[1]
+    text = " ".join(f"w{place % 53 + 3}" for place in range(140))  # too long for a file to hold simplex maps
+    with served("--model", str(folder), "--seconds", "2") as server:
+        page.goto(f"{server.address}/r/{server.result(text)}#layer=1&head=2&query=120&key=4")
+        page.locator(".maps .maps-read", has_text="simplex").wait_for()
+        frames(page, 12)
+        _, rows = table(page, "attention")
+    own = ik.effective_attention(ik.load(folder), text).sel(layer=1, head=2).simplex.double()
+    expected = own[torch.ones_like(own).tril() > 0].numpy()
+    assert np.abs(np.array([row[4] for row in rows]) - expected).max() < 1e-5
+
+
+def test_heads_are_the_apis_and_open_by_mouse_and_keys(page: Any, report_file: Path, explanation: Any):
+    opened(page, report_file, "layer=0&head=0")
+    columns, rows = table(page, "heads")
+    attention = explanation.attention
+    special = [at for at, is_special in enumerate(attention.about["special"]) if is_special]
+    expected = {
+        "correlation": attention.pearson("head"),
+        "null dimension": attention.null_dim.double().mean(-1),
+        "certain mass": attention.intervals().certain_mass.mean(-1),
+        "sink mass": attention.raw.double()[..., special].sum(-1).mean(-1),
+        "residual": attention.residual,
+    }
+    for name, values in expected.items():
+        found = np.array([row[columns.index(name)] for row in rows])
+        assert np.abs(found - values.double().numpy().reshape(-1)).max() < 1e-5, name
+    canvas = page.locator(".heads canvas")
+    canvas.focus()
+    for pressed, expected_head in [
+        ("ArrowRight", (0, 1)),
+        ("ArrowDown", (1, 1)),
+        ("ArrowUp", (0, 1)),
+        ("ArrowUp", (0, 1)),
+    ]:
+        page.keyboard.press(pressed)
+        assert (state(page)["layer"], state(page)["head"]) == expected_head
+    for shape in ("Scatter", "Grid"):
+        page.get_by_role("button", name=shape).click()
+        frames(page)
+        assert len(clicked_heads(page)) == 12, shape
+    page.get_by_label("coloured by").select_option("sink_mass")
+    frames(page)
+    assert "y=sink_mass" in page.url and "heads=grid" in page.url
+    assert "Sink mass: The raw weight that goes to special tokens" in words_of(page, ".heads-meaning")
+
+
+def clicked_heads(page: Any) -> set[str]:
+    """Click all over the canvas of the heads; return the heads that were opened."""
+    return set(
+        page.evaluate(
+            """() => {
+              const canvas = document.querySelector(".heads canvas");
+              const { left, top, width, height } = canvas.getBoundingClientRect();
+              const { store } = document.querySelector("#identikit").identikit;
+              const found = [];
+              for (let x = 2; x < width; x += 6) {
+                for (let y = 2; y < height; y += 6) {
+                  canvas.dispatchEvent(new MouseEvent("click", { clientX: left + x, clientY: top + y }));
+                  found.push(`${store.get().layer},${store.get().head}`);
+                }
+              }
+              return found;
+            }"""
+        )
+    )
+
+
+def test_opening_a_head_pins_a_row_that_can_be_moved(page: Any, report_file: Path):
+    opened(page, report_file)
+    listed = page.evaluate(
+        """() => {
+          const { site, store } = document.querySelector("#identikit").identikit;
+          const { rows } = site.rows;
+          for (const [name, row] of rows) if (!row.vertices.size) rows.delete(name); // as if time had been short
+          const listed = site.rows.listed(0, 1);
+          const other = Array.from({ length: 32 }, (_, at) => at).find((at) => !listed.includes(at));
+          store.set({ layer: 0, head: 0, query: other });
+          return listed;
+        }"""
+    )
+    before = state(page)["query"]
+    page.locator(".heads canvas").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page)["head"] == 1
+    assert state(page)["query"] == min(listed, key=lambda query: abs(query - before))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("shape", ["matrix", "lines"])
+def test_the_figures_are_drawn(page: Any, report_file: Path, theme: str, shape: str):
+    opened(page, report_file, f"layer=1&head=2&key=3&theme={theme}&shape={shape}")
+    frames(page, 12)
+    for selector in (".maps canvas", ".heads canvas"):
+        picture = matplotlib.image.imread(BytesIO(page.locator(selector).screenshot()), format="png")[..., :3]
+        colours = np.unique((picture.reshape(-1, 3) * 255).astype(int), axis=0)
+        assert len(colours) > 60, selector
+        assert (picture.mean() > 0.5) == (theme == "light")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [128, 512])
+def test_a_frame_while_hovering_takes_less_than_33_milliseconds(page: Any, size: int, tmp_path: Path):
+    text = " ".join(["the dog chased a cat through the garden , over the wall"] * 60)
+    model = ik.load()
+    ids = model.tokenizer(text, truncation=True, max_length=size)["input_ids"]
+    ik.effective_attention(model, model.tokenizer.decode(ids[1:-1])).save_html(tmp_path / "page.html")
+    opened(page, tmp_path / "page.html", "layer=2&head=3")
+    page.wait_for_timeout(3000)
+    took = page.evaluate(
+        """async () => {
+          const canvas = document.querySelector(".maps canvas");
+          canvas.scrollIntoView();
+          const { left, top, width } = canvas.getBoundingClientRect();
+          const took = [];
+          const frame = () => new Promise(requestAnimationFrame);
+          for (let at = 0; at < 60; at += 1) {
+            const start = await frame();
+            const move = { clientX: left + width * (0.2 + at / 200), clientY: top + 40 + 3 * at, bubbles: true };
+            canvas.dispatchEvent(new PointerEvent("pointermove", move));
+            took.push((await frame().then(frame)) - start);
+          }
+          return took.map((time) => time / 2).sort((one, other) => one - other);
+        }"""
+    )
+    assert state(page)["hoverQuery"] > 0
+    assert took[len(took) // 2] < 33, took

@@ -1,0 +1,191 @@
+"""What a page is given is what the API returns: maps from their factors, rows, vertices, and everything else."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+
+from identikit import attention_intervals, effective_attention, open_result, token_attribution
+from identikit.errors import InputError
+from identikit.web import payload
+from identikit.web.payload import packed, packed_rows, packed_simplex
+from tests.models import tiny
+from tests.web.conftest import TEXT
+
+# Plain, grouped, causal, windowed, soft-capped, with a learned sink, with biases added to the scores, half precision.
+FAMILIES = ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "bloom", "deberta-v2", "xlnet", "qwen3_next"]
+
+
+def opened(content: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the arrays and the facts of a file, read as the browser reads them."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    return load(content), json.loads(header["__metadata__"]["identikit"])
+
+
+def maps_of(arrays: dict[str, torch.Tensor], about: dict[str, Any], layer: int, head: int) -> dict[str, torch.Tensor]:
+    """Return a head's maps from what a file holds, as `static/head.js` does."""
+    part = {name.split(".")[1]: array for name, array in arrays.items() if name.startswith(f"layer{layer}.")}
+    facts = about["attention"]["layers"][layer]
+    if facts["form"] == "dense":
+        return {name: part[name][head].double() for name in ("raw", "effective")}
+    n = len(about["tokens"])
+    bits = np.unpackbits(arrays["visible"][facts["mask"]].numpy(), axis=1)[:, :n]
+    seen = torch.from_numpy(bits).bool()
+    scores = part["query"][head].double() @ part["key"][facts["key_head"][head]].double().mT * facts["scaling"]
+    if facts["softcap"]:
+        scores = torch.tanh(scores / facts["softcap"]) * facts["softcap"]
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if facts["sink"]:
+        scores = torch.cat([scores, torch.full((n, 1), facts["sink"][head])], 1)
+    raw = torch.softmax(scores, -1)[:, :n]
+    effective = part["coefficients"][head].double() @ part["basis"][facts["basis_head"][head]].double().mT
+    effective = torch.where(part["identifiable"][head].bool()[:, None], raw, effective.masked_fill(~seen, 0.0))
+    return {"raw": raw, "effective": effective}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_maps_are_built_from_factors_in_every_kind_of_model(family: str):
+    found = effective_attention(tiny.loaded(family), TEXT)
+    arrays, about = opened(packed(found))
+    assert about["attention"]["layer_numbers"] == list(found.layers)
+    for layer in range(len(found.layers)):
+        for head in range(len(found.heads)):
+            for name, built in maps_of(arrays, about, layer, head).items():
+                expected = getattr(found, name)[layer, head].double()
+                assert (built - expected).abs().max() < 1e-5, (name, layer, head)
+
+
+def test_half_precision_is_sent_as_it_is():
+    found = effective_attention(tiny.loaded("llama", dtype=torch.bfloat16), TEXT)
+    arrays, about = opened(packed(found))
+    assert arrays["layer0.query"].dtype == torch.bfloat16
+    assert (maps_of(arrays, about, 1, 1)["effective"] - found.effective[1, 1].double()).abs().max() < 1e-5
+
+
+def test_some_heads_and_other_readings_of_effective_attention():
+    model = tiny.loaded("llama")
+    for options in ({"heads": [1, 3], "layers": [1]}, {"mass": True}, {"bias": False}):
+        found = effective_attention(model, TEXT, **options)
+        arrays, about = opened(packed(found))
+        for head in range(len(found.heads)):
+            built = maps_of(arrays, about, 0, head)["effective"]
+            assert (built - found.effective[0, head].double()).abs().max() < 1e-5, options
+    part = effective_attention(model, TEXT).sel(layer=1, head=[2])
+    arrays, about = opened(packed(part))
+    assert about["attention"]["head_numbers"] == [2]
+    assert (maps_of(arrays, about, 0, 0)["raw"] - part.raw[0].double()).abs().max() < 1e-5
+
+
+def test_an_explanation_has_every_part(explanation: Any, content: bytes):
+    arrays, about = opened(content)
+    places = arrays["rows.place"].tolist()
+    exact = explanation.attention.intervals()
+    for row in (0, len(places) // 2, len(places) - 1):
+        at = tuple(places[row])
+        assert (arrays["rows.lower"][row] - exact.lower[at]).abs().max() < 1e-5
+        assert (arrays["rows.upper"][row] - exact.upper[at]).abs().max() < 1e-5
+    assert (arrays["certain"] - exact.certain_mass).abs().max() < 1e-5
+    assert (arrays["heads.certain_mass"] - exact.certain_mass.mean(-1)).abs().max() < 1e-5
+    assert (arrays["heads.pearson"] - explanation.attention.pearson("head")).abs().max() < 1e-5
+    simplex = explanation.attention.simplex
+    assert (torch.stack([arrays[f"layer{i}.simplex"] for i in range(len(simplex))]) - simplex).abs().max() < 1e-5
+    assert torch.equal(arrays["identity.recovered"].bool(), explanation.identity.recovered)
+    shares = torch.zeros_like(explanation.attribution.contribution.mT).float()
+    shares.scatter_(-1, arrays["attribution.input"].long(), arrays["attribution.share"])
+    assert (shares.mT - explanation.attribution.contribution).abs().max() < 1e-5
+    assert [one["question"] for one in about["verdict"]["sections"]] == [
+        "Which attention is real?",
+        "Which token is this?",
+        "Where did it come from?",
+    ]
+    said = " ".join(str(explanation).split())
+    assert about["verdict"]["headline"] in said
+
+
+def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: bytes):
+    arrays, about = opened(content)
+    starts, captured = arrays["vertex.start"].tolist(), explanation.attention.source
+    assert len(arrays["vertex.row"]) > 10
+    for at in range(0, len(arrays["vertex.row"]), 7):
+        row, key = int(arrays["vertex.row"][at]), int(arrays["vertex.key"][at])
+        layer, head, query = arrays["rows.place"][row].tolist()
+        weights = torch.zeros(len(about["tokens"]), dtype=torch.float64)
+        some = slice(starts[at], starts[at + 1])
+        weights[arrays["vertex.keys"][some].long()] = arrays["vertex.weights"][some].double()
+        end = arrays["rows.upper" if arrays["vertex.end"][at] else "rows.lower"][row, key]
+        assert abs(float(weights[key] - end)) < 1e-5
+        assert weights.min() >= 0
+        one = captured.row(layer, head, query)
+        moved = (weights[one.keys] - one.attention) @ one.values.double()
+        assert moved.norm() < 1e-6 * (one.attention @ one.values.double()).norm()
+
+
+def test_the_grid_contains_the_exact_ends(content: bytes):
+    arrays, about = opened(content)
+    assert about["rows"]["epsilons"] == list(payload.EPSILONS)
+    rows = arrays["grid.row"].long()
+    lower, upper = arrays["rows.lower"][rows][:, None], arrays["rows.upper"][rows][:, None]
+    known = ~arrays["grid.lower"].isnan()
+    assert known.any()
+    assert (arrays["grid.lower"] <= lower + 1e-6)[known].all()
+    assert (arrays["grid.upper"] >= upper - 1e-6)[known].all()
+
+
+def test_a_row_and_a_simplex_map_that_are_asked_for(explanation: Any):
+    attention = explanation.attention
+    arrays, _ = opened(packed_rows(attention, [(1, 2, 9)]))
+    exact = attention.intervals(layer=1, head=2, query=9)
+    assert arrays["rows.place"].tolist() == [[1, 2, 9]]
+    assert (arrays["rows.upper"][0] - exact.upper).abs().max() < 1e-6
+    assert len(arrays["vertex.row"]) > 0
+    wide, _ = opened(packed_rows(attention, [(1, 2, 9)], epsilon=0.01))
+    assert (wide["grid.upper"][0, 0] >= arrays["rows.upper"][0] - 1e-6).all()
+    simplex, _ = opened(packed_simplex(attention, 1, 2))
+    assert (simplex["simplex"] - attention.sel(layer=1, head=2).simplex).abs().max() < 1e-6
+    with pytest.raises(InputError, match="layer"):
+        packed_rows(attention, [(9, 0, 0)])
+
+
+def test_opened_results_and_parts_have_pages_too(explanation: Any, content: bytes, tmp_path: Any):
+    explanation.save(tmp_path / "saved")
+    again = open_result(tmp_path / "saved")
+    arrays, about = opened(packed(again))
+    expected, _ = opened(content)
+    assert about["attention"]["layers"][0]["form"] == "dense"
+    assert torch.equal(arrays["rows.lower"], expected["rows.lower"])
+    assert "vertex.row" not in arrays
+    words, _ = opened(packed(explanation.attention.words()))
+    assert (words["layer0.raw"] - explanation.attention.words().raw[0]).abs().max() < 1e-6
+    intervals, _ = opened(packed(explanation.attention.intervals(layer=1, head=[0, 2])))
+    assert intervals["rows.place"].shape == (2 * len(explanation.tokens), 3)
+    for part in (explanation.identity, explanation.attribution):
+        assert len(packed(part)) > 1000
+
+
+def test_what_cannot_be_shown_is_refused(explanation: Any, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InputError, match="select layers and heads, but not queries"):
+        packed(explanation.attention.sel(query=3))
+    with pytest.raises(InputError, match="groups="):
+        packed(explanation.attention.intervals(groups="special"))
+    monkeypatch.setattr(payload, "LARGEST", 1000)
+    with pytest.raises(InputError, match="Show fewer layers"):
+        packed(explanation.attention)
+
+
+def test_a_long_text_keeps_the_largest_sources(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(payload, "SHORT", 8)
+    monkeypatch.setattr(payload, "SOURCES", 5)
+    found = token_attribution(tiny.loaded("gpt2"), TEXT)
+    arrays, about = opened(packed(found))
+    assert about["attribution"]["kept"] == 5
+    assert torch.equal(arrays["attribution.input"][1, -1].long(), found.contribution[1, :, -1].topk(5).indices)
+
+
+def test_intervals_of_a_model_by_themselves():
+    found = attention_intervals(tiny.loaded("gpt2"), TEXT, layer=1, head=0, query=-1)
+    arrays, _ = opened(packed(found))
+    assert (arrays["rows.raw"][0] - found.raw).abs().max() < 1e-6

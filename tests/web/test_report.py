@@ -1,0 +1,281 @@
+"""The page of a result, opened from disk in a browser that has no network."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from identikit.errors import InputError
+from identikit.verdict.numbers import explain
+from identikit.web.report import report, save_report
+from tests.models import tiny
+
+VIEWS = ("verdict", "heads", "attention", "edge", "tokens", "provenance", "numbers")
+
+
+def shown(page: Any, file: Path, state: str = "") -> Any:
+    """Open a file without a network, and fail when it asks for anything."""
+    asked: list[str] = []
+    page.context.set_offline(True)
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else asked.append(request.url),
+    )
+    page.goto(f"{file.as_uri()}#{state}")
+    ready(page)
+    assert asked == []
+    return page
+
+
+def ready(page: Any) -> None:
+    """Wait until the page has drawn its views."""
+    until(page, "document.getElementById('identikit')?.identikit !== undefined")
+    page.wait_for_timeout(300)
+
+
+def until(page: Any, condition: str, seconds: float = 30) -> None:
+    """Wait until a condition holds in the page; Playwright's own waiting would need a weaker content policy."""
+    last = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < last, condition
+        page.wait_for_timeout(50)
+
+
+def table(page: Any, view: str) -> dict[str, Any]:
+    """Return the numbers of a view as it shows them now."""
+    script = """(id) => {
+        const { views, store } = document.getElementById("identikit").identikit;
+        return views[id].table(store.get());
+    }"""
+    return page.evaluate(script, view)
+
+
+def state(page: Any, **change: Any) -> dict[str, Any]:
+    """Change the state as a reader would, wait for the next frames, and return it."""
+    page.evaluate("(change) => document.getElementById('identikit').identikit.store.set(change)", change)
+    page.wait_for_timeout(150)
+    return page.evaluate("document.getElementById('identikit').identikit.store.get()")
+
+
+def test_every_view_is_drawn_without_a_network(page: Any, report_file: Path):
+    shown(page, report_file)
+    for view in VIEWS:
+        if view in ("tokens", "provenance", "numbers"):
+            page.click(f"#tab-{view}")
+        panel = page.locator(f"#panel-{view}")
+        panel.wait_for(state="visible")
+        assert panel.locator(".note").is_hidden(), panel.locator(".note").inner_text()
+        canvas = panel.locator("canvas").first
+        if canvas.count():
+            drawn = canvas.evaluate("""c => {
+                const { data } = c.getContext("2d").getImageData(0, 0, c.width, c.height);
+                return new Set(new Uint32Array(data.buffer)).size;
+            }""")
+            assert drawn > 3, view
+            assert len(canvas.get_attribute("aria-label") or "") > 20, view
+
+
+def test_maps_are_the_apis(page: Any, report_file: Path, explanation: Any):
+    shown(page, report_file)
+    script = """([layer, head, map]) => {
+        const head_ = document.getElementById("identikit").identikit.site.heads(layer, head);
+        return Array.from({ length: head_.n }, (_, query) => Array.from(head_.row(map, query)));
+    }"""
+    attention = explanation.attention
+    for layer, head in ((0, 0), (1, 3), (2, 1)):
+        for name in ("raw", "effective", "null", "simplex"):
+            expected = getattr(attention.sel(layer=layer, head=head), name).double()
+            found = page.evaluate(script, [layer, head, name])
+            largest = max(
+                abs(a - b)
+                for one, other in zip(found, expected.tolist(), strict=True)
+                for a, b in zip(one, other, strict=True)
+            )
+            assert largest < 1e-5, (layer, head, name)
+
+
+def test_every_row_that_can_be_moved_keeps_the_output(page: Any, report_file: Path, explanation: Any):
+    shown(page, report_file)
+    script = """() => {
+        const { site } = document.getElementById("identikit").identikit;
+        let [largest, count] = [0, 0];
+        for (const row of site.rows.rows.values()) {
+            for (const make of row.vertices.values()) {
+                largest = Math.max(largest, site.heads(row.layer, row.head).outputChange(row.query, make()));
+                count += 1;
+            }
+        }
+        return [largest, count];
+    }"""
+    largest, count = page.evaluate(script)
+    assert count > 100
+    assert largest < 1e-5
+    moved = """() => {
+        const head = document.getElementById("identikit").identikit.site.heads(0, 0);
+        return head.outputChange(5, head.row("raw", 5).map((_, key) => (key === 3 ? 1 : 0)));
+    }"""
+    assert page.evaluate(moved) > 1e-3  # the measure sees what does change the output
+
+
+def test_the_address_holds_the_state(page: Any, report_file: Path):
+    shown(page, report_file, "layer=1&head=2&query=7&tab=provenance&theme=dark&shape=lines&sort=width")
+    found = state(page)
+    assert (found["layer"], found["head"], found["query"], found["tab"], found["sort"]) == (
+        1,
+        2,
+        7,
+        "provenance",
+        "width",
+    )
+    assert page.get_attribute("#identikit", "data-theme") == "dark"
+    state(page, head=3, query=9)
+    page.reload()
+    ready(page)
+    again = state(page)
+    assert (again["head"], again["query"], again["shape"]) == (3, 9, "lines")
+    shown(page, report_file, "layer=99&head=-4&query=oops&tab=<script>&epsilon=1e9&from=7e99")
+    page.reload()
+    ready(page)
+    found = state(page)
+    assert (found["layer"], found["head"], found["tab"]) == (2, 0, "tokens")
+
+
+def test_an_embedded_page_has_no_frame(page: Any, report_file: Path):
+    shown(page, report_file, "embed=1")
+    assert page.locator(".top").is_hidden()
+    assert page.locator("#panel-edge").is_visible()
+
+
+def exported(page: Any, view: str, kind: str) -> bytes:
+    if page.locator(".menu").get_attribute("open") is None:
+        page.click(".menu summary")
+    page.select_option(".menu select", view)
+    with page.expect_download() as waiting:
+        page.click(f".menu button:text-is('{kind}')")
+    return Path(waiting.value.path()).read_bytes()
+
+
+@pytest.mark.parametrize("view", ["heads", "attention", "edge", "tokens", "provenance"])
+def test_exports_can_be_opened(page: Any, report_file: Path, view: str):
+    shown(page, report_file)
+    if view in ("tokens", "provenance"):
+        page.click(f"#tab-{view}")
+    assert exported(page, view, "PNG").startswith(b"\x89PNG")
+    drawing = ElementTree.fromstring(exported(page, view, "SVG"))
+    assert len(list(drawing.iter())) > 10
+    rows = list(csv.reader(io.StringIO(exported(page, view, "CSV").decode())))
+    expected = table(page, view)
+    assert rows[0] == expected["columns"]
+    assert len(rows) == len(expected["rows"]) + 1
+
+
+def test_all_heads_leave_as_headvis_lays_them_out(page: Any, report_file: Path, explanation: Any):
+    shown(page, report_file)
+    tree = json.loads(exported(page, "heads", "HeadVis JSON"))
+    assert set(tree) >= {"data/config.json", "data/scatter_data.json", "data/heads/L2H3.json"}
+    row = tree["data/heads/L2H3.json"]["sequences"][0]["rows"][5]
+    raw = explanation.attention.sel(layer=2, head=3, query=5).raw
+    assert [one["key"] for one in row["top"]] == raw.topk(8).indices.tolist()
+    assert abs(row["top"][0]["raw"] - float(raw.max())) < 1e-5
+
+
+@pytest.mark.parametrize("view", ["verdict", "heads", "attention", "edge", "tokens", "provenance"])
+def test_the_python_of_a_view_runs(page: Any, report_file: Path, view: str, tmp_path: Path):
+    shown(page, report_file, "layer=1&head=2&query=7")
+    script = exported(page, view, "Python").decode()
+    assert script.startswith("import identikit as ik\n")
+    model = tiny.loaded("bert")
+    names: dict[str, Any] = {}
+    import identikit
+
+    load, identikit.load = identikit.load, lambda *_: model  # the page knows a name, and the tests have the model
+    try:
+        exec(compile(script, view, "exec"), names)
+    finally:
+        identikit.load = load
+    assert "model" in names
+
+
+def test_a_tour_of_five_steps_by_keyboard(page: Any, report_file: Path):
+    shown(page, report_file)
+    page.click("button:text-is('Tour')")
+    said = set()
+    for step in range(5):
+        assert page.locator(".tour .count").inner_text() == f"{step + 1} of 5"
+        said.add(page.locator(".tour p").inner_text())
+        page.keyboard.press("Enter")
+    assert page.locator(".tour").is_hidden()
+    assert len(said) == 5
+
+
+def test_text_is_never_markup(page: Any, tmp_path: Path):
+    hostile = "<script>document.title='hacked'</script> <img src=x onerror=alert(1)> </script> w4"
+    result = explain(tiny.loaded("bert"), hostile, seconds=1)
+    file = save_report(result, tmp_path / "hostile.html")
+    shown(page, file)
+    assert "hacked" not in page.title()
+    assert page.locator("#identikit img").count() == 0
+    assert page.locator("#identikit script").count() == 0
+
+
+def test_a_page_is_written_whole_or_not_at_all(explanation: Any, tmp_path: Path):
+    with pytest.raises(InputError, match=r"ends in \.html"):
+        explanation.save_html(tmp_path / "page.txt")
+    with pytest.raises(InputError, match="does not exist"):
+        explanation.save_html(tmp_path / "nowhere" / "page.html")
+    assert list(tmp_path.iterdir()) == []
+    explanation.identity.save_html(tmp_path / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_parts_have_their_own_page_with_words_where_nothing_is(page: Any, explanation: Any, tmp_path: Path):
+    file = save_report(explanation.attribution, tmp_path / "part.html")
+    shown(page, file, "tab=provenance")
+    assert page.locator("#panel-provenance .note").is_hidden()
+    assert "explain(model, text)" in page.locator("#panel-verdict .verdict-words").inner_text()
+    assert page.locator("#panel-verdict canvas").is_visible()  # tokens are chosen there
+    for view in ("heads", "attention", "edge"):
+        words = page.locator(f"#panel-{view} .note").inner_text()
+        assert words.endswith("."), view
+
+
+def test_a_file_that_was_cut_off_says_so(page: Any, report_file: Path, tmp_path: Path):
+    whole = report_file.read_text()
+    start = whole.index('id="identikit-data">') + 20
+    stop = whole.index("</script>", start)
+    cut = tmp_path / "cut.html"
+    cut.write_text(whole[: start + 4000] + whole[stop:])
+    page.goto(cut.as_uri())
+    page.wait_for_timeout(300)
+    assert "could not be shown" in page.inner_text("#identikit")
+
+
+def test_the_page_loads_nothing(explanation: Any):
+    text = report(explanation.identity)
+    assert "default-src 'none'" in text
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+
+
+def test_the_command_says_where_the_page_is(tmp_path: Path):
+    folder = tmp_path / "model"
+    tiny.loaded("bert").hf.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "identikit", "explain", "w4 w5 w6", "--model", str(folder), "--html", str(page)]
+    done = subprocess.run([*command, "--seconds", "1"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"Views to explore are in {page}" in done.stdout
+    assert page.stat().st_size > 50_000
+    done = subprocess.run(
+        [*command[:-1], str(tmp_path / "no" / "page.html")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,394 @@
+"""The verdict, the edges of a row, the tokens and their provenance, looked at in a browser and held against the API."""
+
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import identikit
+from identikit import attention_intervals, effective_attention, load
+from identikit.errors import IdentikitError
+from identikit.verdict.numbers import explain
+from identikit.web import payload
+from identikit.web.report import save_report
+from tests.models import tiny
+from tests.web.conftest import TEXT
+
+VIEWS = ("verdict", "edge", "tokens", "provenance")
+ROWS = [(0, 1, 4), (1, 3, 12), (2, 0, 30)]
+ROOT = 'const { site, store, views } = document.getElementById("identikit").identikit;'
+
+
+def show(page: Any, file: Path, state: str = "") -> None:
+    page.goto(f"{file.as_uri()}#{state}")
+    page.wait_for_selector("#panel-verdict canvas")
+
+
+def table(page: Any, view: str, **state: Any) -> list[dict[str, Any]]:
+    """Return the numbers of a view for a state, a mapping for each row."""
+    call = f"(change) => {{ {ROOT} return views.{view}.table({{ ...store.get(), ...change }}); }}"
+    found = page.evaluate(call, state)
+    return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+
+
+def change(page: Any, **state: Any) -> None:
+    """Change the state, and wait until it is drawn."""
+    page.evaluate(f"(change) => {{ {ROOT} store.set(change); }}", state)
+    drawn(page)
+
+
+def drawn(page: Any) -> None:
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def state_of(page: Any) -> dict[str, Any]:
+    plain = "moved: state.moved && { ...state.moved, row: [...state.moved.row] }"
+    return page.evaluate(f"() => {{ {ROOT} const state = store.get(); return {{ ...state, {plain} }}; }}")
+
+
+def movable(page: Any) -> tuple[int, int, int]:
+    """Return a row that can be dragged."""
+    first = "[...site.rows.rows.values()].find((row) => row.vertices.size)"
+    found = page.evaluate(f"() => {{ {ROOT} const row = {first}; return [row.layer, row.head, row.query]; }}")
+    return tuple(found)
+
+
+def handle(page: Any, end: str) -> dict[str, Any]:
+    """Return where a bar's handle is on the page, and where its raw tick is."""
+    page.locator(".edge canvas").scroll_into_view_if_needed()
+    drawn(page)
+    call = f"""(end) => {{ {ROOT} const edge = views.edge, state = store.get(), row = edge.row(state);
+      const look = edge.look(state, row, edge.canvas.clientWidth), box = edge.canvas.getBoundingClientRect();
+      const far = (key) => row.found.hasVertex(key, end) && Math.abs(row[end][key] - row.raw[key]) > 0.01;
+      const at = look.shown.findIndex(far), key = look.shown[at], place = (weight) => box.left + look.scale.x(weight);
+      const x = place(row[end][key]) + (end === "lower" ? -5 : 5);
+      return {{ key, x, raw: place(row.raw[key]), y: box.top + 30 + 26 * at + 13 }}; }}"""
+    return page.evaluate(call, end)
+
+
+def output_moves(explanation: Any, moved: dict[str, Any], layer: int, head: int) -> float:
+    """Return by how much other weights move the head's output, relative to its length, from the model's own values."""
+    row = explanation.attention.source.row(layer, head, moved["query"])
+    weights = torch.tensor(moved["row"], dtype=torch.float64)[row.keys]
+    assert weights.min() > -1e-7
+    assert abs(float(weights.sum()) - 1) < 1e-5
+    values, raw = row.values.double(), row.attention.double()
+    return float(((weights - raw) @ values).norm() / (raw @ values).norm())
+
+
+def test_intervals_are_those_of_the_api(page: Any, report_file: Path, explanation: Any):
+    show(page, report_file)
+    for layer, head, query in ROWS:
+        expected = attention_intervals(tiny.loaded("bert"), TEXT, layer=layer, head=head, query=query)
+        effective = explanation.attention.effective[layer, head, query]
+        shown = table(page, "edge", layer=layer, head=head, query=query)
+        assert len(shown) == len(explanation.tokens)
+        for key, one in enumerate(shown):
+            for name in ("raw", "lower", "upper"):
+                assert one[name] == pytest.approx(float(getattr(expected, name)[key]), abs=1e-5)
+            assert one["effective"] == pytest.approx(float(effective[key]), abs=1e-5)
+
+
+def test_identity_is_that_of_the_api(page: Any, report_file: Path, explanation: Any):
+    show(page, report_file)
+    identity = explanation.identity
+    shown = iter(table(page, "tokens"))
+    for row, layer in enumerate(identity._axis("layer").values):
+        for token in range(len(identity.tokens)):
+            one = next(shown)
+            assert (one["layer"], one["position"]) == (layer, token)
+            assert one["recovered"] == bool(identity.recovered[row, token])
+            assert one["margin"] == pytest.approx(float(identity.margin[row, token]), abs=1e-5)
+            assert one["winner"] == identity._axis("token").name_of(int(identity.winner[row, token]))
+    assert next(shown, None) is None
+
+
+def test_provenance_is_that_of_the_api(page: Any, report_file: Path, explanation: Any):
+    show(page, report_file)
+    found = explanation.attribution
+    for output in (0, 7, 31):
+        shown = table(page, "provenance", query=output)
+        assert len(shown) == int((found.contribution[:, :, output] > 0).sum())
+        for one in shown:
+            at = found.layers.index(one["layer"]), one["position"], output
+            assert one["contribution"] == pytest.approx(float(found.contribution[at]), abs=1e-5)
+            if found.stderr is not None:
+                assert one["stderr"] == pytest.approx(float(found.stderr[at]), abs=1e-5)
+
+
+def test_the_strip_shows_the_mean_certain_mass_of_a_token(page: Any, report_file: Path, explanation: Any):
+    show(page, report_file)
+    every = attention_intervals(tiny.loaded("bert"), TEXT).certain_mass
+    for query, one in enumerate(table(page, "verdict")):
+        assert one["certain mass"] == pytest.approx(float(every[:, :, query].mean()), abs=1e-5)
+        assert one["rows bounded"] == one["rows"] == every[:, :, query].numel()
+    for query, one in enumerate(table(page, "verdict", strip="head", layer=1, head=2)):
+        assert one["certain mass"] == pytest.approx(float(every[1, 2, query]), abs=1e-5)
+
+
+def test_a_row_follows_the_mouse_and_the_output_stays(page: Any, report_file: Path, explanation: Any):
+    show(page, report_file)
+    layer, head, query = movable(page)
+    change(page, layer=layer, head=head, query=query)
+    grip = handle(page, "upper")
+    page.mouse.move(grip["x"], grip["y"])
+    page.mouse.down()
+    page.mouse.move((grip["x"] + grip["raw"]) / 2, grip["y"], steps=4)
+    drawn(page)
+    moved = state_of(page)["moved"]
+    assert (moved["query"], moved["key"], moved["end"]) == (query, grip["key"], "upper")
+    assert 0.3 < moved["share"] < 0.7
+    page.mouse.move(grip["x"] + 400, grip["y"], steps=4)
+    page.mouse.up()
+    drawn(page)
+    moved = state_of(page)["moved"]
+    assert moved["share"] == 1
+    upper = table(page, "edge")[grip["key"]]
+    assert upper["moved"] == pytest.approx(upper["upper"], abs=1e-5)
+    assert output_moves(explanation, moved, layer, head) < 1e-5
+    measured = page.evaluate(
+        f"(row) => {{ {ROOT} return site.heads({layer}, {head}).outputChange({query}, row); }}", moved["row"]
+    )
+    assert measured < 1e-5
+    assert "of its length: rounding." in page.locator(".edge-change").inner_text()
+    page.get_by_role("button", name="Reset").click()
+    assert state_of(page)["moved"] is None
+
+
+def test_weights_that_change_the_output_are_not_called_rounding(page: Any, report_file: Path):
+    show(page, report_file)
+    page.evaluate(f"""() => {{ {ROOT} const {{ layer, head, query }} = store.get();
+      const row = site.heads(layer, head).row("raw", query).map((weight, key, all) => all[(key + 1) % all.length]);
+      store.set({{ key: 1, moved: {{ row, query, key: 1, end: "upper", share: 1 }} }}); }}""")
+    drawn(page)
+    words = page.locator(".edge-change").inner_text()
+    assert "The head's output moved by 0." in words
+    assert "rounding" not in words
+
+
+def test_a_row_follows_the_keyboard(page: Any, report_file: Path, explanation: Any):
+    show(page, report_file)
+    layer, head, query = movable(page)
+    change(page, layer=layer, head=head, query=query, sort="width")
+    canvas = page.locator(".edge canvas")
+    canvas.press("ArrowDown")
+    for key, end in (("l", "lower"), ("u", "upper")):
+        canvas.press(key)
+        moved = state_of(page)["moved"]
+        if moved is not None and moved["end"] == end:
+            assert output_moves(explanation, moved, layer, head) < 1e-5
+            assert moved["share"] == 1
+    assert moved is not None
+    canvas.press("Escape")
+    assert state_of(page)["moved"] is None
+    drawn(page)
+    toward = "ArrowRight" if moved["end"] == "upper" else "ArrowLeft"
+    canvas.press(toward)
+    drawn(page)
+    canvas.press(toward)
+    assert state_of(page)["moved"]["share"] == pytest.approx(0.2)
+    drawn(page)
+    page.get_by_role("button", name="Lower end" if moved["end"] == "lower" else "Upper end").click()
+    assert state_of(page)["moved"]["share"] == 1
+
+
+def test_what_the_output_may_move_by_widens_the_bars(page: Any, report_file: Path):
+    show(page, report_file)
+    layer, head, query = movable(page)
+    change(page, layer=layer, head=head, query=query)
+    exact = table(page, "edge")
+    slider = page.get_by_label("ε", exact=True)
+    for _ in range(3):
+        slider.press("ArrowRight")
+    drawn(page)
+    assert state_of(page)["epsilon"] == 3
+    assert "the output may move by 1% of its length" in page.locator("#panel-edge").inner_text()
+    expected = attention_intervals(tiny.loaded("bert"), TEXT, layer=layer, head=head, query=query, epsilon=0.01)
+    for key, (one, wide) in enumerate(zip(exact, table(page, "edge"), strict=True)):
+        assert wide["lower"] <= one["lower"] + 1e-6
+        assert wide["upper"] >= one["upper"] - 1e-6
+        gap = float(expected.gap[key]) + 1e-5
+        assert wide["upper"] == pytest.approx(float(expected.upper[key]), abs=gap)
+    assert page.locator(".edge-pulls button:enabled").count() == 0
+
+
+def test_bars_are_sorted_by_weight_width_and_text(page: Any, report_file: Path):
+    show(page, report_file)
+    layer, head, query = movable(page)
+    change(page, layer=layer, head=head, query=query)
+    rows = table(page, "edge")
+    look = "views.edge.look(store.get(), views.edge.row(store.get()), 400)"
+    order = f"() => {{ {ROOT} return {look}.shown; }}"
+    sizes = {"by weight": lambda one: -one["raw"], "by width": lambda one: one["lower"] - one["upper"]}
+    for words, size in sizes.items():
+        page.get_by_role("button", name=words).click()
+        shown = page.evaluate(order)
+        assert len(shown) == 24
+        assert [size(rows[key]) for key in shown] == sorted(map(size, rows))[:24]
+    page.get_by_role("button", name="in the text").click()
+    shown = page.evaluate(order)
+    assert shown == sorted(shown)
+    page.get_by_role("button", name="8 more").click()
+    drawn(page)
+    assert len(page.evaluate(order)) == len(rows)
+
+
+def test_a_token_that_is_clicked_in_one_view_is_marked_in_the_others(page: Any, report_file: Path):
+    show(page, report_file)
+    canvas = page.locator("#panel-tokens canvas")
+    canvas.scroll_into_view_if_needed()
+    place = page.evaluate(f"""() => {{ {ROOT} const view = views.tokens, box = view.canvas.getBoundingClientRect();
+      const {{ from, cell }} = view.window(view.canvas.clientWidth);
+      return [box.left + 64 + (9 - from + 0.5) * cell, box.top + view.labels + 45]; }}""")
+    page.mouse.move(*place)
+    drawn(page)
+    assert state_of(page)["hoverQuery"] == 9
+    assert page.locator("#panel-tokens .figure-readout").inner_text().startswith("After layer 1, “w11")
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(0, 0)
+    drawn(page)
+    found = state_of(page)
+    assert (found["query"], found["hoverQuery"]) == (9, -1)
+    for view in ("verdict", "edge", "tokens"):
+        assert "“w11" in page.locator(f"#panel-{view} canvas").get_attribute("aria-label")
+    marked = page.evaluate(f"""() => {{ {ROOT} const {{ canvas }} = views.verdict;
+      const {{ boxes }} = views.verdict.places(canvas.clientWidth), scale = canvas.width / canvas.clientWidth;
+      const pixel = (x, y) => [...canvas.getContext("2d").getImageData(x * scale, y * scale, 1, 1).data];
+      return [8, 9].map((token) => pixel(boxes[token].x + boxes[token].across / 2, boxes[token].y + 2)); }}""")
+    assert marked[1][:3] == [0x7A, 0x3E, 0xA3]
+    assert marked[0][:3] != marked[1][:3]
+
+
+def test_keys_move_through_the_strip_the_tokens_and_the_sources(page: Any, report_file: Path):
+    show(page, report_file, "query=3")
+    page.locator("#panel-verdict canvas").press("ArrowRight")
+    page.locator("#panel-tokens canvas").press("ArrowRight")
+    assert state_of(page)["query"] == 5
+    page.locator("#panel-tokens canvas").press("ArrowDown")
+    drawn(page)
+    assert page.locator("#panel-tokens .figure-readout").inner_text().startswith("After layer 0, ")
+    page.get_by_role("tab", name="Provenance").click()
+    drawn(page)
+    canvas = page.locator("#panel-provenance canvas")
+    canvas.press("ArrowDown")
+    canvas.press("ArrowRight")
+    drawn(page)
+    key = state_of(page)["key"]
+    assert key not in (-1, 5)
+    share = next(
+        one["contribution"] for one in table(page, "provenance") if (one["layer"], one["position"]) == (0, key)
+    )
+    assert f"{100 * share:.1f}" in page.locator("#panel-provenance .figure-readout").inner_text()
+
+
+def test_small_sources_are_gathered(page: Any, report_file: Path):
+    show(page, report_file, "tab=provenance&query=4")
+    stacks = f"(threshold) => {{ {ROOT} return views.provenance.stacks({{ ...store.get(), threshold }}).stacks; }}"
+    for threshold in (0, 0.05, 1):
+        for row in page.evaluate(stacks, threshold):
+            assert math.isclose(sum(part["share"] for part in row["parts"]) + row["others"], 1, abs_tol=1e-5)
+            assert all(part["share"] >= threshold for part in row["parts"][1:])
+            assert row["parts"][0]["input"] == 4
+
+
+def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
+    show(page, report_file)
+    layer, head, query = movable(page)
+    change(page, layer=layer, head=head, query=query, strip="head", epsilon=0)
+    page.locator(".edge canvas").press("ArrowDown")
+    for key in ("u", "l"):
+        page.locator(".edge canvas").press(key)
+    names: dict[str, Any] = {"ik": identikit, "model": tiny.loaded("bert"), "text": TEXT, "print": lambda *_: None}
+    code = {name: page.evaluate(f"() => {{ {ROOT} return views.{name}.python(store.get()); }}") for name in VIEWS}
+    exec(code["edge"], names)
+    for one in table(page, "edge"):
+        assert one["lower"] == pytest.approx(float(names["row"].lower[one["position"]]), abs=1e-5)
+        assert one["moved"] == pytest.approx(float(names["other"].attention[one["position"]]), abs=1e-5)
+    exec(code["verdict"], names)
+    for one in table(page, "verdict"):
+        assert one["certain mass"] == pytest.approx(float(names["row"].certain_mass[one["position"]]), abs=1e-5)
+    exec(code["provenance"], names)
+    for one in table(page, "provenance"):
+        found = float(names["found"].contribution[one["layer"], one["position"], query])
+        assert one["contribution"] == pytest.approx(found, abs=1e-5)
+    exec(code["tokens"], names)
+    for one in table(page, "tokens"):
+        margin = float(names["found"].identity.margin[one["layer"], one["position"]])
+        assert one["margin"] == pytest.approx(margin, abs=1e-5)
+
+
+def test_figures_are_the_same_as_svg(page: Any, report_file: Path):
+    show(page, report_file, "query=4&tab=provenance")
+    for view in VIEWS:
+        page.get_by_text("Export", exact=True).click()
+        page.get_by_label("View to export").select_option(view)
+        with page.expect_download() as download:
+            page.get_by_role("button", name="SVG").click()
+        root = ElementTree.parse(download.value.path()).getroot()
+        words = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert any("w" in (one or "") for one in words), view
+        page.get_by_text("Export", exact=True).click()
+
+
+def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, tmp_path: Path, monkeypatch: Any):
+    hostile = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+    monkeypatch.setattr(payload, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
+    monkeypatch.setattr(payload, "shown", lambda token: hostile if token == "w5" else token)
+    show(page, save_report(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
+    assert hostile in page.locator("#panel-verdict canvas").get_attribute("aria-label")
+    assert hostile in page.locator("#panel-edge .figure-says").inner_text()
+    assert hostile in page.locator("#panel-provenance .figure-says").inner_text()
+    assert page.title() != "run"
+    assert page.locator("#identikit script, #identikit img").count() == 0
+
+
+def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(payload, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
+    model = tiny.loaded("llama")
+    show(page, save_report(explain(model, TEXT, seconds=None), tmp_path / "causal.html"), "tab=provenance")
+    assert [one["position"] for one in table(page, "edge", query=5)] == list(range(6))
+    assert {one["position"] for one in table(page, "provenance", query=5)} <= set(range(6))
+    change(page, query=0)
+    assert page.locator("#panel-edge .figure-says").inner_text().endswith("Only this attention gives this output.")
+
+
+def test_pages_of_one_question_say_what_is_not_there(page: Any, tmp_path: Path):
+    model = tiny.loaded("bert")
+    show(page, save_report(effective_attention(model, TEXT), tmp_path / "attention.html"))
+    assert "explain(model, text) has it" in page.locator("#panel-tokens .note").inner_text()
+    assert "no intervals for this row" in page.locator("#panel-edge").inner_text()
+    found = attention_intervals(model, TEXT, layer=1, head=2, query=7)
+    show(page, save_report(found, tmp_path / "intervals.html"), "query=7")
+    for one in table(page, "edge"):
+        assert one["upper"] == pytest.approx(float(found.upper[one["position"]]), abs=1e-5)
+    change(page, query=8)
+    assert "this row was not computed" in page.locator("#panel-edge .figure-says").inner_text()
+
+
+@pytest.mark.slow
+def test_minilm_can_be_dragged_and_its_numbers_are_the_apis(page: Any, tmp_path: Path):
+    try:
+        model = load()
+    except IdentikitError as error:
+        pytest.skip(f"needs the packaged model: {error}")
+    found: Any = explain(model, seconds=5)
+    show(page, save_report(found, tmp_path / "minilm.html"))
+    layer, head, query = movable(page)
+    change(page, layer=layer, head=head, query=query, sort="width")
+    expected = found.attention.intervals(layer=layer, head=head, query=query)
+    for key, one in enumerate(table(page, "edge")):
+        assert one["lower"] == pytest.approx(float(expected.lower[key]), abs=1e-5)
+        assert one["upper"] == pytest.approx(float(expected.upper[key]), abs=1e-5)
+    for end in ("lower", "upper"):
+        grip = handle(page, end)
+        page.mouse.move(grip["x"], grip["y"])
+        page.mouse.down()
+        page.mouse.move(grip["x"] + (-300 if end == "lower" else 300), grip["y"], steps=3)
+        page.mouse.up()
+        moved = state_of(page)["moved"]
+        assert (moved["end"], moved["share"]) == (end, 1)
+        assert output_moves(found, moved, layer, head) < 1e-5
