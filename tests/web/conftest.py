@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from identikit.verdict.numbers import explain
+from identikit.web import payload
 from identikit.web.payload import packed
 from identikit.web.report import save_report
 from tests.models import tiny
@@ -51,11 +52,15 @@ def explanation() -> Any:
 
 @pytest.fixture(scope="session")
 def content(explanation: Any) -> bytes:
-    """What its page is given."""
-    return packed(explanation)
+    """What its page is given; with time enough for the grid of epsilons, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload, "GRID_SECONDS", 300.0)
+        return packed(explanation)
 
 
 @pytest.fixture(scope="session")
 def report_file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its page, on disk."""
-    return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload, "GRID_SECONDS", 300.0)
+        return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")

@@ -410,7 +410,7 @@ def _grid(
     rows: list[int],
     progress: Progress,
     epsilons: Sequence[float] = EPSILONS,
-    seconds: float = GRID_SECONDS,
+    seconds: float | None = None,
 ) -> None:
     """Add the ends of rows when the head's output may move; NaN for what the time did not allow."""
     layers, heads = attention._axis("layer").places, attention._axis("head").places
@@ -418,7 +418,7 @@ def _grid(
     lower, upper = [], []
     for done, epsilon in enumerate(epsilons):
         progress("page, grid of epsilons", done, len(epsilons))
-        bounding = Bounding("certified", epsilon, seconds / len(epsilons))
+        bounding = Bounding("certified", epsilon, (seconds or GRID_SECONDS) / len(epsilons))
         ends = bounds_of(attention, own, bounding=bounding)[1] if own else None
         if ends is not None:
             unknown = ends.gap.isnan()
