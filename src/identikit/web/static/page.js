@@ -65,7 +65,7 @@ function form(facts, known = {}) {
   let running = null;
   const run = button("Run", "Explain this text", async () => {
     run.disabled = true;
-    tell("Sending the text …", "loading");
+    tell("Sending the text…", "loading");
     try {
       const body = { text: text.value, model: model.value, ...(pair.value.trim() ? { pair: pair.value } : {}) };
       const job = await ask("/api/jobs", { method: "POST", body });
@@ -148,11 +148,11 @@ async function start() {
   try {
     const facts = await ask("/api");
     page = form(facts);
-    const top = element("header", { class: "top" }, element("div", { class: "title" }, element("strong", {}, "identikit"), element("span", {}, "What a transformer's attention and hidden vectors really say")));
+    const top = element("header", { class: "top" }, element("div", { class: "title" }, element("h1", {}, "identikit"), element("span", {}, "What a transformer's attention and hidden vectors really say")));
     root.replaceChildren(top, page.made);
     const id = location.pathname.match(/^\/r\/([0-9a-f]+)$/)?.[1];
     if (id) {
-      page.tell("Loading the result …", "loading");
+      page.tell("Loading the result…", "loading");
       await open(facts, id);
     }
   } catch (error) {
