@@ -153,7 +153,7 @@ def test_a_row_follows_the_mouse_and_the_output_stays(page: Any, report_file: Pa
         f"(row) => {{ {ROOT} return site.heads({layer}, {head}).outputChange({query}, row); }}", moved["row"]
     )
     assert measured < 1e-5
-    assert "of its length: rounding." in page.locator(".edge-change").inner_text()
+    assert "of its length, which is rounding." in page.locator(".edge-change").inner_text()
     page.get_by_role("button", name="Reset").click()
     assert state_of(page)["moved"] is None
 

@@ -87,7 +87,7 @@ class TokensView {
     const margin = Math.abs(this.part("margin")[at]).toFixed(3);
     const after = `After layer ${this.about.layers[row]}, ${name}`;
     if (this.part("recovered")[at]) return `${after} is still itself, by a margin of ${margin}.`;
-    return `${after} is nearer to ${quoted(this.winner(at))}, by ${margin}.`;
+    return `${after} is nearer to ${quoted(this.winner(at))}, by a margin of ${margin}.`;
   }
 
   /** The cell under the cursor in words, or the whole history of the active token. */
