@@ -47,6 +47,7 @@ bench: $(VENV)/.demo
 	$(BIN)/identikit bench attribution
 	$(BIN)/identikit bench tokens --part ridge
 	$(BIN)/identikit bench runs
+	$(BIN)/identikit bench page
 
 # Kills runs at random moments, on each engine, and compares what they end with; half an hour on two cores.
 soak: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from identikit.bench import attention, attribution, intervals, inversion, runs, tokens
+from identikit.bench import attention, attribution, intervals, inversion, page, runs, tokens
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, extra_mib, seconds, table, time_rows
 from identikit.bench.shapes import made_up_llama, shape_of
 from identikit.cli import app, main
@@ -287,3 +288,17 @@ def test_a_ratio_is_shown_with_what_it_is_to(capsys: pytest.CaptureFixture[str])
     Console(width=100).print(table(time_rows("case", {"slow": 6.0, "fast": 2.0}, {"slow": "fast"})))
     told = capsys.readouterr().out
     assert "3 × fast" in told and "6 s" in told
+
+
+def test_a_page_has_a_size_and_frames(saved: str):
+    rows = named(page.run(page.Options(saved, (12,), 1.0)))
+    assert rows["every page", "script and style"].figure > 10
+    assert rows["12 tokens", "page"].figure > 0.05
+    if shutil.which("chromium"):
+        assert rows["12 tokens", "frame while hovering, median"].unit == "ms"
+
+
+def test_texts_have_the_tokens_that_are_asked_for(saved: str):
+    model = page.load(saved)
+    for length in (8, 31):
+        assert length - 4 < len(model.encode([page.text_of(model, length)])[0]) <= length

@@ -193,6 +193,25 @@ def bench_runs(
     _measure("runs", partial(run, Options(model, data, data_dir, probes=probes, **chosen)), as_json)
 
 
+@bench.command("page")
+def bench_page(
+    lengths: Annotated[
+        list[int] | None,
+        typer.Option("--tokens", min=4, help="How long a text is; repeat for more. Default: 64, 128, 512."),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="About how long to bound rows.")] = 20.0,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the page of an explanation: its size, how long it takes, and how long a frame takes while hovering.
+
+    Frames need Playwright and Chromium; without them, they are left out.
+    """
+    from identikit.bench.page import LENGTHS, Options, run
+
+    _measure("page", partial(run, Options(model, tuple(lengths or LENGTHS), seconds)), as_json)
+
+
 def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: str = "cpu") -> None:
     from identikit.bench.measure import about, table
     from identikit.models.load import checked_device

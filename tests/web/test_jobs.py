@@ -1,5 +1,6 @@
 """The queue of a real server: full, cancelled, killed, and what is kept."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -8,23 +9,25 @@ import pytest
 from identikit.web.jobs import Job, Limits, Service
 from identikit.web.worker import Answer, Failure, Source
 from tests.web.served import LONG, SHORT, Served, save_models, served
+from tests.web.soak_server import soak
 from tests.web.test_server import refused
 
 SLOW = {"model": "tiny-llama"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folders = save_models(tmp_path_factory.mktemp("models"))
     models = [one for folder in folders for one in ("--model", str(folder))]
     with served(*models, "--waiting", "2", "--seconds", "60") as one:
         yield one
 
 
-@pytest.fixture(autouse=True)
-def nothing_left(server: Served) -> Iterator[None]:
-    """Cancel what a test left running, and wait until the workers are free."""
-    yield
+@pytest.fixture
+def server(started: Served) -> Iterator[Served]:
+    """The one server; what a test leaves running is cancelled, and the workers are free for the next."""
+    server = started
+    yield server
     for id in server.asked:
         server.client.delete(f"/api/jobs/{id}")
     until = time.monotonic() + 30
@@ -99,6 +102,7 @@ def test_a_killed_worker_is_started_again_and_its_analysis_failed(server: Served
     assert slow(server, 7) == running  # what failed can be asked for again
 
 
+@pytest.mark.slow
 def test_idle_workers_that_are_killed_come_back(server: Served):
     id = server.result(SHORT)
     for worker in server.workers():
@@ -110,6 +114,17 @@ def test_idle_workers_that_are_killed_come_back(server: Served):
     assert server.post(f"/api/results/{id}/rows", {"rows": [[0, 0, 3]]}, timeout=60).status_code == 200
     server.healthy()
     assert server.result("w50 w51 w52 w53")
+
+
+def test_streams_end_when_the_server_stops():
+    async def follow() -> list[str]:
+        service = Service((Source(None),), Limits())
+        job = service.jobs["a"] = Job("a", "model", "text")
+        asyncio.get_running_loop().call_later(0.05, service.end_streams)
+        async with asyncio.timeout(5):
+            return [status["state"] async for status in service.statuses(job) if status is not None]
+
+    assert asyncio.run(follow()) == ["waiting"]
 
 
 # What is kept
@@ -137,3 +152,8 @@ def test_what_was_looked_at_is_kept_longest():
             service.find("a")
         service._ended(service.jobs[name], Answer(0, failure=Failure("input", "No.")))
     assert set(service.jobs) == {"a", "c"}
+
+
+@pytest.mark.slow
+def test_many_requests_at_once_leave_it_well():
+    assert "60 requests" in soak(60)

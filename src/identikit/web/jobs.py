@@ -93,7 +93,7 @@ class Service:
         self.models: dict[str, Facts] = {}
         self.sample: str | tuple[str, str] = ""
         self.streams = 0
-        self.closing = asyncio.Event()
+        self.closing = False
 
     async def start(self) -> None:
         """Load the models in both processes; raises what keeps them from it."""
@@ -103,8 +103,14 @@ class Service:
 
     async def close(self) -> None:
         """End everything."""
-        self.closing.set()
+        self.end_streams()
         await asyncio.gather(self.analyst.close(), self.reader.close())
+
+    def end_streams(self) -> None:
+        """Let everyone who follows an analysis go, so that the server can stop."""
+        self.closing = True
+        for job in self.jobs.values():
+            job.tell()
 
     # Analyses
 
@@ -170,7 +176,7 @@ class Service:
         self.streams += 1
         try:
             last = None
-            while not self.closing.is_set():
+            while not self.closing:
                 changed, status = job.changed, self.status(job)
                 if status != last:
                     yield status

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from identikit.web.jobs import Limits
+
 Place = Annotated[int, Field(ge=0, le=2**31 - 1, description="Counted from 0.")]
 Row = Annotated[list[Place], Field(min_length=3, max_length=3, description="Layer, head and query.")]
 
@@ -26,7 +28,7 @@ class NewJob(_Asked):
 class Rows(_Asked):
     """Rows of attention to bound."""
 
-    rows: list[Row] = Field(min_length=1, max_length=16)
+    rows: list[Row] = Field(min_length=1, max_length=Limits.rows)
     epsilon: float = Field(0.0, ge=0, lt=1, allow_inf_nan=False, description="Share of its norm the output may move.")
 
 

@@ -5,7 +5,7 @@ import errno
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,17 +70,17 @@ async def _serve(serving: Serving, listening: socket.socket) -> None:
         await service.start()
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         print(f"Serving {', '.join(service.models)} on http://{shown}:{port}. Press Ctrl-C to stop.", flush=True)
-        await _Server(config, service.closing).serve(sockets=[listening])
+        await _Server(config, service.end_streams).serve(sockets=[listening])
     finally:
         await service.close()
 
 
 class _Server(uvicorn.Server):
-    """Ends in order on Ctrl-C and SIGTERM, which is how a server is meant to end; `closing` ends open streams."""
+    """Ends in order on Ctrl-C and SIGTERM, which is how a server is meant to end; open streams are ended first."""
 
-    def __init__(self, config: uvicorn.Config, closing: asyncio.Event):
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]):
         super().__init__(config)
-        self._closing = closing
+        self._end_streams = end_streams
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class _Server(uvicorn.Server):
 
         def end() -> None:
             self.should_exit = True
-            self._closing.set()
+            self._end_streams()
 
         before = {kind: signal.signal(kind, lambda *_: loop.call_soon_threadsafe(end)) for kind in kinds}
         try:
