@@ -143,8 +143,9 @@ class EdgeView {
     this.epsilon.input.value = state.epsilon;
     const share = epsilons[state.epsilon] ?? 0;
     const percent = `${Number((100 * share).toPrecision(2))}%`;
-    const words = share ? `the output may move by ${percent} of its length` : "the output stays the same";
+    const words = share ? `the output may move by ${percent}` : "the output stays the same";
     say(this.epsilon.words, words);
+    this.epsilon.element.title = "How far the head's output may move, as a share of its length.";
     this.epsilon.input.setAttribute("aria-valuetext", words);
   }
 
@@ -162,8 +163,10 @@ class EdgeView {
     this.change.classList.toggle("moved", Boolean(row.moved));
   }
 
-  /** How a row that can be moved is moved. */
+  /** How a row is moved, or why it is not. */
   howWords(state, row, open) {
+    if (state.epsilon && !row.lower) return "There are no intervals for this ε in this row.";
+    if (state.epsilon && row.found?.movable) return "Bars can be dragged at ε = 0, where the output stays the same.";
     if (!row.movable) return "";
     if (row.keys.includes(state.key) && !open) return `${quoted(this.site.names[state.key])} cannot be dragged here: choose a bar with handles.`;
     return "Drag a handle, or choose a bar with the arrow keys and press l or u for its lower or upper end.";
@@ -178,23 +181,19 @@ class EdgeView {
       change === null
         ? "This file holds no values, so the change in the output cannot be measured here."
         : `The head's output moved by ${number(change)} of its length${change < EDGE_ROUNDING ? ", which is rounding" : ""}.`;
-    const same = this.inModel?.key === moved.key && this.inModel.end === moved.end && this.inModel.query === moved.query;
+    const same = this.inModel?.head === row.head && ["query", "key", "end"].every((name) => this.inModel[name] === moved[name]);
     if (!same) return `${from} ${told}`;
     const { hidden, logits } = this.inModel.change;
     const more = logits === null ? "" : ` and the logits by ${number(logits)}`;
     return `${from} ${told} In the model, the row at that end changes the final hidden states by ${number(hidden)}${more}, relative to their largest entry.`;
   }
 
-  /** Say why a bar cannot be dragged, and offer rows that can. */
+  /** Say that this row cannot be dragged, and offer rows that can. */
   showListed(state, row) {
     const { rows, source, names } = this.site;
     let words = "";
     let listed = [];
-    if (state.epsilon && !row.lower) {
-      words = "There are no intervals for this ε in this row.";
-    } else if (state.epsilon && row.found?.movable) {
-      words = "Bars can be dragged at ε = 0, where the output stays the same.";
-    } else if (!row.found?.movable && !source.live && !(row.widest < EDGE_NARROW)) {
+    if (!state.epsilon && !row.found?.movable && !source.live && !(row.widest < EDGE_NARROW)) {
       listed = rows.listed(state.layer, state.head);
       const missing = row.lower ? "" : "This file has no intervals for this row. ";
       const offer = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here.";
@@ -234,12 +233,12 @@ class EdgeView {
 
   /** Let a server put the row into the model. */
   measure() {
-    const { source, store, task } = this.site;
+    const { heads, source, store, task } = this.site;
     const { layer, head, moved } = store.get();
     if (!source.live || !moved) return;
     const { query, key, end } = moved;
     const found = source.move({ layer, head, query, key, end }).then(({ output_change: change }) => {
-      this.inModel = { query, key, end, change };
+      this.inModel = { head: heads(layer, head), query, key, end, change };
       store.set({});
     });
     task(this.id, found, "Putting the row into the model…");

@@ -80,7 +80,7 @@ function form(facts, known = {}) {
         await open(facts, job.id);
         return;
       }
-      tell(end.error?.message ?? (end.state === "cancelled" ? "The job was cancelled." : "The job failed."), end.state === "failed" ? "failed" : "");
+      tell(end.error?.message ?? (end.state === "cancelled" ? "The analysis was cancelled." : "The analysis failed."), end.state === "failed" ? "failed" : "");
     } catch (error) {
       tell(error.message, "failed");
     } finally {
@@ -89,7 +89,7 @@ function form(facts, known = {}) {
       stop.hidden = bar.hidden = true;
     }
   });
-  const stop = button("Cancel", "Stop this job", () => running && ask(`/api/jobs/${running}`, { method: "DELETE" }).catch((error) => tell(error.message, "failed")));
+  const stop = button("Cancel", "Stop this analysis", () => running && ask(`/api/jobs/${running}`, { method: "DELETE" }).catch((error) => tell(error.message, "failed")));
   stop.hidden = true;
   const tools = element("div", { class: "start-tools" }, model, run, stop, bar);
   return { made: element("div", { class: "start" }, element("div", { class: "start-texts" }, text, pair), tools, said), tell };
@@ -97,7 +97,7 @@ function form(facts, known = {}) {
 
 const words = ({ state, ahead, progress }) =>
   state === "waiting"
-    ? `Waiting: ${ahead} ${ahead === 1 ? "job is" : "jobs are"} ahead.`
+    ? `Waiting: ${ahead} ${ahead === 1 ? "analysis is" : "analyses are"} ahead.`
     : `Working: ${progress?.what ?? "reading the text"}${progress?.total ? `, ${progress.done} of ${progress.total}` : ""}.`;
 
 /** Follow a job until it ends; if the stream breaks off, ask again and again. */

@@ -1,4 +1,4 @@
-// Tokens: after each layer, is each hidden vector still nearest to its own token, by which margin, and if not, who won?
+// Tokens: after each layer, is each hidden vector still nearest to its own token, by what margin, and if not, who won?
 import { css, mixed } from "./colour.js";
 import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
 import { element } from "./parts.js";
