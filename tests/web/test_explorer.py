@@ -170,3 +170,10 @@ def test_a_pair_is_read_as_one(page: Any, server: Served):
     opened(page, server, SHORT, pair="w20 w21 w22")
     tokens = page.evaluate("document.getElementById('identikit').identikit.site.view.about.tokens")
     assert tokens[-4:-1] == ["w20", "w21", "w22"]
+    assert page.input_value("textarea >> nth=1") == "w20 w21 w22"
+
+
+def test_a_text_without_a_pair_is_shown_without_the_sample_s(page: Any, server: Served):
+    opened(page, server, SHORT)
+    assert page.input_value("textarea >> nth=0") == SHORT
+    assert page.input_value("textarea >> nth=1") == ""

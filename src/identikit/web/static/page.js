@@ -49,14 +49,15 @@ const root = document.getElementById("identikit");
 let leave = () => {};
 
 /** The form; `known` is what was asked for before. */
-function form(facts, known = {}) {
+function form(facts, known = null) {
   const text = element("textarea", { rows: "2", "aria-label": "Text", placeholder: "A text to explain", maxlength: String(facts.limits.characters) });
   const pair = element("textarea", { rows: "1", "aria-label": "Second text, optional", placeholder: "A second text, if it is a pair" });
   const model = element("select", { "aria-label": "Model" }, ...facts.models.map(({ name }) => element("option", {}, name)));
   const said = element("p", { class: "note", role: "status", hidden: true });
   const bar = element("progress", { max: "1", "aria-label": "Progress", hidden: true });
-  [text.value, pair.value] = [known.text ?? facts.sample?.text ?? "", known.pair ?? facts.sample?.pair ?? ""];
-  if (known.model) model.value = known.model;
+  const asked = known ?? facts.sample; // whole: a text without a pair has none of the sample's
+  [text.value, pair.value] = [asked?.text ?? "", asked?.pair ?? ""];
+  if (known) model.value = known.model;
   const tell = (words, kind = "") => {
     said.hidden = !words;
     said.className = `note ${kind}`;
@@ -98,7 +99,7 @@ function form(facts, known = {}) {
 const words = ({ state, ahead, progress }) =>
   state === "waiting"
     ? `Waiting: ${ahead} ${ahead === 1 ? "analysis is" : "analyses are"} ahead.`
-    : `Working: ${progress?.what ?? "reading the text"}${progress?.total ? `, ${progress.done} of ${progress.total}` : ""}.`;
+    : `Working: ${progress?.what ?? "reading the text"}${progress?.total ? ` (${progress.done} of ${progress.total})` : ""}.`;
 
 /** Follow a job until it ends; if the stream breaks off, ask again and again. */
 function watched(job, told) {
