@@ -28,7 +28,7 @@ def serve(
         float, typer.Option("--seconds", min=0.1, help="About how long to bound rows of attention, drawn at random.")
     ] = 20.0,
 ) -> None:
-    """Serve the explorer: type a text, see which attention is real, and pull at it."""
+    """Serve the explorer: type a text, see which attention is real, and drag its weights."""
     from identikit.web.server import Limits, Serving, Source
     from identikit.web.server import serve as served
 

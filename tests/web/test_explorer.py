@@ -169,4 +169,11 @@ def test_a_wrong_host_is_refused_with_a_sentence(server: Served):
 def test_a_pair_is_read_as_one(page: Any, server: Served):
     opened(page, server, SHORT, pair="w20 w21 w22")
     tokens = page.evaluate("document.getElementById('identikit').identikit.site.view.about.tokens")
-    assert "w14" in tokens and tokens.index("w20") > tokens.index("w14") + 1  # something stands between them
+    assert tokens[-4:-1] == ["w20", "w21", "w22"]
+    assert page.input_value("textarea >> nth=1") == "w20 w21 w22"
+
+
+def test_a_text_without_a_pair_is_shown_without_the_sample_s(page: Any, server: Served):
+    opened(page, server, SHORT)
+    assert page.input_value("textarea >> nth=0") == SHORT
+    assert page.input_value("textarea >> nth=1") == ""

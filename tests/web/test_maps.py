@@ -178,7 +178,7 @@ def test_two_way_hover_shows_what_a_token_looks_at_and_who_looks_at_it(page: Any
     for name, number in zip(MAPS, numbers, strict=True):
         weight = float(getattr(own, name)[query, key])
         assert abs(number - weight) < max(6e-4, 0.5 * abs(weight)), name
-    titles = page.locator(".strips h4")
+    titles = page.locator(".strips h3")
     assert titles.nth(0).inner_text() == f"{names(query)} looks at (raw)"
     assert titles.nth(1).inner_text() == f"{names(key)} is looked at by (raw)"
     strips = page.locator(".strips .strip")
@@ -213,9 +213,9 @@ def test_lines_show_one_token_from_either_side(page: Any, report_file: Path, exp
     assert left["hoverQuery"] > 3 and right["hoverKey"] > 3
     assert page.locator(".maps canvas").screenshot() != before
     assert "lines=" not in page.url and "shape=lines" in page.url
-    page.get_by_label("Lines and text of").select_option("effective")
+    page.get_by_label("Lines and text show").select_option("effective")
     frames(page)
-    assert "(effective)" in page.locator(".strips h4").first.inner_text()
+    assert "(effective)" in page.locator(".strips h3").first.inner_text()
 
 
 def test_keys_move_the_query_and_the_key(page: Any, report_file: Path):

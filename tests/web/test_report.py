@@ -203,6 +203,18 @@ def test_the_python_of_a_view_runs(page: Any, report_file: Path, view: str, tmp_
     assert "model" in names
 
 
+def test_what_an_export_did_is_shown_and_a_click_elsewhere_closes_the_menu(page: Any, report_file: Path):
+    shown(page, report_file)
+    page.click("summary:text-is('Export')")
+    page.select_option(".menu select", "numbers")
+    page.click(".menu button:text-is('PNG')")
+    told = page.locator(".live.told")
+    assert told.inner_text() == "Numbers has no figure. Export it as CSV."
+    assert told.bounding_box()["height"] > 20
+    page.click("#panel-verdict h2")
+    assert page.locator(".menu").get_attribute("open") is None
+
+
 def test_a_tour_of_five_steps_by_keyboard(page: Any, report_file: Path):
     shown(page, report_file)
     page.click("button:text-is('Tour')")

@@ -38,6 +38,6 @@ def bundle(entry: str) -> str:
 
 
 @cache
-def style() -> str:
-    """Return the style sheet."""
-    return (static() / "style.css").read_text(encoding="utf-8")
+def style(name: str = "style.css") -> str:
+    """Return a style sheet."""
+    return (static() / name).read_text(encoding="utf-8")

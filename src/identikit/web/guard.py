@@ -72,7 +72,7 @@ class Guard:
         origin = headers.get("origin")
         site = headers.get("sec-fetch-site", "same-origin")
         if (origin is not None and urlsplit(origin).netloc.lower() != host) or site not in ("same-origin", "none"):
-            raise _RefusedError("foreign_origin", "Only pages of this server itself may send this request.")
+            raise _RefusedError("foreign_origin", "Only this server's own pages may send this request.")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
             raise _RefusedError("not_json", "The body of a request is JSON: send it as application/json.")

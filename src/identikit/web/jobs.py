@@ -137,7 +137,7 @@ class Service:
             raise RefusedError(
                 "not_found",
                 "There is no analysis with this id: it was never asked for, or is no longer kept.",
-                "Ask for it again: POST /api/jobs.",
+                "Send the text again.",
             )
         self.jobs.move_to_end(id)
         return self.jobs[id]

@@ -33,9 +33,7 @@ _PAGE = """<!doctype html>
 def report(result: Result, *, progress: Progress = silent) -> str:
     """Return the page of a result. Its content policy lets it run its own script and load nothing."""
     script = f"{bundle('report.js')}\nshowReport();\n"
-    sheet = (
-        f"body {{ margin: 0; }}\n@media (prefers-color-scheme: dark) {{ body {{ background: #14181d; }} }}\n{style()}"
-    )
+    sheet = style("page.css") + style()
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(sheet)}'; img-src data: blob:"
     data = b64encode(packed(result, progress=progress)).decode()
     title = html.escape(f"{result.model_name}: {result.kind} - identikit")

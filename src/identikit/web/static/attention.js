@@ -127,7 +127,7 @@ function sheetBook(site) {
         const state = site.store.get();
         if (state.layer !== layer || state.head !== head) return asked.delete(wanted);
         const answer = site.source.simplex(layer, head);
-        site.task("attention", answer, "Computing the attention of least norm …");
+        site.task("attention", answer, "Computing the attention of least norm…");
         return answer.then(redraw, () => {}); // the shell says what failed
       }, ATTENTION_PATIENCE);
     },

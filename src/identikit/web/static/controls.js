@@ -36,7 +36,7 @@ export function attentionControls(site) {
   const n = about.tokens.length;
   const set = (name) => (value) => site.store.set({ [name]: value });
   const shape = choice("Shape", [["matrix", "Matrix"], ["lines", "Lines"]], set("shape"));
-  const map = pickList("Lines and text of", MAPS.map((name) => [name, name]), set("map"));
+  const map = pickList("Lines and text show", MAPS.map((name) => [name, name]), set("map"));
   const words = tickBox("Words", set("words"));
   const first = about.attention?.special_group === "first token";
   const special = tickBox(first ? "First token" : "Special tokens", set("special"));

@@ -114,7 +114,7 @@ class EdgeView {
 
   sentence(state, row) {
     if (!row.raw) return `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}: this row was not computed.`;
-    const name = `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}: sees ${row.keys.length} ${row.keys.length === 1 ? "key" : "keys"}.`;
+    const name = `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])} sees ${row.keys.length} ${row.keys.length === 1 ? "key" : "keys"}.`;
     if (!row.lower) return name;
     if (row.widest < EDGE_NARROW) return `${name} Only this attention gives this output.`;
     const certain = row.keys.reduce((sum, key) => sum + row.lower[key], 0);
@@ -143,8 +143,9 @@ class EdgeView {
     this.epsilon.input.value = state.epsilon;
     const share = epsilons[state.epsilon] ?? 0;
     const percent = `${Number((100 * share).toPrecision(2))}%`;
-    const words = share ? `the output may move by ${percent} of its length` : "the output stays the same";
+    const words = share ? `the output may move by ${percent}` : "the output stays the same";
     say(this.epsilon.words, words);
+    this.epsilon.element.title = "How far the head's output may move, as a share of its length.";
     this.epsilon.input.setAttribute("aria-valuetext", words);
   }
 
@@ -158,9 +159,17 @@ class EdgeView {
     this.share.input.disabled = !open("lower") && !open("upper");
     this.share.input.value = row.moved ? Math.round(100 * moved.share * (moved.end === "lower" ? -1 : 1)) : 0;
     this.reset.disabled = !row.moved;
-    const how = "Drag a handle, or choose a bar with the arrow keys and press l or u for its lower or upper end.";
-    say(this.change, row.moved ? this.changeWords(row, moved) : row.movable ? how : "");
+    say(this.change, row.moved ? this.changeWords(row, moved) : this.howWords(state, row, open("lower") || open("upper")));
     this.change.classList.toggle("moved", Boolean(row.moved));
+  }
+
+  /** How a row is moved, or why it is not. */
+  howWords(state, row, open) {
+    if (state.epsilon && !row.lower) return "There are no intervals for this ε in this row.";
+    if (state.epsilon && row.found?.movable) return "Bars can be dragged at ε = 0, where the output stays the same.";
+    if (!row.movable) return "";
+    if (row.keys.includes(state.key) && !open) return `${quoted(this.site.names[state.key])} cannot be dragged here: choose a bar with handles.`;
+    return "Drag a handle, or choose a bar with the arrow keys and press l or u for its lower or upper end.";
   }
 
   changeWords(row, moved) {
@@ -170,29 +179,25 @@ class EdgeView {
     const from = `${name} moved from ${row.raw[moved.key].toFixed(3)} to ${moved.row[moved.key].toFixed(3)}${way}.`;
     const told =
       change === null
-        ? "This file holds no values, so that the change of the output cannot be measured here."
-        : `The head's output moved by ${number(change)} of its length${change < EDGE_ROUNDING ? ": rounding" : ""}.`;
-    const same = this.inModel?.key === moved.key && this.inModel.end === moved.end && this.inModel.query === moved.query;
+        ? "This file holds no values, so the change in the output cannot be measured here."
+        : `The head's output moved by ${number(change)} of its length${change < EDGE_ROUNDING ? ", which is rounding" : ""}.`;
+    const same = this.inModel?.head === row.head && ["query", "key", "end"].every((name) => this.inModel[name] === moved[name]);
     if (!same) return `${from} ${told}`;
     const { hidden, logits } = this.inModel.change;
     const more = logits === null ? "" : ` and the logits by ${number(logits)}`;
-    return `${from} ${told} In the model, the row at that end changes the final hidden states by ${number(hidden)}${more}, relative to the largest entry.`;
+    return `${from} ${told} In the model, the row at that end changes the final hidden states by ${number(hidden)}${more}, relative to their largest entry.`;
   }
 
-  /** Say why a bar cannot be dragged, and offer rows that can. */
+  /** Say that this row cannot be dragged, and offer rows that can. */
   showListed(state, row) {
     const { rows, source, names } = this.site;
     let words = "";
     let listed = [];
-    if (state.epsilon && !row.lower) {
-      words = "There are no intervals for this ε in this row.";
-    } else if (state.epsilon && row.found?.movable) {
-      words = "Bars can be dragged at ε = 0, where the output stays the same.";
-    } else if (!row.found?.movable && !source.live && !(row.widest < EDGE_NARROW)) {
+    if (!state.epsilon && !row.found?.movable && !source.live && !(row.widest < EDGE_NARROW)) {
       listed = rows.listed(state.layer, state.head);
       const missing = row.lower ? "" : "This file has no intervals for this row. ";
       const offer = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here.";
-      words = `${missing}${offer}${listed.length ? "" : " identikit serve computes any."}`;
+      words = `${missing}${offer}${listed.length ? "" : " identikit serve can move any row."}`;
     }
     say(this.note, words);
     const now = listed.map((query) => names[query]).join("\n");
@@ -200,7 +205,7 @@ class EdgeView {
     this.listedNow = now;
     const open = (query) => () => this.site.store.set({ query, hoverQuery: -1 });
     this.listed.replaceChildren(...listed.map((query) => button(names[query], "Open this row", open(query))));
-    if (listed.length) this.listed.append(element("span", {}, "identikit serve computes any row."));
+    if (listed.length) this.listed.append(element("span", {}, "identikit serve can move any row."));
   }
 
   /** Ask a server for the pinned row, once. */
@@ -228,12 +233,12 @@ class EdgeView {
 
   /** Let a server put the row into the model. */
   measure() {
-    const { source, store, task } = this.site;
+    const { heads, source, store, task } = this.site;
     const { layer, head, moved } = store.get();
     if (!source.live || !moved) return;
     const { query, key, end } = moved;
     const found = source.move({ layer, head, query, key, end }).then(({ output_change: change }) => {
-      this.inModel = { query, key, end, change };
+      this.inModel = { head: heads(layer, head), query, key, end, change };
       store.set({});
     });
     task(this.id, found, "Putting the row into the model…");

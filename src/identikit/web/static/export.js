@@ -26,14 +26,23 @@ export function exportMenu(site, panels) {
       const view = chosen();
       const why = words === "HeadVis JSON" ? null : view.unavailable();
       const lacks = { PNG: !view.paint, SVG: !view.paint }[words];
-      if (why || lacks) site.announce(why ?? `${view.title} has no figure. Export it as CSV.`);
-      else await act(view).then(() => site.announce(`${words} was saved.`), (error) => site.announce(`Could not export: ${error.message}`));
+      if (why || lacks) site.tell(why ?? `${view.title} has no figure. Export it as CSV.`);
+      else await act(view).then((file) => site.tell(`${file} was saved.`), (error) => site.tell(`Could not export: ${error.message}`));
     });
     list.append(one);
   }
   const menu = element("details", { class: "menu" }, element("summary", {}, "Export"), list);
   menu.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") menu.open = false;
+    if (event.key !== "Escape") return;
+    menu.open = false;
+    menu.firstChild.focus();
+  });
+  const outside = (event) => {
+    if (!event.composedPath().includes(menu)) menu.open = false;
+  };
+  menu.addEventListener("toggle", () => {
+    if (menu.open) document.addEventListener("pointerdown", outside);
+    else document.removeEventListener("pointerdown", outside);
   });
   return menu;
 }
@@ -44,6 +53,7 @@ function save(name, blob) {
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  return name;
 }
 
 export async function copied(text) {

@@ -79,7 +79,7 @@ export function inkOn(fill, colours) {
 }
 
 /** A small number in one digit, as 3e-8; 0 is 0. */
-export const tiny = (value) => (value === 0 ? "0" : value >= 0.01 ? value.toFixed(2) : value.toExponential(0));
+export const tiny = (value) => (value === 0 ? "0" : value >= 0.01 ? value.toFixed(2) : value.toExponential(0).replace("-", "−"));
 
 /** A token's name in quotation marks. */
 export const quoted = (name) => `“${name}”`;

@@ -2,7 +2,7 @@
 
 import { css, mixed } from "./colour.js";
 import { pickList } from "./controls.js";
-import { choice, figureCanvas, pointOn, say } from "./figure.js";
+import { choice, figureCanvas, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
 import { canvasPen } from "./pen.js";
 import { paintScatter, scatterPoints } from "./scatter.js";
 import { element } from "./parts.js";
@@ -21,7 +21,7 @@ export const READINGS = {
   ],
   certain_mass: [
     "certain mass",
-    "The share of a row that every attention with the same output agrees on, on average over rows.",
+    "The share of a row that every attention with the same output agrees on, on average over the rows that were bounded.",
     "attention.intervals().certain_mass.mean(-1)",
   ],
   sink_mass: [
@@ -32,6 +32,7 @@ export const READINGS = {
   layer: ["layer", "The layer of the head, counted from 0.", "attention.layers"],
 };
 const HEADS_WIDTH = 640; // of an exported figure
+const HEADS_LEGEND = 28;
 
 export function headsView(site) {
   return new HeadsView(site);
@@ -142,7 +143,7 @@ function headsNumber(name, value) {
 
 function headsHeight(width, state, data) {
   if (state.heads !== "grid") return Math.round(Math.min(380, Math.max(260, width * 0.82)));
-  return 22 + data.layers.length * headsCell(width, data).height;
+  return 22 + data.layers.length * headsCell(width, data).height + HEADS_LEGEND;
 }
 
 function headsPaint(pen, site, data, state, hovered) {
@@ -186,15 +187,30 @@ function headsGrid(pen, data, state, hovered, colours) {
     const [x, top] = [32 + one.head * cell.width, 18 + one.layer * cell.height];
     pen.rect(x, top, cell.width, cell.height, null, { stroke: colours.focus, line });
   }
+  headsLegend(pen, data, name, [least, most], colours);
+}
+
+/** Which shade stands for which reading. */
+function headsLegend(pen, data, name, [least, most], colours) {
+  const y = pen.height - 9;
+  let x = 32;
+  const words = (said) => {
+    pen.text(said, x, y, colours.soft, { size: 11 });
+    x += wordsWidth(said, 11) + 8;
+  };
+  words(`${READINGS[name][0]} ${data.number(name, least)}`);
+  for (let step = 0; step <= 8; step += 1, x += 9) pen.rect(x, y - 4, 9.5, 8, css(mixed(colours.wash, colours.sure, step / 8)));
+  x += 8;
+  words(data.number(name, most));
 }
 
 /** A head of the grid: filled by its share of the range, hollow where it is not known, with the number where it fits. */
 function headsBox(pen, { x, top, width, height }, share, words, colours) {
   const known = Number.isFinite(share);
-  const fill = known ? css(mixed(colours.wash, colours.sure, share)) : null;
-  pen.rect(x + 1, top + 1, width - 2, height - 2, fill, known ? {} : { stroke: colours.faint });
+  const fill = known ? mixed(colours.wash, colours.sure, share) : null;
+  pen.rect(x + 1, top + 1, width - 2, height - 2, fill && css(fill), known ? {} : { stroke: colours.faint });
   if (width < 26 || height < 16) return;
-  const ink = known ? (share > 0.55 ? colours.paper : colours.ink) : colours.soft;
+  const ink = known ? inkOn(fill, colours) : colours.soft;
   pen.text(known ? words : "?", x + width / 2, top + height / 2, ink, { size: 10, align: "center" });
 }
 
@@ -237,6 +253,7 @@ export function openHead(site, { layer, head }) {
   const closer = (best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best);
   const nearest = listed.reduce(closer, listed[0] ?? query);
   site.store.set({ layer, head, query: nearest });
+  if (nearest !== query) site.tell(`${quoted(site.names[nearest])} is shown, not ${quoted(site.names[query])}: this file can move its row in this head.`);
 }
 
 const HEADS_STEPS = {

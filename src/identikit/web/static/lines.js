@@ -1,6 +1,7 @@
 // One map as lines from queries on the left to keys on the right; the lines of the active token stand out.
 
 import { css, diverging } from "./colour.js";
+import { inkOn } from "./figure.js";
 import { matrixTicks, wrappedWords } from "./matrix.js";
 
 /** How many lines are drawn faintly behind those of the active token. */
@@ -65,8 +66,8 @@ export function shadeOf(colours, most) {
   const tint = diverging(colours, most || 1);
   return (weight) => {
     if (!Number.isFinite(weight)) return { fill: null, ink: colours.ink };
-    const strong = Math.sqrt(Math.abs(weight) / (most || 1)) > 0.55;
-    return { fill: css(tint(weight)), ink: strong ? colours.paper : colours.ink };
+    const fill = tint(weight);
+    return { fill: css(fill), ink: inkOn(fill, colours) };
   };
 }
 
@@ -80,7 +81,7 @@ function linesNames(pen, { x, align, cell, down, labels, colours, marked, width 
   for (const at of matrixTicks(labels.length, cell, marked)) {
     const { fill, ink } = shade(at);
     const size = Math.max(10, Math.min(12, cell));
-    const tall = Math.max(cell - 1, size + 3);
+    const tall = cell < 11 ? size + 3 : cell - 1; // names further apart stay clear of the frame
     const style = { stroke: colours.focus, line: 1.25 };
     if (at === marked) pen.rect(left, down(at) - tall / 2, width, tall, fill ?? colours.paper, style);
     pen.text(labels[at], x, down(at), ink, { size, align, weight: at === marked ? "600" : "normal", widest: width - 12 });

@@ -16,6 +16,8 @@ import { exportMenu, copied } from "./export.js";
 import { tour } from "./tour.js";
 import { button, element } from "./parts.js";
 
+const TOLD = 5000; // milliseconds that a message stays
+
 /** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state. */
 export function mount(root, buffer, { source = { live: false }, linked = false, start = null } = {}) {
   const view = decode(buffer);
@@ -90,9 +92,19 @@ function makeSite(root, view, store, source) {
     theme: () => store.get().theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),
     colours: () => THEMES[site.theme()],
     redraw: () => {},
+    /** Say something to screen readers. */
     announce: (words) => {
+      site.live.classList.remove("told");
       site.live.textContent = words;
     },
+    /** Say something to everyone: it is shown for a while. */
+    tell: (words) => {
+      site.announce(words);
+      site.live.classList.add("told");
+      clearTimeout(site.telling);
+      site.telling = setTimeout(() => site.live.classList.remove("told"), TOLD);
+    },
+    telling: 0,
     live: element("p", { class: "live", "aria-live": "polite" }),
     busy: new Map(),
     failed: new Map(),
@@ -121,13 +133,13 @@ function layout(root, site, linked, start) {
   );
   const link = button("Copy link", "Copy a link to this view", async () => {
     const done = await copied(location.href.split("#")[0] + `#${address(site.store.get())}`);
-    site.announce(done ? "The link was copied." : "The link could not be copied. It is in the address bar.");
+    site.tell(done ? "The link was copied." : "The link could not be copied. It is in the address bar.");
   });
   const tools = element("div", { class: "tools" }, theme, ...(linked ? [link] : []));
   const title = element(
     "div",
     { class: "title" },
-    element("strong", {}, "identikit"),
+    element("h1", {}, "identikit"),
     element("span", {}, about.model),
     element("span", {}, `${count} token${count === 1 ? "" : "s"}`),
   );

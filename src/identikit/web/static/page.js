@@ -49,14 +49,15 @@ const root = document.getElementById("identikit");
 let leave = () => {};
 
 /** The form; `known` is what was asked for before. */
-function form(facts, known = {}) {
+function form(facts, known = null) {
   const text = element("textarea", { rows: "2", "aria-label": "Text", placeholder: "A text to explain", maxlength: String(facts.limits.characters) });
   const pair = element("textarea", { rows: "1", "aria-label": "Second text, optional", placeholder: "A second text, if it is a pair" });
   const model = element("select", { "aria-label": "Model" }, ...facts.models.map(({ name }) => element("option", {}, name)));
   const said = element("p", { class: "note", role: "status", hidden: true });
   const bar = element("progress", { max: "1", "aria-label": "Progress", hidden: true });
-  [text.value, pair.value] = [known.text ?? facts.sample?.text ?? "", known.pair ?? facts.sample?.pair ?? ""];
-  if (known.model) model.value = known.model;
+  const asked = known ?? facts.sample; // whole: a text without a pair has none of the sample's
+  [text.value, pair.value] = [asked?.text ?? "", asked?.pair ?? ""];
+  if (known) model.value = known.model;
   const tell = (words, kind = "") => {
     said.hidden = !words;
     said.className = `note ${kind}`;
@@ -65,7 +66,7 @@ function form(facts, known = {}) {
   let running = null;
   const run = button("Run", "Explain this text", async () => {
     run.disabled = true;
-    tell("Sending the text …", "loading");
+    tell("Sending the text…", "loading");
     try {
       const body = { text: text.value, model: model.value, ...(pair.value.trim() ? { pair: pair.value } : {}) };
       const job = await ask("/api/jobs", { method: "POST", body });
@@ -80,7 +81,7 @@ function form(facts, known = {}) {
         await open(facts, job.id);
         return;
       }
-      tell(end.error?.message ?? (end.state === "cancelled" ? "The job was cancelled." : "The job failed."), end.state === "failed" ? "failed" : "");
+      tell(end.error?.message ?? (end.state === "cancelled" ? "The analysis was cancelled." : "The analysis failed."), end.state === "failed" ? "failed" : "");
     } catch (error) {
       tell(error.message, "failed");
     } finally {
@@ -89,7 +90,7 @@ function form(facts, known = {}) {
       stop.hidden = bar.hidden = true;
     }
   });
-  const stop = button("Cancel", "Stop this job", () => running && ask(`/api/jobs/${running}`, { method: "DELETE" }).catch((error) => tell(error.message, "failed")));
+  const stop = button("Cancel", "Stop this analysis", () => running && ask(`/api/jobs/${running}`, { method: "DELETE" }).catch((error) => tell(error.message, "failed")));
   stop.hidden = true;
   const tools = element("div", { class: "start-tools" }, model, run, stop, bar);
   return { made: element("div", { class: "start" }, element("div", { class: "start-texts" }, text, pair), tools, said), tell };
@@ -97,8 +98,8 @@ function form(facts, known = {}) {
 
 const words = ({ state, ahead, progress }) =>
   state === "waiting"
-    ? `Waiting: ${ahead} ${ahead === 1 ? "job is" : "jobs are"} ahead.`
-    : `Working: ${progress?.what ?? "reading the text"}${progress?.total ? `, ${progress.done} of ${progress.total}` : ""}.`;
+    ? `Waiting: ${ahead} ${ahead === 1 ? "analysis is" : "analyses are"} ahead.`
+    : `Working: ${progress?.what ?? "reading the text"}${progress?.total ? ` (${progress.done} of ${progress.total})` : ""}.`;
 
 /** Follow a job until it ends; if the stream breaks off, ask again and again. */
 function watched(job, told) {
@@ -148,11 +149,11 @@ async function start() {
   try {
     const facts = await ask("/api");
     page = form(facts);
-    const top = element("header", { class: "top" }, element("div", { class: "title" }, element("strong", {}, "identikit"), element("span", {}, "What a transformer's attention and hidden vectors really say")));
+    const top = element("header", { class: "top" }, element("div", { class: "title" }, element("h1", {}, "identikit"), element("span", {}, "What a transformer's attention and hidden vectors really say")));
     root.replaceChildren(top, page.made);
     const id = location.pathname.match(/^\/r\/([0-9a-f]+)$/)?.[1];
     if (id) {
-      page.tell("Loading the result …", "loading");
+      page.tell("Loading the result…", "loading");
       await open(facts, id);
     }
   } catch (error) {

@@ -25,7 +25,7 @@ class ProvenanceView {
     this.canvas = figureCanvas();
     this.says = element("p", { class: "figure-says" });
     this.readout = element("p", { class: "figure-readout" });
-    this.threshold = slider("Name sources from", { least: 0, most: 25, step: 0.5 }, (percent) => site.store.set({ threshold: percent / 100 }));
+    this.threshold = slider("Name sources of at least", { least: 0, most: 25, step: 0.5 }, (percent) => site.store.set({ threshold: percent / 100 }));
     this.element = element(
       "div", {}, this.says, element("div", { class: "figure-controls" }, this.threshold.element),
       element("div", { class: "figure-holder" }, this.canvas), this.readout,
@@ -35,7 +35,8 @@ class ProvenanceView {
 
   unavailable() {
     if (this.about) return null;
-    return this.site.view.about.unavailable?.attribution ?? "This page was made without attribution: explain(model, text) has it.";
+    const why = this.site.view.about.unavailable?.attribution;
+    return why ? `Not answered: ${why}` : "This page was made without attribution: explain(model, text) has it.";
   }
 
   get right() {
@@ -87,7 +88,7 @@ class ProvenanceView {
     say(this.says, this.sentence(state));
     this.threshold.input.value = 100 * state.threshold;
     const words = `${Number((100 * state.threshold).toFixed(1))}%`;
-    say(this.threshold.words, `${words}; smaller ones are gathered into “others”`);
+    say(this.threshold.words, `${words}; smaller ones count as “others”`);
     this.threshold.input.setAttribute("aria-valuetext", words);
     say(this.readout, this.words(state));
   }
@@ -125,7 +126,8 @@ class ProvenanceView {
     if (key < 0) return "";
     const shares = this.about.layers.map((_, layer) => this.sources(layer, output).find(({ input }) => input === key)?.share);
     const told = shares.map((share) => (share === undefined ? "–" : sourcesPercent(share)));
-    return `${quoted(this.site.names[key])} contributes to ${quoted(this.site.names[output])}, layer by layer: ${told.join(", ")}.`;
+    const whom = key === output ? "itself" : quoted(this.site.names[output]);
+    return `${quoted(this.site.names[key])} contributes to ${whom}, layer by layer: ${told.join(", ")}.`;
   }
 
   paint(pen, state) {

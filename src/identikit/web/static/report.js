@@ -9,6 +9,6 @@ export function showReport() {
   try {
     mount(root, fromBase64(document.getElementById("identikit-data").textContent.trim()), { linked: true });
   } catch (error) {
-    root.textContent = `This file could not be shown: ${error.message} It may be cut off; write it again.`;
+    root.textContent = `This file could not be shown (${error.message}). It may be cut off: write it again.`;
   }
 }

@@ -35,7 +35,7 @@ function stripKey(state) {
 }
 
 function stripOf(hover, pin, site) {
-  const title = element("h4", {}, element("b"), element("span"));
+  const title = element("h3", {}, element("b"), element("span"));
   const text = element("p", { className: "strip" });
   let last = {};
   const spot = (event) => {

@@ -1,4 +1,4 @@
-// Tokens: after each layer, is each hidden vector still nearest to its own token, by which margin, and if not, who won?
+// Tokens: after each layer, is each hidden vector still nearest to its own token, by what margin, and if not, who won?
 import { css, mixed } from "./colour.js";
 import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
 import { element } from "./parts.js";
@@ -87,7 +87,7 @@ class TokensView {
     const margin = Math.abs(this.part("margin")[at]).toFixed(3);
     const after = `After layer ${this.about.layers[row]}, ${name}`;
     if (this.part("recovered")[at]) return `${after} is still itself, by a margin of ${margin}.`;
-    return `${after} is nearer to ${quoted(this.winner(at))}, by ${margin}.`;
+    return `${after} is nearer to ${quoted(this.winner(at))}, by a margin of ${margin}.`;
   }
 
   /** The cell under the cursor in words, or the whole history of the active token. */

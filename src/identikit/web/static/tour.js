@@ -3,16 +3,16 @@
 import { button, element } from "./parts.js";
 
 const STEPS = [
-  ["verdict", "The verdict says it in words. Below it are the tokens: the darker one is, the more of its attention is certain, in that every attention with the same output agrees on it. Click a token to follow it through all views."],
-  ["heads", "Every head is a point. Heads at the top are certain; those at the bottom could have attended elsewhere with the same output. Click a head to open it."],
-  ["attention", "The chosen head, four times: raw as the model computes it; effective, the smallest weights with this output, which may be negative; simplex, the smallest that are still attention; null, what the output does not depend on."],
+  ["verdict", "The verdict says it in words. Below it is the text: the darker a token, the more of its attention is certain, which means that every attention with the same output agrees on it. Click a token to follow it through all views."],
+  ["heads", "Each head is a point. By certain mass, heads at the top are certain; those at the bottom could have attended elsewhere with the same output. Click a head to open it."],
+  ["attention", "The chosen head, four times. Raw: what the model computes. Effective: the smallest weights with the same output, which may be negative. Simplex: the smallest that are still attention, none of them negative. Null: raw less effective, which the output does not depend on."],
   ["edge", "One token's row. Each bar is all that a weight could have been. Drag the end of a bar: the whole row moves to another attention, and the head's output stays where it is."],
-  ["bottom", "Here is which token each hidden vector still points to, layer by layer, where it came from, and all numbers as tables. Export takes a view away as a figure, as numbers, or as the Python that gives it."],
+  ["bottom", "Layer by layer: which token each hidden vector still points to, and where it came from. Numbers has every number as a table. Export saves a view as a figure, as numbers, or as the Python that gives it."],
 ];
 
 /** A button that starts the tour. */
 export function tour(site, main) {
-  const words = element("p");
+  const words = element("p", { "aria-live": "polite" });
   const count = element("span", { class: "count" });
   const box = element("div", { class: "tour", role: "dialog", "aria-label": "Tour", hidden: true });
   let step = 0;
@@ -34,7 +34,7 @@ export function tour(site, main) {
     next.textContent = step === STEPS.length - 1 ? "Done" : "Next";
     earlier.disabled = step === 0;
     mark(name);
-    main.querySelector(`.place.${name}`).scrollIntoView({ block: "center" });
+    main.querySelector(`.place.${name}`).scrollIntoView({ block: "start" });
     box.hidden = false;
     next.focus();
   };

@@ -23,12 +23,15 @@ class VerdictView {
     this.laid = null;
     this.canvas = figureCanvas();
     this.readout = element("p", { class: "figure-readout" });
-    this.whose = choice("Whose certainty", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
+    this.whose = choice("Certainty in", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
     this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
     const { verdict } = site.view.about;
     const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of explain(model, text) says it in words, too.")];
     const words = element("div", { class: "verdict-words" }, ...said);
-    const text = element("div", {}, this.whose.element, this.holder, this.readout);
+    const scale = element("span", { class: "verdict-scale" }, "0%", element("i"), "100%");
+    this.unbounded = element("span", { class: "verdict-scale" }, element("i", { class: "unbounded" }), "not bounded");
+    this.shades = element("div", { class: "figure-controls" }, "Certain in", this.whose.element, scale, this.unbounded);
+    const text = element("div", {}, this.shades, this.holder, this.readout);
     this.element = element("div", { class: "verdict" }, words, text);
     this.listen();
   }
@@ -69,7 +72,7 @@ class VerdictView {
     if (this.laid?.width === width) return this.laid;
     const { tokens, words } = this.site.view.about;
     const inside = new Set(words.flatMap(([start, stop]) => Array.from({ length: stop - start - 1 }, (_, at) => start + 1 + at)));
-    let [x, y] = [0, this.known() ? STRIP_LEGEND : 0];
+    let [x, y] = [0, 0];
     const boxes = tokens.map((token, place) => {
       const shown = stripShown(token, inside.has(place));
       const across = Math.min(width, wordsWidth(shown, STRIP_SIZE) + 8);
@@ -83,15 +86,23 @@ class VerdictView {
     return this.laid;
   }
 
+  /** An exported figure has its legend; on the page it stands beside the choice, where a long text does not scroll it away. */
   size() {
     const width = figureWidth(this.canvas);
-    return [width, this.places(width).height];
+    return [width, this.places(width).height + (this.known() ? STRIP_LEGEND : 0)];
+  }
+
+  draw(state) {
+    const width = figureWidth(this.canvas);
+    const size = () => [width, this.places(width).height];
+    drawFigure(this.canvas, { size, paint: (pen) => this.paintText(pen, state, 0), describe: () => this.describe(state) }, state);
   }
 
   update(state, before) {
     if (this.unavailable()) return;
-    drawFigure(this.canvas, this, state);
-    this.whose.element.hidden = !this.known();
+    this.draw(state);
+    this.shades.hidden = !this.known();
+    this.unbounded.hidden = !this.certainty(state).some(({ share }) => Number.isNaN(share));
     if (this.known()) this.whose.element.lastChild.textContent = headName(this.site.view, state);
     this.whose.press(state.strip);
     say(this.readout, this.words(state));
@@ -116,10 +127,15 @@ class VerdictView {
   }
 
   paint(pen, state) {
+    if (this.known()) this.paintLegend(pen, STRIP_LEGEND / 2, this.site.colours(), this.certainty(state));
+    this.paintText(pen, state, this.known() ? STRIP_LEGEND : 0);
+  }
+
+  paintText(pen, state, top) {
     const colours = this.site.colours();
     const certain = this.certainty(state);
-    const { boxes } = this.places(pen.width);
-    boxes.forEach(({ x, y, across, shown }, place) => {
+    this.places(pen.width).boxes.forEach(({ x, y: down, across, shown }, place) => {
+      const y = top + down;
       const { share } = certain[place];
       const known = !Number.isNaN(share);
       const fill = mixed(colours.paper, colours.sure, known ? STRIP_DARKEST * share : 0);
@@ -129,7 +145,6 @@ class VerdictView {
       if (place === activeQuery(state)) pen.rect(x, y + 2, across, STRIP_LINE - 6, null, { stroke: colours.focus, line: 2 });
       if (place === activeKey(state)) pen.line(x, y + STRIP_LINE - 2, x + across, y + STRIP_LINE - 2, colours.focus, { width: 3 });
     });
-    if (this.known()) this.paintLegend(pen, STRIP_LEGEND / 2, colours, certain);
   }
 
   paintLegend(pen, y, colours, certain) {
