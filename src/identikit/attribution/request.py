@@ -120,18 +120,23 @@ def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:
 
 
 def working_bytes(device: torch.device) -> int:
-    """Return what one batch of Jacobian-vector products may take."""
-    return 1 << (26 if device.type == "cpu" else 29)  # on a CPU more only leaves the cache
+    """Return what one batch of Jacobian-vector products may take.
+
+    On a CPU more only leaves the cache. On a GPU each operation costs its launch, so there it is a share of the memory.
+    """
+    return 1 << 26 if device.type != "cuda" else max(1 << 28, _memory(device) // 64)
 
 
 def passing_bytes(device: torch.device) -> int:
     """Return what one batch of products through whole blocks may take.
 
-    On a GPU each operation costs its launch, so there a tenth of the memory is filled.
+    On a GPU a tenth of the memory is filled.
     """
-    if device.type != "cuda":
-        return working_bytes(device)
-    return torch.cuda.get_device_properties(device).total_memory // 10
+    return working_bytes(device) if device.type != "cuda" else _memory(device) // 10
+
+
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tick) -> None:

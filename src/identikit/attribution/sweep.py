@@ -44,7 +44,8 @@ def sweep(reading: Reading, request: Request, *, chunk: int, together: int, keep
 
     `keep`: hold every layer's derivative, so that no round prepares it again.
     """
-    with reading.split() as split, forward_mode(), products(request.precision):
+    rounded = "full" if request.precision == "full" else "tf32"  # of what prepares the sweep
+    with reading.split() as split, forward_mode(), products(rounded):
         dtype = torch.bfloat16 if request.precision == "bfloat16" else split.inputs.dtype
         start = first_tangents(split, request, dtype)
         n, depth = len(start), max(request.layers) + 1
@@ -53,7 +54,7 @@ def sweep(reading: Reading, request: Request, *, chunk: int, together: int, keep
         answer, scratch, told = request.nothing(n, split.inputs), _Scratch(start), _Told(tick)
 
         def derivative(layer: int) -> BlockDerivative:
-            return block_derivative(split.blocks[layer]).to(start.dtype)
+            return block_derivative(split.blocks[layer]).to(start.dtype, more=-n % _multiple(start))
 
         derivative = cache(derivative) if keep else derivative
 
@@ -73,6 +74,11 @@ def sweep(reading: Reading, request: Request, *, chunk: int, together: int, keep
 
         in_chunks(n, together, work, lambda count: None)
     return answer.cpu()
+
+
+def _multiple(tangents: Tensor) -> int:
+    """Return what the number of positions is made a multiple of: on a GPU, what its matrix units take at a time."""
+    return 8 if tangents.is_cuda else 1
 
 
 class _Told:
@@ -97,7 +103,8 @@ class _Chunk:
 
     def __init__(self, start: Tensor, inputs: tuple[int, int], causal: bool, memory: tuple["_Scratch", int]):
         self.first, self.last = first, last = inputs
-        self.before = first if causal else 0  # earlier tokens feel nothing
+        self._n = len(start)
+        self.before = first - first % _multiple(start) if causal else 0  # earlier tokens feel nothing
         self._start, (self._scratch, self._place) = start[first:last], memory
         self._held: Tensor | None = None
         self._exponent = torch.zeros(last - first, dtype=torch.int32, device=start.device)
@@ -120,7 +127,8 @@ class _Chunk:
 
     def measured(self, asked: Request, targets: Int[Tensor, "output"] | None) -> Tensor:
         """Return what is asked of the tangents, without the scale: (input, output, …)."""
-        held = self._moved if targets is None else self._moved[(targets - self.before).to(self._moved.device)]
+        moved = self._moved[: self._n - self.before]
+        held = moved if targets is None else moved[(targets - self.before).to(moved.device)]
         found = asked.measure(held.unflatten(-1, (self.last - self.first, -1)))
         return asked.unscaled(found, self._exponent)
 
@@ -180,26 +188,28 @@ def block_derivative(block: Block) -> BlockDerivative:
     """
     call, x = block.call, block.input
     attention = _attention_derivative(call)
-    through_post, through_query = vjp(block.post, x, call.output)[1], vjp(lambda v: block.pre(v)[0], x)[1]
+    through_post = vjp(block.post, x, call.output)[1]
 
     def pull(row: Tensor) -> tuple[Tensor, Tensor]:
-        by_vector, by_output = through_post(row.expand_as(x))
-        by_query = torch.einsum("bhnv,nhvk->bhnk", by_output, attention.of_query)
-        return by_vector + through_query(by_query)[0], by_output
+        return through_post(row.expand_as(x))
 
     _, heads, n, d_v = call.output.shape
     d, step = x.shape[2], at_once(x)
     own, by_output = x.new_empty(n, d, d), x.new_empty(n, d, heads, d_v)
+    every = torch.eye(heads * call.query.shape[3], dtype=x.dtype, device=x.device).unflatten(1, (heads, -1))
+    queries = _rows(block, slice(1), (every,)).expand(n, -1, -1)
     basis = torch.eye(d, dtype=x.dtype, device=x.device)
     for first in range(0, d, step):
         rows = slice(first, first + step)
         by_vector, by_head = vmap(pull)(basis[rows])
-        own[:, rows], by_output[:, rows] = by_vector[:, 0].transpose(0, 1), by_head[:, 0].permute(2, 0, 1, 3)
-        del by_vector, by_head
+        by_output[:, rows] = by_head[:, 0].permute(2, 0, 1, 3)
+        by_query = (by_output[:, rows].transpose(1, 2) @ attention.of_query).transpose(1, 2).flatten(2)
+        torch.baddbmm(by_vector[:, 0].transpose(0, 1), by_query, queries, out=own[:, rows])
+        del by_vector, by_head, by_query
     kv_heads, d_k = call.key.shape[1], call.key.shape[3]
     folded = jacobian.folds(n, d, (heads, d_k), kv_heads)
     return BlockDerivative(
-        read=_read_rows(block, folded),
+        read=_rows(block, slice(1, 3), _cotangents(call, folded)),
         own=own,
         by_output=by_output.flatten(2),
         query=None if folded else call.query[0],
@@ -228,28 +238,30 @@ def _attention_derivative(call: AttentionCall) -> AttentionDerivative:
     return found
 
 
-def _read_rows(block: Block, folded: bool) -> Float[Tensor, "#n read d"]:
-    """Return the rows of keys and values by each token's vector (see `BlockDerivative`); once where all tokens agree.
+def _rows(block: Block, parts: slice, cotangents: tuple[Tensor, ...]) -> Float[Tensor, "#n row d"]:
+    """Return rows of the Jacobian of queries, keys and values, or of some `parts` of these, by each token's vector.
 
-    They agree where `pre` is linear and knows no position. Each position can then carry a row of its own.
+    Each row is a combination of a token's entries, with the weights in `cotangents`, (row, head, width). One matrix
+    serves all tokens where they agree: where `pre` is linear and knows no position. Each position can then carry a row
+    of its own.
     """
     call, x = block.call, block.input
     _, n, d = x.shape
-    pull = vjp(lambda vectors: block.pre(vectors)[1:], x)[1]
-    keys, values = _cotangents(call, folded)
+    count, shapes = len(cotangents[0]), [part.shape for part in (call.query, call.key, call.value)[parts]]
+    pull = vjp(lambda vectors: block.pre(vectors)[parts], x)[1]
 
-    def one(key: Float[Tensor, "kv_head #n d_k"], value: Float[Tensor, "kv_head #n d_v"]) -> Tensor:
-        return pull((key.expand(call.key.shape), value.expand(call.value.shape)))[0][0]
+    def one(*weights: Tensor) -> Tensor:
+        return pull(tuple(part.expand(shape) for part, shape in zip(weights, shapes, strict=True)))[0][0]
 
     if _agree(block):
-        packed = (torch.cat([part, part.new_zeros(-len(part) % n, *part.shape[1:])]) for part in (keys, values))
+        packed = (torch.cat([part, part.new_zeros(-count % n, *part.shape[1:])]) for part in cotangents)
         by_position = (part.unflatten(0, (-1, n)).transpose(1, 2) for part in packed)
-        return vmap(one, chunk_size=at_once(x))(*by_position).flatten(0, 1)[None, : len(keys)]
-    read, step = x.new_empty(n, len(keys), d), at_once(x)
-    for first in range(0, len(keys), step):
+        return vmap(one, chunk_size=at_once(x))(*by_position).flatten(0, 1)[None, :count]
+    found, step = x.new_empty(n, count, d), at_once(x)
+    for first in range(0, count, step):
         rows = slice(first, first + step)
-        read[:, rows] = vmap(one)(keys[rows].unsqueeze(2), values[rows].unsqueeze(2)).transpose(0, 1)
-    return read
+        found[:, rows] = vmap(one)(*(part[rows].unsqueeze(2) for part in cotangents)).transpose(0, 1)
+    return found
 
 
 def _cotangents(

@@ -11,6 +11,7 @@ $A$ is attention; $Q$, $K$, $V$ are queries, keys and values; $O = AV$; j counts
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from identikit.shapes import Float, Tensor
 
@@ -61,15 +62,21 @@ class BlockDerivative(NamedTuple):
             of_scores=self.of_scores[start:, :, :, start:],
         )
 
-    def to(self, dtype: torch.dtype) -> "BlockDerivative":
-        """Convert to another dtype, laid out so that fast products can be used."""
+    def to(self, dtype: torch.dtype, *, more: int = 0) -> "BlockDerivative":
+        """Convert to another dtype, with so many `more` tokens that neither give nor take anything.
+
+        Matrix units work on eight entries at a time, and where a text's length is a multiple of eight, so do they.
+        """
+        read, cut = self.read.to(dtype), self.read.shape[1] - self.kv_heads * self.of_scores.shape[2]
+        if more and self.query is None:  # a row for each query and head comes before the values
+            read = torch.cat([F.pad(read[:, :cut], (0, 0, 0, more * len(self.of_values))), read[:, cut:]], 1)
         return self._replace(
-            read=self.read.to(dtype),
-            own=self.own.to(dtype),
-            by_output=self.by_output.to(dtype),
-            query=None if self.query is None else self.query.to(dtype),
-            of_values=_aligned(self.of_values.to(dtype)),
-            of_scores=_aligned(self.of_scores.to(dtype)),
+            read=F.pad(read, (0, 0, 0, 0, 0, more)) if len(read) > 1 else read,
+            own=F.pad(self.own.to(dtype), (0, 0, 0, 0, 0, more)),
+            by_output=F.pad(self.by_output.to(dtype), (0, 0, 0, 0, 0, more)),
+            query=None if self.query is None else F.pad(self.query.to(dtype), (0, 0, 0, more)),
+            of_values=F.pad(self.of_values.to(dtype), (0, more, 0, more)),
+            of_scores=F.pad(self.of_scores.to(dtype), (0, more, 0, 0, 0, 0, 0, more)),
         )
 
 
@@ -131,12 +138,14 @@ def push(
     if block.query is None:
         scores = keys.flatten(1, 2).transpose(0, 1)
         torch.bmm(block.of_scores.flatten(0, 1), scores, out=by_head.flatten(0, 1))
-    for head in range(heads):
-        shared = head * block.kv_heads // heads
-        if block.query is not None:
-            scores = torch.bmm(block.query[head].expand(n, -1, -1), keys[:, shared])
+    else:
+        for head in range(heads):
+            scores = torch.bmm(block.query[head].expand(n, -1, -1), keys[:, head * block.kv_heads // heads])
             torch.bmm(block.of_scores[:, head], scores.transpose(0, 1), out=by_head[:, head])
-        by_head[:, head].view(n, -1).addmm_(block.of_values[head], values[:, shared].flatten(1))
+    for first in range(heads // block.kv_heads):  # the heads that use each of the values in turn
+        some = slice(first, None, heads // block.kv_heads)
+        given, taken = values.flatten(2).transpose(0, 1), by_head[:, some].flatten(2).transpose(0, 1)
+        torch.baddbmm(taken, block.of_values[some], given, out=taken)
     torch.bmm(block.by_output, mixed, out=result)
     result.baddbmm_(block.own, tangents)
 
@@ -180,12 +189,6 @@ def _keys_and_values(read: Tensor, block: BlockDerivative) -> tuple[Tensor, Tens
     return read[:, :cut].unflatten(1, by_head), read[:, cut:].unflatten(1, (block.kv_heads, d_v))
 
 
-def _aligned(matrices: Float[Tensor, "*any column"]) -> Float[Tensor, "*any column"]:
-    """Return the same numbers with rows a multiple of 8 apart, as the matrix units of GPUs need them."""
-    columns = matrices.shape[-1]
-    return torch.nn.functional.pad(matrices, (0, -columns % 8))[..., :columns]
-
-
 def block_norms(tangents: Float[Tensor, "output feature input direction"], norm: str) -> Float[Tensor, "output input"]:
     r"""Compute the norm of every Jacobian block $\nabla_{ij} = \partial e_j/\partial x_i$ (Eq. 11), given whole.
 
@@ -201,7 +204,8 @@ def block_norms(tangents: Float[Tensor, "output feature input direction"], norm:
     """
     wide = torch.promote_types(tangents.dtype, torch.float32)
     if norm == "frobenius":
-        return torch.linalg.vector_norm(tangents, dim=(1, 3), dtype=wide)
+        lengths = torch.linalg.vector_norm(tangents, dim=1, dtype=wide)  # over features first, as memory lies
+        return torch.linalg.vector_norm(lengths, dim=-1)
     if norm == "sum":
         return torch.linalg.vector_norm(tangents.sum(1, dtype=wide), dim=-1)
     return spectral_norm(tangents.transpose(1, 2).to(wide, memory_format=torch.contiguous_format))
