@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -77,7 +78,7 @@ def text_of(model: Model, length: int) -> str:
     """Return a text of so many tokens, or of as many as the model reads if that is less: sample texts in turn."""
     words: list[str] = []
     for one in cycle(sample_texts()):
-        words += (one if isinstance(one, str) else one[0]).split()
+        words += str(one if isinstance(one, str) else one[0]).split()
         if len(words) > length:
             break
     low, high = 1, len(words)  # the most words that are not too many tokens
@@ -91,12 +92,10 @@ def text_of(model: Model, length: int) -> str:
 def _in_browser(case: str, page: Path) -> list[Row]:
     """Measure how long a page takes until it is drawn, and its frames while the mouse moves over the maps."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        chromium = None
-    if chromium is None:
+    if chromium is None or find_spec("playwright") is None:
         return []
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         opened = browser.new_page(viewport={"width": 1440, "height": 1000})
