@@ -134,7 +134,7 @@ def test_what_takes_long_is_left_out_unless_it_is_asked_for(monkeypatch: pytest.
     found = explain(model, TEXT, maps=MAPS)
     assert isinstance(found.attribution, Unavailable)
     assert found.attribution.reason.startswith("Attribution takes about")
-    assert found.attribution.reason.endswith("Ask for it with probes=16.")
+    assert found.attribution.reason.endswith("probes=16 computes it all the same.")
     assert told(model, probes=16)["probes"] == 16
 
 

@@ -318,7 +318,7 @@ def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttr
     try:
         ahead = estimate(model, [len(reading.tokens)], options.request(model))
         if probes is None and ahead.long:
-            return Unavailable(f"{ahead.words()} Ask for it with probes={options.probes}.")
+    XX
         if ahead.said:
             warnings.warn(ahead.words(), stacklevel=4)
         return attribute([reading], options, progress=progress)[0]
