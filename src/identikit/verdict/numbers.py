@@ -318,7 +318,7 @@ def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttr
     try:
         ahead = estimate(model, [len(reading.tokens)], options.request(model))
         if probes is None and ahead.long:
-    XX
+            return Unavailable(f"{ahead.words()} So it was left out; probes={options.probes} computes it all the same.")
         if ahead.said:
             warnings.warn(ahead.words(), stacklevel=4)
         return attribute([reading], options, progress=progress)[0]
