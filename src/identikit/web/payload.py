@@ -36,7 +36,7 @@ from identikit.version import __version__
 FORMAT = "identikit-view-1"
 LARGEST = 96 << 20  # bytes of a file above which it is refused
 EPSILONS = (0.001, 0.003, 0.01, 0.03, 0.1)  # by which shares of its norm a head's output may move
-LISTED = 96  # of how many rows a file holds vertices and the grid of epsilons, at most
+LISTED = 96  # of how many rows a file of a short text holds vertices and the grid of epsilons, at most
 VERTICES = 12  # of how many edges per row a file holds vertices, the widest first
 ALL_VERTICES = 64  # the same for a row that was asked for
 SOURCES = 32  # sources that a file holds of each hidden vector of a long text; of a short one it holds all
@@ -358,7 +358,8 @@ def _listed(result: Explanation, sample: Sample) -> list[int]:
     order = width.argsort(descending=True).tolist()
     heads = {tuple(sample.places[row, :2].tolist()): row for row in reversed(order)}
     ranked = dict.fromkeys([*wanted, *sorted(heads.values(), key=lambda row: -float(width[row])), *order])
-    chosen = [row for row in ranked if float(width[row]) > NARROW][:LISTED]
+    most = LISTED * SHORT // max(SHORT, sample.lower.shape[1])  # the grid of a row grows with the text
+    chosen = [row for row in ranked if float(width[row]) > NARROW][:most]
     return sorted(chosen, key=lambda row: sample.places[row].tolist())
 
 

@@ -1,5 +1,6 @@
 // Verdict: the answers in words, and the text itself, each token shaded by how certain its attention is.
 import { css, mixed } from "./colour.js";
+import { canvasPen } from "./pen.js";
 import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
 import { element } from "./parts.js";
 
@@ -92,10 +93,22 @@ class VerdictView {
     return [width, this.places(width).height + (this.known() ? STRIP_LEGEND : 0)];
   }
 
+  /** Draw the tokens once, and then only what is marked: a long text has hundreds, and hovering must stay smooth. */
   draw(state) {
     const width = figureWidth(this.canvas);
-    const size = () => [width, this.places(width).height];
-    drawFigure(this.canvas, { size, paint: (pen) => this.paintText(pen, state, 0), describe: () => this.describe(state) }, state);
+    const { height } = this.places(width);
+    const whose = state.strip === "head" ? `${state.layer},${state.head}` : "";
+    const look = [width, this.site.theme(), whose, globalThis.devicePixelRatio].join();
+    if (this.look !== look) {
+      this.plain = document.createElement("canvas");
+      this.paintTokens(canvasPen(this.plain, width, height), state, 0);
+      this.look = look;
+    }
+    const paint = (pen) => {
+      this.canvas.getContext("2d").drawImage(this.plain, 0, 0, width, height);
+      this.paintMarks(pen, state, 0);
+    };
+    drawFigure(this.canvas, { size: () => [width, height], paint, describe: () => this.describe(state) }, state);
   }
 
   update(state, before) {
@@ -128,10 +141,12 @@ class VerdictView {
 
   paint(pen, state) {
     if (this.known()) this.paintLegend(pen, STRIP_LEGEND / 2, this.site.colours(), this.certainty(state));
-    this.paintText(pen, state, this.known() ? STRIP_LEGEND : 0);
+    const top = this.known() ? STRIP_LEGEND : 0;
+    this.paintTokens(pen, state, top);
+    this.paintMarks(pen, state, top);
   }
 
-  paintText(pen, state, top) {
+  paintTokens(pen, state, top) {
     const colours = this.site.colours();
     const certain = this.certainty(state);
     this.places(pen.width).boxes.forEach(({ x, y: down, across, shown }, place) => {
@@ -142,9 +157,16 @@ class VerdictView {
       pen.rect(x, y + 3, across, STRIP_LINE - 8, css(fill), known ? {} : { stroke: colours.faint });
       const ink = inkOn(fill, colours);
       pen.text(shown, x + 4, y + STRIP_LINE / 2 - 1, ink, { size: STRIP_SIZE, widest: across + 8 });
-      if (place === activeQuery(state)) pen.rect(x, y + 2, across, STRIP_LINE - 6, null, { stroke: colours.focus, line: 2 });
-      if (place === activeKey(state)) pen.line(x, y + STRIP_LINE - 2, x + across, y + STRIP_LINE - 2, colours.focus, { width: 3 });
     });
+  }
+
+  paintMarks(pen, state, top) {
+    const { focus } = this.site.colours();
+    const { boxes } = this.places(pen.width);
+    const [query, key] = [boxes[activeQuery(state)], boxes[activeKey(state)]];
+    if (query) pen.rect(query.x, top + query.y + 2, query.across, STRIP_LINE - 6, null, { stroke: focus, line: 2 });
+    const under = key && top + key.y + STRIP_LINE - 2;
+    if (key) pen.line(key.x, under, key.x + key.across, under, focus, { width: 3 });
   }
 
   paintLegend(pen, y, colours, certain) {
