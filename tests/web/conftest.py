@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from identikit.verdict.numbers import explain
-from identikit.web import payload
+from identikit.web import rows
 from identikit.web.payload import packed
 from identikit.web.report import save_report
 from tests.models import tiny
@@ -54,7 +54,7 @@ def explanation() -> Any:
 def content(explanation: Any) -> bytes:
     """What its page is given; with time enough for the grid of epsilons, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "GRID_SECONDS", 300.0)
+        patch.setattr(rows, "GRID_SECONDS", 300.0)
         return packed(explanation)
 
 
@@ -62,5 +62,5 @@ def content(explanation: Any) -> bytes:
 def report_file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its page, on disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "GRID_SECONDS", 300.0)
+        patch.setattr(rows, "GRID_SECONDS", 300.0)
         return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")

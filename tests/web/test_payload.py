@@ -10,8 +10,9 @@ from safetensors.torch import load
 
 from identikit import attention_intervals, effective_attention, open_result, token_attribution
 from identikit.errors import InputError
-from identikit.web import payload
-from identikit.web.payload import packed, packed_rows, packed_simplex
+from identikit.web import file, payload
+from identikit.web.payload import packed, packed_simplex
+from identikit.web.rows import EPSILONS, packed_rows
 from tests.models import tiny
 from tests.web.conftest import TEXT
 
@@ -126,7 +127,7 @@ def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: 
 
 def test_the_grid_contains_the_exact_ends(content: bytes):
     arrays, about = opened(content)
-    assert about["rows"]["epsilons"] == list(payload.EPSILONS)
+    assert about["rows"]["epsilons"] == list(EPSILONS)
     rows = arrays["grid.row"].long()
     lower, upper = arrays["rows.lower"][rows][:, None], arrays["rows.upper"][rows][:, None]
     known = ~arrays["grid.lower"].isnan()
@@ -171,7 +172,7 @@ def test_what_cannot_be_shown_is_refused(explanation: Any, monkeypatch: pytest.M
         packed(explanation.attention.sel(query=3))
     with pytest.raises(InputError, match="groups="):
         packed(explanation.attention.intervals(groups="special"))
-    monkeypatch.setattr(payload, "LARGEST", 1000)
+    monkeypatch.setattr(file, "LARGEST", 1000)
     with pytest.raises(InputError, match="Show fewer layers"):
         packed(explanation.attention)
 

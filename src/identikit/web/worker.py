@@ -242,7 +242,7 @@ def _check(desk: Desk, task: Task) -> int:
 
 def _rows(desk: Desk, task: Task) -> bytes:
     """Bound some rows."""
-    from identikit.web.payload import packed_rows
+    from identikit.web.rows import packed_rows
 
     rows = [(layer, head, query) for layer, head, query in task.options["rows"]]
     return packed_rows(desk.attention(task), rows, epsilon=task.options["epsilon"])
