@@ -12,7 +12,7 @@ import identikit
 from identikit import attention_intervals, effective_attention, load
 from identikit.errors import IdentikitError
 from identikit.verdict.numbers import explain
-from identikit.web import payload
+from identikit.web import rows
 from identikit.web.report import save_report
 from tests.models import tiny
 from tests.web.conftest import TEXT
@@ -338,7 +338,7 @@ def test_figures_are_the_same_as_svg(page: Any, report_file: Path):
 
 def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, tmp_path: Path, monkeypatch: Any):
     hostile = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
-    monkeypatch.setattr(payload, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
+    monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
     monkeypatch.setattr(payload, "shown", lambda token: hostile if token == "w5" else token)
     show(page, save_report(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
     assert hostile in page.locator("#panel-verdict canvas").get_attribute("aria-label")
@@ -349,7 +349,7 @@ def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, 
 
 
 def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr(payload, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
+    monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
     model = tiny.loaded("llama")
     show(page, save_report(explain(model, TEXT, seconds=None), tmp_path / "causal.html"), "tab=provenance")
     assert [one["position"] for one in table(page, "edge", query=5)] == list(range(6))

@@ -68,6 +68,7 @@ async def _serve(serving: Serving, listening: socket.socket) -> None:
     )  # fmt: skip
     try:
         await service.start()
+        listening.listen()  # before anyone is told: who connects now waits a moment, and is not refused
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         print(f"Serving {', '.join(service.models)} on http://{shown}:{port}. Press Ctrl-C to stop.", flush=True)
         await _Server(config, service.end_streams).serve(sockets=[listening])
