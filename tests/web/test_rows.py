@@ -12,7 +12,7 @@ import identikit
 from identikit import attention_intervals, effective_attention, load
 from identikit.errors import IdentikitError
 from identikit.verdict.numbers import explain
-from identikit.web import rows
+from identikit.web import payload, rows
 from identikit.web.report import save_report
 from tests.models import tiny
 from tests.web.conftest import TEXT
