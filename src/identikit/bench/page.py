@@ -130,4 +130,6 @@ def _hovering(opened: Any) -> dict[str, list[float]]:
     for move in range(3 * MOVES):
         across, down = 0.15 + 0.3 * (move % 40) / 40, 0.08 + 0.3 * (move % 53) / 53
         opened.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
-    return {"still": still, "moving": opened.evaluate("window.moving")}
+    moving = opened.evaluate("window.moving")
+    # A time of whole milliseconds arrives as an int.
+    return {"still": [float(frame) for frame in still], "moving": [float(frame) for frame in moving]}
