@@ -8,9 +8,10 @@ import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
@@ -136,6 +137,25 @@ def collate(
         words=tuple(text.words for text in encoded),
         order=tuple(range(len(encoded)) if order is None else order),
         features=torch.stack(features) if features else None,
+    )
+
+
+def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
+    """Return batches of one text each as one batch, padded on the right."""
+
+    def joined(name: str, fill: int = 0) -> Any:
+        rows = [getattr(batch, name)[0] for batch in batches if getattr(batch, name) is not None]
+        return pad_sequence(rows, batch_first=True, padding_value=fill) if rows else None
+
+    return TokenBatch(
+        ids=joined("ids", pad_id),
+        keep=joined("keep"),
+        special=joined("special"),
+        segments=joined("segments"),
+        tokens=tuple(batch.tokens[0] for batch in batches),
+        words=tuple(batch.words[0] for batch in batches),
+        order=tuple(range(len(batches))),
+        features=joined("features"),
     )
 
 

@@ -21,7 +21,7 @@ from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.models.reading import Reading
 from identikit.models.tap import visiting
-from identikit.text import TokenBatch
+from identikit.text import TokenBatch, text_alone
 from tests.models import tiny
 from tests.models.test_contract import CASTING, SPLITTING, STRUCTURES, batch_of, slow_unless
 from tests.reference import attribution as reference
@@ -37,10 +37,11 @@ def asked(model: Model, **options) -> Request:
     return Request(**defaults | {"seed": 0, "after": False, "precision": "full"} | options)
 
 
-def swept(model: Model, batch: TokenBatch, chunk: int = 2, together: int = 4, **options) -> torch.Tensor:
-    """Sweep in rounds of `together` inputs; 0: every derivative is kept, and a round is a chunk."""
-    request, how = asked(model, **options), {"together": together or chunk, "keep": not together}
-    return sweep.sweep(read(model, batch), request, chunk=chunk, **how, tick=lambda count: None)
+def swept(model: Model, *batches: TokenBatch, chunk: int = 2, together: int = 4, **options) -> list[torch.Tensor]:
+    """Sweep texts side by side in rounds of `together` inputs; 0: every derivative is kept, and a round is a chunk."""
+    texts, requests = [read(model, batch) for batch in batches], [asked(model, **options)] * len(batches)
+    how = {"chunk": chunk, "together": together or chunk, "keep": not together}
+    return sweep.sweep(texts, requests, **how, tick=lambda count: None)
 
 
 def read(model: Model, batch: TokenBatch) -> Reading:
@@ -118,16 +119,17 @@ def float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_sweep_is_autograd(name: str, tolerance: float, norms: tuple[str, ...] = ("frobenius",)) -> None:
-    """On a padded text: three outputs of all layers and inputs, with padding feeling and causing nothing."""
+    """On a padded text beside another: three outputs of all layers and inputs, and padding causes nothing."""
     model = tiny.loaded(name, dtype=torch.float64)
     batch = one_row(batch_of(model, (7, 6)), 1)
-    kept = batch.keep[0].nonzero()[:, 0].tolist()
-    outputs = [kept[0], kept[len(kept) // 2], kept[-1]]
-    expected = reference_norms(model, batch, outputs, norms)
-    for norm, one in zip(norms, expected, strict=True):
-        found = swept(model, batch, norm=norm, chunk=3)
+    keep = batch.keep[0]
+    kept = keep.nonzero()[:, 0]
+    outputs = [0, len(kept) // 2, -1]
+    expected = reference_norms(model, batch, kept[outputs].tolist(), norms)
+    assert expected[:, :, ~keep].count_nonzero() == 0
+    for norm, one in zip(norms, expected[:, :, keep], strict=True):
+        _, found = swept(model, text_alone(batch_of(model, (7, 6)), 0), text_alone(batch, 0), norm=norm, chunk=3)
         assert off(found[:, :, outputs], one) <= tolerance
-        assert found[:, ~batch.keep[0]][:, :, batch.keep[0]].count_nonzero() == 0
         if name in ("gpt2", "llama"):
             assert found.tril(-1).count_nonzero() == 0  # an input moves nothing before it
 
@@ -172,7 +174,7 @@ def test_inputs_after_the_embeddings_norm(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (5,))
     (expected,) = reference_norms(model, batch, [1, 4], ["frobenius"], after=True)
-    assert off(swept(model, batch, after=True)[:, :, [1, 4]], expected) <= 1e-9
+    assert off(swept(model, batch, after=True)[0][:, :, [1, 4]], expected) <= 1e-9
     request = asked(model, after=True, targets=(1, 4))
     for engine in (passes.generic, passes.reverse):
         assert off(engine(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
@@ -192,10 +194,11 @@ def test_chunks_and_kept_derivatives_change_nothing():
     for name in ("bert", "llama"):
         model = tiny.loaded(name, dtype=torch.float64)
         batch = batch_of(model, (9,))
-        whole = swept(model, batch, chunk=9, together=0)
+        (whole,) = swept(model, batch, chunk=9, together=0)
         for chunk, together in ((1, 0), (4, 0), (2, 9), (3, 5)):
-            assert off(swept(model, batch, chunk=chunk, together=together), whole) <= 1e-13
-        assert off(swept(model, batch, chunk=4, layers=(1,), targets=(8, 0, 3)), whole[1:2][:, :, [8, 0, 3]]) <= 1e-13
+            assert off(swept(model, batch, chunk=chunk, together=together)[0], whole) <= 1e-13
+        (some,) = swept(model, batch, chunk=4, layers=(1,), targets=(8, 0, 3))
+        assert off(some, whole[1:2][:, :, [8, 0, 3]]) <= 1e-13
 
 
 def test_causal_models_are_not_asked_about_the_past(monkeypatch: pytest.MonkeyPatch):
@@ -239,11 +242,8 @@ def test_texts_do_not_touch_each_other():
 def test_padding_changes_nothing(name: str, side: str):
     model = tiny.loaded(name, dtype=torch.float64)
     padded = one_row(batch_of(model, (9, 6), side), 1)
-    alone = dataclasses.replace(
-        padded, **{part: getattr(padded, part)[:, padded.keep[0]] for part in ("ids", "keep", "special")}
-    )
-    keep = padded.keep[0]
-    assert off(swept(model, padded)[:, keep][:, :, keep], swept(model, alone)) <= (1e-6 if name in CASTING else 1e-12)
+    (found,), (alone,) = swept(model, padded), swept(model, text_alone(padded, 0))
+    assert off(found, alone) <= (1e-6 if name in CASTING else 1e-12)
 
 
 def test_renaming_hidden_units_changes_nothing():

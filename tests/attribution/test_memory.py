@@ -10,7 +10,7 @@ import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
 from identikit.attribution import plan as planning
-from identikit.attribution import request, sweep
+from identikit.attribution import derivative, request, sweep
 from identikit.models.model import Model
 from tests.attribution.test_attribute import asked, off, read
 
@@ -51,7 +51,7 @@ def llama(dtype: torch.dtype, layers: int = 3) -> Model:
 @pytest.fixture
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of passes that weigh as little beside these shapes as real ones do beside real shapes."""
-    for module in (request, sweep, planning):
+    for module in (request, derivative, planning):
         monkeypatch.setattr(module, "working_bytes", lambda device: 1 << 20)
     monkeypatch.setattr(planning, "_CHUNK_BYTES", {"cpu": 1 << 22})
 
@@ -63,7 +63,7 @@ def test_the_peak_is_known_beforehand(dtype, probes, engine):
     model = llama(dtype)
     wanted, text = asked(model, probes=probes), read(model, model.sample((TOKENS,)))
     way = planning.plan(model, TOKENS, wanted)
-    most = peak_bytes(lambda: way.run(text, wanted, lambda count: None))
+    most = peak_bytes(lambda: way.run([text], [wanted], lambda count: None))
     assert way.cost.engine == engine
     assert 0.8 * way.peak <= most <= 1.2 * way.peak
 
@@ -77,7 +77,7 @@ def test_less_memory_gives_the_same_numbers():
     answers: list[torch.Tensor] = []
 
     def run(**way) -> None:
-        answers.append(sweep.sweep(text, wanted, **way, tick=lambda count: None))
+        answers.extend(sweep.sweep([text], [wanted], **way, tick=lambda count: None))
 
     for chunk, together, keep in ((2, TOKENS, False), (1, 4, False), (2, 2, True)):
         planned = cost.peak(chunk, together, keep=keep, causal=True)

@@ -78,7 +78,7 @@ def test_the_probes_that_are_named_do_fit(monkeypatch: pytest.MonkeyPatch):
 def test_what_will_take_long_says_so(monkeypatch: pytest.MonkeyPatch):
     model = load()
     monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e10)
-    monkeypatch.setattr(attribution.Plan, "run", lambda *rest: torch.ones(6, 62, 62))
+    monkeypatch.setattr(attribution.Plan, "run", lambda *rest: [torch.ones(6, 62, 62)])
     with pytest.warns(UserWarning, match=r"about \d+ minutes and \d\.\d GiB of memory .*\. With probes=\d+ it takes"):
         token_attribution(model, "word " * 60)
 
@@ -126,14 +126,14 @@ def test_chunks_halve_until_they_fit():
 
 
 def test_memory_is_used_again_until_it_is_far_too_large():
-    scratch = sweep._Scratch(torch.zeros(1))
-    first = scratch.take(0, 4, 8)
-    assert scratch.take(0, 4, 7).data_ptr() == first.data_ptr()
-    assert scratch.take(1, 4, 8).data_ptr() != first.data_ptr()
-    scratch.take(0, 2, 8)
-    assert scratch._flat[0].numel() == 16
-    scratch.swap(0, 2)
-    assert scratch._flat[2].numel() == 16 and 0 not in scratch._flat
+    memory = sweep._Memory(torch.zeros(1))
+    first, second = memory.take(4, 8), memory.take(4, 8)
+    assert first.data_ptr() != second.data_ptr()
+    place = first.data_ptr()
+    memory.give(first)
+    assert memory.take(4, 5).data_ptr() == place
+    memory.give(second)
+    assert memory.take(2, 8).numel() == 16 and not memory._free  # 32 are far too large, and given back
 
 
 @pytest.mark.parametrize(("error", "told", "message"), [

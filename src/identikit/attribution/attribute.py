@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from identikit.attribution.plan import Options, Plan, estimate, plan
-from identikit.attribution.request import Request, Tick
+from identikit.attribution.plan import Options, estimate, plan, side_by_side
+from identikit.attribution.request import Request
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function
 from identikit.errors import InputError
@@ -95,7 +95,13 @@ def attribute(
         done += count
         progress("attribution, tokens", done, total)
 
-    return [_attributed(*parts, options, tick) for parts in zip(texts, requests, plans, strict=True)]
+    found: dict[int, TokenAttribution] = {}
+    for group, way in side_by_side(model, plans):
+        own = [_with_own_seed(requests[place], texts[place].tokens) for place in group]
+        measured = way.run([texts[place] for place in group], own, tick)
+        for place, one in zip(group, measured, strict=True):
+            found[place] = _attributed(texts[place], requests[place], one, way.cost.engine, options)
+    return [found[place] for place in range(len(texts))]
 
 
 def _with_targets(request: Request, tokens: tuple[str, ...], targets: Index) -> Request:
@@ -105,15 +111,19 @@ def _with_targets(request: Request, tokens: tuple[str, ...], targets: Index) -> 
     return replace(request, targets=tuple(axis.find(targets)))
 
 
-def _attributed(reading: Reading, request: Request, way: Plan, options: Options, tick: Tick) -> TokenAttribution:
+def _with_own_seed(request: Request, tokens: tuple[str, ...]) -> Request:
+    return replace(request, seed=request.seed + zlib.crc32(repr(tokens).encode()))  # texts differ in their directions
+
+
+def _attributed(
+    reading: Reading, request: Request, measured: Tensor, engine: str, options: Options
+) -> TokenAttribution:
     model, tokens = reading.model, reading.tokens
-    own = replace(request, seed=request.seed + zlib.crc32(repr(tokens).encode()))  # texts differ in their directions
-    measured = way.run(reading, own, tick)
     _check_overflow(measured, request, model)
     if request.probes is None:
         arrays = {"contribution": jacobian.contributions(measured)}
     else:
-        size = model.d_model if request.after or way.cost.engine == "reverse" else model.d_input
+        size = model.d_model if request.after or engine == "reverse" else model.d_input
         contribution, stderr = jacobian.estimated_contributions(measured, population=size)
         arrays = {"contribution": contribution, "stderr": stderr}
     targets = tuple(range(len(tokens))) if request.targets is None else request.targets
@@ -125,13 +135,13 @@ def _attributed(reading: Reading, request: Request, way: Plan, options: Options,
     about = reading.about | {
         "norm": request.norm,
         "probes": request.probes,
-        "engine": way.cost.engine,
+        "engine": engine,
         "causal": model.causal,
     }
     about |= {"underflow": _underflow(measured, reading, request)}
     about |= {"cls": _position(reading, "cls"), "separator": _position(reading, "sep")}
     settings = {"norm": request.norm, "probes": request.probes or "exact", "source": options.source}
-    settings |= {"precision": request.precision, "seed": request.seed, "engine": way.cost.engine}
+    settings |= {"precision": request.precision, "seed": request.seed, "engine": engine}
     settings |= {"layers": request.layers, "targets": request.targets}
     return TokenAttribution(
         axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance(model, reading.text, **settings), about

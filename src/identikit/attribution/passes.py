@@ -17,6 +17,7 @@ from torch.func import vjp, vmap
 
 from identikit.attribution import request as shared
 from identikit.attribution.request import (
+    Place,
     Request,
     Tick,
     at_once,
@@ -43,10 +44,12 @@ def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Te
 def _by_block(reading: Reading, request: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through one block after another. Where no token sees a later one, tokens before the chunk are left out."""
     with reading.split() as split:
-        start = first_tangents(split, request, split.inputs.dtype)
-        n, d, directions = start.shape
+        n = split.inputs.shape[1]
+        (start,) = first_tangents(split, [request], [Place(0, slice(0, n))], split.inputs.dtype)
+        _, d, directions = start.shape
         targets = torch.arange(n) if request.targets is None else torch.tensor(request.targets)
-        answer, narrow = request.nothing(n, split.inputs), sees_no_later_token(split) and _narrows(split)
+        answer = request.nothing(n, split.inputs)
+        narrow = sees_no_later_token(block.call for block in split.blocks) and _narrows(split)
 
         def work(first: int, last: int) -> None:
             before = first if narrow else 0

@@ -23,6 +23,7 @@ _PROBES = (256, 128, 64, 32, 16, 8)  # with fewer, the standard errors are too r
 _SPECTRAL = 2.5  # what largest singular values cost beside the Jacobians, as measured
 _CHUNK_BYTES = {"cpu": 1 << 28}  # on a CPU larger chunks only leave the cache; elsewhere 4 GiB fill the machine
 _USABLE = 0.8  # of the memory that is free
+_GROUP_SHARE, _GROUP_TOKENS = 0.25, 1024  # of texts side by side: more starts no fewer operations
 
 
 class _Factors(NamedTuple):
@@ -188,13 +189,49 @@ class Plan(NamedTuple):
     operations: float
     peak: int
 
-    def run(self, reading: Reading, request: Request, tick: Tick) -> Tensor:
-        """Run the engine on a text."""
+    def run(self, texts: Sequence[Reading], requests: Sequence[Request], tick: Tick) -> list[Tensor]:
+        """Run the engine on texts; see `sweep` for what requests may differ in."""
         if self.cost.engine == "sweep":
             how = {"chunk": self.chunk, "together": self.together, "keep": self.keep}
-            return sweep.sweep(reading, request, **how, tick=tick)
+            return sweep.sweep(texts, requests, **how, tick=tick)
         engine = passes.generic if self.cost.engine == "generic" else passes.reverse
-        return engine(reading, request, chunk=self.chunk, tick=tick)
+        both = zip(texts, requests, strict=True)
+        return [engine(text, request, chunk=self.chunk, tick=tick) for text, request in both]
+
+
+def side_by_side(model: Model, plans: Sequence[Plan]) -> Iterator[tuple[list[int], Plan]]:
+    """Put texts together that are prepared side by side, and yield each group's places among the plans, and its plan.
+
+    They are short texts of like length that fit in a part of the memory together. On a CPU little is gained, and each
+    text is a group.
+    """
+    group: list[int] = []
+    for place in sorted(range(len(plans)), key=lambda place: model.device.type != "cpu" and plans[place].cost.units):
+        if group and not _fit_together(model, [plans[one] for one in (*group, place)]):
+            yield group, _joined([plans[one] for one in group])
+            group = []
+        group.append(place)
+    if group:
+        yield group, _joined([plans[one] for one in group])
+
+
+def _fit_together(model: Model, plans: Sequence[Plan]) -> bool:
+    lengths = [one.cost.units for one in plans]
+    whole = all(one.cost.engine == "sweep" and one.together == one.cost.units and not one.keep for one in plans)
+    if not whole or model.device.type == "cpu" or max(lengths) > 1.2 * min(lengths) + 2:
+        return False
+    return _joined(plans).peak <= _GROUP_SHARE * free_bytes(model.device) and sum(lengths) <= _GROUP_TOKENS
+
+
+def _joined(plans: Sequence[Plan]) -> Plan:
+    """Return the plan of texts that are done together."""
+    if len(plans) == 1:
+        return plans[0]
+    longest = plans[-1]
+    passing = max(longest.cost.working, longest.chunk * longest.cost.unit)
+    peak = sum(one.cost.held + one.cost.units * one.cost.tangent for one in plans) + passing
+    together, operations = sum(one.together for one in plans), sum(one.operations for one in plans)
+    return longest._replace(together=together, operations=operations, peak=peak)
 
 
 def plan(model: Model, n: int, request: Request) -> Plan:

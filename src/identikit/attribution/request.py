@@ -1,10 +1,10 @@
 """What an engine is asked for, and what all engines share: chunks that fit in memory, and derivatives in bulk."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -14,6 +14,7 @@ from identikit.errors import InputError
 from identikit.machine import derivatives
 from identikit.maths import jacobian
 from identikit.models.model import Split
+from identikit.models.tap import AttentionCall
 from identikit.shapes import Float, Int, Tensor
 
 Tick = Callable[[int], None]
@@ -65,23 +66,46 @@ class Request:
         return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
-def first_tangents(split: Split, request: Request, dtype: torch.dtype) -> Float[Tensor, "n d direction"]:
-    """Return how the first block's input at each token moves along each direction of the token's own x."""
-    n, d = split.blocks[0].input.shape[1:]
-    if request.after:
-        return request.directions(d, split.inputs).T.expand(n, -1, -1).to(dtype)
-    directions, step = request.directions(split.inputs.shape[-1], split.inputs), at_once(split.inputs)
-    start = directions.new_empty(n, d, len(directions), dtype=dtype)
+class Place(NamedTuple):
+    """Where a text lies in a batch: its row and its positions."""
+
+    row: int
+    positions: slice
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the text's part of a tensor (batch, position, …)."""
+        return tensor[self.row, self.positions]
+
+    def call(self, call: AttentionCall) -> AttentionCall:
+        """Return the attention of the text alone."""
+        positions = torch.arange(self.positions.start, self.positions.stop, device=call.query.device)
+        return call.of_text(self.row, positions)
+
+
+def first_tangents(
+    split: Split, requests: Sequence[Request], places: Sequence[Place], dtype: torch.dtype
+) -> list[Float[Tensor, "n d direction"]]:
+    """Return how the first block's input at each token of each text moves along each direction of the token's own x."""
+    x, (batch, n, d) = split.inputs, split.blocks[0].input.shape
+    rows = [place.of(x) for place in places]
+    if requests[0].after:
+        found = [request.directions(d, x).T.to(dtype) for request in requests]
+        return [one.expand(len(own), -1, -1) for one, own in zip(found, rows, strict=True)]
+    directions, step = torch.stack([request.directions(x.shape[-1], x) for request in requests], 1), at_once(x)
+    starts = [x.new_empty(len(own), d, len(directions), dtype=dtype) for own in rows]
     for first in range(0, len(directions), step):
-        some = directions[first : first + step, None, None].expand(-1, 1, n, -1)
-        start[..., first : first + step] = forward(split.tail, split.inputs, some)[:, 0].permute(1, 2, 0)
-    alike = torch.equal(start, start[:1].expand(n, -1, -1))  # where nothing follows the sum: hold it once
-    return start[:1].clone().expand(n, -1, -1) if alike else start
+        some = slice(first, first + step)
+        moved = forward(split.tail, x, directions[some].unsqueeze(2).expand(-1, batch, n, -1))
+        for start, place in zip(starts, places, strict=True):
+            start[..., some] = place.of(moved.movedim(0, -1))
+    # Where nothing follows the sum, all tokens are alike, and it is held once.
+    alike = [torch.equal(start, start[:1].expand_as(start)) for start in starts]
+    return [start[:1].clone().expand_as(start) if same else start for start, same in zip(starts, alike, strict=True)]
 
 
-def sees_no_later_token(split: Split) -> bool:
-    """Say whether no token sees a later one, in any layer: the tangents of earlier tokens then stay 0."""
-    return not any(block.call.visible().triu(1).any() for block in split.blocks)
+def sees_no_later_token(calls: Iterable[AttentionCall]) -> bool:
+    """Say whether no token sees a later one in any of these layers: the tangents of earlier tokens then stay 0."""
+    return not torch.stack([call.visible().triu(1).any() for call in calls]).any()
 
 
 def scaled(tangents: Tensor, dim: int) -> Int[Tensor, "input"]:
@@ -99,16 +123,16 @@ def scaled(tangents: Tensor, dim: int) -> Int[Tensor, "input"]:
 
 
 def forward(
-    function: Callable[[Tensor], Any], x: Tensor, tangents: Float[Tensor, "tangent 1 n d"], heads: int = 0
+    function: Callable[[Tensor], Any], x: Tensor, tangents: Float[Tensor, "tangent batch n d"], heads: int = 0
 ) -> Any:
     """Return a function's derivatives along each tangent; `heads` as in `product_bytes`."""
     return vmap(lambda tangent: jvp(function, (x,), (tangent,))[1], chunk_size=at_once(x, heads))(tangents)
 
 
-def at_once(x: Float[Tensor, "1 n d"], heads: int = 0) -> int:
+def at_once(x: Float[Tensor, "batch n d"], heads: int = 0) -> int:
     """Return how many products through a block may run at once."""
     room = passing_bytes(x.device) if heads else working_bytes(x.device)
-    return max(1, room // product_bytes(x.shape[1], x.shape[2], heads, x.dtype.itemsize))
+    return max(1, room // (len(x) * product_bytes(x.shape[1], x.shape[2], heads, x.dtype.itemsize)))
 
 
 def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:

@@ -1,79 +1,105 @@
-"""The structured sweep: the Jacobians of all layers and pairs of one text, for models that split.
+"""The structured sweep: the Jacobians of all layers and pairs of texts, for models that split.
 
 The tangents of some inputs (a round) go through a layer in chunks, then through the next: each layer's derivative is
 prepared once per round and dropped again, and tangents are held once. Where all inputs do not fit, there are several
-rounds, and where that is less memory, every layer's derivative is kept and a round is a single chunk.
+rounds, and where that is less memory, every layer's derivative is kept and a round is a single chunk. Short texts are
+prepared side by side, since on a GPU most of that time goes into starting small operations.
 
 Engines return the norms of the Jacobian blocks (layer, input, output), or with probes the squared length of each
 block's image of each direction (layer, input, output, direction).
 """
 
-from collections.abc import Hashable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from itertools import accumulate
 from math import prod
 
 import torch
-from torch.func import vjp, vmap
 
 from identikit.attribution import request as shared
+from identikit.attribution.derivative import agreeing, block_derivatives
 from identikit.attribution.request import (
+    Place,
     Request,
     Tick,
-    at_once,
     first_tangents,
-    forward,
     forward_mode,
     in_chunks,
     scaled,
     sees_no_later_token,
-    working_bytes,
 )
 from identikit.machine import products
 from identikit.maths import jacobian
-from identikit.maths.jacobian import AttentionDerivative, BlockDerivative
-from identikit.models.model import Block
+from identikit.maths.jacobian import BlockDerivative
+from identikit.models.model import Split
 from identikit.models.reading import Reading
-from identikit.models.tap import AttentionCall
-from identikit.shapes import Float, Int, Tensor
+from identikit.shapes import Float, Tensor
+from identikit.text import stacked
 
 RETRIES = 3  # with tangents scaled down, where a block makes them overflow
 
 
-def sweep(reading: Reading, request: Request, *, chunk: int, together: int, keep: bool, tick: Tick) -> Tensor:
-    """Push tangents through all layers: `together` inputs in a round, `chunk` at a time.
+def sweep(
+    texts: Sequence[Reading], requests: Sequence[Request], *, chunk: int, together: int, keep: bool, tick: Tick
+) -> list[Tensor]:
+    """Push tangents through all layers: `together` inputs in a round, counted on from text to text, `chunk` at a time.
 
-    `keep`: hold every layer's derivative, so that no round prepares it again.
+    Requests may differ in their seeds and targets. `keep`: hold every layer's derivative, so that no round prepares it
+    again.
     """
-    rounded = "full" if request.precision == "full" else "tf32"  # of what prepares the sweep
-    with reading.split() as split, forward_mode(), products(rounded):
-        dtype = torch.bfloat16 if request.precision == "bfloat16" else split.inputs.dtype
-        start = first_tangents(split, request, dtype)
-        n, depth = len(start), max(request.layers) + 1
-        causal = sees_no_later_token(split)
-        targets = torch.arange(n) if request.targets is None else torch.tensor(request.targets)
-        answer, scratch, told = request.nothing(n, split.inputs), _Scratch(start), _Told(tick)
+    asked = requests[0]
+    rounded = "full" if asked.precision == "full" else "tf32"  # of what prepares the sweep
+    with _split(texts) as (split, places), forward_mode(), products(rounded):
+        dtype, depth = torch.bfloat16 if asked.precision == "bfloat16" else split.inputs.dtype, max(asked.layers) + 1
+        starts = first_tangents(split, requests, places, dtype)
+        lengths = [len(start) for start in starts]
+        causal = sees_no_later_token(place.call(block.call) for block in split.blocks for place in places)
+        answers = [request.nothing(n, split.inputs) for request, n in zip(requests, lengths, strict=True)]
+        memory, told, agree = _Memory(starts[0]), _Told(tick), agreeing(split.blocks[:depth])
 
-        def derivative(layer: int) -> BlockDerivative:
-            return block_derivative(split.blocks[layer]).to(start.dtype, more=-n % _multiple(start))
+        def derivatives(layer: int) -> list[BlockDerivative]:
+            found = block_derivatives(split.blocks[layer], places, agree=agree[layer])
+            return [one.to(dtype, more=-len(one.own) % _multiple(one.own)) for one in found]
 
-        derivative = cache(derivative) if keep else derivative
+        derivatives = cache(derivatives) if keep else derivatives
 
         def work(first: int, last: int) -> None:
-            places = [(at, min(at + chunk, last)) for at in range(first, last, chunk)]
-            chunks = [_Chunk(start, place, causal, (scratch, index)) for index, place in enumerate(places)]
+            chunks = [
+                _Chunk(text, starts[text], inputs, causal, memory) for text, inputs in _cut(lengths, first, last, chunk)
+            ]
             for layer in range(depth):
-                block = derivative(layer)
+                blocks, done = derivatives(layer), layer * (last - first)
                 for one in chunks:
-                    one.push(block, alone=len(chunks) == 1)
-                    if layer in request.layers:
-                        felt = targets >= one.before
-                        found = one.measured(request, None if request.targets is None else targets[felt])
-                        answer[request.layers.index(layer), one.first : one.last, felt] = found
-                    told.reach(first + ((last - first) * layer + one.last - first) / depth)
-                del block  # before the next is prepared
+                    one.push(blocks[one.text])
+                    if layer in asked.layers:
+                        one.write(requests[one.text], answers[one.text][asked.layers.index(layer)])
+                    done += one.last - one.first
+                    told.reach(first + done / depth)
+                del blocks  # before the next are prepared
+            for one in chunks:
+                one.end()
 
-        in_chunks(n, together, work, lambda count: None)
-    return answer.cpu()
+        in_chunks(sum(lengths), together, work, lambda count: None)
+    return [answer.cpu() for answer in answers]
+
+
+@contextmanager
+def _split(texts: Sequence[Reading]) -> Iterator[tuple[Split, list[Place]]]:
+    """Take the model apart for the texts, padded to one length, and say where each of them lies."""
+    batch = texts[0].batch if len(texts) == 1 else stacked([text.batch for text in texts], texts[0].model.pad_id)
+    rows = [batch.rows(row).tolist() for row in range(len(texts))]
+    places = [Place(row, slice(own[0], own[-1] + 1)) for row, own in enumerate(rows)]
+    with texts[0].split() if len(texts) == 1 else texts[0].model.split(batch) as split:
+        yield split, places
+
+
+def _cut(lengths: Sequence[int], first: int, last: int, chunk: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Cut a range of inputs, counted on from text to text, into chunks of single texts."""
+    for text, (end, n) in enumerate(zip(accumulate(lengths), lengths, strict=True)):
+        stop = min(last - (end - n), n)
+        for at in range(max(first - (end - n), 0), stop, chunk):
+            yield text, (at, min(at + chunk, stop))
 
 
 def _multiple(tangents: Tensor) -> int:
@@ -95,58 +121,63 @@ class _Told:
 
 
 class _Chunk:
-    """The tangents of a few inputs on their way through the layers; see `sweep`.
+    """The tangents of a few inputs of a text on their way through the layers; see `sweep`.
 
     In float16 they are kept from overflowing and underflowing: each input's tangents are scaled by a power of two after
-    every block, which `measured` undoes exactly, since derivatives are linear in the tangents.
+    every block, which `write` undoes exactly, since derivatives are linear in the tangents.
     """
 
-    def __init__(self, start: Tensor, inputs: tuple[int, int], causal: bool, memory: tuple["_Scratch", int]):
-        self.first, self.last = first, last = inputs
+    def __init__(self, text: int, start: Tensor, inputs: tuple[int, int], causal: bool, memory: "_Memory"):
+        self.text, (self.first, self.last) = text, inputs
         self._n = len(start)
-        self.before = first - first % _multiple(start) if causal else 0  # earlier tokens feel nothing
-        self._start, (self._scratch, self._place) = start[first:last], memory
+        self._before = self.first - self.first % _multiple(start) if causal else 0  # earlier tokens feel nothing
+        self._start, self._memory = start[self.first : self.last], memory
         self._held: Tensor | None = None
-        self._exponent = torch.zeros(last - first, dtype=torch.int32, device=start.device)
+        self._exponent = torch.zeros(self.last - self.first, dtype=torch.int32, device=start.device)
 
-    def push(self, block: BlockDerivative, *, alone: bool) -> None:
-        """Push the tangents through the next block; `alone`: no other chunk is on its way beside this one."""
-        block = block.after(self.before)
+    def push(self, block: BlockDerivative) -> None:
+        """Push the tangents through the next block."""
+        block = block.after(self._before)
         result = self._through(block)
         for _ in range(RETRIES if result.dtype in shared.SCALED else 0):
             if result.isfinite().all():
                 self._exponent += scaled(result.unflatten(-1, (self.last - self.first, -1)), dim=2)
                 break
             self._lower()
+            self._memory.give(result)
             result = self._through(block)
-        if alone:
-            self._scratch.swap("result", self._place)
-            self._held = result
-        else:
-            self._held = self._scratch.take(self._place, *result.shape).copy_(result)
+        self.end()
+        self._held = result
 
-    def measured(self, asked: Request, targets: Int[Tensor, "output"] | None) -> Tensor:
-        """Return what is asked of the tangents, without the scale: (input, output, …)."""
-        moved = self._moved[: self._n - self.before]
-        held = moved if targets is None else moved[(targets - self.before).to(moved.device)]
-        found = asked.measure(held.unflatten(-1, (self.last - self.first, -1)))
-        return asked.unscaled(found, self._exponent)
-
-    @property
-    def _moved(self) -> Tensor:
+    def write(self, asked: Request, answer: Tensor) -> None:
+        """Write what is asked of the tangents, without the scale, into a layer's answer: (input, output, …)."""
         assert self._held is not None
-        return self._held
+        moved, felt = self._held[: self._n - self._before], slice(self._before, None)
+        if asked.targets is not None:
+            targets = torch.tensor(asked.targets, device=moved.device)
+            felt = (targets >= self._before).nonzero().squeeze(1)
+            moved = moved[targets[felt] - self._before]
+        found = asked.measure(moved.unflatten(-1, (self.last - self.first, -1)))
+        answer[self.first : self.last, felt] = asked.unscaled(found, self._exponent)
+
+    def end(self) -> None:
+        """Give the tangents' memory back."""
+        if self._held is not None:
+            self._memory.give(self._held)
+        self._held = None
 
     def _through(self, block: BlockDerivative) -> Float[Tensor, "n d tangent"]:
         inputs, d, directions = self._start.shape
         n, _, outputs = block.by_output.shape
-        take = self._scratch.take
-        mixed, result = take("mixed", n, outputs, inputs * directions), take("result", n, d, inputs * directions)
+        take, give = self._memory.take, self._memory.give
+        mixed, result = take(n, outputs, inputs * directions), take(n, d, inputs * directions)
         if self._held is None:
-            jacobian.push_first(self._start, block, first=self.first - self.before, mixed=mixed, result=result)
+            jacobian.push_first(self._start, block, first=self.first - self._before, mixed=mixed, result=result)
         else:
-            read = take("read", n, block.read.shape[1], inputs * directions)
+            read = take(n, block.read.shape[1], inputs * directions)
             jacobian.push(self._held, block, read=read, mixed=mixed, result=result)
+            give(read)
+        give(mixed)
         return result
 
     def _lower(self) -> None:
@@ -158,139 +189,32 @@ class _Chunk:
         self._exponent += 8
 
 
-class _Scratch:
-    """Memory taken once and used again: on a CPU, fresh pages cost a tenth of the products that fill them."""
+class _Memory:
+    """Memory that is used again: on a CPU, fresh pages cost a tenth of the products that fill them.
+
+    On a GPU, torch does this itself.
+    """
 
     def __init__(self, like: Tensor):
         self._like = like
-        self._flat: dict[Hashable, Tensor] = {}
+        self._free: list[Tensor] = []
+        self._lent: dict[int, Tensor] = {}
 
-    def take(self, place: Hashable, *shape: int) -> Tensor:
-        """Return the memory at a place in this shape, with whatever it holds."""
-        size, held = prod(shape), self._flat.get(place)
-        if held is None or not size <= held.numel() < 2 * size:  # what is far too large is given back
-            del held
-            self._flat.pop(place, None)
-            self._flat[place] = self._like.new_empty(size)
-        return self._flat[place][:size].view(shape)
+    def take(self, *shape: int) -> Tensor:
+        """Return memory of this shape, with whatever it holds."""
+        size = prod(shape)
+        if self._like.is_cuda:
+            return self._like.new_empty(shape)
+        fitting = [place for place, flat in enumerate(self._free) if size <= flat.numel() < 2 * size]
+        if fitting:
+            flat = self._free.pop(min(fitting, key=lambda place: self._free[place].numel()))
+        else:
+            self._free.clear()  # before more is taken
+            flat = self._like.new_empty(size)
+        self._lent[flat.data_ptr()] = flat
+        return flat[:size].view(shape)
 
-    def swap(self, place: Hashable, other: Hashable) -> None:
-        """Exchange what two places hold."""
-        first, second = self._flat.pop(place, None), self._flat.pop(other, None)
-        self._flat |= {name: held for name, held in ((place, second), (other, first)) if held is not None}
-
-
-def block_derivative(block: Block) -> BlockDerivative:
-    """Return a block's derivative at one text: each token's own Jacobians, and attention's in closed form.
-
-    `pre` and `post` act on each position alone, so one product with a basis vector broadcast over positions gives a row
-    of every token's Jacobian at once. The rows are written where they stay.
-    """
-    call, x = block.call, block.input
-    attention = _attention_derivative(call)
-    through_post = vjp(block.post, x, call.output)[1]
-
-    def pull(row: Tensor) -> tuple[Tensor, Tensor]:
-        return through_post(row.expand_as(x))
-
-    _, heads, n, d_v = call.output.shape
-    d, step = x.shape[2], at_once(x)
-    own, by_output = x.new_empty(n, d, d), x.new_empty(n, d, heads, d_v)
-    every = torch.eye(heads * call.query.shape[3], dtype=x.dtype, device=x.device).unflatten(1, (heads, -1))
-    queries = _rows(block, slice(1), (every,)).expand(n, -1, -1)
-    basis = torch.eye(d, dtype=x.dtype, device=x.device)
-    for first in range(0, d, step):
-        rows = slice(first, first + step)
-        by_vector, by_head = vmap(pull)(basis[rows])
-        by_output[:, rows] = by_head[:, 0].permute(2, 0, 1, 3)
-        by_query = (by_output[:, rows].transpose(1, 2) @ attention.of_query).transpose(1, 2).flatten(2)
-        torch.baddbmm(by_vector[:, 0].transpose(0, 1), by_query, queries, out=own[:, rows])
-        del by_vector, by_head, by_query
-    kv_heads, d_k = call.key.shape[1], call.key.shape[3]
-    folded = jacobian.folds(n, d, (heads, d_k), kv_heads)
-    return BlockDerivative(
-        read=_rows(block, slice(1, 3), _cotangents(call, folded)),
-        own=own,
-        by_output=by_output.flatten(2),
-        query=None if folded else call.query[0],
-        of_values=attention.of_values,
-        of_scores=attention.of_scores,
-        kv_heads=kv_heads,
-    )
-
-
-def _attention_derivative(call: AttentionCall) -> AttentionDerivative:
-    """Return attention's derivative in the dtype of the call, computed in float32 or better some queries at a time."""
-    dtype, (_, heads, n, d_k) = call.query.dtype, call.query.shape
-    wide = torch.promote_types(dtype, torch.float32)
-    key, value = call.key[0].to(wide), call.value[0].to(wide)
-    d_v = value.shape[2]
-    empty = call.query.new_empty
-    found = AttentionDerivative(empty(heads, n, n), empty(n, heads, d_v, n), empty(n, heads, d_v, d_k))
-    step = max(1, working_bytes(key.device) // (4 * wide.itemsize * n * heads * d_v))
-    for first in range(0, n, step):
-        rows = slice(first, first + step)
-        weights = call.weights(rows, dtype=wide)[0]
-        part = jacobian.attention_derivative(
-            call.query[0, :, rows].to(wide), key, value, weights, scaling=call.scaling, softcap=call.softcap
-        )
-        found.of_values[:, rows], found.of_scores[rows], found.of_query[rows] = part
-    return found
-
-
-def _rows(block: Block, parts: slice, cotangents: tuple[Tensor, ...]) -> Float[Tensor, "#n row d"]:
-    """Return rows of the Jacobian of queries, keys and values, or of some `parts` of these, by each token's vector.
-
-    Each row is a combination of a token's entries, with the weights in `cotangents`, (row, head, width). One matrix
-    serves all tokens where they agree: where `pre` is linear and knows no position. Each position can then carry a row
-    of its own.
-    """
-    call, x = block.call, block.input
-    _, n, d = x.shape
-    count, shapes = len(cotangents[0]), [part.shape for part in (call.query, call.key, call.value)[parts]]
-    pull = vjp(lambda vectors: block.pre(vectors)[parts], x)[1]
-
-    def one(*weights: Tensor) -> Tensor:
-        return pull(tuple(part.expand(shape) for part, shape in zip(weights, shapes, strict=True)))[0][0]
-
-    if _agree(block):
-        packed = (torch.cat([part, part.new_zeros(-count % n, *part.shape[1:])]) for part in cotangents)
-        by_position = (part.unflatten(0, (-1, n)).transpose(1, 2) for part in packed)
-        return vmap(one, chunk_size=at_once(x))(*by_position).flatten(0, 1)[None, :count]
-    found, step = x.new_empty(n, count, d), at_once(x)
-    for first in range(0, count, step):
-        rows = slice(first, first + step)
-        found[:, rows] = vmap(one)(*(part[rows].unsqueeze(2) for part in cotangents)).transpose(0, 1)
-    return found
-
-
-def _cotangents(
-    call: AttentionCall, folded: bool
-) -> tuple[Float[Tensor, "read kv_head d_k"], Float[Tensor, "read kv_head d_v"]]:
-    """Return, for each row to read, its weights on a token's keys and on its values."""
-    _, heads, _, d_k = call.query.shape
-    _, kv_heads, _, d_v = call.value.shape
-
-    def basis(size: int) -> Tensor:
-        return torch.eye(size, dtype=call.query.dtype, device=call.query.device)
-
-    if folded:  # by query and head
-        own = basis(kv_heads).repeat_interleave(heads // kv_heads, 0)
-        keys = torch.einsum("hjk,hg->jhgk", call.query[0], own).flatten(0, 1)
-    else:
-        keys = basis(kv_heads * d_k).unflatten(1, (kv_heads, d_k))
-    values = basis(kv_heads * d_v).unflatten(1, (kv_heads, d_v))
-    return (
-        torch.cat([keys, keys.new_zeros(len(values), kv_heads, d_k)]),
-        torch.cat([values.new_zeros(len(keys), kv_heads, d_v), values]),
-    )
-
-
-def _agree(block: Block) -> bool:
-    """Say whether the Jacobians of keys and values are the same at all tokens: on a random direction they are."""
-    _, n, d = block.input.shape
-    drawn = torch.randn(1, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(block.input)
-    parts = forward(block.pre, block.input, drawn.expand(1, 1, n, d))
-    differing = [(part - part[..., :1, :]).abs().max() / part.abs().max() for part in parts]
-    eps = torch.finfo(block.input.dtype).eps
-    return bool((torch.stack(differing) <= min(16 * eps, max(2 * eps, 1e-4))).all())
+    def give(self, taken: Tensor) -> None:
+        """Give back what was taken."""
+        if not taken.is_cuda:
+            self._free.append(self._lent.pop(taken.data_ptr()))

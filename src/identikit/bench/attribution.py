@@ -18,14 +18,15 @@ from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertConfig, BertModel
 
-from identikit.attribution import sweep
+from identikit.attribution import request as shared
 from identikit.attribution.attribute import token_attribution
+from identikit.attribution.derivative import agreeing, block_derivatives
 from identikit.attribution.plan import estimate, plan
 from identikit.attribution.request import Request
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, seconds, time_rows
 from identikit.bench.shapes import made_up_llama
 from identikit.data import read_texts
-from identikit.machine import PRECISIONS, product_rate
+from identikit.machine import PRECISIONS, product_rate, products
 from identikit.maths.jacobian import contributions
 from identikit.models.load import load
 from identikit.models.model import Model
@@ -85,7 +86,8 @@ def exactly(model: Model, precision: str = "full") -> Request:
 def contributions_of(model: Model, batch: TokenBatch, precision: str = "full") -> torch.Tensor:
     """Return the exact contributions of one text, planned and swept."""
     request, reading = exactly(model, precision), Reading(model, batch, "", {}, {}, None)
-    return contributions(plan(model, batch.keep.shape[1], request).run(reading, request, lambda count: None))
+    (found,) = plan(model, batch.keep.shape[1], request).run([reading], [request], lambda count: None)
+    return contributions(found)
 
 
 def error_rows(case: str, found: torch.Tensor, exact: torch.Tensor) -> list[Row]:
@@ -221,9 +223,11 @@ def in_precision(model: Model, batch: TokenBatch, precision: str, repeats: int) 
 
 def prepare(model: Model, batch: TokenBatch, precision: str) -> None:
     """Compute every layer's derivative, as the sweep does first."""
-    with model.split(batch) as split, sweep.forward_mode(), sweep.products(precision):
-        for block in split.blocks:
-            sweep.block_derivative(block)
+    place = shared.Place(0, slice(0, batch.keep.shape[1]))
+    rounded = "full" if precision == "full" else "tf32"
+    with model.split(batch) as split, shared.forward_mode(), products(rounded):
+        for block, agree in zip(split.blocks, agreeing(split.blocks), strict=True):
+            block_derivatives(block, [place], agree=agree)
 
 
 def operations(model: Model, n: int) -> float:
@@ -261,7 +265,7 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
 
 def _attribute_once(model: Model, n: int, request: Request) -> None:
     reading = Reading(model, model.sample((n,)), "", {}, {}, None)
-    plan(model, n, request).run(reading, request, lambda count: None)
+    plan(model, n, request).run([reading], [request], lambda count: None)
 
 
 # A whole dataset

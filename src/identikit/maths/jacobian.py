@@ -118,6 +118,17 @@ def folds(n: int, d: int, query: tuple[int, int], kv_heads: int) -> bool:
     return n * heads * (d - d_k) < kv_heads * d_k * d
 
 
+def folded(
+    keys: Float[Tensor, "#n d_keys d"], query: Float[Tensor, "head query d_k"]
+) -> Float[Tensor, "#n query*head d"]:
+    r"""Return the rows that give $Q_j \cdot dK_m$ by query and head, from those that give $dK_m$ by key-value head."""
+    by_head = keys.unflatten(1, (-1, query.shape[2]))
+    kv_heads, (heads, n, _) = by_head.shape[1], query.shape
+    grouped = query.unflatten(0, (kv_heads, -1)).transpose(1, 2).flatten(1, 2)
+    rows = (grouped @ by_head).unflatten(2, (n, heads // kv_heads))
+    return rows.transpose(1, 2).flatten(1, 3)
+
+
 def push(
     tangents: Float[Tensor, "n d tangent"],
     block: BlockDerivative,
