@@ -173,11 +173,11 @@ def test_attribution_in_each_precision():
 
 def test_attribution_of_shapes_on_a_device(monkeypatch):
     """What a GPU is given, on this machine with a model of its own."""
-    monkeypatch.setattr(attribution, "bert_base", lambda device, layers: tiny.loaded("bert"))
+    monkeypatch.setattr(attribution, "made_up_bert", lambda shape, device, layers: tiny.loaded("bert"))
     told = []
     options = attribution.Options("cuda", tokens=(4, 6), depths=(3,), repeats=1)
     rows = named(attribution.on_a_gpu(options, lambda *call: told.append(call)))
-    assert any("6 tokens, tf32" in case for case, _ in rows)
+    assert any("6 tokens, bfloat16" in case for case, _ in rows)
     assert told == [("attribution", done, 2) for done in range(3)]
 
 

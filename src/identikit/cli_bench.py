@@ -18,7 +18,7 @@ ShapeOption = Annotated[
     str | None,
     typer.Option(
         "--shape",
-        help="Measure an LLM of this shape with random weights instead: 8b, gemma-2b, smollm2-135m or tiny.",
+        help="Measure an LLM of this shape with random weights instead: 8b, 1b, gemma-2b, smollm2-135m or tiny.",
     ),
 ]
 BenchDeviceOption = Annotated[str, typer.Option("--device", help="Where to compute: cpu or cuda.")]
@@ -91,7 +91,7 @@ def bench_attribution(
     shape: ShapeOption = None,
     tokens: Annotated[
         list[int] | None,
-        typer.Option("--tokens", min=2, help="With --shape, a text length; repeat for more. Default: 16 and 32."),
+        typer.Option("--tokens", min=2, help="With --shape, a text length; repeat for more. Default: 32 and 16."),
     ] = None,
     probes: Annotated[
         int | None,
@@ -102,12 +102,12 @@ def bench_attribution(
 ) -> None:
     """Time attribution.
 
-    On a CPU, a model on 24 tokens, compared with vmap(jvp) and with backward passes. On a GPU, BERT-base shapes,
-    compared with the GPU's matrix rate. With --shape, time and memory as planned and as measured.
+    On a CPU, a model on 24 tokens, compared with vmap(jvp) and with backward passes. On a GPU, the shape bert-base
+    (or minilm), compared with the GPU's matrix rate. With an LLM's --shape, time and memory as planned and as measured.
     """
     from identikit.bench.attribution import Options, run
 
-    of_shape = {"shape": shape, "probes": probes, "tokens": tuple(tokens or (16, 32))} if shape else {}
+    of_shape = {"shape": shape, "probes": probes, "tokens": tuple(tokens or (32, 16))} if shape else {}
     options = Options(device, model, data, data_dir, repeats=repeats, **of_shape)
     _measure("attribution", partial(run, options), as_json, device)
 

@@ -236,14 +236,17 @@ def test_texts_do_not_touch_each_other():
         assert torch.equal(first.contribution, third.contribution)
 
 
-@pytest.mark.parametrize(
-    ("name", "side"), [("bert", "right"), ("t5", "right"), ("mistral", "left"), ("llama", "right")]
-)
-def test_padding_changes_nothing(name: str, side: str):
+@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "llama", "gemma2", "vit"])
+def test_texts_side_by_side_are_as_alone(name: str):
+    """Texts of three lengths, padded to the longest, in rounds that end within a text."""
     model = tiny.loaded(name, dtype=torch.float64)
-    padded = one_row(batch_of(model, (9, 6), side), 1)
-    (found,), (alone,) = swept(model, padded), swept(model, text_alone(padded, 0))
-    assert off(found, alone) <= (1e-6 if name in CASTING else 1e-12)
+    batch = batch_of(model, (9, 6, 8))
+    texts = [text_alone(batch, row) for row in range(3)]
+    for together, probes in ((4, None), (0, None), (100, 5)):
+        found = swept(model, *texts, together=together, probes=probes)
+        for text, one in zip(texts, found, strict=True):
+            (alone,) = swept(model, text, probes=probes)
+            assert (one - alone).abs().max() <= (1e-6 if name in CASTING else 1e-12) * alone.max()
 
 
 def test_renaming_hidden_units_changes_nothing():

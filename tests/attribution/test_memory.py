@@ -9,8 +9,8 @@ import torch
 import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
-from identikit.attribution import plan as planning
 from identikit.attribution import derivative, request, sweep
+from identikit.attribution import plan as planning
 from identikit.models.model import Model
 from tests.attribution.test_attribute import asked, off, read
 

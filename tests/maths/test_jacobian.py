@@ -91,9 +91,11 @@ def folded(layer: Attention, pre, post) -> jacobian.BlockDerivative:
     kv_heads, d = d_key.shape[1], d_key.shape[-1]
     own = by_vector + torch.einsum("ndhv,nhvk,nhke->nde", by_output, derivative.of_query, d_query.expand(n, -1, -1, -1))
     rows = d_key.flatten(1, 2)
+    by_query = jacobian.folded(rows, layer.query)
     if folds := jacobian.folds(n, d, (heads, d_k), kv_heads):
         d_key = d_key.repeat_interleave(heads // kv_heads, 1)
         rows = torch.einsum("hjk,mhkd->mjhd", layer.query, d_key).flatten(1, 2)
+        assert torch.allclose(by_query, rows, rtol=1e-12)
     return jacobian.BlockDerivative(
         read=torch.cat([rows, d_value.flatten(1, 2)], dim=1),
         own=own,
@@ -121,10 +123,16 @@ def unwritten(n: int, features: int, tangents: int) -> torch.Tensor:
 
 def pushed(block: jacobian.BlockDerivative, tangents: torch.Tensor) -> torch.Tensor:
     n, d, count = tangents.shape
-    read, mixed = unwritten(n, block.read.shape[1], count), unwritten(n, block.by_output.shape[2], count)
     result = unwritten(n, d, count)
-    jacobian.push(tangents, block, read=read, mixed=mixed, result=result)
+    jacobian.push(tangents, block, **scratch(block, count), result=result)
     return result
+
+
+def scratch(block: jacobian.BlockDerivative, count: int) -> dict[str, torch.Tensor]:
+    return {
+        "read": unwritten(block.of_values.shape[2], block.read.shape[1], count),
+        "mixed": unwritten(len(block.own), block.by_output.shape[2], count),
+    }
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -150,8 +158,8 @@ def test_first_push_is_the_push_of_tangents_at_their_own_token(n, heads, kv_head
     for index in range(inputs):
         spread[first + index, :, index] = start[index]
     expected = pushed(block, spread.flatten(2))
-    mixed, result = unwritten(n, block.by_output.shape[2], inputs * 3), unwritten(n, 5, inputs * 3)
-    jacobian.push_first(start, block, first=first, mixed=mixed, result=result)
+    result = unwritten(n, 5, inputs * 3)
+    jacobian.push_first(start, block, first=first, **scratch(block, inputs * 3), result=result)
     assert (result - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 
@@ -164,7 +172,10 @@ def test_later_tokens_of_a_causal_block_are_a_block(n, heads, shared):
     tangents[:2] = 0.0
     whole = pushed(block, tangents)
     assert torch.equal(whole[:2], torch.zeros_like(whole[:2]))
-    assert (pushed(block.after(2), tangents[2:]) - whole[2:]).abs().max() <= 1e-12 * whole.abs().max()
+    for multiple in (1, 8):  # keys that give nothing are added
+        later = block.after(2, multiple)
+        assert later.of_values.shape[2] % multiple == 0
+        assert (pushed(later, tangents[2:]) - whole[2:]).abs().max() <= 1e-12 * whole.abs().max()
 
 
 @pytest.mark.parametrize("norm", jacobian.NORMS)

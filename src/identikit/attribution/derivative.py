@@ -1,15 +1,12 @@
-"""The derivatives of a block at some texts: each token's own Jacobians, and attention's in closed form.
-
-Autograd sees all texts of a batch at once, since `pre` and `post` act on each position alone. What follows is done text
-by text.
-"""
+"""The derivatives of a block at the texts of a batch: each token's own Jacobians, and attention's in closed form."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch.func import vjp, vmap
 
-from identikit.attribution.request import Place, at_once, forward, working_bytes
+from identikit.attribution.request import at_once, working_bytes
 from identikit.maths import jacobian
 from identikit.maths.jacobian import AttentionDerivative, BlockDerivative
 from identikit.models.model import Block
@@ -17,30 +14,44 @@ from identikit.models.tap import AttentionCall
 from identikit.shapes import Float, Tensor
 
 
-def block_derivatives(block: Block, places: Sequence[Place], *, agree: bool) -> list[BlockDerivative]:
-    """Return a block's derivative at each text; `agree`: see `agreeing`."""
+def block_derivatives(
+    block: Block, lengths: Sequence[int], *, agree: bool, dtype: torch.dtype
+) -> list[BlockDerivative]:
+    """Return a block's derivative in a dtype at each text of a batch; `agree`: see `agreeing`.
+
+    The texts have these `lengths`, and are padded on the right.
+    """
+    call, (n, d) = block.call, block.input.shape[1:]
+    heads, kv_heads, d_k = call.query.shape[1], call.key.shape[1], call.key.shape[3]
     own, by_output = _of_post(block)
-    query, key, value = (_rows(block, part, agree) for part in range(3))
-    found: list[BlockDerivative] = []
-    for place in places:
-        call, of = place.call(block.call), place.of
-        attention, kv_heads = _of_attention(call), call.key.shape[1]
-        queries, keys, values = ((part if agree else of(part)) for part in (query, key, value))
-        _add_path_of_query(of(own), of(by_output), attention.of_query, queries)
-        heads, n, d_k = call.query.shape[1:]
-        folded = jacobian.folds(n, own.shape[-1], (heads, d_k), kv_heads)
-        found.append(
-            BlockDerivative(
-                read=torch.cat([jacobian.folded(keys, call.query[0]) if folded else keys, values], 1),
-                own=of(own),
-                by_output=of(by_output),
-                query=None if folded else call.query[0],
-                of_values=attention.of_values,
-                of_scores=attention.of_scores,
-                kv_heads=kv_heads,
-            )
+    query, key, value = (_shared_rows if agree else _rows_by_token)(block)
+    of_values, of_scores, of_query = _of_attention(call)
+    _add_path_of_query(own.flatten(0, 1), by_output.flatten(0, 1), of_query.flatten(0, 1), query.flatten(0, 1))
+    folded = jacobian.folds(n, d, (heads, d_k), kv_heads)
+    if folded:
+        key = vmap(jacobian.folded, in_dims=(None if agree else 0, 0))(key[0] if agree else key, call.query)
+    read = torch.cat([key, value.expand(len(key), -1, -1, -1)], 2)
+    parts = (part.to(dtype) for part in (read, own, by_output, call.query, of_values, of_scores))
+    read, own, by_output, query, of_values, of_scores = parts
+
+    def rows_of(text: int, length: int) -> Tensor:
+        rows = read[text % len(read), :length]
+        if folded and length < n:  # a row for each query and head comes before the values
+            return torch.cat([rows[:, : length * heads], rows[:, n * heads :]], 1)
+        return rows
+
+    return [
+        BlockDerivative(
+            read=rows_of(text, length),
+            own=own[text, :length],
+            by_output=by_output[text, :length],
+            query=None if folded else query[text, :, :length],
+            of_values=of_values[text, :, :length, :length],
+            of_scores=of_scores[text, :length, :, :, :length],
+            kv_heads=kv_heads,
         )
-    return found
+        for text, length in enumerate(lengths)
+    ]
 
 
 def _of_post(block: Block) -> tuple[Float[Tensor, "batch n d d"], Float[Tensor, "batch n d d_o"]]:
@@ -79,57 +90,77 @@ def _add_path_of_query(
 
 
 def _of_attention(call: AttentionCall) -> AttentionDerivative:
-    """Return attention's derivative in the dtype of the call, computed in float32 or better some queries at a time."""
-    dtype, (_, heads, n, d_k) = call.query.dtype, call.query.shape
+    """Return attention's derivative at each text, in the dtype of the call; computed in float32 or better.
+
+    Some queries are done at a time.
+    """
+    dtype, (batch, heads, n, d_k) = call.query.dtype, call.query.shape
     wide = torch.promote_types(dtype, torch.float32)
-    key, value = call.key[0].to(wide), call.value[0].to(wide)
-    d_v = value.shape[2]
-    empty = call.query.new_empty
-    found = AttentionDerivative(empty(heads, n, n), empty(n, heads, d_v, n), empty(n, heads, d_v, d_k))
-    step = max(1, working_bytes(key.device) // (4 * wide.itemsize * n * heads * d_v))
+    key, value = call.key.to(wide), call.value.to(wide)
+    empty, d_v = call.query.new_empty, value.shape[3]
+    found = AttentionDerivative(
+        empty(batch, heads, n, n), empty(batch, n, heads, d_v, n), empty(batch, n, heads, d_v, d_k)
+    )
+    of_text = partial(jacobian.attention_derivative, scaling=call.scaling, softcap=call.softcap)
+    step = max(1, working_bytes(key.device) // (4 * wide.itemsize * batch * n * heads * d_v))
     for first in range(0, n, step):
         rows = slice(first, first + step)
-        weights = call.weights(rows, dtype=wide)[0]
-        part = jacobian.attention_derivative(
-            call.query[0, :, rows].to(wide), key, value, weights, scaling=call.scaling, softcap=call.softcap
-        )
-        found.of_values[:, rows], found.of_scores[rows], found.of_query[rows] = part
+        part = vmap(of_text)(call.query[:, :, rows].to(wide), key, value, call.weights(rows, dtype=wide))
+        found.of_values[:, :, rows], found.of_scores[:, rows], found.of_query[:, rows] = part
     return found
 
 
-def _rows(block: Block, part: int, agree: bool) -> Tensor:
-    """Return the Jacobian of queries, keys or values (part 0, 1 or 2) by each token's vector: (batch, n, row, d).
+def _rows_by_token(block: Block) -> list[Float[Tensor, "batch n row d"]]:
+    """Return the Jacobians of queries, keys and values by each token's vector."""
+    call, x = block.call, block.input
+    found, step = [], at_once(x)
+    for part, like in enumerate((call.query, call.key, call.value)):
+        pull, basis = vjp(lambda vectors, part=part: block.pre(vectors)[part], x)[1], _basis(like)
+        rows = x.new_empty(*x.shape[:2], len(basis), x.shape[2])
+        for first in range(0, len(basis), step):
+            some = basis[first : first + step].unsqueeze(2).expand(-1, *like.shape[1:]).unsqueeze(1)
+            moved = vmap(lambda row, pull=pull, like=like: pull(row.expand_as(like))[0])(some)
+            rows[:, :, first : first + step] = moved.permute(1, 2, 0, 3)
+        found.append(rows)
+    return found
 
-    Where all tokens agree, it is one matrix, (1, row, d), and each position can carry a row of its own.
-    """
+
+def _shared_rows(block: Block) -> list[Float[Tensor, "1 1 row d"]]:
+    """Return the Jacobians of queries, keys and values where all tokens agree; each position carries its own rows."""
     call, x = block.call, block.input
     batch, n, d = x.shape
-    shape = (call.query, call.key, call.value)[part].shape
-    count = shape[1] * shape[3]
-    basis = torch.eye(count, dtype=x.dtype, device=x.device).unflatten(1, (shape[1], shape[3]))
-    pull, step = vjp(lambda vectors: block.pre(vectors)[part], x)[1], at_once(x)
-    if agree:
-        packed = torch.cat([basis, basis.new_zeros(-count % (batch * n), *basis.shape[1:])])
-        by_position = packed.unflatten(0, (-1, batch, n)).transpose(2, 3)
-        return vmap(lambda rows: pull(rows)[0], chunk_size=step)(by_position).flatten(0, 2)[None, :count]
-    found = x.new_empty(batch, n, count, d)
-    for first in range(0, count, step):
-        rows = slice(first, first + step)
-        some = vmap(lambda row: pull(row.unsqueeze(1).expand(shape))[0])(basis[rows])
-        found[:, :, rows] = some.permute(1, 2, 0, 3)
-    return found
+    parts = (call.query, call.key, call.value)
+    counts = [part.shape[1] * part.shape[3] for part in parts]
+    carried, first = [], 0
+    for part, count in zip(parts, counts, strict=True):
+        rows = x.new_zeros(-(-sum(counts) // (batch * n)) * batch * n, part.shape[1], part.shape[3])
+        rows[first : first + count] = _basis(part)
+        carried.append(rows.unflatten(0, (-1, batch, n)).transpose(2, 3))
+        first += count
+    pull = vjp(block.pre, x)[1]
+    found = vmap(lambda *rows: pull(rows)[0], chunk_size=at_once(x))(*carried).reshape(1, 1, -1, d)
+    return list(found[:, :, : sum(counts)].split(counts, 2))
+
+
+def _basis(part: Float[Tensor, "batch head n width"]) -> Float[Tensor, "row head width"]:
+    """Return the basis of what one token has of queries, keys or values."""
+    heads, width = part.shape[1], part.shape[3]
+    return torch.eye(heads * width, dtype=part.dtype, device=part.device).unflatten(1, (heads, width))
 
 
 def agreeing(blocks: Sequence[Block]) -> list[bool]:
     """Say of each block whether the Jacobians of its queries, keys and values are the same at all tokens.
 
-    They are where `pre` is linear and knows no position, and where they are on a random direction.
+    They are where `pre` is linear and knows no position. They are taken to be where the gradient of a random
+    combination is.
     """
-    like = blocks[0].input
-    drawn = torch.randn(1, like.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
-    eps, found = torch.finfo(like.dtype).eps, []
+    like, found = blocks[0].input, []
+    eps, own = torch.finfo(like.dtype).eps, torch.Generator(like.device).manual_seed(0)
     for block in blocks:
-        parts = forward(block.pre, block.input, drawn.expand(1, *block.input.shape))
-        differing = [(part - part[:, :1, :, :1]).abs().max() / part.abs().max() for part in parts]
-        found.append(torch.stack(differing).max())
+        parts = (block.call.query, block.call.key, block.call.value)
+        shapes = [(1, part.shape[1], 1, part.shape[3]) for part in parts]
+        drawn = [torch.randn(shape, device=like.device, generator=own).to(like.dtype) for shape in shapes]
+        pull = vjp(block.pre, block.input)[1]
+        (moved,) = pull(tuple(one.expand_as(part) for one, part in zip(drawn, parts, strict=True)))
+        found.append((moved - moved[:1, :1]).abs().max() / moved.abs().max())
     return (torch.stack(found) <= min(16 * eps, max(2 * eps, 1e-4))).tolist()  # the machine is waited for once

@@ -17,7 +17,6 @@ from torch.func import vjp, vmap
 
 from identikit.attribution import request as shared
 from identikit.attribution.request import (
-    Place,
     Request,
     Tick,
     at_once,
@@ -45,7 +44,7 @@ def _by_block(reading: Reading, request: Request, chunk: int, tick: Tick) -> Ten
     """Go through one block after another. Where no token sees a later one, tokens before the chunk are left out."""
     with reading.split() as split:
         n = split.inputs.shape[1]
-        (start,) = first_tangents(split, [request], [Place(0, slice(0, n))], split.inputs.dtype)
+        (start,) = first_tangents(split, [request], [n], split.inputs.dtype)
         _, d, directions = start.shape
         targets = torch.arange(n) if request.targets is None else torch.tensor(request.targets)
         answer = request.nothing(n, split.inputs)

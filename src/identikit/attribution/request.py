@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -66,41 +66,23 @@ class Request:
         return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
-class Place(NamedTuple):
-    """Where a text lies in a batch: its row and its positions."""
-
-    row: int
-    positions: slice
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return the text's part of a tensor (batch, position, …)."""
-        return tensor[self.row, self.positions]
-
-    def call(self, call: AttentionCall) -> AttentionCall:
-        """Return the attention of the text alone."""
-        positions = torch.arange(self.positions.start, self.positions.stop, device=call.query.device)
-        return call.of_text(self.row, positions)
-
-
 def first_tangents(
-    split: Split, requests: Sequence[Request], places: Sequence[Place], dtype: torch.dtype
+    split: Split, requests: Sequence[Request], lengths: Sequence[int], dtype: torch.dtype
 ) -> list[Float[Tensor, "n d direction"]]:
     """Return how the first block's input at each token of each text moves along each direction of the token's own x."""
     x, (batch, n, d) = split.inputs, split.blocks[0].input.shape
-    rows = [place.of(x) for place in places]
     if requests[0].after:
-        found = [request.directions(d, x).T.to(dtype) for request in requests]
-        return [one.expand(len(own), -1, -1) for one, own in zip(found, rows, strict=True)]
+        both = zip(requests, lengths, strict=True)
+        return [request.directions(d, x).T.to(dtype).expand(length, -1, -1) for request, length in both]
     directions, step = torch.stack([request.directions(x.shape[-1], x) for request in requests], 1), at_once(x)
-    starts = [x.new_empty(len(own), d, len(directions), dtype=dtype) for own in rows]
+    start = x.new_empty(batch, n, d, len(directions), dtype=dtype)
     for first in range(0, len(directions), step):
-        some = slice(first, first + step)
-        moved = forward(split.tail, x, directions[some].unsqueeze(2).expand(-1, batch, n, -1))
-        for start, place in zip(starts, places, strict=True):
-            start[..., some] = place.of(moved.movedim(0, -1))
+        some = directions[first : first + step].unsqueeze(2).expand(-1, batch, n, -1)
+        start[..., first : first + step] = forward(split.tail, x, some).movedim(0, -1)
+    starts = [own[:length] for own, length in zip(start, lengths, strict=True)]
     # Where nothing follows the sum, all tokens are alike, and it is held once.
-    alike = [torch.equal(start, start[:1].expand_as(start)) for start in starts]
-    return [start[:1].clone().expand_as(start) if same else start for start, same in zip(starts, alike, strict=True)]
+    alike = torch.stack([(own == own[:1]).all() for own in starts]).tolist()
+    return [own[:1].clone().expand_as(own) if same else own for own, same in zip(starts, alike, strict=True)]
 
 
 def sees_no_later_token(calls: Iterable[AttentionCall]) -> bool:

@@ -10,7 +10,7 @@ block's image of each direction (layer, input, output, direction).
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import accumulate
 from math import prod
@@ -20,7 +20,6 @@ import torch
 from identikit.attribution import request as shared
 from identikit.attribution.derivative import agreeing, block_derivatives
 from identikit.attribution.request import (
-    Place,
     Request,
     Tick,
     first_tangents,
@@ -37,6 +36,7 @@ from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor
 from identikit.text import stacked
 
+KEYS = 8  # on a GPU, keys are made a multiple of this
 RETRIES = 3  # with tangents scaled down, where a block makes them overflow
 
 
@@ -50,17 +50,16 @@ def sweep(
     """
     asked = requests[0]
     rounded = "full" if asked.precision == "full" else "tf32"  # of what prepares the sweep
-    with _split(texts) as (split, places), forward_mode(), products(rounded):
+    lengths = [len(text.tokens) for text in texts]
+    with _split(texts) as split, forward_mode(), products(rounded):
         dtype, depth = torch.bfloat16 if asked.precision == "bfloat16" else split.inputs.dtype, max(asked.layers) + 1
-        starts = first_tangents(split, requests, places, dtype)
-        lengths = [len(start) for start in starts]
-        causal = sees_no_later_token(place.call(block.call) for block in split.blocks for place in places)
+        starts = first_tangents(split, requests, lengths, dtype)
+        causal = sees_no_later_token(block.call for block in split.blocks)
         answers = [request.nothing(n, split.inputs) for request, n in zip(requests, lengths, strict=True)]
         memory, told, agree = _Memory(starts[0]), _Told(tick), agreeing(split.blocks[:depth])
 
         def derivatives(layer: int) -> list[BlockDerivative]:
-            found = block_derivatives(split.blocks[layer], places, agree=agree[layer])
-            return [one.to(dtype, more=-len(one.own) % _multiple(one.own)) for one in found]
+            return block_derivatives(split.blocks[layer], lengths, agree=agree[layer], dtype=dtype)
 
         derivatives = cache(derivatives) if keep else derivatives
 
@@ -84,14 +83,11 @@ def sweep(
     return [answer.cpu() for answer in answers]
 
 
-@contextmanager
-def _split(texts: Sequence[Reading]) -> Iterator[tuple[Split, list[Place]]]:
-    """Take the model apart for the texts, padded to one length, and say where each of them lies."""
-    batch = texts[0].batch if len(texts) == 1 else stacked([text.batch for text in texts], texts[0].model.pad_id)
-    rows = [batch.rows(row).tolist() for row in range(len(texts))]
-    places = [Place(row, slice(own[0], own[-1] + 1)) for row, own in enumerate(rows)]
-    with texts[0].split() if len(texts) == 1 else texts[0].model.split(batch) as split:
-        yield split, places
+def _split(texts: Sequence[Reading]) -> AbstractContextManager[Split]:
+    """Take the model apart for the texts, padded to one length."""
+    if len(texts) == 1:
+        return texts[0].split()
+    return texts[0].model.split(stacked([text.batch for text in texts], texts[0].model.pad_id))
 
 
 def _cut(lengths: Sequence[int], first: int, last: int, chunk: int) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -100,11 +96,6 @@ def _cut(lengths: Sequence[int], first: int, last: int, chunk: int) -> Iterator[
         stop = min(last - (end - n), n)
         for at in range(max(first - (end - n), 0), stop, chunk):
             yield text, (at, min(at + chunk, stop))
-
-
-def _multiple(tangents: Tensor) -> int:
-    """Return what the number of positions is made a multiple of: on a GPU, what its matrix units take at a time."""
-    return 8 if tangents.is_cuda else 1
 
 
 class _Told:
@@ -129,15 +120,14 @@ class _Chunk:
 
     def __init__(self, text: int, start: Tensor, inputs: tuple[int, int], causal: bool, memory: "_Memory"):
         self.text, (self.first, self.last) = text, inputs
-        self._n = len(start)
-        self._before = self.first - self.first % _multiple(start) if causal else 0  # earlier tokens feel nothing
+        self._before = self.first if causal else 0  # earlier tokens feel nothing
         self._start, self._memory = start[self.first : self.last], memory
         self._held: Tensor | None = None
         self._exponent = torch.zeros(self.last - self.first, dtype=torch.int32, device=start.device)
 
     def push(self, block: BlockDerivative) -> None:
         """Push the tangents through the next block."""
-        block = block.after(self._before)
+        block = block.after(self._before, KEYS if self._start.is_cuda else 1)
         result = self._through(block)
         for _ in range(RETRIES if result.dtype in shared.SCALED else 0):
             if result.isfinite().all():
@@ -152,7 +142,7 @@ class _Chunk:
     def write(self, asked: Request, answer: Tensor) -> None:
         """Write what is asked of the tangents, without the scale, into a layer's answer: (input, output, …)."""
         assert self._held is not None
-        moved, felt = self._held[: self._n - self._before], slice(self._before, None)
+        moved, felt = self._held, slice(self._before, None)
         if asked.targets is not None:
             targets = torch.tensor(asked.targets, device=moved.device)
             felt = (targets >= self._before).nonzero().squeeze(1)
@@ -170,13 +160,14 @@ class _Chunk:
         inputs, d, directions = self._start.shape
         n, _, outputs = block.by_output.shape
         take, give = self._memory.take, self._memory.give
+        read = take(block.of_values.shape[2], block.read.shape[1], inputs * directions)
         mixed, result = take(n, outputs, inputs * directions), take(n, d, inputs * directions)
+        scratch = {"read": read, "mixed": mixed, "result": result}
         if self._held is None:
-            jacobian.push_first(self._start, block, first=self.first - self._before, mixed=mixed, result=result)
+            jacobian.push_first(self._start, block, first=self.first - self._before, **scratch)
         else:
-            read = take(n, block.read.shape[1], inputs * directions)
-            jacobian.push(self._held, block, read=read, mixed=mixed, result=result)
-            give(read)
+            jacobian.push(self._held, block, **scratch)
+        give(read)
         give(mixed)
         return result
 

@@ -1,8 +1,8 @@
 """How long exact attribution takes, compared with forward mode and with one backward pass per output number.
 
-On a CPU: a model on a text of 24 tokens. On a GPU: BERT-base shapes in each precision, by text length and by depth.
-With texts: how long a whole dataset takes. With a shape: an LLM of that shape and made-up weights, time and memory as
-planned and as measured. The plain ways are timed on a sample and scaled up, since both are sums of
+On a CPU: a model on a text of 24 tokens. On a GPU: an encoder's shape (BERT-base, or MiniLM) in each precision, by
+text length and by depth. With texts: how long a whole dataset takes. With an LLM's shape and made-up weights: time and
+memory as planned and as measured. The plain ways are timed on a sample and scaled up, since both are sums of
 equal parts; half of the sample is timed before the sweep and half after it. Needs only torch, transformers, numpy and
 safetensors.
 """
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import BertConfig, BertModel
 
 from identikit.attribution import request as shared
 from identikit.attribution.attribute import token_attribution
@@ -24,10 +23,10 @@ from identikit.attribution.derivative import agreeing, block_derivatives
 from identikit.attribution.plan import estimate, plan
 from identikit.attribution.request import Request
 from identikit.bench.measure import Row, best_seconds, cuda_peak_gib, seconds, time_rows
-from identikit.bench.shapes import made_up_llama
+from identikit.bench.shapes import BERTS, made_up_bert, made_up_llama
 from identikit.data import read_texts
 from identikit.machine import PRECISIONS, product_rate, products
-from identikit.maths.jacobian import contributions
+from identikit.maths.jacobian import contributions, folds
 from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.models.reading import Reading
@@ -48,8 +47,8 @@ class Options:
     - `device`: cpu, or a GPU such as cuda; `model`: a hub id or a folder, None for the packaged MiniLM
     - `data`, `data_dir`: texts to attribute, all of them, as `read_texts` takes them; None for no dataset
     - `samples`: on a CPU, how many inputs and how many numbers per layer the plain ways are timed on; an even number
-    - `tokens`, `depths`: on a GPU, text lengths (the first in each precision) and numbers of layers of the shapes
-    - `shape`, `probes`: an LLM's shape (see `bench.shapes`) to measure instead, exact or with so many random directions
+    - `tokens`, `depths`: on a GPU, text lengths (the first in each precision) and numbers of layers; None: its own
+    - `shape`, `probes`: a shape (see `bench.shapes`); of an LLM, exact or with so many random directions
     - `repeats`: how often each precision is timed
     """
 
@@ -59,7 +58,7 @@ class Options:
     data_dir: str | None = None
     samples: int = 8
     tokens: tuple[int, ...] = (58, 16, 32, 96, 128)
-    depths: tuple[int, ...] = (12, 3, 6)
+    depths: tuple[int | None, ...] = (None, 3, 6)
     repeats: int = 3
     shape: str | None = None
     probes: int | None = None
@@ -69,11 +68,11 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
     """Measure a dataset if there is one, else what fits the device."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Attribution takes")  # how long it will take is what is measured
-        if options.shape is not None:
+        if options.shape is not None and options.shape not in BERTS:
             return of_shape(made_up_llama(options.shape, device=options.device), options, progress)
         if options.data is not None:
             return whole_dataset(load(options.model, device=options.device), options, progress)
-        if options.device == "cpu":
+        if options.device == "cpu" and options.shape is None:
             return against_the_plain_ways(load(options.model), TEXT, options.samples)
         return on_a_gpu(options, progress)
 
@@ -171,24 +170,18 @@ def one_backward_each(hidden: Callable[[torch.Tensor], torch.Tensor], x: torch.T
 
 
 def on_a_gpu(options: Options, progress: Progress) -> list[Row]:
-    """Time BERT-base shapes in every precision at one length and depth, and the others in TF32."""
+    """Time an encoder's shape in every precision at one length and depth, and the others in bfloat16."""
+    made = partial(made_up_bert, options.shape or "bert-base", device=options.device)
     length, depth = options.tokens[0], options.depths[0]
     others = [(n, depth) for n in options.tokens[1:]] + [(length, layers) for layers in options.depths[1:]]
     progress("attribution", 0, 1 + len(others))
-    rows = precisions(bert_base(options.device, depth), length, options.repeats)
+    rows = precisions(made(layers=depth), length, options.repeats)
     for done, (n, layers) in enumerate(others, start=1):
         progress("attribution", done, 1 + len(others))
-        model = bert_base(options.device, layers)
-        rows += in_precision(model, model.sample((n,)), "tf32", options.repeats)
+        model = made(layers=layers)
+        rows += in_precision(model, model.sample((n,)), "bfloat16", options.repeats)
     progress("attribution", 1 + len(others), 1 + len(others))
     return rows
-
-
-def bert_base(device: str, layers: int = 12) -> Model:
-    """Return BERT-base with random weights: times do not depend on them."""
-    torch.manual_seed(0)
-    model = BertModel(BertConfig(num_hidden_layers=layers)).eval()
-    return Model(model.to(torch.device(device)), None, name="BERT-base shapes")  # pyright: ignore[reportArgumentType]
 
 
 def precisions(model: Model, n: int, repeats: int) -> list[Row]:
@@ -223,21 +216,21 @@ def in_precision(model: Model, batch: TokenBatch, precision: str, repeats: int) 
 
 def prepare(model: Model, batch: TokenBatch, precision: str) -> None:
     """Compute every layer's derivative, as the sweep does first."""
-    place = shared.Place(0, slice(0, batch.keep.shape[1]))
+    dtype = torch.bfloat16 if precision == "bfloat16" else model.dtype
     rounded = "full" if precision == "full" else "tf32"
     with model.split(batch) as split, shared.forward_mode(), products(rounded):
         for block, agree in zip(split.blocks, agreeing(split.blocks), strict=True):
-            block_derivatives(block, [place], agree=agree)
+            block_derivatives(block, [batch.keep.shape[1]], agree=agree, dtype=dtype)
 
 
 def operations(model: Model, n: int) -> float:
     """Count the arithmetic of the sweep's large products; in the first layer a tangent lives only at its own token."""
-    d, heads, d_v = model.d_model, model.n_heads, model.d_value
-    folded = n * heads * (d - d_v) < d * d
-    read = d * (n * heads if folded else d) + (0 if folded else n * heads * d_v) + d * d
-    mixed, written = 2 * n * d, d * d
-    per_tangent = (model.n_layers - 1) * (read + mixed + 2 * written) + written
-    return 2.0 * n * (n * d) * per_tangent
+    d, heads, kv_heads, d_v = model.d_model, model.n_heads, model.n_key_value_heads, model.d_value
+    outputs, folded = heads * d_v, folds(n, d, (heads, d_v), kv_heads)
+    read = d * (n * heads if folded else kv_heads * d_v) + (0 if folded else n * outputs) + d * kv_heads * d_v
+    mixed, pairs = 2 * n * outputs, n * (n + 1) / 2 if model.causal else n * n
+    per_pair = (model.n_layers - 1) * (read + mixed + d * outputs + d * d) + mixed + d * outputs
+    return 2.0 * pairs * d * per_pair
 
 
 # An LLM of a given shape
@@ -257,6 +250,10 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
         rows += time_rows(case, {"planned": ahead.seconds, way.cost.engine: taken}, {way.cost.engine: "planned"})
         rows.append(Row(case, "planned memory", way.peak / 2**30, "GiB"))
         if torch.cuda.is_available():
+            rate, reached = product_rate(model.device, model.dtype, "full"), operations(model, n) / taken
+            rows.append(Row(case, "matrix rate", rate / 1e12, "TFLOP/s"))
+            if options.probes is None:
+                rows.append(Row(case, "attribution's rate", reached / 1e12, "TFLOP/s", reached / rate, "matrix rate"))
             found = peak - before / 2**30
             rows.append(Row(case, "peak GPU memory", found, "GiB", found / (way.peak / 2**30), "planned memory"))
     progress("attribution", len(options.tokens), len(options.tokens))

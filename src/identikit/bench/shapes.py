@@ -1,10 +1,12 @@
-"""Models of an LLM's shape with made-up weights, for timing what no checkpoint is needed for."""
+"""Models of known shapes with made-up weights, for timing what no checkpoint is needed for."""
 
+from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 
 from identikit.checks import shortened
@@ -28,11 +30,27 @@ class Shape:
 
 
 SHAPES = {
+    "1b": Shape(16, 2048, 32, 8, 64, 8192, 128256),
     "8b": Shape(32, 4096, 32, 8, 128, 14336, 128256, tied=False),
     "gemma-2b": Shape(18, 2048, 8, 1, 256, 16384, 256000),
     "smollm2-135m": Shape(30, 576, 9, 3, 64, 1536, 49152),
     "tiny": Shape(2, 32, 4, 2, 8, 64, 60),
 }
+
+
+BERTS = {
+    "minilm": BertConfig(num_hidden_layers=6, hidden_size=384, intermediate_size=1536),
+    "bert-base": BertConfig(),
+}
+
+
+def made_up_bert(shape: str, *, device: str | torch.device = "cpu", layers: int | None = None) -> Model:
+    """Return an encoder of this shape with random weights; `layers` is how many of its layers to make."""
+    torch.manual_seed(0)
+    config = copy(BERTS[shape])
+    config.num_hidden_layers = layers or config.num_hidden_layers
+    hf: Any = BertModel(config).eval()
+    return Model(hf.to(device), None, name=f"made-up {shape}")
 
 
 def shape_of(name: str) -> Shape:

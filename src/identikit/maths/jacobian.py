@@ -43,40 +43,29 @@ class BlockDerivative(NamedTuple):
     own: Float[Tensor, "n d d"]
     by_output: Float[Tensor, "n d d_o"]
     query: Float[Tensor, "head n d_k"] | None
-    of_values: Float[Tensor, "head n n"]
-    of_scores: Float[Tensor, "n head d_v n"]
+    of_values: Float[Tensor, "head n key"]
+    of_scores: Float[Tensor, "n head d_v key"]
     kv_heads: int
 
-    def after(self, start: int) -> "BlockDerivative":
-        """Restrict the derivative to the tokens from `start` on.
+    def after(self, start: int, multiple: int) -> "BlockDerivative":
+        """Restrict the derivative to the tokens from `start` on, with keys that give nothing up to a `multiple`.
 
-        Where no token sees a later one, this is all that their tangents need.
+        Where no token sees a later one, this is all that their tangents need. A GPU's matrix units take a multiple of
+        eight numbers at a time.
         """
+        more = -(len(self.own) - start) % multiple
+
+        def by_key(part: Tensor) -> Tensor:
+            return F.pad(part[..., start:], (0, more)) if more else part[..., start:].contiguous()
+
         read = self.read[start:] if len(self.read) > 1 else self.read
         return self._replace(
             read=read[:, start * len(self.of_values) :] if self.query is None else read,
             own=self.own[start:],
             by_output=self.by_output[start:],
             query=None if self.query is None else self.query[:, start:],
-            of_values=self.of_values[:, start:, start:],
-            of_scores=self.of_scores[start:, :, :, start:],
-        )
-
-    def to(self, dtype: torch.dtype, *, more: int = 0) -> "BlockDerivative":
-        """Convert to another dtype, with so many `more` tokens that neither give nor take anything.
-
-        Matrix units work on eight entries at a time, and where a text's length is a multiple of eight, so do they.
-        """
-        read, cut = self.read.to(dtype), self.read.shape[1] - self.kv_heads * self.of_scores.shape[2]
-        if more and self.query is None:  # a row for each query and head comes before the values
-            read = torch.cat([F.pad(read[:, :cut], (0, 0, 0, more * len(self.of_values))), read[:, cut:]], 1)
-        return self._replace(
-            read=F.pad(read, (0, 0, 0, 0, 0, more)) if len(read) > 1 else read,
-            own=F.pad(self.own.to(dtype), (0, 0, 0, 0, 0, more)),
-            by_output=F.pad(self.by_output.to(dtype), (0, 0, 0, 0, 0, more)),
-            query=None if self.query is None else F.pad(self.query.to(dtype), (0, 0, 0, more)),
-            of_values=F.pad(self.of_values.to(dtype), (0, more, 0, more)),
-            of_scores=F.pad(self.of_scores.to(dtype), (0, more, 0, 0, 0, 0, 0, more)),
+            of_values=by_key(self.of_values[:, start:]),
+            of_scores=by_key(self.of_scores[start:]),
         )
 
 
@@ -133,30 +122,18 @@ def push(
     tangents: Float[Tensor, "n d tangent"],
     block: BlockDerivative,
     *,
-    read: Float[Tensor, "n read tangent"],
+    read: Float[Tensor, "key read tangent"],
     mixed: Float[Tensor, "n d_o tangent"],
     result: Float[Tensor, "n d tangent"],
 ) -> None:
     """Push tangents through one block: fill `result` with its outputs' derivatives along them.
 
-    `read` and `mixed` are scratch: what the tokens give, and the head outputs' tangents without the query's path.
+    `read` and `mixed` are scratch: what the keys give, and the head outputs' tangents without the query's path.
     """
-    n, _, count = tangents.shape
-    heads = len(block.of_values)
-    torch.bmm(block.read.expand(n, -1, -1), tangents, out=read)
-    keys, values = _keys_and_values(read, block)
-    by_head = mixed.view(n, heads, -1, count)
-    if block.query is None:
-        scores = keys.flatten(1, 2).transpose(0, 1)
-        torch.bmm(block.of_scores.flatten(0, 1), scores, out=by_head.flatten(0, 1))
-    else:
-        for head in range(heads):
-            scores = torch.bmm(block.query[head].expand(n, -1, -1), keys[:, head * block.kv_heads // heads])
-            torch.bmm(block.of_scores[:, head], scores.transpose(0, 1), out=by_head[:, head])
-    for first in range(heads // block.kv_heads):  # the heads that use each of the values in turn
-        some = slice(first, None, heads // block.kv_heads)
-        given, taken = values.flatten(2).transpose(0, 1), by_head[:, some].flatten(2).transpose(0, 1)
-        torch.baddbmm(taken, block.of_values[some], given, out=taken)
+    n = len(tangents)
+    torch.bmm(block.read.expand(n, -1, -1), tangents, out=read[:n])
+    read[n:] = 0
+    _mix(read, block, mixed)
     torch.bmm(block.by_output, mixed, out=result)
     result.baddbmm_(block.own, tangents)
 
@@ -166,38 +143,48 @@ def push_first(
     block: BlockDerivative,
     *,
     first: int,
+    read: Float[Tensor, "key read tangent"],
     mixed: Float[Tensor, "n d_o tangent"],
     result: Float[Tensor, "n d tangent"],
 ) -> None:
-    """Push tangents through the first block, where each lives only at its own token: as `push`, with far less to do.
+    """Push tangents through the first block, where each lives only at its own token: as `push`, with less to do.
 
     `start` holds those of the tokens from `first` on. The tangents of `result` are (input, direction), flattened.
     """
-    inputs, _, directions = start.shape
-    n, heads = len(result), len(block.of_values)
-    here = slice(first, first + inputs)
-    keys, values = _keys_and_values(torch.bmm(block.read.expand(n, -1, -1)[here], start), block)
-    if block.query is not None:
-        query = block.query.unflatten(0, (block.kv_heads, -1))
-        keys = torch.einsum("grjk,igkt->ijgrt", query, keys).flatten(2, 3)
-    values = values.repeat_interleave(heads // block.kv_heads, dim=1)
-    by_head = mixed.view(n, heads, -1, inputs, directions)
-    torch.mul(block.of_scores[..., here].unsqueeze(-1), keys.permute(1, 2, 0, 3).unsqueeze(2), out=by_head)
-    by_head.addcmul_(block.of_values[..., here].transpose(0, 1)[:, :, None, :, None], values.permute(1, 2, 0, 3))
+    inputs, here = len(start), slice(first, first + len(start))
+
+    def at_own_token(spread: Tensor) -> Tensor:
+        return spread.unflatten(-1, (inputs, -1))[here].diagonal(dim1=0, dim2=2)  # (feature, direction, input)
+
+    read.zero_()
+    at_own_token(read).copy_(torch.bmm(block.read.expand(len(result), -1, -1)[here], start).permute(1, 2, 0))
+    _mix(read, block, mixed)
     torch.bmm(block.by_output, mixed, out=result)
-    at_own_token = result.unflatten(-1, (inputs, directions))[here].diagonal(dim1=0, dim2=2)
-    at_own_token += torch.bmm(block.own[here], start).permute(1, 2, 0)
+    own = at_own_token(result)
+    own += torch.bmm(block.own[here], start).permute(1, 2, 0)
 
 
-def _keys_and_values(read: Tensor, block: BlockDerivative) -> tuple[Tensor, Tensor]:
-    """Split what `read` gives into keys and values.
-
-    Keys are Q·dK as (token, query, head, tangent), or else dK by key-value head; values are dV by key-value head.
-    """
-    n, heads, d_v, _ = block.of_scores.shape
+def _mix(
+    read: Float[Tensor, "key read tangent"], block: BlockDerivative, mixed: Float[Tensor, "n d_o tangent"]
+) -> None:
+    """Fill `mixed` with the head outputs' tangents, without the query's path, from what the keys give."""
+    heads, d_v = block.of_scores.shape[1:3]
     cut = read.shape[1] - block.kv_heads * d_v
-    by_head = (n, heads) if block.query is None else (block.kv_heads, -1)
-    return read[:, :cut].unflatten(1, by_head), read[:, cut:].unflatten(1, (block.kv_heads, d_v))
+    keys, values = read[:, :cut], read[:, cut:]
+    by_head = mixed.unflatten(1, (heads, d_v))
+    if block.query is None:
+        torch.bmm(block.of_scores.flatten(0, 1), keys.transpose(0, 1), out=by_head.flatten(0, 1))
+    else:
+        by_kv_head = keys.unflatten(1, (block.kv_heads, -1))
+        for head in range(heads):
+            own_keys = by_kv_head[:, head * block.kv_heads // heads]
+            scores = torch.bmm(block.query[head].expand(len(read), -1, -1), own_keys)
+            torch.bmm(block.of_scores[:, head], scores.transpose(0, 1), out=by_head[:, head])
+    given = values.unflatten(1, (block.kv_heads, d_v)).flatten(2).transpose(0, 1)
+    for first in range(heads // block.kv_heads):  # the heads that use each of the values in turn
+        some = slice(first, None, heads // block.kv_heads)
+        taken = by_head[:, some].flatten(2).transpose(0, 1)
+        torch.baddbmm(taken, block.of_values[some], given, out=taken)
 
 
 def block_norms(tangents: Float[Tensor, "output feature input direction"], norm: str) -> Float[Tensor, "output input"]:
