@@ -4,6 +4,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
@@ -87,7 +88,8 @@ def attribute(
     model = texts[0].model
     whole = options.request(model, layers)
     requests = [_with_targets(whole, one.tokens, targets) for one in texts]
-    plans = [plan(model, len(one.tokens), request) for one, request in zip(texts, requests, strict=True)]
+    known = cache(partial(plan, model))  # texts of one length are planned once
+    plans = [known(len(one.tokens), request) for one, request in zip(texts, requests, strict=True)]
     total, done = sum(one.cost.units for one in plans), 0
 
     def tick(count: int) -> None:

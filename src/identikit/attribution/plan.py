@@ -1,5 +1,6 @@
 """What attribution is asked for, what it will take, and how a text will be done."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ LONG_SECONDS = 60.0
 SAID_SECONDS = {"cpu": LONG_SECONDS}  # the cost is said beforehand from here on; elsewhere from 10 seconds on
 _PROBES = (256, 128, 64, 32, 16, 8)  # with fewer, the standard errors are too rough to go by
 _SPECTRAL = 2.5  # what largest singular values cost beside the Jacobians, as measured
-_CHUNK_BYTES = {"cpu": 1 << 28}  # on a CPU larger chunks only leave the cache; elsewhere 4 GiB fill the machine
+_CHUNK_BYTES = {"cpu": 1 << 28}  # on a CPU larger chunks only leave the cache; elsewhere 8 GiB fill the machine
 _USABLE = 0.8  # of the memory that is free
 _GROUP_SHARE, _GROUP_TOKENS = 0.25, 1024  # of texts side by side: more starts no fewer operations
 
@@ -39,7 +40,7 @@ class _Factors(NamedTuple):
 
 
 _FACTORS = {"cpu": _Factors(3.0, 1.0, 1.0)}
-_GPU = _Factors(3.8, 1.4, 3.6)  # an H200, a Llama of 8 billion parameters in bfloat16
+_GPU = _Factors(2.0, 1.2, 1.0)  # an H200, a Llama of 8 billion parameters in bfloat16
 
 
 def _factors(model: Model) -> _Factors:
@@ -121,8 +122,10 @@ class Estimate(NamedTuple):
 
 def estimate(model: Model, lengths: Sequence[int], request: Request) -> Estimate:
     """Return about how long attributing texts of these lengths will take on this machine, and how much memory."""
-    ways = [plan(model, n, request) for n in lengths]
-    operations, peak, device = sum(way.operations for way in ways), max(way.peak for way in ways), model.device.type
+    texts = Counter(lengths)
+    ways = {n: plan(model, n, request) for n in texts}
+    operations, peak = sum(texts[n] * way.operations for n, way in ways.items()), max(way.peak for way in ways.values())
+    device = model.device.type
     if operations < 10.0 * 1e9:  # any machine does that in time
         return Estimate(operations / 1e9, peak, device)
     rate = product_rate(model.device, model.dtype, request.precision)
@@ -131,8 +134,8 @@ def estimate(model: Model, lengths: Sequence[int], request: Request) -> Estimate
         return Estimate(seconds, peak, device)
 
     def taking(probes: int) -> float:
-        found = [_cheapest(model, n, replace(request, probes=probes)) for n in lengths]
-        return sum(way.operations for way in found if way is not None) / rate
+        found = {n: _cheapest(model, n, replace(request, probes=probes)) for n in texts}
+        return sum(texts[n] * way.operations for n, way in found.items() if way is not None) / rate
 
     fewer = [k for k in _fewer_probes(model, request) if taking(k) < seconds]
     better = next((k for k in fewer if taking(k) <= LONG_SECONDS), fewer[-1] if fewer else None)
@@ -206,7 +209,9 @@ def side_by_side(model: Model, plans: Sequence[Plan]) -> Iterator[tuple[list[int
     text is a group.
     """
     group: list[int] = []
-    for place in sorted(range(len(plans)), key=lambda place: model.device.type != "cpu" and plans[place].cost.units):
+    alone = model.device.type == "cpu"
+    # The longest come first: memory that they leave is used again.
+    for place in sorted(range(len(plans)), key=lambda place: 0 if alone else -plans[place].cost.units):
         if group and not _fit_together(model, [plans[one] for one in (*group, place)]):
             yield group, _joined([plans[one] for one in group])
             group = []
@@ -227,7 +232,7 @@ def _joined(plans: Sequence[Plan]) -> Plan:
     """Return the plan of texts that are done together."""
     if len(plans) == 1:
         return plans[0]
-    longest = plans[-1]
+    longest = plans[0]
     passing = max(longest.cost.working, longest.chunk * longest.cost.unit)
     peak = sum(one.cost.held + one.cost.units * one.cost.tangent for one in plans) + passing
     together, operations = sum(one.together for one in plans), sum(one.operations for one in plans)
@@ -268,6 +273,8 @@ def _fitting(model: Model, cost: Cost, free: int | None) -> Plan | None:
     for chunk in _halving(_useful_chunk(model, cost)):
         once = [way(chunk, cost.units, False), way(chunk, chunk, True)] if cost.kept else [way(chunk, chunk, False)]
         fitting = [one for one in once if free is None or one.peak <= free]
+        if fitting and model.device.type != "cpu":
+            return fitting[0]  # while it pushes all inputs through a layer, the next is prepared
         if fitting:
             return min(fitting, key=lambda one: one.peak)
     several = (way(1, together, False) for together in _halving(cost.units))
@@ -279,7 +286,7 @@ def _useful_chunk(model: Model, cost: Cost) -> int:
     most = cost.units // 8 if model.causal and cost.engine != "reverse" else cost.units
     # On a GPU, passes through whole blocks take a chunk in parts: only its tangents are held throughout.
     held = cost.tangent + (cost.unit if model.device.type == "cpu" or cost.engine == "sweep" else 0)
-    return max(1, min(most, _CHUNK_BYTES.get(model.device.type, 1 << 32) // held))
+    return max(1, min(most, _CHUNK_BYTES.get(model.device.type, 1 << 33) // held))
 
 
 def _halving(size: int) -> Iterator[int]:
@@ -344,7 +351,8 @@ def _sweep_cost(model: Model, n: int, request: Request, directions: int) -> Cost
     layer = size * derivative + (own * derivative if size != own else 0)  # converted as a whole
     held = layer + own * n * (d * directions + outputs * model.d_value) + own * d * d
     unit = size * n * directions * (d + outputs + read + scores)
-    working = int(_factors(model).preparing * max(working_bytes(model.device), product_bytes(n, d, 0, own)))
+    product = product_bytes(n, d, 0, own)
+    working = int(_factors(model).preparing * min(max(working_bytes(model.device), product), d * product))
     pushed *= _factors(model).pushes
     kept = (depth - 1) * size * derivative
     return Cost("sweep", 2 * depth * pushed, prepared, held, kept, working, size * n * directions * d, unit, n)

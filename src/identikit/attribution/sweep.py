@@ -148,7 +148,9 @@ class _Chunk:
             felt = (targets >= self._before).nonzero().squeeze(1)
             moved = moved[targets[felt] - self._before]
         found = asked.measure(moved.unflatten(-1, (self.last - self.first, -1)))
-        answer[self.first : self.last, felt] = asked.unscaled(found, self._exponent)
+        if moved.dtype in shared.SCALED:
+            found = asked.unscaled(found, self._exponent)
+        answer[self.first : self.last, felt] = found
 
     def end(self) -> None:
         """Give the tangents' memory back."""

@@ -199,7 +199,9 @@ def in_precision(model: Model, batch: TokenBatch, precision: str, repeats: int) 
     """Time one precision: the whole, its preparation, and the share of the machine's matrix rate that it reaches."""
     n = batch.keep.shape[1]
     case = f"{model.name}, {model.n_layers} layers, {n} tokens, {precision}"
-    peak = cuda_peak_gib(lambda: contributions_of(model, batch, precision))
+    planned = plan(model, n, exactly(model, precision)).peak / 2**30
+    before = torch.cuda.memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    peak = cuda_peak_gib(lambda: contributions_of(model, batch, precision)) - before
     tasks = {
         "attribution": lambda: contributions_of(model, batch, precision),
         "preparation": lambda: prepare(model, batch, precision),
@@ -210,7 +212,8 @@ def in_precision(model: Model, batch: TokenBatch, precision: str, repeats: int) 
         *time_rows(case, taken, {"preparation": "attribution"}),
         Row(case, "matrix rate", rate / 1e12, "TFLOP/s"),
         Row(case, "attribution's rate", reached / 1e12, "TFLOP/s", reached / rate, "matrix rate"),
-        Row(case, "peak GPU memory", peak, "GiB"),
+        Row(case, "planned memory", planned, "GiB"),
+        Row(case, "peak GPU memory", peak, "GiB", peak / planned, "planned memory"),
     ]
 
 
