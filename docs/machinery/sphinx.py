@@ -1,0 +1,97 @@
+"""What Sphinx is taught: to write the reference, to link names in code, and to set formulas as MathML.
+
+MathML needs no script and no fonts from elsewhere: docutils makes it, and browsers draw it.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+
+from machinery import api, commands
+
+REFERENCE = "docs/reference"
+
+
+def write_reference(app: Sphinx) -> None:
+    """Write the generated pages, where they have changed, and remove those of names that are gone."""
+    folder = Path(app.srcdir) / REFERENCE
+    made = {folder / path: text for path, text in (api.pages() | commands.pages()).items()}
+    for page in [*folder.glob("api/*.md"), *folder.glob("commands/*.md")]:
+        if page not in made:
+            page.unlink()
+    for page, text in made.items():
+        page.parent.mkdir(exist_ok=True)
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+
+
+class LinkedCode(SphinxTransform):
+    """Links code that names something of the reference: `ik.invert`, `Result.sel`, `identikit explain`.
+
+    Names without `ik.` are linked where they cannot mean anything else: classes everywhere, functions in the reference.
+    """
+
+    default_priority = 500
+
+    def apply(self, **_: Any) -> None:
+        """Put a reference around each such piece of code that is not in a link or heading already."""
+        here, targets = self.env.docname, _targets()
+        for code in list(self.document.findall(nodes.literal)):
+            text = code.astext().partition("(")[0]
+            if isinstance(code.parent, nodes.title | nodes.reference | pending_xref):
+                continue
+            name = text.removeprefix("ik.").removeprefix("identikit.")
+            plain = name == text and name[:1].islower() and not here.startswith(f"{REFERENCE}/api/")
+            if name in targets and not plain:
+                code.replace_self(_reference(code, here, "py", "obj", targets[name]))
+            elif (page := _command(text)) and here != page:
+                code.replace_self(_reference(code, here, "std", "doc", f"/{page}"))
+
+
+@cache
+def _targets() -> dict[str, str]:
+    """What names are documented under: those of functions and classes, and of what classes have."""
+    found = {name.name: name.path for name in api.names().values()}
+    for name in api.names().values():
+        shown = api.members(name.thing) if isinstance(name.thing, type) else []
+        found |= {f"{name.name}.{one.name}": f"{name.path}.{one.name}" for one in shown if one.doc}
+    return found
+
+
+def _command(text: str) -> str | None:
+    """The page of the command that a command line calls."""
+    words = text.split()
+    for command in reversed(commands.commands()):
+        called = command.path.split()
+        if command.page and words[: len(called)] == called:
+            return f"{REFERENCE}/commands/{command.page}"
+    return None
+
+
+def _reference(code: nodes.literal, here: str, domain: str, kind: str, target: str) -> pending_xref:
+    found = pending_xref("", refdomain=domain, reftype=kind, reftarget=target, refdoc=here, refexplicit=True)
+    return found + code.deepcopy()
+
+
+def _inline(self: Any, node: nodes.math) -> None:
+    self.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(self: Any, node: nodes.math_block) -> None:
+    self.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Teach Sphinx."""
+    app.connect("builder-inited", write_reference)
+    app.add_transform(LinkedCode)
+    app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
