@@ -33,6 +33,44 @@ def test_what_the_readme_quotes_was_said():
         assert part in said
 
 
+def test_numbers_of_the_readme():
+    """Each number of its prose comes from the row that its figure shows, or from the page or file that has it."""
+    import identikit as ik
+    from identikit.models.families import FAMILIES
+
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    model = ik.load()
+    row = ik.effective_attention(model, ik.sample_texts()[30]).sel(layer=2, head=2, query="since")
+    first = row.intervals(key="[CLS]")
+    raw, least, effective = (f"{float(one):.2f}" for one in (first.raw, first.lower, row.effective[0]))
+    assert f"to the {len(row.tokens)} tokens of a pair" in readme and f"only {model.d_value} dimensions" in readme
+    assert f"`[CLS]` gets a weight of {raw}. No attention with the same output gives it less than {least}." in readme
+    assert f"the measure of the paper, gives it {effective}." in readme and f"at least {least} on `[CLS]`" in readme
+    (measured,) = re.findall(r"\| 193–256 \| 29 .*", (ROOT / "docs" / "reading.md").read_text())  # MiniLM's
+    cells = [float(cell.split("±")[0]) for cell in measured.split("|")[4:8]]
+    assert f"{cells[0]:.0%} of the weight is certain" in readme and f"{cells[3]:.0%} of the rows. On" in readme
+    needs = (ROOT / "pyproject.toml").read_text()
+    assert "Python 3.11 or" in readme and 'requires-python = ">=3.11"' in needs
+    assert "transformers 5.17 or" in readme and '"transformers>=5.17"' in needs
+    assert "over a hundred architectures" in readme and len(FAMILIES) > 100
+
+
+def test_three_tokens_by_hand():
+    """The worked example of the tutorial and of docs/understand/attention.md, by the library's own formulas."""
+    import torch
+
+    from identikit.maths.intervals import intervals, witnesses
+
+    weights, values = torch.tensor([0.8, 0.1, 0.1]).double(), torch.tensor([[0.0], [1.0], [2.0]]).double()
+    ends = intervals(weights, values)
+    torch.testing.assert_close(ends.lower, torch.tensor([0.7, 0.0, 0.0]).double())
+    torch.testing.assert_close(ends.upper, torch.tensor([0.85, 0.3, 0.15]).double())
+    effective = weights @ values @ torch.linalg.pinv(values)
+    torch.testing.assert_close(effective, torch.tensor([0.0, 0.06, 0.12]).double())
+    vertices = torch.stack([torch.as_tensor(end) for end in witnesses(weights, values, [0])])
+    torch.testing.assert_close(vertices, torch.tensor([[0.7, 0.3, 0.0], [0.85, 0.0, 0.15]]).double())
+
+
 def test_links_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
