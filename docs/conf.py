@@ -28,6 +28,7 @@ myst_links_external_new_tab = False
 nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_execution_in_temp = True
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # nothing is loaded from elsewhere
 
@@ -38,11 +39,13 @@ html_copy_source = False
 html_show_sourcelink = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_context = {"default_mode": "auto"}
 html_additional_pages = {"index": "to_start.html"}
 templates_path = ["templates"]
 html_theme_options = {
     "navigation_with_keys": False,
-    "show_prev_next": True,
+    "navbar_align": "left",
+    "header_links_before_dropdown": 6,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],

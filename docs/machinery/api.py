@@ -227,7 +227,7 @@ def page(name: Name) -> str:
     else:
         made = issubclass(thing, _MADE_FOR_YOU) or getattr(thing, "_is_protocol", False)
         body = directive("py:class", name.path + ("" if made else arguments(thing, returns=False)), _class_body(name))
-    return f"# `{name.name}`\n\n{body}"
+    return f"# {name.name}\n\n{body}"
 
 
 def _class_body(name: Name) -> str:

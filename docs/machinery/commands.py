@@ -71,7 +71,7 @@ def undocumented() -> list[str]:
 def page(command: Command) -> str:
     """The page of one command."""
     usage = " ".join([command.path, *command.context.command.collect_usage_pieces(command.context)])
-    lines = [f"# `{command.path}`", "", command.doc, "", "```text", usage, "```", ""]
+    lines = [f"# {command.path}", "", command.doc, "", "```text", usage, "```", ""]
     lines += _table([one for one in commands() if one.path.startswith(f"{command.path} ")], "")
     lines += [f"```{{program}} {command.path}", "```"]
     for written, words in command.parameters:
@@ -91,5 +91,5 @@ def pages() -> dict[str, str]:
     found = {f"commands/{command.page}.md": page(command) for command in listed}
     lines = ["# Command line", "", *_table(listed, "commands/")]
     lines += ["`--help` after any of them prints what its page says, and `identikit --version` the version."]
-    lines += ["", "```{toctree}", ":hidden:", "", *(f"commands/{one.page}" for one in listed), "```"]
+    lines += ["", "```{toctree}", ":hidden:", "", *(f"{one.path.partition(' ')[2]} <commands/{one.page}>" for one in listed), "```"]
     return found | {"commands.md": "\n".join(lines) + "\n"}

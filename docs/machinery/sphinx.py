@@ -3,6 +3,7 @@
 MathML needs no script and no fonts from elsewhere: docutils makes it, and browsers draw it.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,14 @@ class LinkedCode(SphinxTransform):
     def apply(self, **_: Any) -> None:
         """Put a reference around each such piece of code that is not in a link or heading already."""
         here, targets = self.env.docname, _targets()
+        owner = here.removeprefix(f"{REFERENCE}/api/")
         for code in list(self.document.findall(nodes.literal)):
             text = code.astext().partition("(")[0]
-            if isinstance(code.parent, nodes.title | nodes.reference | pending_xref):
-                continue
             name = text.removeprefix("ik.").removeprefix("identikit.")
-            plain = name == text and name[:1].islower() and not here.startswith(f"{REFERENCE}/api/")
+            name = f"{owner}.{name}" if f"{owner}.{name}" in targets else name
+            plain = name == text and name[:1].islower() and owner == here
+            if isinstance(code.parent, nodes.title | nodes.reference | pending_xref) or name == owner:
+                continue
             if name in targets and not plain:
                 code.replace_self(_reference(code, here, "py", "obj", targets[name]))
             elif (page := _command(text)) and here != page:
@@ -75,17 +78,20 @@ def _command(text: str) -> str | None:
 
 
 def _reference(code: nodes.literal, here: str, domain: str, kind: str, target: str) -> pending_xref:
-    found = pending_xref("", refdomain=domain, reftype=kind, reftarget=target, refdoc=here, refexplicit=True)
-    return found + code.deepcopy()
+    to = {"refdomain": domain, "reftype": kind, "reftarget": target}
+    return pending_xref("", code.deepcopy(), refdoc=here, refexplicit=True, **to)
 
 
-def _inline(self: Any, node: nodes.math) -> None:
-    self.body.append(tex2mathml(node.astext()))
-    raise nodes.SkipNode
+def mathml(formula: nodes.Element) -> str:
+    """A formula as MathML."""
+    # docutils would set an index below an accented letter, so an empty group after the letter carries it.
+    tex = re.sub(r"(\\(?:wide)?(?:hat|tilde|bar)\s*(?:\{[^{}]*\}|\w))(?=\s*[_^])", r"\1{}", formula.astext())
+    return tex2mathml(tex, as_block=isinstance(formula, nodes.math_block))
 
 
-def _block(self: Any, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+def _visit(self: Any, node: nodes.Element) -> None:
+    block = isinstance(node, nodes.math_block)
+    self.body.append(f'<div class="formula">{mathml(node)}</div>' if block else mathml(node))
     raise nodes.SkipNode
 
 
@@ -93,5 +99,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Teach Sphinx."""
     app.connect("builder-inited", write_reference)
     app.add_transform(LinkedCode)
-    app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
+    app.add_html_math_renderer("mathml", inline_renderers=(_visit, None), block_renderers=(_visit, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
