@@ -14,7 +14,7 @@ def draw(where: Path) -> None:
     """Draw raw weights with what they could have been on the left, and effective ones on the right."""
     row = ik.effective_attention(ik.load(), ik.sample_texts()[TEXT]).sel(**ROW)
     bounds = row.intervals()
-    weights = bounds.to_frame().assign(effective=row.effective).nlargest(SHOWN, "upper")
+    weights = bounds.to_frame().assign(effective=row.effective.numpy()).nlargest(SHOWN, "upper")
     top = weights.iloc[0]
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained", sharex=True)
