@@ -8,11 +8,11 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import identikit
 from identikit.result import _CLASSES, _HOMES, Array, Result
@@ -131,10 +131,11 @@ def members(owner: type) -> list[Member]:
     return [one for one in (found | fields | told).values() if one.doc or one.name not in inherited]
 
 
-def undocumented() -> list[str]:
+def undocumented(among: Iterable[Name] | None = None) -> list[str]:
     """Public names, methods, properties and fields of which nothing is said; a class may name its fields in its own."""
-    found = [name.path for name in names().values() if not name.doc]
-    for name in names().values():
+    among = list(names().values() if among is None else among)
+    found = [name.path for name in among if not name.doc]
+    for name in among:
         for member in members(name.thing) if inspect.isclass(name.thing) else ():
             if not member.doc and not re.search(rf"`{member.name}[`(]", name.doc):
                 found.append(f"{name.path}.{member.name}")
@@ -187,6 +188,8 @@ def typed(annotation: Any) -> str:
     """A type as it is shown: our own with the path they are documented under, others by their last name."""
     if annotation in (None, inspect.Parameter.empty):
         return "None" if annotation is None else ""
+    if isinstance(annotation, TypeVar):
+        return "Self"
     paths = {_path(thing): name.path for thing, name in names().items()}
 
     def shorter(match: re.Match[str]) -> str:
@@ -206,14 +209,15 @@ def arguments(function: Any, *, method: bool = False, returns: bool = True) -> s
         last = parameter.kind
         star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         kind, default = typed(parameter.annotation), parameter.default
-        value = "" if default is parameter.empty else f" = {getattr(default, '__name__', None) or _value(default)}"
+        value = "" if default is parameter.empty else f" = {_value(default)}"
         parts.append(f"{star}{parameter.name}{f': {kind}' if kind else ''}{value}")
     returned = typed(signature.return_annotation)
     return f"({', '.join(parts)}){f' -> {returned}' if returned and returns else ''}"
 
 
 def _value(default: Any) -> str:
-    return "..." if repr(default).startswith("<") else repr(default)
+    written = getattr(default, "__name__", repr(default))
+    return "..." if written.startswith("<") else written
 
 
 # Pages

@@ -1,6 +1,6 @@
-"""What Sphinx is taught: to write the reference, to link names in code, and to set formulas as MathML.
+"""What Sphinx is taught: to write the reference, to begin with the README, to link names in code, and to set formulas.
 
-MathML needs no script and no fonts from elsewhere: docutils makes it, and browsers draw it.
+Formulas become MathML, which needs no script and no fonts from elsewhere: docutils makes it, and browsers draw it.
 """
 
 import re
@@ -12,6 +12,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
 
 from machinery import api, commands
@@ -30,6 +31,22 @@ def write_reference(app: Sphinx) -> None:
         page.parent.mkdir(exist_ok=True)
         if not page.exists() or page.read_text() != text:
             page.write_text(text)
+
+
+def begin_with_readme(app: Sphinx, page: str, source: list[str]) -> None:
+    """Begin the start page with the README, whose links lead from the folder above."""
+    if page == app.config.root_doc:
+        readme = Path(app.srcdir) / "README.md"
+        app.env.note_dependency(str(readme), docname=page)
+        source[0] = re.sub(r"\]\((?![a-z]+:|#)", "](../", readme.read_text()) + source[0]
+
+
+def refuse_what_is_elsewhere(app: Sphinx, error: Exception | None) -> None:
+    """Fail if a page loads a script, a style or a picture from elsewhere: the site works without a network."""
+    loads = re.compile(r'<(?:script|img|iframe|link [^>]*rel="stylesheet")[^>]*(?:src|href)="(?:https?:)?//[^"]*')
+    found = {load for page in Path(app.outdir).rglob("*.html") for load in loads.findall(page.read_text())}
+    if found and error is None:
+        raise ExtensionError(f"The site loads what is elsewhere: {', '.join(sorted(found))}")
 
 
 class LinkedCode(SphinxTransform):
@@ -98,6 +115,8 @@ def _visit(self: Any, node: nodes.Element) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Teach Sphinx."""
     app.connect("builder-inited", write_reference)
+    app.connect("source-read", begin_with_readme)
+    app.connect("build-finished", refuse_what_is_elsewhere)
     app.add_transform(LinkedCode)
     app.add_html_math_renderer("mathml", inline_renderers=(_visit, None), block_renderers=(_visit, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -36,6 +36,7 @@ FORMAT = "identikit-result-2"
 LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
 _ARRAYS = "arrays.safetensors"
 _HOMES = ("attention.result", "attribution.result", "tokens.result", "verdict.numbers")
+R = TypeVar("R", bound="Result")
 _CLASSES: dict[str, type["Result"]] = {}
 
 
@@ -167,7 +168,7 @@ class Result(ABC):
         """What the model is called."""
         return self.provenance.model
 
-    def sel(self, **wanted: Index) -> Self:
+    def sel(self: R, **wanted: Index) -> R:
         """Return the part with these layers, heads, positions or tokens: `sel(layer=4, head=5, query="since")`.
 
         Each is a number (negative ones count from the end), a token (`"the@24"` where it repeats), a slice or a list.
@@ -280,7 +281,7 @@ class Result(ABC):
         return {_ARRAYS: save(copies)}
 
     @classmethod
-    def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> Self:
+    def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
         """Return the result of files whose description was read; files that a class adds are read by the class."""
         axes = tuple(Axis(**{name: _tupled(value) for name, value in axis.items()}) for axis in about["axes"])
         dims = {name: tuple(names) for name, names in about["dims"].items()}
@@ -302,7 +303,7 @@ class Result(ABC):
 
     # Words and differences
 
-    def words(self) -> Self:
+    def words(self: R) -> R:
         """Return the result by words instead of pieces: what pieces receive is added up, what they do is averaged.
 
         Special tokens stay as they are. Readings that exist only for pieces (ranks, the certificate) are left out.
@@ -344,7 +345,7 @@ class Result(ABC):
                 found = torch.stack([gather(found[(slice(None),) * place + (list(g),)], place) for g in groups], place)
         return found
 
-    def __sub__(self, other: object) -> Self:
+    def __sub__(self: R, other: object) -> R:
         """Return this result minus another of the same kind, where tokens, layers and heads agree."""
         if type(other) is not type(self):
             raise InputError(f"Subtracting {type(other).__name__} from {self._a_kind()}: both must be of one kind.")
