@@ -7,7 +7,13 @@ import matplotlib.pyplot as plt
 import identikit as ik
 
 TEXT, ROW, SHOWN = 30, {"layer": 2, "head": 2, "query": "since"}, 12
-STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#E3E3E3", "grid.linewidth": 0.5}
+STYLE = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.5,
+}
 
 
 def draw(where: Path) -> None:
