@@ -13,9 +13,7 @@ from identikit.cli import app
 from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
-RUNS = {
-    "docs/tables.md": ["attribution", "--data", "texts.txt", "--probes", "2", "--out", "runs/hta"]
-}  # what they read
+RUNS = {"docs/tables.md": "attribution --data texts.txt --probes 2 --out runs/hta"}  # what their snippets read
 packaged = cache(ik.load)
 
 
@@ -27,7 +25,7 @@ def test_python_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     if page in RUNS:
         Path("texts.txt").write_text("A dog saw a cat.\nThe words null and NA are no missing values.\n")
-        assert CliRunner().invoke(app, RUNS[page]).exit_code == 0
+        assert CliRunner().invoke(app, RUNS[page].split()).exit_code == 0
     for snippet in pages.snippets(ROOT / page):
         if snippet.not_run is None:
             exec(compile(snippet.code, page, "exec"), {"__name__": "__main__"})
@@ -91,6 +89,62 @@ def test_three_tokens_by_hand():
     torch.testing.assert_close(effective, torch.tensor([0.0, 0.06, 0.12]).double())
     vertices = torch.stack([torch.as_tensor(end) for end in witnesses(weights, values, [0])])
     torch.testing.assert_close(vertices, torch.tensor([[0.7, 0.3, 0.0], [0.85, 0.0, 0.15]]).double())
+
+
+def test_claims_of_the_paper_are_quoted_from_the_pages_that_measured_them():
+    """The numbers of a cell or a sentence of paper-claims.md stand together in the gallery or in docs/reading.md."""
+    told, gallery, reading = (
+        (ROOT / "docs" / page).read_text() for page in ("understand/paper-claims.md", "gallery/README.md", "reading.md")
+    )
+    told = re.sub(r"\]\([^)]*\)|section \d\.\d|\(2020\)|stories15m|SmolLM2|float32|L2 ", "", told)
+    lines = told.splitlines()
+    cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
+    prose = " ".join(line for line in lines if not line.startswith("|"))
+    sources = [*gallery.splitlines(), *reading.splitlines(), *reading.split("\n\n")]
+    measured = [set(map(_plain, _NUMBER.findall(source))) for source in sources]
+    quoted = [numbers for part in (*cells, *re.split(r"[.:?] ", prose)) if (numbers := set(_NUMBER.findall(part)))]
+    assert len(quoted) > 15
+    for numbers in quoted:
+        assert any(set(map(_plain, numbers)) <= source for source in measured), numbers
+
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def _plain(number: str) -> float:
+    return abs(float(number))
+
+
+def test_what_other_tools_give_is_what_we_give():
+    """BertViz, TransformerLens and nnsight read eager attention; Captum and nnsight the gradient of a sum."""
+    import torch
+    from transformers import AutoModel
+
+    from identikit.models.load import _default_folder
+
+    model, text = ik.load(), "The dog chased the cat."
+    bert = AutoModel.from_pretrained(_default_folder(), attn_implementation="eager").eval()
+    encoded = model.tokenizer(text, return_tensors="pt")
+    raw = ik.effective_attention(model, text).raw
+    seen = torch.stack(bert(**encoded, output_attentions=True).attentions)[:, 0]
+    torch.testing.assert_close(raw, seen.detach(), atol=1e-5, rtol=0)
+
+    embedded = bert.get_input_embeddings()(encoded.input_ids).detach().requires_grad_()
+    bert(inputs_embeds=embedded, output_hidden_states=True).hidden_states[4][:, 2].sum().backward()
+    assert embedded.grad is not None
+    share = embedded.grad[0].norm(dim=-1)
+    ours = ik.token_attribution(model, text, norm="sum", layers=[3], targets=[2]).contribution
+    torch.testing.assert_close(ours[0, :, 0], share / share.sum(), atol=1e-5, rtol=0)
+
+
+def test_the_coverage_of_standard_errors_is_said_once():
+    """The page on attribution quotes what the docstring says."""
+    page = " ".join((ROOT / "docs" / "understand" / "attribution.md").read_text().split())
+    said = re.findall(
+        r"cover (\d+) % of the truth with (\d+) directions, (\d+) % with (\d+)", str(ik.token_attribution.__doc__)
+    )
+    ((most, many, less, few),) = said
+    assert f"covers {most} % of the true values with {many} directions, and {less} % with {few}" in page
 
 
 def test_links_lead_somewhere():

@@ -65,7 +65,7 @@ def test_each_cell_shows_something_and_what_is_tagged_a_picture(executed):
 
 
 def test_numbers_in_the_prose_were_shown(executed):
-    """Numbers of two digits or more, and all with a point; those of the pencil work on three tokens are in its table."""
+    """Numbers of two digits or more, and all with a point, those of the example with three tokens too."""
     told = set(re.findall(r"\d+\.\d+|\b\d{2,}\b", prose(executed))) - {"3.11"}
     cells = " ".join(shown(cell)["text/plain"] for cell in executed.cells if cell.cell_type == "code")
     printed = {float(number) for number in re.findall(r"\d+\.?\d*", cells)}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from machinery import api, commands
 from machinery.sphinx import mathml
 from typer.testing import CliRunner
@@ -101,14 +102,13 @@ def test_a_page_of_a_command_has_every_option_that_its_help_prints():
 
 
 def test_an_index_of_an_accented_letter_stands_beside_it():
+    assert "munderover" in tex2mathml(r"\hat t_i")  # so docutils still needs help
     assert "munderover" not in mathml(nodes.math("", r"\hat t_i = \bar{x}^2"))
-    assert mathml(nodes.math_block("", "x")).startswith("<math") and 'display="block"' in mathml(
-        nodes.math_block("", "x")
-    )
+    assert 'display="block"' in mathml(nodes.math_block("", "x"))
 
 
 def test_formulas_of_docstrings_and_pages_can_be_set():
-    texts = [text for text in api.pages().values()] + [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
+    texts = list(api.pages().values()) + [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
     formulas = [one for text in texts for one in re.findall(r"\$\$(.+?)\$\$", text, re.DOTALL)]
     assert formulas
     for formula in formulas:

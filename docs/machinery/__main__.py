@@ -1,4 +1,4 @@
-"""Count what is documented and checked: `cd docs && python -m machinery`; it fails where something is not documented."""
+"""Count what is documented and checked: `cd docs && python -m machinery`. What is not documented makes it fail."""
 
 import inspect
 import sys
