@@ -91,12 +91,6 @@ def pages() -> dict[str, str]:
     found = {f"commands/{command.page}.md": page(command) for command in listed}
     lines = ["# Command line", "", *_table(listed, "commands/")]
     lines += ["`--help` after any of them prints what its page says, and `identikit --version` the version."]
-    lines += [
-        "",
-        "```{toctree}",
-        ":hidden:",
-        "",
-        *(f"{one.path.partition(' ')[2]} <commands/{one.page}>" for one in listed),
-        "```",
-    ]
+    toctree = [f"{one.path.partition(' ')[2]} <commands/{one.page}>" for one in listed]
+    lines += ["", "```{toctree}", ":hidden:", "", *toctree, "```"]
     return found | {"commands.md": "\n".join(lines) + "\n"}
