@@ -1,8 +1,10 @@
 """The site; `make docs` builds it from the root of the repository, so that links work there and on GitHub alike."""
 
+import os
 import sys
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # pages are executed side by side
 sys.path.insert(0, str(Path(__file__).parent))
 
 from identikit import __version__

@@ -5,11 +5,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
+from gallery.make import command
 from machinery import pages
 from typer.testing import CliRunner
 
 import identikit as ik
 from identikit.cli import app
+from identikit.paper.figures.catalogue import FIGURES
 from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +163,15 @@ def test_the_page_on_models_is_up_to_date():
     from identikit.models.page import markdown
 
     assert (ROOT / "docs" / "models.md").read_text() == markdown()
+
+
+def test_every_figure_of_the_gallery_stands_below_the_command_that_draws_it():
+    page = (ROOT / "docs" / "gallery" / "README.md").read_text()
+    shown = re.findall(r"^    (identikit reproduce .+)\n\n!\[(\S+)\]\(\S+\)$", page, re.MULTILINE)
+    assert [name for _, name in shown] == re.findall(r"^!\[(\S+)\]", page, re.MULTILINE)
+    for written, name in shown:
+        assert written == command(FIGURES[name])
+        typer.main.get_command(app).commands["reproduce"].make_context("reproduce", written.split()[2:])
 
 
 def test_the_page_on_architecture_has_every_room_in_the_order_of_the_floors():

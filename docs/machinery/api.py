@@ -229,9 +229,15 @@ def page(name: Name) -> str:
     if inspect.isfunction(thing):
         body = directive("py:function", name.path + arguments(thing), name.doc)
     else:
-        made = issubclass(thing, _MADE_FOR_YOU) or getattr(thing, "_is_protocol", False)
-        body = directive("py:class", name.path + ("" if made else arguments(thing, returns=False)), _class_body(name))
+        made = arguments(thing, returns=False) if _is_made(thing) else ""
+        body = directive("py:class", name.path + made, _class_body(name))
     return f"# {name.name}\n\n{body}"
+
+
+def _is_made(owner: type) -> bool:
+    """Whether a class says how it is made, and callers may make it."""
+    says = any({"__init__", "__new__"} & {*vars(base)} for base in owner.__mro__ if _ours(base))
+    return says and not issubclass(owner, _MADE_FOR_YOU) and not getattr(owner, "_is_protocol", False)
 
 
 def _class_body(name: Name) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
+from sphinx.util.logging import getLogger
 
 from machinery import api, commands
 
@@ -107,8 +109,12 @@ def mathml(formula: nodes.Element) -> str:
 
 
 def _visit(self: Any, node: nodes.Element) -> None:
-    block = isinstance(node, nodes.math_block)
-    self.body.append(f'<div class="formula">{mathml(node)}</div>' if block else mathml(node))
+    try:
+        formula = mathml(node)
+    except MathError as error:
+        formula = ""
+        getLogger(__name__).warning("The formula %r cannot be set: %s", node.astext(), error, location=node)
+    self.body.append(f'<div class="formula">{formula}</div>' if isinstance(node, nodes.math_block) else formula)
     raise nodes.SkipNode
 
 
