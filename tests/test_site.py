@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
-from machinery import api, commands, pages
+from machinery import api, commands
 from machinery.sphinx import mathml
 from typer.testing import CliRunner
 
@@ -102,11 +102,3 @@ def test_an_index_of_an_accented_letter_stands_beside_it():
     assert "munderover" in tex2mathml(r"\hat t_i")  # so docutils still needs help
     assert "munderover" not in mathml(nodes.math("", r"\hat t_i = \bar{x}^2"))
     assert 'display="block"' in mathml(nodes.math_block("", "x"))
-
-
-def test_formulas_of_docstrings_and_pages_can_be_set():
-    texts = [*api.pages().values(), *(page.read_text() for page in pages.written())]
-    found = [one for text in texts for one in re.findall(r"\$\$?([^$`]+)\$\$?", re.sub(r"```.*?```|`[^`]*`", "", text))]
-    assert len(found) > 10
-    for formula in found:
-        assert "<math" in mathml(nodes.math("", formula)), formula
