@@ -50,7 +50,7 @@ def test_what_the_readme_quotes_was_said():
     """Each part of the quoted output, between dots, is in the real one; lines may be broken elsewhere."""
     readme = (ROOT / "README.md").read_text()
     (quoted,) = re.findall(r"```text\n\$ identikit explain\n(.*?)```", readme, flags=re.DOTALL)
-    said = " ".join(str(ik.explain(ik.load(), seconds=None)).split())
+    said = " ".join(str(ik.explain(ik.load(), probes=16, seconds=None)).split())
     parts = [" ".join(part.split()) for part in quoted.split("…") if part.strip()]
     assert len(parts) > 3
     for part in parts:
@@ -59,12 +59,14 @@ def test_what_the_readme_quotes_was_said():
 
 def test_numbers_of_the_readme():
     """Each number of its prose comes from the row that its figure shows, or from the page or file that has it."""
+    from identikit.data import sample_text
     from identikit.models.families import FAMILIES
 
     readme = " ".join((ROOT / "README.md").read_text().split())
     model = ik.load()
     row = ik.effective_attention(model, ik.sample_texts()[30]).sel(layer=2, head=2, query="since")
     first = row.intervals(key="[CLS]")
+    assert sample_text() == ik.sample_texts()[30]  # what `explain` reads without a text
     raw, least, effective = (f"{float(one):.2f}" for one in (first.raw, first.lower, row.effective[0]))
     assert f"to the {len(row.tokens)} tokens of a pair" in readme and f"only {model.d_value} dimensions" in readme
     assert f"`[CLS]` gets a weight of {raw}. No attention with the same output gives it less than {least}." in readme
@@ -91,6 +93,10 @@ def test_three_tokens_by_hand():
     effective = weights @ values @ torch.linalg.pinv(values)
     torch.testing.assert_close(effective, torch.tensor([0.0, 0.06, 0.12]).double())
     vertices = torch.stack([torch.as_tensor(end) for end in witnesses(weights, values, [0])])
+    last = torch.linspace(0, 0.15, 16).double()
+    between = torch.stack([0.7 + last, 0.3 - 2 * last, last], -1)  # all attention with this output; the first is least
+    torch.testing.assert_close(between @ values, (weights @ values).expand(16, 1))
+    assert bool((between.norm(dim=-1).diff() > 0).all())
     torch.testing.assert_close(vertices, torch.tensor([[0.7, 0.3, 0.0], [0.85, 0.0, 0.15]]).double())
 
 
