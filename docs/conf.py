@@ -39,6 +39,7 @@ html_title = "identikit"
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
+html_sidebars = {"docs/tutorial": []}  # it has no pages below it
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_context = {"default_mode": "auto"}
