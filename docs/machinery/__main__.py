@@ -16,6 +16,7 @@ not_run = [one.not_run for one in snippets if one.not_run]
 print(f"{len(names)} public names, with {len(members)} methods, properties and fields")
 print(f"{len(commands.commands())} commands, with {len(options)} options and arguments")
 print(f"{len(lacking)} of these not documented{': ' if lacking else ''}{', '.join(lacking)}")
-print(f"{len(snippets) - len(not_run)} snippets run by the tests, {len(not_run)} not ({', '.join(not_run)})")
+print(f"{len(snippets) - len(not_run)} snippets run by the tests, {len(not_run)} not{': ' if not_run else ''}", end="")
+print(", ".join(not_run) + f"; {len(pages.cells())} cells executed as the site is built")
 print(f"{len(links)} internal links checked, on {len(pages.written())} pages")
 sys.exit(bool(lacking))

@@ -1,11 +1,13 @@
 """The pages that people write: which there are, and the snippets and links in them."""
 
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 _SNIPPET = re.compile(r"^( *)(?:<!-- not run: (.+?) -->\n+\1)?```python\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+_CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)")
 _CODE = re.compile(r"^ *(`{3,}|:{3,}).*?^ *\1|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
@@ -30,6 +32,13 @@ def snippets(page: Path) -> list[Snippet]:
         Snippet(re.sub(rf"^{indent}", "", code, flags=re.MULTILINE), why or None)
         for indent, why, code in _SNIPPET.findall(page.read_text())
     ]
+
+
+def cells() -> list[str]:
+    """The code of notebooks and of pages with cells, which is executed when the site is built."""
+    notebooks = [json.loads(path.read_text()) for path in sorted((ROOT / "docs").glob("*.ipynb"))]
+    found = ["".join(cell["source"]) for one in notebooks for cell in one["cells"] if cell["cell_type"] == "code"]
+    return found + [code for page in written() for code in _CELL.findall(page.read_text())]
 
 
 def links(page: Path) -> list[tuple[str, str]]:
