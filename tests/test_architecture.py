@@ -12,7 +12,7 @@ SOURCE = Path(identikit.__file__).parent
 # From the ground up. A room may import what is on the floors below it, and nothing else on its own floor.
 FLOORS = [
     {"errors", "shapes", "version", "progress", "machine"},
-    {"maths", "text", "checks", "sealed", "endings"},
+    {"maths", "text", "checks", "sealed", "endings", "citation"},
     {"indexing", "folders"},
     {"encoding"},
     {"features"},

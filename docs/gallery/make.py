@@ -14,8 +14,9 @@ import pandas as pd
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.judgements import NOTHING, Verdict
 from identikit.paper.claims.report import JudgedClaim, by_section, counted, read_rows
-from identikit.paper.figures.catalogue import FIGURES
+from identikit.paper.figures.catalogue import FIGURES, Figure
 from identikit.paper.reproduce import computed_on
+from identikit.paper.texts import PART_OF
 
 HERE = Path(__file__).parent
 KEPT = "*An earlier picture, in an older style and without error bars.*"
@@ -31,6 +32,14 @@ def cell(judged: JudgedClaim) -> str:
     ]
     lines += [f"({judged.remark})"] if judged.remark else []
     return "<br>".join(re.sub(r"([|`$*_])", r"\\\1", line) for line in lines)
+
+
+def command(figure: Figure) -> str:
+    """The command that draws one figure, on the data that the paper used."""
+    data = PART_OF.get(figure.data, figure.data)
+    parts = [f"identikit reproduce {figure.name}", f"--data {data} --data-dir GLUE" if data else ""]
+    parts += [f"--finetuned minilm-{data}" if "finetuned" in figure.needs else "", "--out out"]
+    return " ".join(filter(None, parts))
 
 
 def claims(folder: Path) -> list[str]:
@@ -57,7 +66,8 @@ def main() -> None:
             shutil.copy(drawn, HERE)
         if (HERE / drawn.name).exists():
             kept = "" if drawn.exists() else f" {KEPT}"
-            lines += [f"**{name}.** {figure.caption}{kept}", "", f"![{name}]({name}.png)", ""]
+            lines += [f"**{name}.** {figure.caption}{kept}", "", f"    {command(figure)}", ""]
+            lines += [f"![{name}]({name}.png)", ""]
     lines += ["## Provenance", "", f"Weights {about['weights'][:16]}…, identikit {about['version']}.", ""]
     places = computed_on(str(folder)).items()
     lines += [f"- {place.removeprefix('computed on ')}: {inputs}." for place, inputs in places]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from identikit.attention.effective import effective_attention
     from identikit.attention.intervals import attention_intervals
     from identikit.attribution.attribute import token_attribution
+    from identikit.citation import cite
     from identikit.data import read_texts, sample_texts
     from identikit.errors import IdentikitError, InputError, ModelError
     from identikit.models.load import load
@@ -35,6 +36,7 @@ __all__ = [
     "open_result",
     "read_texts",
     "sample_texts",
+    "cite",
     "Model",
     "Result",
     "IdentikitError",
@@ -47,6 +49,7 @@ _MODULES = {
     "effective_attention": "attention.effective",
     "attention_intervals": "attention.intervals",
     "token_attribution": "attribution.attribute",
+    "cite": "citation",
     "read_texts": "data",
     "sample_texts": "data",
     "IdentikitError": "errors",

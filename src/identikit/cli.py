@@ -252,6 +252,12 @@ def models(
     typer.echo("To add another architecture, see 'Add a family' in CONTRIBUTING.md.")
 
 
+@app.command()
+def cite() -> None:
+    """Say what to cite, with BibTeX: the paper and this version of identikit."""
+    typer.echo(identikit.cite(), nl=False)
+
+
 def main() -> None:
     """Run the command line; see `endings` for how it ends."""
     run(app)

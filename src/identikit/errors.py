@@ -35,6 +35,6 @@ class ModelError(IdentikitError):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Stands in the place of something that cannot be had, and says why."""
+    """Stands in the place of something that cannot be had, and gives the `reason`."""
 
     reason: str

@@ -25,6 +25,7 @@ _CANDIDATES = 8
 class Axis:
     """One axis of a Result.
 
+    - `name`: what it ranges over: layer, head, query, …
     - `values`: what each place is called: numbers as the model counts them, or names
     - `tokens`: the token at each place, on an axis of positions
     - `places`: where they stand in what the Result reads from; by default from 0 on

@@ -22,7 +22,9 @@ class Provenance:
     - `model`, `revision`: its name, and its hub commit if it has one
     - `weights`: its fingerprint, over every weight, its configuration and its tokenizer
     - `tokenizer`, `tokenizer_sha256`: the tokenizer's class and a SHA-256 of its content; `text`: that of the text
+    - `dtype`, `device`: the model's number format, and where it was computed
     - `settings`: the options of the analysis: tolerances, seed, norm, …
+    - `versions`: of identikit and of the packages that it computes with
     """
 
     model: str

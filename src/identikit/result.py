@@ -100,6 +100,7 @@ class Result(ABC):
     - `axes`: what the arrays range over, in order; a single axis was selected by one number or token
     - `about`: other facts, such as the norm that was used; plain values, as JSON holds them
     - `provenance`: what it was computed from
+    - `source`: what the arrays are read from
     """
 
     axes: tuple[Axis, ...]
@@ -108,6 +109,8 @@ class Result(ABC):
     about: Mapping[str, Any] = field(default_factory=dict)
 
     kind: ClassVar[str]
+    """What a result of this class is called."""
+
     main: ClassVar[tuple[str, ...]]
     """The arrays of a table, which share their axes."""
 

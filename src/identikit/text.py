@@ -23,16 +23,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Encoded:
-    """One text as pieces, unpadded.
+    """One text as pieces, unpadded: their `ids` and what they spell (`tokens`), with the `text` that they came from.
 
-    `special` marks the tokens that the tokenizer added; a special token that the text itself spells out is part of the
-    text. (Of token ids nobody knows who added them: there, all special tokens but the unknown and the mask are marked.)
-    `words` is the half-open span of each word over its pieces, in order, and `characters` says where that word is:
-    (part, start, stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to pieces
-    by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no word.
-    `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between special
-    tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no words.
-    `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids.
+    `segments` says which half of a pair each piece belongs to (None: the model does not ask). `special` marks the
+    tokens that the tokenizer added; a special token that the text itself spells out is part of the text. (Of token ids
+    nobody knows who added them: there, all special tokens but the unknown and the mask are marked.) `words` is the
+    half-open span of each word over its pieces, in order, and `characters` says where that word is: (part, start,
+    stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to pieces by these two.
+    Punctuation marks are words of their own; special tokens and lone white space belong to no word. `parts` are the
+    strings that were read: the text, the halves of a pair, or what token ids spell between special tokens. Tokenizers
+    in pure Python, and ids that no string is split into, cannot be aligned: they have no words. `features` are an
+    image's pixels, or a sound's samples or spectrogram; these have no ids.
     """
 
     ids: tuple[int, ...]
@@ -53,8 +54,10 @@ class Encoded:
 class TokenBatch:
     """Several texts, images or sounds, padded to one length; masks are True where something is kept.
 
-    `tokens` and `words` are unpadded: a word's span counts the text's own pieces, whichever side is padded. `order`
-    gives each row's index in the caller's list. Images and sounds have `features` and no `ids`, and are never padded.
+    `keep` is False for padding, `special` True for tokens that the tokenizer added, and `segments` says which half of a
+    pair a token belongs to. `tokens` and `words` are unpadded: a word's span counts the text's own pieces, whichever
+    side is padded. `order` gives each row's index in the caller's list. Images and sounds have `features` and no `ids`,
+    and are never padded.
     """
 
     ids: Int[Tensor, "batch n"] | None

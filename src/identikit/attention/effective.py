@@ -368,7 +368,7 @@ def effective_attention(
     truncate: bool = False,
     max_tokens: int | None = None,
 ) -> Any:
-    """Compute the effective attention of a text (Eq. 9): one Result, or a list of them for a list of texts.
+    """Compute the effective attention of a text (Eq. 9): an `EffectiveAttention`, or a list for a list of texts.
 
     `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or
     sounds, it is an image or its path, or a sound file's path or samples.

@@ -72,7 +72,7 @@ def attention_intervals(
     """Find the least and greatest weight that each edge can have while the head's output stays the same.
 
     The range is over all attention rows: weights of at least 0 that sum to 1, or to at most 1 where a learned sink
-    takes the rest. One text gives one Result, a list of texts a list.
+    takes the rest. One text gives an `AttentionIntervals`, a list of texts a list.
 
     - `layer`, `head`, `query`, `key`: what is bounded; None is all
     - `groups`: bound what groups of keys receive together instead, one program per row and end: a mapping from names to

@@ -28,7 +28,7 @@ _ASIDE = frozenset(
 
 
 class Identity(NamedTuple):
-    """The SHA-256 of a model with its tokenizer (or image processor, or feature extractor), and of the latter alone."""
+    """The SHA-256 of a `model` with its `reader` (such as a tokenizer), and that of the reader alone."""
 
     model: str
     reader: str

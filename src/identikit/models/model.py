@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """One run of a model: the embedding sum x, every block's output e^l (before any final norm), and the logits.
+    """One run of a model: the embedding sum x (`inputs`), every block's output e^l (`hidden`), and the `logits`.
 
-    `blocks` holds each block that ran and what it was called with, so that the run can be taken apart afterwards.
+    `hidden` is before any final norm. `blocks` holds each block that ran and what it was called with, so that the run
+    can be taken apart afterwards.
     """
 
     inputs: Float[Tensor, "batch n d_x"]
@@ -60,7 +61,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Split:
-    """A model taken apart for one batch: x, the rest of its embedding (from x to the first block), and its blocks."""
+    """A model taken apart for one batch: x (`inputs`), from there to the first block (`tail`), and its `blocks`."""
 
     inputs: Float[Tensor, "batch n d_x"]
     tail: Callable[[Tensor], Tensor]
@@ -88,8 +89,11 @@ class Model:
     `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
     through the tap, not read from a configuration; so is `dtype`, the number format that its attention computes in.
     `limit` is how many tokens it has positions for (None: no limit). A layer is a block, counted from 0;
-    `attention_layers` are those with softmax attention, in most models all. `recipe` says how it was loaded (None: it
-    was in memory).
+    `attention_layers` are those with softmax attention, in most models all.
+
+    `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `tokenizer` is what reads
+    for it. `name` and `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family`
+    is its row in the table of architectures, and `proof` how it was proved that it is read correctly.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.

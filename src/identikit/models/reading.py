@@ -17,7 +17,10 @@ from identikit.text import Text, TokenBatch, collate, text_alone
 
 
 class Change(NamedTuple):
-    """The largest change of a model's output, relative to its largest entry; `logits` is None if it makes none."""
+    """The largest change of a model's last `hidden` vectors and of its `logits`, each relative to its largest entry.
+
+    `logits` is None where the model makes none.
+    """
 
     hidden: float
     logits: float | None

@@ -52,7 +52,10 @@ class Place:
 
 @dataclass(frozen=True)
 class RowMask:
-    """A mask too long to hold: the rule that made it, evaluated only for the rows asked for."""
+    """A mask too long to hold: the `rule` that made it, evaluated only for the rows asked for.
+
+    It is for `batch` texts of `length` tokens, on `device`; `plain_causal` says that each token sees all before it.
+    """
 
     rule: MaskRule
     batch: int

@@ -104,8 +104,8 @@ def invert(
     models are almost surely injective, so without noise the true token wins, but for rounding: half precision can lose
     a few (Nikolaou et al. 2025, *Language Models are Injective and Hence Invertible*, arXiv 2510.15511).
 
-    One text gives one Result, a list of texts a list. `text` is a string, a pair of strings or token ids, whose own
-    hidden vectors are inverted; or hidden vectors $h^l$ of one layer, a tensor (n, d), whose tokens are not known.
+    One text gives a `TokenInversion`, a list of texts a list. `text` is a string, a pair of strings or token ids, whose
+    own hidden vectors are inverted; or hidden vectors $h^l$ of one layer, a tensor (n, d), whose tokens are not known.
 
     - `layer` or `layers`: one layer, or several (None is all), which one pass serves together; hidden vectors need
       `layer`

@@ -21,6 +21,8 @@ _FORMAT = "identikit-maps-1"
 class FittedMap:
     """One map for one layer and fold, with what is needed to use it and to know where it came from.
 
+    `map` and `distance` name its kind and the distance it was fitted under; `task` says what it recovers, from the
+    hidden vectors of `layer`. `fold` and `seed` say which texts it was fitted to. `parameters` are its tensors.
     `chosen` is the learning rate, or for ridge the strength, that the validation sentences chose;
     `validation_loss` is their mean distance under it. Both are None for the naive map, which has nothing to learn.
     """

@@ -56,10 +56,12 @@ class Task:
 class Settings:
     """How maps are fitted; the defaults are those of Appendix B.1.
 
-    `folds` is how many of the ten folds are run. `hidden_size` and `dropout` shape the MLP. `device` is where
-    maps are fitted (by default where the input vectors are) and `memory` how many bytes a stack of maps that train
-    together may take (by default 80 % of what a GPU has free, and 2 GiB on a CPU). Products run in float32 unless the
-    caller has allowed TF32 in torch.
+    `folds` is how many of the ten folds are run; `seed` draws folds, starts and batches. Learned maps read batches of
+    `batch_size` tokens for at most `epochs` epochs, and stop after `patience` epochs without a smaller distance on the
+    validation sentences. All `learning_rates` are tried, and the best is kept. `hidden_size` and `dropout` shape the
+    MLP. `device` is where maps are fitted (by default where the input vectors are) and `memory` how many bytes a stack
+    of maps that train together may take (by default 80 % of what a GPU has free, and 2 GiB on a CPU). Products run in
+    float32 unless the caller has allowed TF32 in torch.
     """
 
     folds: int = FOLDS

@@ -47,6 +47,7 @@ class TokenIdentifiability(Result):
     - `rate`: share of tokens recovered; `unique_rate`: of those whose target occurs once in its text
     - `duplicates`: share of the others; `n_tokens`: how many tokens were looked up
     - `maps`: the fitted maps; `trials`: how each training of a learning rate went, one mapping each
+    - `model`: what they were fitted to; None in a result that was opened from a folder
     """
 
     maps: tuple[FittedMap, ...] = ()
