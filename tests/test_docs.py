@@ -80,6 +80,19 @@ def test_numbers_of_the_readme():
     assert "over a hundred architectures" in readme and len(FAMILIES) > 100
 
 
+def test_the_figure_of_the_readme_is_what_its_script_draws(tmp_path: Path):
+    import runpy
+
+    import numpy as np
+    from matplotlib.image import imread
+
+    kept = ROOT / "docs" / "pictures"
+    runpy.run_path(str(kept / "make.py"))["draw"](tmp_path / "row.png")
+    drawn, there = imread(tmp_path / "row.png"), imread(kept / "row.png")
+    assert drawn.shape == there.shape
+    assert np.abs(drawn - there).mean() < 0.01  # fonts may differ a little
+
+
 def test_three_tokens_by_hand():
     """The worked example of the tutorial and of docs/understand/attention.md, by the library's own formulas."""
     import torch
