@@ -92,8 +92,8 @@ class Clock:
     """
 
     seconds: float
-    began: float = field(default_factory=time.perf_counter)
-    last: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=lambda: time.perf_counter())
+    last: float = field(default_factory=lambda: time.perf_counter())
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __call__(self, what: str, done: int, total: int) -> None:
