@@ -46,7 +46,10 @@ def run(*command: object, timeout: float | None = None, **options: Any) -> str:
     """Run a command and return what it prints; end with what it said if it fails."""
     started = time.monotonic()
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **options)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **options)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"{' '.join(words)}\ntook more than {timeout:.0f} s.")
     if done.returncode:
         sys.exit(f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}\nfailed ({done.returncode}).")
     short = [Path(word).name if "/" in word else word for word in words[:6]]
