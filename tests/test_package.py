@@ -35,8 +35,8 @@ def pins() -> dict[str, str]:
 
 def test_the_version_is_written_in_one_place():
     assert PROJECT["dynamic"] == ["version"] and metadata.version("identikit") == __version__
-    files = [*ROOT.glob("*.toml"), *ROOT.glob("*.cff"), *ROOT.glob("*.md"), *ROOT.glob("src/**/*.py")]
-    files += ROOT.glob("conda/*.yml")
+    files = [*ROOT.glob("*.toml"), *ROOT.glob("*.cff"), *ROOT.glob("*.md"), *ROOT.glob("conda/*.yml")]
+    files += Path(ik.__file__).parent.rglob("*.py")
     assert [path.name for path in files if f'"{__version__}"' in path.read_text()] == ["version.py"]
 
 
