@@ -69,6 +69,17 @@ def test_the_peak_is_known_beforehand(dtype, probes, engine):
 
 
 @pytest.mark.usefixtures("little_work")
+@pytest.mark.parametrize("precision", ["full", "bfloat16"])
+def test_the_peak_of_texts_side_by_side_is_known_beforehand(precision):
+    model = llama(torch.float32)
+    wanted, lengths = asked(model, precision=precision), (TOKENS, TOKENS - 1, TOKENS - 2)
+    texts = [read(model, model.sample((n,))) for n in lengths]
+    way = planning._joined([planning.plan(model, n, wanted) for n in lengths])
+    most = peak_bytes(lambda: way.run(texts, [wanted] * 3, lambda count: None))
+    assert 0.8 * way.peak <= most <= 1.2 * way.peak
+
+
+@pytest.mark.usefixtures("little_work")
 def test_less_memory_gives_the_same_numbers():
     """All inputs in one round, fewer in several, all derivatives kept: peaks differ as planned, and numbers do not."""
     model = llama(torch.float32)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from identikit.attribution import request, sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
 from identikit.models.load import load
+from identikit.models.model import Model
 from tests.attribution.test_attribute import TEXTS, asked
 from tests.models import tiny
 
@@ -109,6 +111,22 @@ def test_saved_attention_counts_as_memory():
     maps = model.n_layers * model.n_heads * 4096**2 * 4
     back, forth = (costs[engine].peak(1, 1, keep=False, causal=False) for engine in ("reverse", "generic"))
     assert back > 2 * maps > forth
+
+
+def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU, within a part of its memory and of a number of tokens; on a CPU each is alone, in order."""
+    model, lengths = load(), [12, 40, 11, 12, 30, 13]
+    plans = [attribution.plan(model, n, asked(model)) for n in lengths]
+    assert [group for group, _ in attribution.side_by_side(model, plans)] == [[place] for place in range(6)]
+    monkeypatch.setattr(Model, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 40)
+    *others, (group, way) = attribution.side_by_side(model, plans)
+    assert [group for group, _ in others] == [[1], [4]] and group == [5, 0, 3, 2]
+    assert way.together == sum(lengths[place] for place in group)
+    monkeypatch.setattr(attribution, "_GROUP_TOKENS", 26)
+    assert [group for group, _ in attribution.side_by_side(model, plans)] == [[1], [4], [5, 0], [3, 2]]
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
+    assert [group for group, _ in attribution.side_by_side(model, plans)] == [[1], [4], [5], [0], [3], [2]]
 
 
 def test_chunks_halve_until_they_fit():

@@ -40,7 +40,7 @@ class _Factors(NamedTuple):
 
 
 _FACTORS = {"cpu": _Factors(3.0, 1.0, 1.0)}
-_GPU = _Factors(2.0, 1.2, 1.0)  # an H200, a Llama of 8 billion parameters in bfloat16
+_GPU = _Factors(2.0, 1.2, 0.7)  # an H200, a Llama of 8 billion parameters in bfloat16
 
 
 def _factors(model: Model) -> _Factors:
