@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from identikit.attribution import attribute as attribution
 from identikit.attribution import passes, sweep
 from identikit.attribution.attribute import token_attribution
+from identikit.attribution.plan import Plan, _joined
 from identikit.attribution.request import Request
 from identikit.errors import InputError
 from identikit.maths import jacobian
@@ -234,6 +235,21 @@ def test_texts_do_not_touch_each_other():
         assert first.tokens == second.tokens == third.tokens
         assert torch.equal(first.contribution, second.contribution)
         assert torch.equal(first.contribution, third.contribution)
+
+
+@pytest.mark.parametrize("probes", ["exact", 3])
+def test_groups_of_texts_do_not_matter(probes: object, monkeypatch: pytest.MonkeyPatch):
+    model = tiny.loaded("bert", dtype=torch.float64)
+    alone = token_attribution(model, TEXTS, probes=probes)
+
+    def groups(model: Model, plans: list[Plan]):
+        yield [1, 0], _joined([plans[1], plans[0]])
+        yield [2], plans[2]
+
+    monkeypatch.setattr(attribution, "side_by_side", groups)
+    for one, other in zip(token_attribution(model, TEXTS, probes=probes), alone, strict=True):
+        assert one.tokens == other.tokens and one.targets == other.targets
+        assert off(one.contribution, other.contribution) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "mistral", "llama", "gemma2", "vit"])

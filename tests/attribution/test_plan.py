@@ -114,11 +114,14 @@ def test_saved_attention_counts_as_memory():
 
 
 def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.MonkeyPatch):
-    """On a GPU, within a part of its memory and of a number of tokens; on a CPU each is alone, in order."""
+    """On a GPU, within a part of its memory and of a number of tokens. Sounds are alone, and on a CPU all are."""
     model, lengths = load(), [12, 40, 11, 12, 30, 13]
     plans = [attribution.plan(model, n, asked(model)) for n in lengths]
     assert [group for group, _ in attribution.side_by_side(model, plans)] == [[place] for place in range(6)]
     monkeypatch.setattr(Model, "device", SimpleNamespace(type="cuda"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Model, "modality", "sound")
+        assert [group for group, _ in attribution.side_by_side(model, plans)] == [[place] for place in range(6)]
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 40)
     *others, (group, way) = attribution.side_by_side(model, plans)
     assert [group for group, _ in others] == [[1], [4]] and group == [5, 0, 3, 2]

@@ -205,27 +205,28 @@ class Plan(NamedTuple):
 def side_by_side(model: Model, plans: Sequence[Plan]) -> Iterator[tuple[list[int], Plan]]:
     """Put texts together that are prepared side by side, and yield each group's places among the plans, and its plan.
 
-    They are short texts of like length that fit in a part of the memory together. On a CPU little is gained, and each
-    text is a group.
+    They are short texts of like length that fit in a part of the memory together. On a CPU little is gained, and images
+    and sounds cannot be padded: each is a group.
     """
+    if model.device.type == "cpu" or model.modality != "text":
+        yield from (([place], one) for place, one in enumerate(plans))
+        return
     group: list[int] = []
-    alone = model.device.type == "cpu"
     # The longest come first: memory that they leave is used again.
-    for place in sorted(range(len(plans)), key=lambda place: 0 if alone else -plans[place].cost.units):
+    for place in sorted(range(len(plans)), key=lambda place: -plans[place].cost.units):
         if group and not _fit_together(model, [plans[one] for one in (*group, place)]):
             yield group, _joined([plans[one] for one in group])
             group = []
         group.append(place)
-    if group:
-        yield group, _joined([plans[one] for one in group])
+    yield group, _joined([plans[one] for one in group])
 
 
 def _fit_together(model: Model, plans: Sequence[Plan]) -> bool:
     lengths = [one.cost.units for one in plans]
     whole = all(one.cost.engine == "sweep" and one.together == one.cost.units and not one.keep for one in plans)
-    if not whole or model.device.type == "cpu" or max(lengths) > 1.2 * min(lengths) + 2:
+    if not whole or max(lengths) > 1.2 * min(lengths) + 2 or sum(lengths) > _GROUP_TOKENS:
         return False
-    return _joined(plans).peak <= _GROUP_SHARE * free_bytes(model.device) and sum(lengths) <= _GROUP_TOKENS
+    return _joined(plans).peak <= _GROUP_SHARE * free_bytes(model.device)
 
 
 def _joined(plans: Sequence[Plan]) -> Plan:

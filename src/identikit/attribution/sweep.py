@@ -64,6 +64,7 @@ def sweep(
         derivatives = cache(derivatives) if keep else derivatives
 
         def work(first: int, last: int) -> None:
+            memory.forget()
             chunks = [
                 _Chunk(text, starts[text], inputs, causal, memory) for text, inputs in _cut(lengths, first, last, chunk)
             ]
@@ -206,6 +207,10 @@ class _Memory:
             flat = self._like.new_empty(size)
         self._lent[flat.data_ptr()] = flat
         return flat[:size].view(shape)
+
+    def forget(self) -> None:
+        """Forget what was not given back: memory ran out, and it is tried again with less."""
+        self._lent.clear()
 
     def give(self, taken: Tensor) -> None:
         """Give back what was taken."""
