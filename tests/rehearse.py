@@ -6,8 +6,8 @@
 The model is saved as its checkpoint on the hub is: the same names of files and weights, and the same vocabulary. Each
 part is timed on its own, with its peak of memory. With `--seconds` a part is stopped after that time, and from how far
 it got follows what the whole would take: at most, as training may end early. A part that fails is reported and the
-others go on; a figure that is missing at the end is an error. Only torch, transformers and NumPy are needed to compute;
-where pandas or Matplotlib is missing nothing is drawn.
+others go on; a figure that is missing at the end is an error. Only torch, transformers and NumPy are needed to compute
+on a GPU (on a CPU also highspy, for intervals); where pandas or Matplotlib is missing nothing is drawn.
 """
 
 import argparse
@@ -239,6 +239,8 @@ class Rehearsal:
             ended = "done"
         except Enough:
             ended = "stopped"
+        except ModuleNotFoundError as missing:
+            ended = f"left out: {missing}"
         except Exception as error:
             traceback.print_exc()
             ended = f"FAILED: {type(error).__name__}: {error}"
