@@ -311,11 +311,11 @@ def main() -> None:
     given = arguments()
     rehearsal = Rehearsal(given)
     costs = rehearsal.measured_for(given.seconds) if given.seconds else rehearsal.computed()
-    missing = [name for name in NEEDED_TO_DRAW if find_spec(name) is None]
-    if missing:
-        print(f"Nothing is drawn here: {', '.join(missing)} not installed. Draw {given.out}/run elsewhere.")
-    elif not given.seconds and given.parts == "*":
-        costs.append(rehearsal.drawn())
+    if not given.seconds and given.parts == "*":
+        if missing := [name for name in NEEDED_TO_DRAW if find_spec(name) is None]:
+            print(f"Nothing is drawn here: {', '.join(missing)} not installed. Draw {given.out}/run elsewhere.")
+        else:
+            costs.append(rehearsal.drawn())
     (given.out / "costs.json").write_text(json.dumps([cost._asdict() for cost in costs], indent=1))
     whole, most = sum(cost.whole for cost in costs), max(cost.peak_gib for cost in costs)
     print(f"{len(costs)} parts, {whole:.0f} s altogether, at most {most:.1f} GiB.")
