@@ -56,7 +56,7 @@ NEEDED_TO_DRAW = ("pandas", "matplotlib", "pyarrow", "scipy", "typer")
 KINDS = {"rates": ("naive", "linear", "mlp"), "previous": ("naive", "linear", "mlp"), "neighbours": ("linear", "mlp")}
 
 
-def save_bert(folder: Path, vocabulary: Path, *, seed: int, **sizes: int) -> Path:
+def save_bert(folder: Path, vocabulary: Path, *, seed: int, **sizes: Any) -> Path:
     """Save a BERT with random weights as google-bert/bert-base-uncased is on the hub."""
     torch.manual_seed(seed)
     model = BertForPreTraining(BertConfig(**sizes))
