@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForPreTraining, BertTokenizerFast
+from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
 from identikit.models.load import load
 from identikit.models.model import Model
@@ -68,7 +68,7 @@ def save_bert(folder: Path, vocabulary: Path, *, seed: int, **sizes: Any) -> Pat
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
     (folder / "config.json").write_text(json.dumps(config))
-    BertTokenizerFast(vocab=str(vocabulary), do_lower_case=True, model_max_length=512).save_pretrained(folder)
+    BertTokenizer(vocab=str(vocabulary), do_lower_case=True, model_max_length=512).save_pretrained(folder)
     return folder
 
 
