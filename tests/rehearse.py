@@ -6,8 +6,8 @@
 The model is saved as its checkpoint on the hub is: the same names of files and weights, and the same vocabulary. Each
 part is timed on its own, with its peak of memory. With `--seconds` a part is stopped after that time, and from how far
 it got follows what the whole would take: at most, as training may end early. A part that fails is reported and the
-others go on; a figure that is missing at the end is an error. Only torch, transformers and NumPy are needed to compute;
-where pandas or Matplotlib is missing nothing is drawn.
+others go on; a figure that is missing at the end is an error. Only torch, transformers and NumPy are needed to compute
+on a GPU (on a CPU also highspy, for intervals); where pandas or Matplotlib is missing nothing is drawn.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForPreTraining, BertTokenizerFast
+from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
 from identikit.models.load import load
 from identikit.models.model import Model
@@ -56,7 +56,7 @@ NEEDED_TO_DRAW = ("pandas", "matplotlib", "pyarrow", "scipy", "typer")
 KINDS = {"rates": ("naive", "linear", "mlp"), "previous": ("naive", "linear", "mlp"), "neighbours": ("linear", "mlp")}
 
 
-def save_bert(folder: Path, vocabulary: Path, *, seed: int, **sizes: int) -> Path:
+def save_bert(folder: Path, vocabulary: Path, *, seed: int, **sizes: Any) -> Path:
     """Save a BERT with random weights as google-bert/bert-base-uncased is on the hub."""
     torch.manual_seed(seed)
     model = BertForPreTraining(BertConfig(**sizes))
@@ -68,7 +68,7 @@ def save_bert(folder: Path, vocabulary: Path, *, seed: int, **sizes: int) -> Pat
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
     (folder / "config.json").write_text(json.dumps(config))
-    BertTokenizerFast(vocab=str(vocabulary), do_lower_case=True, model_max_length=512).save_pretrained(folder)
+    BertTokenizer(vocab=str(vocabulary), do_lower_case=True, model_max_length=512).save_pretrained(folder)
     return folder
 
 
@@ -239,6 +239,8 @@ class Rehearsal:
             ended = "done"
         except Enough:
             ended = "stopped"
+        except ModuleNotFoundError as missing:
+            ended = f"left out: {missing}"
         except Exception as error:
             traceback.print_exc()
             ended = f"FAILED: {type(error).__name__}: {error}"
@@ -309,11 +311,11 @@ def main() -> None:
     given = arguments()
     rehearsal = Rehearsal(given)
     costs = rehearsal.measured_for(given.seconds) if given.seconds else rehearsal.computed()
-    missing = [name for name in NEEDED_TO_DRAW if find_spec(name) is None]
-    if missing:
-        print(f"Nothing is drawn here: {', '.join(missing)} not installed. Draw {given.out}/run elsewhere.")
-    elif not given.seconds and given.parts == "*":
-        costs.append(rehearsal.drawn())
+    if not given.seconds and given.parts == "*":
+        if missing := [name for name in NEEDED_TO_DRAW if find_spec(name) is None]:
+            print(f"Nothing is drawn here: {', '.join(missing)} not installed. Draw {given.out}/run elsewhere.")
+        else:
+            costs.append(rehearsal.drawn())
     (given.out / "costs.json").write_text(json.dumps([cost._asdict() for cost in costs], indent=1))
     whole, most = sum(cost.whole for cost in costs), max(cost.peak_gib for cost in costs)
     print(f"{len(costs)} parts, {whole:.0f} s altogether, at most {most:.1f} GiB.")
