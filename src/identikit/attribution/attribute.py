@@ -58,8 +58,8 @@ def token_attribution(
     - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"
     - `layers`, `targets`: only these layers, only these output positions or tokens; None is all of them
     - `source`: inputs "before" the embedding's norm (the embedding sum), or "after" it (what enters the first block)
-    - `precision`: of the sweep: "full" is the model's own; "tf32" and "bfloat16" are faster, and good to some 0.03 % and
-      0.3 %
+    - `precision`: of the sweep: "full" is the model's own; "tf32" and "bfloat16" are faster, and good to some 0.03 %
+      and 0.3 %
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
 
     A request that does not fit in memory is refused before it starts, with what would fit. One that takes more than a
