@@ -63,11 +63,10 @@ def checked_target(path: str | os.PathLike[str]) -> Path:
     """Return where a page is to be written, or refuse it before anything is computed."""
     try:
         target = Path(path)
-        possible = b"\0" not in os.fsencode(target)
-    except (TypeError, UnicodeEncodeError):
-        possible = False
-    if not possible:
-        raise InputError(f"Writing a page: expected the path of a file, and got {shortened(path)}.")
+        if b"\0" in os.fsencode(target):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(f"Writing a page: expected the path of a file, and got {shortened(path)}.") from None
     if target.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"Writing a page to {shortened(str(path))}: expected a name that ends in .html.")
     with _beside(target):
