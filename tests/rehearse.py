@@ -31,6 +31,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
+from identikit.errors import InputError
 from identikit.models.load import load
 from identikit.models.model import Model
 from identikit.paper.inputs import INPUTS, PAPER, SAMPLE, Effort, Work
@@ -309,7 +310,12 @@ def main() -> None:
     """Compute, measure and report."""
     warnings.simplefilter("ignore")
     given = arguments()
-    rehearsal = Rehearsal(given)
+    try:
+        for data in DATA:
+            paper_texts(data, data_dir=given.data_dir, sample=1)
+        rehearsal = Rehearsal(given)
+    except InputError as error:  # before hours of computing
+        sys.exit(str(error))
     costs = rehearsal.measured_for(given.seconds) if given.seconds else rehearsal.computed()
     if not given.seconds and given.parts == "*":
         if missing := [name for name in NEEDED_TO_DRAW if find_spec(name) is None]:

@@ -169,6 +169,7 @@ def test_attribution_in_each_precision():
         assert rows[case, "preparation"].to == "attribution"
         assert rows[case, "attribution's rate"].to == "matrix rate"
         assert ((case, "median relative error above 0.0001") in rows) == ("full" not in case)
+        assert (case, "peak GPU memory") not in rows  # this is a CPU
 
 
 def test_attribution_of_shapes_on_a_device(monkeypatch):
@@ -192,6 +193,21 @@ def test_attribution_of_an_llms_shape(probes: int | None, how: str):
         (timed,) = (row for row in rows.values() if row.case == case and row.to == "planned")
         assert timed.what in ("sweep", "generic") and rows[case, "planned memory"].unit == "GiB"
     assert told == [("attribution", done, 2) for done in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--tokens", "8"], "--tokens is for made-up models"),
+        (["--probes", "4"], "--probes is for made-up LLMs"),
+        (["--shape", "minilm", "--probes", "4"], "--probes is for made-up LLMs"),
+        (["--shape", "tiny", "--data", "mrpc"], "Leave out --model and --data"),
+        (["--shape", "nosuch"], "Use one of 1b, .* also minilm or bert-base"),
+    ],
+)
+def test_options_of_attribution_that_would_be_ignored_are_refused(given: list[str], words: str):
+    with pytest.raises(InputError, match=words):
+        CliRunner().invoke(app, ["bench", "attribution", *given], catch_exceptions=False)
 
 
 def test_attribution_of_a_dataset(saved: str, tmp_path: Path):

@@ -178,6 +178,7 @@ def test_a_tokenizer_in_pure_python_gives_pieces_and_no_words():
         ("", "the text.*blank"),
         (["a", " \n"], r"texts\[1\].*blank"),
         (["a", ("b", "")], r"texts\[1\].*blank half"),
+        ((one for one in "ab"), "got an object of the class generator, expected .* Pass several texts as a list"),
         (3, "got int 3, expected a string, a pair .* or a flat sequence of token ids"),
         (["a", None], r"texts\[1\]: got NoneType"),
         (("a", "b", "c"), "got tuple"),
@@ -273,7 +274,7 @@ def test_ids_that_no_string_is_split_into_have_no_words(bert):
         (torch.ones(2, 3, dtype=torch.long), "got Tensor .* flat sequence of token ids. Pass several texts as a list"),
         (np.array(["a", "b"]), "got ndarray .*flat sequence"),
         ({5, 6}, "got set"),
-        (iter(["a"]), "got list_iterator .*Pass several texts as a list"),
+        (iter(["a"]), "got an object of the class list_iterator.*Pass several texts as a list"),
     ],
 )
 def test_ids_that_cannot_be_read_are_named(bert, texts, message):

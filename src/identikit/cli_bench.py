@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from identikit.errors import InputError
 from identikit.options import DataDirOption, JsonOption, ModelOption
 
 bench = typer.Typer(
@@ -88,14 +89,23 @@ def bench_attribution(
     model: ModelOption = None,
     data: Annotated[str | None, typer.Option("--data", help="Time all texts of a file or dataset instead.")] = None,
     data_dir: DataDirOption = None,
-    shape: ShapeOption = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            help="Measure a model of this shape with random weights instead: minilm, bert-base, or of LLMs 8b, 1b, "
+            "gemma-2b, smollm2-135m or tiny.",
+        ),
+    ] = None,
     tokens: Annotated[
         list[int] | None,
         typer.Option("--tokens", min=2, help="With --shape, a text length; repeat for more. Default: 32 and 16."),
     ] = None,
     probes: Annotated[
         int | None,
-        typer.Option("--probes", min=2, help="With --shape, estimate from N random directions. Default: exact."),
+        typer.Option(
+            "--probes", min=2, help="With an LLM's --shape, estimate from N random directions. Default: exact."
+        ),
     ] = None,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
@@ -105,8 +115,14 @@ def bench_attribution(
     On a CPU, a model on 24 tokens, compared with vmap(jvp) and with backward passes. On a GPU, the shape bert-base
     (or minilm), compared with the GPU's matrix rate. With an LLM's --shape, time and memory as planned and as measured.
     """
-    from identikit.bench.attribution import Options, run
+    from identikit.bench.attribution import BERTS, Options, run
 
+    if shape is None and tokens:
+        raise InputError("Timing attribution: --tokens is for made-up models. Give --shape as well, or leave it out.")
+    if probes is not None and (shape is None or shape in BERTS):
+        raise InputError("Timing attribution: --probes is for made-up LLMs. Give the --shape of one, or leave it out.")
+    if shape is not None and (model is not None or data is not None):
+        raise InputError("Timing attribution: --shape makes up a model and its texts. Leave out --model and --data.")
     of_shape = {"shape": shape, "probes": probes, "tokens": tuple(tokens or (32, 16))} if shape else {}
     options = Options(device, model, data, data_dir, repeats=repeats, **of_shape)
     _measure("attribution", partial(run, options), as_json, device)

@@ -107,11 +107,16 @@ def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
 # Strings and pairs
 
 
+def _described(text: Any) -> str:
+    words, kind = shortened(text), type(text).__name__
+    return words if words.endswith(f" {kind}") else f"{kind} {words}"
+
+
 def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
     for half in text if isinstance(text, tuple) and len(text) == 2 else (text,):
         if not isinstance(half, str):
             raise InputError(
-                f"Reading {name}: got {type(text).__name__} {shortened(text)}, expected a string, a pair (a tuple of "
+                f"Reading {name}: got {_described(text)}, expected a string, a pair (a tuple of "
                 "two strings), or a flat sequence of token ids. Pass several texts as a list."
             )
         if not half.strip():

@@ -285,6 +285,14 @@ def test_renaming_hidden_units_changes_nothing():
     assert (after - before).abs().max() <= 1e-12
 
 
+def test_a_target_that_only_some_texts_have_is_refused_with_the_text():
+    model = tiny.loaded("bert")
+    with pytest.raises(InputError, match=r"In texts\[1\], there is no target 'w4'\. The positions are 0 to 3: "):
+        token_attribution(model, ["w3 w4", "w5 w6"], targets="w4")
+    with pytest.raises(InputError, match=r"^There is no target 'w4'"):
+        token_attribution(model, ["w5 w6"], targets="w4")
+
+
 def test_what_a_result_holds():
     model = tiny.loaded("bert")
     result = token_attribution(model, TEXTS, layers=[2, 0], targets=[3, 1])[1]

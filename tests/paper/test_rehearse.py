@@ -46,6 +46,13 @@ def test_the_model_is_saved_as_on_the_hub_and_is_read(tmp_path: Path):
     assert len(model.tokenizer) == 30_522
 
 
+def test_missing_data_are_told_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["rehearse", str(tmp_path / "out"), "--data-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^Reading mrpc: .* holds none of .*Pass the folder that does\.$"):
+        rehearse.main()
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that clocks see, in a list of one."""

@@ -242,9 +242,39 @@ def test_a_page_is_written_whole_or_not_at_all(explanation: Any, tmp_path: Path)
         explanation.save_html(tmp_path / "page.txt")
     with pytest.raises(InputError, match="does not exist"):
         explanation.save_html(tmp_path / "nowhere" / "page.html")
+    for wrong in ("page\0.html", "\ud800.html", "", "x" * 300 + ".html", "/proc/page.html"):
+        with pytest.raises(InputError, match="Writing a page"):
+            explanation.save_html(tmp_path / wrong)
     assert list(tmp_path.iterdir()) == []
     explanation.identity.save_html(tmp_path / "page.html")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_folder_is_not_replaced_and_long_names_are_fine(explanation: Any, tmp_path: Path):
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(InputError, match="it is a folder"):
+        explanation.identity.save_html(tmp_path / "folder.html")
+    explanation.identity.save_html(tmp_path / f"{'x' * 250}.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", f"{'x' * 250}.html"]
+
+
+@pytest.mark.parametrize("moment", ["write_bytes", "replace"])
+def test_an_interrupt_while_a_page_is_written_leaves_the_old_one(
+    explanation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    (tmp_path / "page.html").write_text("old")
+
+    def interrupted(path: Path, given: Any) -> None:
+        if moment == "write_bytes":
+            with path.open("wb") as file:
+                file.write(given[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        explanation.identity.save_html(tmp_path / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "old"
 
 
 def test_parts_have_their_own_page_with_words_where_nothing_is(page: Any, explanation: Any, tmp_path: Path):

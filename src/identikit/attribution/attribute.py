@@ -88,7 +88,7 @@ def attribute(
     """Attribute texts of one model that are encoded already, and perhaps run."""
     model = texts[0].model
     whole = options.request(model, layers)
-    requests = [_with_targets(whole, one.tokens, targets) for one in texts]
+    requests = [_with_targets(whole, texts, place, targets) for place in range(len(texts))]
     known = cache(partial(plan, model))  # texts of one length are planned once
     plans = [known(len(one.tokens), request) for one, request in zip(texts, requests, strict=True)]
     total, done = sum(one.cost.units for one in plans), 0
@@ -107,11 +107,16 @@ def attribute(
     return [found[place] for place in range(len(texts))]
 
 
-def _with_targets(request: Request, tokens: tuple[str, ...], targets: Index) -> Request:
+def _with_targets(request: Request, texts: Sequence[Reading], place: int, targets: Index) -> Request:
     if targets is None:
         return request
-    axis = Axis("target", tuple(range(len(tokens))), tokens)
-    return replace(request, targets=tuple(axis.find(targets)))
+    tokens = texts[place].tokens
+    try:
+        found = Axis("target", tuple(range(len(tokens))), tokens).find(targets)
+    except InputError as error:
+        said = str(error)
+        raise error if len(texts) == 1 else InputError(f"In texts[{place}], {said[0].lower()}{said[1:]}") from None
+    return replace(request, targets=tuple(found))
 
 
 def _with_own_seed(request: Request, tokens: tuple[str, ...]) -> Request:

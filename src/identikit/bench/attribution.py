@@ -208,13 +208,15 @@ def in_precision(model: Model, batch: TokenBatch, precision: str, repeats: int) 
     }
     taken = best_seconds(tasks, repeats=repeats)
     rate, reached = product_rate(model.device, model.dtype, precision), operations(model, n) / taken["attribution"]
-    return [
+    rows = [
         *time_rows(case, taken, {"preparation": "attribution"}),
         Row(case, "matrix rate", rate / 1e12, "TFLOP/s"),
         Row(case, "attribution's rate", reached / 1e12, "TFLOP/s", reached / rate, "matrix rate"),
         Row(case, "planned memory", planned, "GiB"),
-        Row(case, "peak GPU memory", peak, "GiB", peak / planned, "planned memory"),
     ]
+    if model.device.type == "cuda":
+        rows.append(Row(case, "peak GPU memory", peak, "GiB", peak / planned, "planned memory"))
+    return rows
 
 
 def prepare(model: Model, batch: TokenBatch, precision: str) -> None:

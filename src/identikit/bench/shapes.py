@@ -58,7 +58,8 @@ def shape_of(name: str) -> Shape:
     sizes = SHAPES.get(name.removeprefix("llama-"))
     if sizes is None:
         raise InputError(
-            f"Making up a model: the shape {shortened(name)} is not known. Use one of {', '.join(SHAPES)}."
+            f"Making up a model: the shape {shortened(name)} is not known. Use one of {', '.join(SHAPES)}. "
+            f"To time attribution, also {' or '.join(BERTS)}."
         )
     return sizes
 

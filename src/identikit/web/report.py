@@ -4,8 +4,13 @@ import hashlib
 import html
 import os
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EISDIR
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
 from identikit.result import Result
@@ -47,14 +52,10 @@ def _hash(content: str) -> str:
 def save_report(result: Result, path: str | os.PathLike[str], *, progress: Progress = silent) -> Path:
     """Write the page of a result, whole or not at all; a page that is there already is replaced. Returns its path."""
     target = checked_target(path)
-    page = report(result, progress=progress)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"Cannot write {target}: {error.strerror or error}.") from None
+    page = report(result, progress=progress).encode()
+    with _beside(target) as folder:
+        (folder / "page").write_bytes(page)
+        (folder / "page").replace(target)
     return target
 
 
@@ -62,11 +63,28 @@ def checked_target(path: str | os.PathLike[str]) -> Path:
     """Return where a page is to be written, or refuse it before anything is computed."""
     try:
         target = Path(path)
-    except TypeError:
-        raise InputError(f"Writing a page: expected the path of a file, and got {type(path).__name__}.") from None
+        if b"\0" in os.fsencode(target):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(f"Writing a page: expected the path of a file, and got {shortened(path)}.") from None
     if target.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"Writing a page to {target}: expected a name that ends in .html.")
-    if target.is_dir() or not target.parent.is_dir():
-        wrong = "it is a folder" if target.is_dir() else f"the folder {target.parent} does not exist"
-        raise InputError(f"Writing a page to {target}: {wrong}. Give the name of a file in a folder that exists.")
+        raise InputError(f"Writing a page to {shortened(str(path))}: expected a name that ends in .html.")
+    with _beside(target):
+        if target.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
     return target
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Yield a folder beside the target, which is gone afterwards; say what is wrong where nothing can be written."""
+    try:
+        with TemporaryDirectory(prefix=".identikit-", dir=target.parent) as folder:
+            yield Path(folder)
+    except OSError as error:
+        wrong = (error.strerror or str(error)).lower()
+        if not target.parent.is_dir():
+            wrong = f"the folder {target.parent} does not exist"
+        raise InputError(
+            f"Writing a page to {target}: {wrong}. Give the name of a file in a folder that exists and can be written."
+        ) from None
