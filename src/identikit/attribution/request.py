@@ -130,7 +130,7 @@ def working_bytes(device: torch.device) -> int:
 
     On a CPU more only leaves the cache. On a GPU each operation costs its launch, so there it is a share of the memory.
     """
-    return 1 << 26 if device.type != "cuda" else max(1 << 28, _memory(device) // 32)
+    return 1 << 26 if device.type != "cuda" else max(1 << 28, _memory(device) // 64)
 
 
 def passing_bytes(device: torch.device) -> int:
