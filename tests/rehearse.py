@@ -193,7 +193,7 @@ class Rehearsal:
                 print(f"{named(data, name, None):28} left out: {why.reason}", flush=True)
                 continue
             for kind in kinds.get(name, (None,)):
-                if fnmatch(named(data, name, kind), self.given.parts):
+                if any(fnmatch(named(data, name, kind), pattern) for pattern in self.given.parts):
                     yield data, name, kind
 
     def work(self, data: str, name: str, **options: Any) -> Work:
@@ -300,7 +300,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="full")
     parser.add_argument("--sample", type=int, help="as in `identikit reproduce`; at least 20. Default: all texts")
     parser.add_argument("--seconds", type=float, help="measure each part for about so many seconds, and draw nothing")
-    parser.add_argument("--parts", default="*", help="only these parts, such as 'mrpc/*'")
+    parser.add_argument("--parts", nargs="+", default=["*"], help="only these parts, such as 'mrpc/*' 'cola/*'")
     for name, size in (("layers", 12), ("width", 768), ("heads", 12)):
         parser.add_argument(f"--{name}", type=int, default=size, help="of the model")
     return parser.parse_args()
@@ -317,7 +317,7 @@ def main() -> None:
     except InputError as error:  # before hours of computing
         sys.exit(str(error))
     costs = rehearsal.measured_for(given.seconds) if given.seconds else rehearsal.computed()
-    if not given.seconds and given.parts == "*":
+    if not given.seconds and given.parts == ["*"]:
         if missing := [name for name in NEEDED_TO_DRAW if find_spec(name) is None]:
             print(f"Nothing is drawn here: {', '.join(missing)} not installed. Draw {given.out}/run elsewhere.")
         else:
