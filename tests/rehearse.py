@@ -5,9 +5,10 @@
 
 The model is saved as its checkpoint on the hub is: the same names of files and weights, and the same vocabulary. Each
 part is timed on its own, with its peak of memory. With `--seconds` a part is stopped after that time, and from how far
-it got follows what the whole would take: at most, as training may end early. A part that fails is reported and the
-others go on; a figure that is missing at the end is an error. Only torch, transformers and NumPy are needed to compute
-on a GPU (on a CPU also highspy, for intervals); where pandas or Matplotlib is missing nothing is drawn.
+it got follows what the whole would take. Training is measured for three epochs and counted to the last, though it may
+end early. A part that fails is reported and the others go on; a figure that is missing at the end is an error. Only
+torch, transformers and NumPy are needed to compute on a GPU (on a CPU also highspy, for intervals); where pandas or
+Matplotlib is missing nothing is drawn.
 """
 
 import argparse
@@ -54,6 +55,7 @@ PARTS = (  # what `reproduce all` computes from these data; a test compares it w
     *(("mrpc", name) for name in ("previous", "shares", "neighbours")),
 )
 NEEDED_TO_DRAW = ("pandas", "matplotlib", "pyarrow", "scipy", "typer")
+TRAINING, EPOCHS = "training maps", 3  # what is told of it, and how many epochs of it are measured
 KINDS = {"rates": ("naive", "linear", "mlp"), "previous": ("naive", "linear", "mlp"), "neighbours": ("linear", "mlp")}
 
 
@@ -85,40 +87,57 @@ class Enough(Exception):  # noqa: N818  (nothing is wrong)
     """A part had its time."""
 
 
+class Stage(NamedTuple):
+    """How long a stage took so far and what share of it is done, and both as they were first told."""
+
+    seconds: float
+    share: float
+    first_seconds: float
+    first_share: float
+
+    def whole(self, times: float) -> float:
+        """Return how long the stage would take if there were `times` as much of it.
+
+        What came before the first news, such as compiling, is paid once.
+        """
+        if self.share == self.first_share:
+            return self.seconds / self.share * times if self.share else self.seconds
+        rate = (self.seconds - self.first_seconds) / (self.share - self.first_share)
+        return self.first_seconds + rate * (times - self.first_share)
+
+
 @dataclass
 class Clock:
     """Told how far a part is: ends it after some seconds, and says what the whole would have taken.
 
-    `stages` holds for each thing that progress was told of, such as training, its seconds and the share that is done.
+    `stages` are the things that progress was told of, such as training.
     """
 
     seconds: float
     began: float = field(default_factory=lambda: time.perf_counter())
     last: float = field(default_factory=lambda: time.perf_counter())
-    stages: dict[str, tuple[float, float]] = field(default_factory=dict)
+    stages: dict[str, Stage] = field(default_factory=dict)
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Note how far a stage is; what came before its first call belongs to it unless nothing of it is done."""
         now = time.perf_counter()
-        before = self.stages.get(what, (0.0, 0.0))[0]
+        before = self.stages.get(what, Stage(0.0, 0.0, 0.0, 0.0))
         starts = what not in self.stages and done == 0
-        self.stages[what] = (0.0 if starts else before + now - self.last, done / total if total else 1.0)
+        seconds, share = 0.0 if starts else before.seconds + now - self.last, done / total if total else 1.0
+        first = (before.first_seconds, before.first_share) if before.first_share else (seconds, share)
+        self.stages[what] = Stage(seconds, share, *first)
         self.last = now
-        if now - self.began > self.seconds and 0 < done < total and what != READING:
+        if now - self.began > self.seconds and 0 < done < total and what not in (READING, TRAINING):
             raise Enough
 
-    def whole(self, taken: float, epochs: int) -> float:
+    def whole(self, taken: float, longer: float) -> float:
         """Return how long a part that took so many seconds would take if nothing had ended it.
 
-        Training was measured for one epoch, and takes at most so many.
+        Training was measured for a few epochs, and may take `longer` times as many.
         """
-        known = sum(seconds for seconds, _ in self.stages.values())
-        full = sum(
-            seconds / share * (epochs if what == "training maps" else 1)
-            for what, (seconds, share) in self.stages.items()
-            if share
-        )
-        return taken - known + full
+        stages = self.stages.items()
+        full = sum(stage.whole(longer if what == TRAINING else 1.0) for what, stage in stages)
+        return taken - sum(stage.seconds for _, stage in stages) + full
 
 
 @dataclass(frozen=True)
@@ -213,7 +232,7 @@ class Rehearsal:
         for data, name, kind in self.parts(KINDS):
             with TemporaryDirectory() as folder:
                 clock = Clock(seconds)
-                work = self.work(data, name, epochs=1, engine=Only(kind), progress=clock)
+                work = self.work(data, name, epochs=EPOCHS, engine=Only(kind), progress=clock)
                 store = INPUTS[name].store(work, folder)
                 compute = partial(INPUTS[name].gather, work, store)
                 costs.append(self.measured(named(data, name, kind), compute, clock))
@@ -246,7 +265,7 @@ class Rehearsal:
             traceback.print_exc()
             ended = f"FAILED: {type(error).__name__}: {error}"
         seconds = time.perf_counter() - started
-        whole = seconds if clock is None else clock.whole(seconds, self.effort.epochs)
+        whole = seconds if clock is None else clock.whole(seconds, self.effort.epochs / EPOCHS)
         cost = Cost(part, seconds, time.process_time() - before, whole, peak(self.model.device) / 2**30, ended)
         print(cost.line(), flush=True)
         return cost

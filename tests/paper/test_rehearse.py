@@ -70,16 +70,21 @@ def test_a_stopped_part_counts_as_long_as_all_of_it_would_take(passing: list[flo
     passing[0] = 14.0
     with pytest.raises(Enough):
         clock("tokens", 20, 100)
-    assert clock.whole(14.0, epochs=500) == pytest.approx(2 + 12 * 5)
+    assert clock.whole(14.0, longer=100) == pytest.approx(2 + 12 * 5)
 
 
-def test_an_epoch_counts_as_often_as_there_may_be_epochs(passing: list[float]):
+def test_what_comes_before_the_first_epoch_counts_once(passing: list[float]):
+    clock = Clock(1.0)
+    for passing[0], epoch in ((30.0, 1), (32.0, 2), (34.0, 3)):  # training is not stopped, so tests are measured too
+        clock("training maps", epoch, 3)
+    assert clock.whole(35.0, longer=10) == pytest.approx(1 + 30 + 29 * 2)
+
+
+def test_one_epoch_counts_as_often_as_there_may_be_epochs(passing: list[float]):
     clock = Clock(10.0)
-    passing[0] = 3.0
-    clock("training maps", 1, 2)
     passing[0] = 6.0
-    clock("training maps", 2, 2)
-    assert clock.whole(7.0, epochs=30) == pytest.approx(1 + 6 * 30)
+    clock("training maps", 3, 3)
+    assert clock.whole(7.0, longer=10) == pytest.approx(1 + 60)
 
 
 @pytest.mark.slow
