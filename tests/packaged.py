@@ -36,6 +36,9 @@ DEMO_SECONDS, TEST_SECONDS = 300, 600  # at most; on two idle cores each takes l
 SEEN = {  # what pyright must say of a user's code, with no annotation of the user's own
     "ik.load()": "Model",
     "ik.explain(ik.load())": "Explanation",
+    "ik.effective_attention(ik.load(), 'A text.')": "EffectiveAttention",
+    "ik.attention_intervals(ik.load(), ['One text.', 'And another.'])": "list[AttentionIntervals]",
+    "ik.token_attribution(ik.load(), [101, 102]).contribution": "Tensor",
     "ik.open_result('folder')": "Result",
     "ik.cite()": "Citation",
     "ik.__version__": "str",

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -80,6 +80,10 @@ class Array:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    @overload
+    def __get__(self, result: None, owner: type) -> "Array": ...
+    @overload
+    def __get__(self, result: "Result", owner: type) -> Tensor: ...
     def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
         """Return the array; on the class, the attribute itself."""
         return self if result is None else result.array(self.name)

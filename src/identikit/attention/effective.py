@@ -30,7 +30,7 @@ from identikit.models.surroundings import undisturbed
 from identikit.models.tap import AttentionCall
 from identikit.provenance import provenance
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.text import is_several
+from identikit.text import is_several, of_texts
 
 _LAYER_HEAD = ("layer", "head")
 _ROW = (*_LAYER_HEAD, "query")
@@ -354,6 +354,7 @@ class Row(NamedTuple):
         return full
 
 
+@of_texts
 @undisturbed()
 def effective_attention(
     model: Model,
@@ -367,7 +368,7 @@ def effective_attention(
     dtype: torch.dtype = torch.float64,
     truncate: bool = False,
     max_tokens: int | None = None,
-) -> Any:
+) -> EffectiveAttention | list[EffectiveAttention]:
     """Compute the effective attention of a text (Eq. 9): an `EffectiveAttention`, or a list for a list of texts.
 
     `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or

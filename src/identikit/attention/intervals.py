@@ -24,7 +24,7 @@ from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.result import Held
 from identikit.shapes import Float, Tensor
-from identikit.text import is_several
+from identikit.text import is_several, of_texts
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 TOP = 5  # of how many of the strongest edges the order is found
@@ -53,6 +53,7 @@ class Bounding:
             )
 
 
+@of_texts
 @undisturbed()
 def attention_intervals(
     model: Model,
@@ -68,7 +69,7 @@ def attention_intervals(
     seconds: float | int | None = None,
     truncate: bool = False,
     progress: Progress = silent,
-) -> Any:
+) -> AttentionIntervals | list[AttentionIntervals]:
     """Find the least and greatest weight that each edge can have while the head's output stays the same.
 
     The range is over all attention rows: weights of at least 0 that sum to 1, or to at most 1 where a learned sink

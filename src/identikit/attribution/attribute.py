@@ -27,11 +27,12 @@ from identikit.progress import Progress, silent
 from identikit.provenance import provenance
 from identikit.result import Held
 from identikit.shapes import Tensor
-from identikit.text import is_several
+from identikit.text import is_several, of_texts
 
 _DIMS = ("layer", "input", "output")
 
 
+@of_texts
 @undisturbed()
 def token_attribution(
     model: Model,
@@ -47,7 +48,7 @@ def token_attribution(
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Progress = silent,
-) -> Any:
+) -> TokenAttribution | list[TokenAttribution]:
     """Compute how much each input token contributes to each hidden vector (Eq. 11).
 
     One text gives one Result, a list of texts a list. A text is a string, a pair of strings or token ids (or

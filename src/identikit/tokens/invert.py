@@ -22,7 +22,7 @@ from identikit.progress import Progress, silent
 from identikit.provenance import provenance
 from identikit.result import Held
 from identikit.shapes import Float, Int, Tensor
-from identikit.text import is_several
+from identikit.text import is_several, of_texts
 from identikit.tokens.result import TokenInversion
 from identikit.tokens.search import LONG_SECONDS, Aims, Found, Tick, Vocabulary, expected_seconds, search, vocabulary
 
@@ -79,6 +79,7 @@ class Sought:
         return torch.stack(found)
 
 
+@of_texts
 @undisturbed()
 def invert(
     model: Model,
@@ -94,7 +95,7 @@ def invert(
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Progress = silent,
-) -> Any:
+) -> TokenInversion | list[TokenInversion]:
     r"""Recover the tokens of a causal model's hidden vectors exactly, by trying the whole vocabulary.
 
     $$\hat t_i = \arg\min_{t} \|h^l(t_1, \ldots, t_{i-1}, t) - h_i^l\|$$
