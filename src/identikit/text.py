@@ -21,7 +21,7 @@ Side = Literal["right", "left"]
 Result = TypeVar("Result")
 _Options = ParamSpec("_Options")
 _Reader = TypeVar("_Reader", contravariant=True)
-_Found = TypeVar("_Found")
+_Found = TypeVar("_Found", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,11 @@ class OfTexts(Protocol[_Reader, _Options, _Found]):
         self, model: _Reader, text: list[Any], *args: _Options.args, **options: _Options.kwargs
     ) -> list[_Found]: ...
     @overload
-    def __call__(self, model: _Reader, text: Any, *args: _Options.args, **options: _Options.kwargs) -> _Found: ...
+    def __call__(
+        self, model: _Reader, text: str | tuple[Any, ...], *args: _Options.args, **options: _Options.kwargs
+    ) -> _Found: ...
+    @overload
+    def __call__(self, model: _Reader, text: Any, *args: _Options.args, **options: _Options.kwargs) -> Any: ...
 
 
 def of_texts(

@@ -8,6 +8,8 @@ product.
 $A$ is attention; $Q$, $K$, $V$ are queries, keys and values; $O = AV$; j counts queries and m keys; $s$ is the scaling.
 """
 
+from collections.abc import Iterator
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -245,7 +247,7 @@ def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor,
         following, length = _unit(image, rounding)
         if len(diagonal) % 8 == 0 or len(diagonal) == complete:
             value, last = _largest_ritz(torch.stack(diagonal, -1), beside)
-            if len(diagonal) == complete or (length * last <= eps**0.75 * value).all():
+            if len(diagonal) == complete or ((length * last <= eps**0.75 * value) | value.isnan()).all():
                 return value.clamp(min=0.0).sqrt()
         beside.append(length)
         basis = torch.cat([basis, following], dim=-1)
@@ -266,30 +268,31 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) 
     places = torch.arange(1, _CANDIDATES + 1, device=steps.device) / _CANDIDATES
     for _ in range(_ROUNDS):
         width = (high - low) / _CANDIDATES
-        pivots = _pivots(steps[..., None], off[..., None], low[..., None] + (high - low)[..., None] * places)
-        above = pivots.amin(0) > 0
+        candidates = low[..., None] + (high - low)[..., None] * places
+        above = reduce(torch.minimum, _pivots(steps[..., None], off[..., None], candidates)) > 0
         above[..., -1] = True
         high = low + width * (above.int().argmax(-1) + 1)
         low = high - width
-    from_above, from_below = _pivots(steps, off, high), _pivots(steps.flip(0), off.flip(0), high).flip(0)
+    from_above = torch.stack([*_pivots(steps, off, high)])
+    from_below = torch.stack([*_pivots(steps.flip(0), off.flip(0), high)]).flip(0)
     rows = torch.arange(len(steps), device=steps.device).view(-1, *[1] * high.ndim)
     largest = (from_above + from_below - (high - steps)).abs().argmin(0)  # the row of the vector's largest entry
     up = torch.where((rows[:-1] < largest) & (off > 0), off / from_above[:-1], (rows[:-1] >= largest).double())
     down = torch.where((rows[1:] > largest) & (off > 0), off / from_below[1:], (rows[1:] <= largest).double())
     one = torch.ones_like(high)[None]
     vector = torch.cat([up.flip(0).cumprod(0).flip(0), one]) * torch.cat([one, down.cumprod(0)])
-    return high.to(diagonal), (vector[-1].abs() / torch.linalg.vector_norm(vector, dim=0)).to(diagonal)
+    last = vector[-1].abs() / torch.linalg.vector_norm(vector, dim=0)
+    return high.to(diagonal), last.nan_to_num(nan=1.0).to(diagonal)  # not told apart from its neighbours: at most 1
 
 
 def _pivots(
     diagonal: Float[Tensor, "step *batch"], beside: Float[Tensor, "less *batch"], at: Float[Tensor, "*wider"]
-) -> Float[Tensor, "step *wider"]:
-    """Return the pivots of `at` minus a tridiagonal matrix, from its first row on."""
-    pivots = [at - diagonal[0]]
+) -> Iterator[Float[Tensor, "*wider"]]:
+    """Yield the pivots of `at` minus a tridiagonal matrix, from its first row on."""
+    yield (pivot := at - diagonal[0])
     for entry, next_to in zip(diagonal[1:], beside, strict=True):
-        share = torch.where(next_to > 0, next_to.square() / pivots[-1], 0.0)
-        pivots.append(at - entry - share)
-    return torch.stack(pivots)
+        share = torch.where(next_to > 0, next_to.square() / pivot, 0.0)
+        yield (pivot := at - entry - share)
 
 
 def _unit(vector: Float[Tensor, "*batch d 1"], least: Tensor | float) -> tuple[Tensor, Float[Tensor, "*batch"]]:
