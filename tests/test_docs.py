@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from gallery.make import command
 from machinery import pages
 from typer.testing import CliRunner
 
 import identikit as ik
 from identikit.cli import app
 from identikit.paper.figures.catalogue import FIGURES
+from identikit.paper.texts import source
 from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
@@ -184,13 +184,17 @@ def test_the_page_on_models_is_up_to_date():
     assert (ROOT / "docs" / "models.md").read_text() == markdown()
 
 
-def test_every_figure_of_the_gallery_stands_below_the_command_that_draws_it():
-    page = (ROOT / "docs" / "gallery" / "README.md").read_text()
+@pytest.mark.parametrize("folder", ["gallery", "gallery/causal"])
+def test_every_figure_of_the_gallery_stands_below_the_command_that_draws_it(folder: str):
+    page = (ROOT / "docs" / folder / "README.md").read_text()
     shown = re.findall(r"^    (identikit reproduce .+)\n\n!\[(\S+)\]\(\S+\)$", page, re.MULTILINE)
     assert [name for _, name in shown] == re.findall(r"^!\[(\S+)\]", page, re.MULTILINE)
     for written, name in shown:
-        assert written == command(FIGURES[name])
-        typer.main.get_command(app).commands["reproduce"].make_context("reproduce", written.split()[2:])
+        given = typer.main.get_command(app).commands["reproduce"].make_context("reproduce", written.split()[2:]).params
+        needed = source(FIGURES[name].data)
+        assert (list(given["names"]), list(given["data"] or [])) == ([name], [needed] if needed else [])
+        assert (given["model"] is not None) == ("causal" in folder)
+        assert bool(given["finetuned"]) == ("finetuned" in FIGURES[name].needs)
 
 
 def test_the_page_on_architecture_has_every_room_in_the_order_of_the_floors():

@@ -1,24 +1,29 @@
-"""Make this gallery from a folder that `identikit reproduce` wrote: python docs/gallery/make.py FOLDER.
+"""Make a page of the gallery from folders that `identikit reproduce` wrote.
 
-A figure that the folder does not have keeps its old picture here, and the page says so.
+    python docs/gallery/make.py PAGE FOLDER…
+
+PAGE is a folder with about.md, which says what was run, such as docs/gallery. Figures and claims come from the first
+FOLDER that has them. A figure that none has keeps its old picture, and the page says so.
 """
 
 import json
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from identikit.maths.jacobian import NORMS
+from identikit.paper.claims.catalogue import CLAIMS
 from identikit.paper.claims.judgements import NOTHING, Verdict
 from identikit.paper.claims.report import JudgedClaim, by_section, counted, read_rows
 from identikit.paper.figures.catalogue import FIGURES, Figure
 from identikit.paper.reproduce import computed_on
-from identikit.paper.texts import PART_OF
+from identikit.paper.texts import source
 
-HERE = Path(__file__).parent
 KEPT = "*An earlier picture, in an older style and without error bars.*"
 
 
@@ -34,44 +39,64 @@ def cell(judged: JudgedClaim) -> str:
     return "<br>".join(re.sub(r"([|`$*_])", r"\\\1", line) for line in lines)
 
 
-def command(figure: Figure) -> str:
-    """The command that draws one figure, on the data that the paper used."""
-    data = PART_OF.get(figure.data, figure.data)
+def arguments(folder: Path) -> dict[str, Any]:
+    """The arguments of the command that wrote a folder."""
+    return json.loads((folder / "command.json").read_text())["arguments"]
+
+
+def command(figure: Figure, given: dict[str, Any]) -> str:
+    """The command that draws one figure, on the data that the paper used, with the model and sample of a run."""
+    data, model = source(figure.data), given.get("model")
     parts = [f"identikit reproduce {figure.name}", f"--data {data} --data-dir GLUE" if data else ""]
+    parts += [f"--model {Path(model).name if Path(model).exists() else model}" if model else ""]
+    parts += [f"--sample {given['sample']}" if given.get("sample") else ""]
     parts += [f"--finetuned minilm-{data}" if "finetuned" in figure.needs else "", "--out out"]
     return " ".join(filter(None, parts))
 
 
-def claims(folder: Path) -> list[str]:
+def claims(folders: Sequence[Path]) -> list[str]:
     """The table of claims."""
-    judged = read_rows(pd.read_parquet(folder / "claims.parquet"))
+    found, samples = {}, {}
+    for folder in reversed(folders):
+        for one in read_rows(pd.read_parquet(folder / "claims.parquet")):
+            found[one.claim.name], samples[one.claim.name] = one, arguments(folder).get("sample")
+    judged = [found[name] for name in CLAIMS if name in found]
     symbols = ", ".join(f"{verdict.symbol} {verdict}" for verdict in Verdict if verdict != Verdict.MIXED)
     lines = [counted(judged), "", f"{symbols}; `claims.csv` of a run has the rules.", ""]
     lines += ["| claim | data | the paper | measured |", "|---|---|---|---|"]
     for one in [one for claims in by_section(judged).values() for one in claims]:  # our own come last
-        lines.append(f"| {one.claim.words} ({one.claim.where}) | {one.data} | {one.claim.paper} | {cell(one)} |")
+        sample = samples[one.claim.name]
+        data = f"{one.data}, {sample} texts" if sample else one.data
+        lines.append(f"| {one.claim.words} ({one.claim.where}) | {data} | {one.claim.paper} | {cell(one)} |")
+    return lines
+
+
+def figures(page: Path, folders: Sequence[Path]) -> list[str]:
+    """The figures, copied beside the page, each below its caption and its command."""
+    lines = []
+    for name, figure in FIGURES.items():
+        drawn = [folder for folder in folders if (folder / "figures" / f"{name}.png").exists()]
+        if drawn:
+            shutil.copy(drawn[0] / "figures" / f"{name}.png", page)
+        if (page / f"{name}.png").exists():
+            kept, given = ("", arguments(drawn[0])) if drawn else (f" {KEPT}", {})
+            lines += [f"**{name}.** {figure.caption}{kept}", "", f"    {command(figure, given)}", ""]
+            lines += [f"![{name}]({name}.png)", ""]
     return lines
 
 
 def main() -> None:
     """Copy the figures and write the page."""
-    folder = Path(sys.argv[1])
-    about = json.loads((folder / "run.json").read_text())["run"]
-    lines = [f"# The paper on {about['model']}", "", (HERE / "about.md").read_text().strip(), "", "## Claims", ""]
-    lines += claims(folder)
-    lines += ["", "## Figures", ""]
-    for name, figure in FIGURES.items():
-        drawn = folder / "figures" / f"{name}.png"
-        if drawn.exists():
-            shutil.copy(drawn, HERE)
-        if (HERE / drawn.name).exists():
-            kept = "" if drawn.exists() else f" {KEPT}"
-            lines += [f"**{name}.** {figure.caption}{kept}", "", f"    {command(figure)}", ""]
-            lines += [f"![{name}]({name}.png)", ""]
+    page, *folders = map(Path, sys.argv[1:])
+    about, *others = [json.loads((folder / "run.json").read_text())["run"] for folder in folders]
+    if any(other["weights"] != about["weights"] for other in others):
+        sys.exit("The folders are of different models. A page is about one.")
+    lines = [f"# The paper on {about['model']}", "", (page / "about.md").read_text().strip(), "", "## Claims", ""]
+    lines += [*claims(folders), "", "## Figures", "", *figures(page, folders)]
     lines += ["## Provenance", "", f"Weights {about['weights'][:16]}…, identikit {about['version']}.", ""]
-    places = computed_on(str(folder)).items()
+    places = [place for folder in folders for place in computed_on(str(folder)).items()]
     lines += [f"- {place.removeprefix('computed on ')}: {inputs}." for place, inputs in places]
-    (HERE / "README.md").write_text("\n".join(lines) + "\n")
+    (page / "README.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

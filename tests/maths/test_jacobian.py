@@ -9,7 +9,7 @@ from torch.func import jvp
 from identikit.maths import jacobian
 from tests.reference import attribution as reference
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's, on the first jvp
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's, on the first jvp
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -86,7 +86,7 @@ def _made(name: str, sizes: dict[str, Any], **options: Any) -> Builder:
 
     def build() -> hf.PreTrainedModel:
         with warnings.catch_warnings():  # some modules compile a function on import, in a way that torch deprecates
-            warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", message=".*torch.jit.script")
             model = getattr(hf, name)
         return model(model.config_class(**sizes | options))
 
@@ -323,7 +323,7 @@ def deberta(**options) -> hf.PreTrainedModel:
         | {"position_biased_input": False} | options
     )  # fmt: skip
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit.script, as its module is imported
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")  # as its module is imported
         return hf.DebertaV2ForMaskedLM(config)
 
 

@@ -12,6 +12,7 @@ from identikit.web import rows
 from identikit.web.payload import packed
 from identikit.web.report import save_report
 from tests.models import tiny
+from tests.web.served import save_models
 
 CHROMIUM = shutil.which("chromium")
 
@@ -64,3 +65,9 @@ def report_file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> P
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "GRID_SECONDS", 300.0)
         return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The models of a server, saved."""
+    return save_models(tmp_path_factory.mktemp("models"))

@@ -8,15 +8,10 @@ import httpx
 import pytest
 
 import identikit as ik
-from tests.web.served import LONG, SHORT, Served, save_models, served
+from tests.web.served import LONG, SHORT, Served, served
 from tests.web.test_report import exported, ready, state, table, until
 
 TEXT = " ".join(f"w{3 + place * 5 % 50}" for place in range(24))
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return save_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

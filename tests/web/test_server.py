@@ -17,15 +17,10 @@ from safetensors.torch import load
 import identikit as ik
 from identikit.web.worker import Desk, Source
 from tests.models import tiny
-from tests.web.served import SHORT, Served, save_models, served
+from tests.web.served import SHORT, Served, served
 
 EDGE = {"layer": 1, "head": 2, "query": 3, "key": 4}
 CODES = {400: "invalid", 404: "not_found", 405: "wrong_method", 413: "too_large", 421: "wrong_host"}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return save_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

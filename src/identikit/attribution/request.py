@@ -185,6 +185,6 @@ def forward_mode() -> Iterator[None]:
                 "running already, and torch has no second level of it. Call identikit outside of it."
             )
         with warnings.catch_warnings():  # torch compiles some of its own rules on first use, in a way it deprecates
-            warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", message=".*torch.jit.script")
             jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         yield
