@@ -242,7 +242,7 @@ def test_types_that_no_text_has_are_not_shown():
         assert set(frame["target"]) == {"cls", "punctuation"}
         legend = FIGURES[name].draw(frame, causal).axes[0].get_legend()
         assert legend is not None
-        assert [text.get_text() for text in legend.get_texts()] == ["[CLS]", "period, comma"]
+        assert [text.get_text() for text in legend.get_texts()] == ["opens a text", "period, comma"]  # no [CLS]
     assert FIGURES["fig5"].frame(causal).empty
 
 

@@ -65,8 +65,9 @@ def _attention() -> list[Figure]:
         *(
             Figure(
                 name,
-                f"Average {map} attention to [CLS], to [SEP], and to periods and commas. Points are heads, "
-                "lines are means over heads. Figures 1b and 1c have the same scale.",
+                f"Average {map} attention to [CLS] (in a causal model, to tokens that open a text), to [SEP], and to "
+                "periods and commas. Points are heads, lines are means over heads. Figures 1b and 1c have the same "
+                "scale.",
                 ("types",),
                 "wikitext",
                 partial(frames.attention_to_types, map=map),

@@ -59,6 +59,7 @@ _TYPES = {
     ("sep",): Style("[SEP]", RED, "s", "--"),
     ("punctuation",): Style("period, comma", BLACK, "^", "-."),
 }
+_OPENING = {("cls",): Style("opens a text", BLUE, "o", "-")}  # in a causal model, which has no [CLS]
 _SOURCES = {("sep",): Style("[SEP] → [SEP]", RED, "s", "--"), ("rest",): Style("other → [SEP]", BLUE, "o", "-")}
 _DISTANCES = styles(
     zip(("1", "2", "3", "4-5", "6-10", "11-"), ("1st", "2nd", "3rd", "4th–5th", "6th–10th", "11th on"), strict=True)
@@ -151,9 +152,10 @@ def draw_types(frame: DataFrame, evidence: Evidence, *, map: str) -> Figure:
     """Attention to token types (Fig. 1b, 1c); raw and effective attention have the same scale."""
     both = [attention_to_types(evidence, map=name) for name in ("raw", "effective")]
     weights = [weight for part in both for weight in part["attention"]]
+    types = _TYPES | _OPENING if evidence.subject.causal else _TYPES
 
     def panel(axes: Axes) -> None:
-        _heads(axes, frame, evidence, _TYPES, by="target", ends=(min(weights), max(weights)))
+        _heads(axes, frame, evidence, types, by="target", ends=(min(weights), max(weights)))
         axes.set_ylabel(f"average {map} attention (%)")
         legend(axes, columns=3)
 
