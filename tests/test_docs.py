@@ -115,14 +115,13 @@ def test_three_tokens_by_hand():
 
 def test_claims_of_the_paper_are_quoted_from_the_pages_that_measured_them():
     """The numbers of a cell or a sentence of paper-claims.md stand together in the gallery or in docs/reading.md."""
-    told, gallery, reading = (
-        (ROOT / "docs" / page).read_text() for page in ("understand/paper-claims.md", "gallery/README.md", "reading.md")
-    )
+    names = ("understand/paper-claims.md", "gallery/README.md", "gallery/causal/README.md", "reading.md")
+    told, minilm, causal, reading = ((ROOT / "docs" / page).read_text() for page in names)
     told = re.sub(r"\]\([^)]*\)|section \d\.\d|\(2020\)|stories15m|SmolLM2|float32|L2 ", "", told)
     lines = told.splitlines()
     cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
     prose = " ".join(line for line in lines if not line.startswith("|"))
-    sources = [*gallery.splitlines(), *reading.splitlines(), *reading.split("\n\n")]
+    sources = [*(minilm + causal + reading).splitlines(), *reading.split("\n\n")]
     measured = [set(map(_plain, _NUMBER.findall(source))) for source in sources]
     quoted = [numbers for part in (*cells, *re.split(r"[.:?] ", prose)) if (numbers := set(_NUMBER.findall(part)))]
     assert len(quoted) > 15
