@@ -258,8 +258,8 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) 
 
     $\theta$ lies above all eigenvalues where all pivots of $\theta - T$ are positive, so 64 candidates at a time narrow
     it down. The eigenvector follows from the pivots from above and from below, which are exact where its entries grow,
-    and meet at its largest. A batched `eigh` would give both, but on a GPU it takes matrices of more than 32 rows one
-    by one.
+    and meet at its largest. A batched `eigh` would give both, but on a GPU torch takes matrices of more than 32 rows
+    one by one.
     """
     steps = diagonal.double().movedim(-1, 0)
     off = torch.stack(beside).double() if beside else steps[:0]
@@ -282,7 +282,7 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) 
     one = torch.ones_like(high)[None]
     vector = torch.cat([up.flip(0).cumprod(0).flip(0), one]) * torch.cat([one, down.cumprod(0)])
     last = vector[-1].abs() / torch.linalg.vector_norm(vector, dim=0)
-    return high.to(diagonal), last.nan_to_num(nan=1.0).to(diagonal)  # not told apart from its neighbours: at most 1
+    return high.to(diagonal), last.nan_to_num(nan=1.0).to(diagonal)  # where it cannot be told, the most it can be
 
 
 def _pivots(
