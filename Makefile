@@ -33,7 +33,7 @@ docs: $(VENV)/.dev
 
 # Builds wheel and sdist into dist/, and tries them in an environment of their own.
 wheel: $(VENV)/.dev
-	$(BIN)/python tests/packaged.py
+	$(BIN)/python tools/packaged.py
 
 # The tests look at pages in Chromium. Without it they are skipped, and this says how to get it.
 browser:
@@ -51,16 +51,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.demo
-	$(BIN)/identikit bench attention
-	$(BIN)/identikit bench intervals
-	$(BIN)/identikit bench attribution
-	$(BIN)/identikit bench tokens --part ridge
-	$(BIN)/identikit bench runs
-	$(BIN)/identikit bench page
+	for part in attention intervals attribution 'tokens --part ridge' runs page; do $(BIN)/python -m benchmarks $$part || exit; done
 
 # Kills runs at random moments, on each engine, and compares what they end with; half an hour on two cores.
 soak: $(VENV)/.dev
-	$(BIN)/python tests/soak.py
+	$(BIN)/python tools/soak.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest docs/_build

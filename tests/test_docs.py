@@ -10,7 +10,7 @@ from machinery import pages
 from typer.testing import CliRunner
 
 import identikit as ik
-from identikit.cli import app
+from identikit.cli.main import app
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.texts import source
 from tests.test_architecture import FLOORS, SOURCE
@@ -59,8 +59,8 @@ def test_what_the_readme_quotes_was_said():
 
 def test_numbers_of_the_readme():
     """Each number of its prose comes from the row that its figure shows, or from the page or file that has it."""
-    from identikit.data import sample_text
     from identikit.models.families import FAMILIES
+    from identikit.texts.data import sample_text
 
     readme = " ".join((ROOT / "README.md").read_text().split())
     model = ik.load()
@@ -97,7 +97,7 @@ def test_three_tokens_by_hand():
     """The worked example of the tutorial and of docs/understand/attention.md, by the library's own formulas."""
     import torch
 
-    from identikit.maths.intervals import intervals, witnesses
+    from identikit.maths.polytope.one_row import intervals, witnesses
 
     weights, values = torch.tensor([0.8, 0.1, 0.1]).double(), torch.tensor([[0.0], [1.0], [2.0]]).double()
     ends = intervals(weights, values)
@@ -141,7 +141,7 @@ def test_what_other_tools_give_is_what_we_give():
     import torch
     from transformers import AutoModel
 
-    from identikit.models.load import _default_folder
+    from identikit.models.load.load import _default_folder
 
     model, text = ik.load(), "The dog chased the cat."
     bert = AutoModel.from_pretrained(_default_folder(), attn_implementation="eager").eval()

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import identikit as ik
-from identikit import citation
+from identikit.results import citation
 from identikit.version import __version__
 
 ROOT = Path(__file__).parents[1]

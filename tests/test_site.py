@@ -13,8 +13,8 @@ from machinery.sphinx import mathml
 from typer.testing import CliRunner
 
 import identikit as ik
-from identikit.cli import app
-from identikit.result import _CLASSES, Array
+from identikit.cli.main import app
+from identikit.results.result import _CLASSES, Array
 
 
 def test_every_public_name_method_property_and_field_is_documented():

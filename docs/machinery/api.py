@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, TypeVar, get_args
 
 import identikit
-from identikit.result import _CLASSES, _HOMES, Array, Result
+from identikit.results.result import _CLASSES, _HOMES, Array, Result
 
 GROUPS = {
     "Functions": "What you call.",

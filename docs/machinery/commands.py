@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from identikit.cli import app
+from identikit.cli.main import app
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from identikit.attention.effective import effective_attention
     from identikit.attention.intervals import attention_intervals
     from identikit.attribution.attribute import token_attribution
-    from identikit.citation import cite
-    from identikit.data import read_texts, sample_texts
     from identikit.errors import IdentikitError, InputError, ModelError
-    from identikit.models.load import load
+    from identikit.explanation.result import explain
+    from identikit.models.load.load import load
     from identikit.models.model import Model
-    from identikit.result import Result, open_result
+    from identikit.results.citation import cite
+    from identikit.results.result import Result, open_result
+    from identikit.texts.data import read_texts, sample_texts
     from identikit.tokens.identify import token_identifiability
     from identikit.tokens.invert import invert
-    from identikit.verdict.numbers import explain
 
 __all__ = [
     "load",
@@ -49,19 +49,19 @@ _MODULES = {
     "effective_attention": "attention.effective",
     "attention_intervals": "attention.intervals",
     "token_attribution": "attribution.attribute",
-    "cite": "citation",
-    "read_texts": "data",
-    "sample_texts": "data",
+    "cite": "results.citation",
+    "read_texts": "texts.data",
+    "sample_texts": "texts.data",
     "IdentikitError": "errors",
     "InputError": "errors",
     "ModelError": "errors",
-    "load": "models.load",
+    "load": "models.load.load",
     "Model": "models.model",
-    "Result": "result",
-    "open_result": "result",
+    "Result": "results.result",
+    "open_result": "results.result",
     "token_identifiability": "tokens.identify",
     "invert": "tokens.invert",
-    "explain": "verdict.numbers",
+    "explain": "explanation.result",
 }
 
 

@@ -1,13 +1,13 @@
 """`identikit` and `python -m identikit`: the command line, loaded where its end is taken care of."""
 
-from identikit.endings import run
+from identikit.cli.endings import run
 
 
 def main() -> None:
     """Run the command line."""
 
     def command() -> None:
-        from identikit.cli import app
+        from identikit.cli.main import app
 
         app()
 

@@ -7,9 +7,9 @@ from PIL import Image
 
 import identikit as ik
 from identikit.attention.token_types import SOURCES, TYPES, TypeAverages, token_types, type_sums
-from identikit.data import read_texts
 from identikit.models.model import Model
 from identikit.paper.texts import PASSAGE
+from identikit.texts.data import read_texts
 from tests.models import tiny
 from tests.models.real import SHARED, STORIES, needs_data, needs_stories
 from tests.reference import effective as reference

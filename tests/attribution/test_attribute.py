@@ -18,11 +18,11 @@ from identikit.attribution.request import Request
 from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.models import families
-from identikit.models.load import load
+from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.models.reading import Reading
-from identikit.models.tap import visiting
-from identikit.text import TokenBatch, text_alone
+from identikit.models.taps.tap import visiting
+from identikit.texts.text import TokenBatch, text_alone
 from tests.models import tiny
 from tests.models.test_contract import CASTING, SPLITTING, STRUCTURES, batch_of, slow_unless
 from tests.reference import attribution as reference

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from identikit.attribution.attribute import token_attribution
 from identikit.attribution.result import TokenAttribution
-from identikit.models.load import load
+from identikit.models.load.load import load
 from identikit.paper.texts import SENTENCE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "attribution_minilm_mrpc0.safetensors"

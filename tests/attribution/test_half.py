@@ -6,7 +6,7 @@ import torch
 from identikit.attribution import passes, request
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
-from identikit.models.load import load
+from identikit.models.load.load import load
 from identikit.models.model import Model
 from tests.attribution.test_attribute import TEXTS, asked, read, swept
 from tests.models import tiny

@@ -11,7 +11,7 @@ from identikit.attribution import plan as attribution
 from identikit.attribution import request, sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
-from identikit.models.load import load
+from identikit.models.load.load import load
 from identikit.models.model import Model
 from tests.attribution.test_attribute import TEXTS, asked
 from tests.models import tiny
@@ -176,7 +176,7 @@ def test_a_long_text_on_a_cpu_stays_under_four_gigabytes():
     script = """
 import resource, warnings
 from identikit.attribution.attribute import token_attribution
-from identikit.models.load import load
+from identikit.models.load.load import load
 
 warnings.simplefilter("ignore")
 

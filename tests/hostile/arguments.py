@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import identikit as ik
-from identikit.data import sample_text
+from identikit.texts.data import sample_text
 from tests.hostile.cases import Case, crossed, proved
 from tests.hostile.made import TEXT, command, same, saved, texts_file
 from tests.models import tiny

@@ -254,7 +254,7 @@ def _without(package: str, name: str) -> Callable[[Path], None]:
 LIMITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "few open files": ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))", ()),
     "little memory": ("import resource; resource.setrlimit(resource.RLIMIT_AS, (9 << 29, 9 << 29))", ()),
-    "a shallow stack": ("import sys; import identikit.cli; sys.setrecursionlimit(120)", ()),
+    "a shallow stack": ("import sys; import identikit.cli.main; sys.setrecursionlimit(120)", ()),
     "no working folder": ("import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)", ()),
     "a strange default encoding": ("import locale; locale.setlocale(locale.LC_ALL, 'C')", ()),
 }

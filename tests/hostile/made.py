@@ -19,7 +19,7 @@ import torch
 import transformers as hf
 
 import identikit as ik
-from identikit.cli import main
+from identikit.__main__ import main
 from tests.hostile.cases import Refused, Unclear, proved
 from tests.models import tiny
 from tests.reference.effective import effective_attention
@@ -98,7 +98,7 @@ def _text(stream: TextIOWrapper) -> str:
 
 def process(*arguments: str | Path, first: str = "", env: Mapping[str, str | None] | None = None, **more: Any) -> Done:
     """Run the command line in a process of its own, after the Python statements of `first`; None unsets a variable."""
-    start = f"{first}\nimport sys; sys.argv[0] = 'identikit'\nfrom identikit.cli import main\nmain()"
+    start = f"{first}\nimport sys; sys.argv[0] = 'identikit'\nfrom identikit.__main__ import main\nmain()"
     options = more.pop("python", ())
     call = [sys.executable, *options, "-c", start, *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more

@@ -11,8 +11,8 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
+from identikit.results.sealed import seal, unseal
 from identikit.runs import run as runs
-from identikit.sealed import seal, unseal
 from tests.hostile.cases import Case, Refused, crossed, kept, proved
 from tests.hostile.damages import CUTS, DAMAGES, FLIPS, STANDINS, Damage
 from tests.hostile.made import Done, command, content, copied, saved, texts_file, workshop

@@ -11,7 +11,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import identikit as ik
-from identikit.models.fingerprint import identity_of
+from identikit.models.load.fingerprint import identity_of
 from tests.models import tiny
 from tests.models.test_weights import lora, rewritten, saved
 

@@ -16,13 +16,14 @@ from torch.func import jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.errors import ModelError
-from identikit.models import check, families, load
+from identikit.models import families
 from identikit.models import model as model_module
-from identikit.models.check import prove, stock_hidden
 from identikit.models.families import FAMILIES
+from identikit.models.load import check, load
+from identikit.models.load.check import prove, stock_hidden
 from identikit.models.model import Model
-from identikit.models.tap import AttentionCall, plain_experts, switched
-from identikit.text import Encoded, TokenBatch, collate
+from identikit.models.taps.tap import AttentionCall, plain_experts, switched
+from identikit.texts.text import Encoded, TokenBatch, collate
 from tests.models import tiny
 from tests.reference import attention as reference
 
@@ -440,8 +441,8 @@ def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
             calls = captured(model, batch)
             materialised = model.trace(batch).hidden[-1]
             with monkeypatch.context() as patch:
-                patch.setattr("identikit.models.tap.LONGEST_MASK", 4)
-                patch.setattr("identikit.models.tap.ROW_BYTES", 4096)
+                patch.setattr("identikit.models.taps.tap.LONGEST_MASK", 4)
+                patch.setattr("identikit.models.taps.tap.ROW_BYTES", 4096)
                 by_rule = captured(model, batch)
                 assert relative(model.trace(batch).hidden[-1][batch.keep], materialised[batch.keep]) < 1e-5
                 for long, short in zip(by_rule, calls, strict=True):

@@ -9,8 +9,8 @@ import torch
 import transformers as hf
 
 import identikit as ik
-from identikit.models import fingerprint
-from identikit.models.fingerprint import identity_of
+from identikit.models.load import fingerprint
+from identikit.models.load.fingerprint import identity_of
 from tests.models import tiny
 
 TEXT = "w5 w6 w7 w8"

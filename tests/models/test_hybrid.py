@@ -9,7 +9,7 @@ import identikit as ik
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attribution import passes
 from identikit.models.model import Model
-from identikit.models.tap import AttentionCall
+from identikit.models.taps.tap import AttentionCall
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.attribution.test_attribute import asked, off, read, reference_norms

@@ -13,9 +13,9 @@ import torch
 import transformers as hf
 
 import identikit as ik
-from identikit.models import load as loading
-from identikit.models.check import prove
-from identikit.models.load import Recipe
+from identikit.models.load import load as loading
+from identikit.models.load.check import prove
+from identikit.models.load.load import Recipe
 from tests.models import tiny
 from tests.models.real import STORIES, needs_stories
 

@@ -7,7 +7,7 @@ import transformers as hf
 import identikit as ik
 from identikit.models.families import FAMILIES
 from identikit.models.model import Model
-from identikit.models.tap import LONGEST_MASK
+from identikit.models.taps.tap import LONGEST_MASK
 from tests.models import tiny
 from tests.models.test_contract import batch_of, captured
 from tests.reference import scores as reference

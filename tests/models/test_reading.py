@@ -4,7 +4,7 @@ import pytest
 import transformers as hf
 
 from identikit.errors import InputError
-from identikit.models.load import load
+from identikit.models.load.load import load
 from identikit.models.reading import Change, encoded_batches, readings
 from tests.models import tiny
 

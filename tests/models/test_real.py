@@ -6,9 +6,9 @@ from torch.func import jvp
 
 import identikit as ik
 from identikit.attribution.sweep import forward_mode
-from identikit.models.check import prove, stock_hidden
+from identikit.models.load.check import prove, stock_hidden
 from identikit.models.model import Model
-from identikit.text import collate
+from identikit.texts.text import collate
 from tests.models.real import STORIES, needs_stories
 
 TEXTS = ["Once upon a time, there was a little girl named Lily.", "The dog ran.", "A cat sat on the mat, and it slept."]

@@ -14,8 +14,8 @@ import torch
 from transformers.utils import logging as hf_logging
 
 import identikit as ik
-from identikit.machine import products
-from identikit.models.load import quiet
+from identikit.models.load.load import quiet
+from identikit.models.machine import products
 from identikit.models.model import Model
 from identikit.models.surroundings import turn
 from tests.models import tiny

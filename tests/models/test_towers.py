@@ -12,7 +12,7 @@ import transformers as hf
 from PIL import Image
 
 import identikit as ik
-from identikit.cli import main
+from identikit.__main__ import main
 from tests.models import tiny
 from tests.models.test_contract import snapshot
 

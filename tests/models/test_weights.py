@@ -16,8 +16,8 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import identikit as ik
-from identikit.models.check import prove
-from identikit.models.weights import linear_bias, linear_weight
+from identikit.models.load.check import prove
+from identikit.models.load.weights import linear_bias, linear_weight
 from tests.models import tiny
 from tests.models.test_contract import snapshot
 

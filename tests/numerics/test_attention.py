@@ -12,7 +12,7 @@ from torch import Tensor
 
 import identikit as ik
 from identikit.attention.result import EffectiveAttention
-from identikit.models.check import TOLERANCE
+from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model
 from tests.numerics.cases import CASES, EVERY, FLOATS, HEAD, HOSTILE, LAYER, Case
 from tests.reference import effective as reference

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import identikit as ik
+from identikit.explanation.result import Explanation
 from identikit.models.reading import Change
-from identikit.verdict.numbers import Explanation
+from tests.explanation.test_result import MAPS
 from tests.models import tiny
 from tests.numerics.cases import HOSTILE, TEXT, Case
 from tests.numerics.test_attention import IGNORED, TRUSTED, chosen
-from tests.verdict.test_numbers import MAPS
 
 
 def explained(case: Case, dtype: torch.dtype) -> str:

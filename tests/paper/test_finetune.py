@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import identikit
-from identikit.data import read_labelled
 from identikit.errors import InputError, ModelError
 from identikit.paper import finetune as module
 from identikit.paper.finetune import FineTuned, Training, f1, like_length_batches, matthews, rate_share
 from identikit.progress import Progress, silent
+from identikit.texts.data import read_labelled
 from tests.models import tiny
 from tests.models.real import SHARED, needs_data
 

@@ -12,8 +12,8 @@ import identikit as ik
 from identikit.maths.jacobian import NORMS
 from identikit.paper.inputs import GIVER, INPUTS
 from identikit.paper.reproduce import Plan
-from tests import rehearse
-from tests.rehearse import DATA, KINDS, PARTS, Clock, Enough, packaged_vocabulary, save_bert
+from tools import rehearse
+from tools.rehearse import DATA, KINDS, PARTS, Clock, Enough, packaged_vocabulary, save_bert
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 48}
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -2,9 +2,9 @@
 
 import torch
 
-from identikit.models.continuation import ids_batch
 from identikit.models.model import Model
 from identikit.shapes import Float, Tensor
+from identikit.tokens.continuation import ids_batch
 
 
 def candidate_hidden(

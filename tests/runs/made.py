@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from identikit.cli import main
+from identikit.__main__ import main
 from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress

@@ -12,7 +12,7 @@ from pandas.api.types import infer_dtype
 
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attribution.dataset import AttributionOptions, attribution_tables
-from identikit.provenance import text_hash
+from identikit.results.provenance import text_hash
 from identikit.runs.columns import COMMANDS, markdown, texts_table
 from identikit.runs.run import Run
 from identikit.runs.store import Store, write_tables

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
+from identikit.results.sealed import Damaged, seal, seal_json, unseal, unseal_json, unseal_record
 from identikit.runs import run as runs
 from identikit.runs.lock import LOCK
 from identikit.runs.run import BLOCK_TEXTS, Run, blocks_of
 from identikit.runs.store import ERROR, MANIFEST, Store
-from identikit.sealed import Damaged, seal, seal_json, unseal, unseal_json, unseal_record
 from tests.models import tiny
 
 TEXTS = [f"text {i}" for i in range(2 * BLOCK_TEXTS + 5)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import identikit as ik
-from identikit.data import sample_texts
 from identikit.models.model import Model
+from identikit.texts.data import sample_texts
 from identikit.tokens import identify as identity
 from identikit.tokens import states as vectors
 from identikit.tokens.maps import load_maps

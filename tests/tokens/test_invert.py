@@ -10,10 +10,10 @@ from _pytest.mark import ParameterSet
 from hypothesis import strategies as st
 
 import identikit as ik
-from identikit.models.continuation import Continuations
 from identikit.models.model import Model
-from identikit.text import collate
+from identikit.texts.text import collate
 from identikit.tokens import search as searching
+from identikit.tokens.continuation import Continuations
 from identikit.tokens.invert import Inversion, Options
 from identikit.tokens.result import TokenInversion
 from identikit.tokens.search import vocabulary

@@ -346,7 +346,8 @@ def test_models_that_are_not_served(tmp_path: Path, folders: list[Path]):
 
 def test_without_its_packages_it_says_which_is_missing():
     script = (
-        "import sys; sys.modules['uvicorn'] = None; sys.argv[1:] = ['serve']; from identikit.cli import main; main()"
+        "import sys; sys.modules['uvicorn'] = None; sys.argv[1:] = ['serve']\n"
+        "from identikit.__main__ import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1 and "needs the package uvicorn" in done.stderr and done.stderr.count("\n") == 1

@@ -10,15 +10,15 @@ from identikit.attention.effective import Options, Row, attend
 from identikit.attention.result import AlternativeAttention, EffectiveAttention
 from identikit.checks import known, shortened
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, one_of
-from identikit.maths import intervals as polytope
+from identikit.maths.polytope import one_row as polytope
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
-from identikit.models.tap import AttentionCall
-from identikit.result import Held
+from identikit.models.taps.tap import AttentionCall
+from identikit.results.axis import Axis, Index, one_of
+from identikit.results.result import Held
 from identikit.shapes import Float, Tensor
-from identikit.text import is_several
+from identikit.texts.text import is_several
 
 SAME = 1e-9  # weights that differ by less are the same
 ENDS = ("farther", "lower", "upper")

@@ -18,7 +18,7 @@ from identikit.runs.columns import ATTENTION, texts_table
 from identikit.runs.run import Block, Run, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
-from identikit.text import Text
+from identikit.texts.text import Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

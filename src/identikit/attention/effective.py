@@ -19,18 +19,17 @@ from identikit.attention.precision import (
 )
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import flag, float_dtype, real_number
-from identikit.indexing import Axis, Index, chosen
 from identikit.maths import effective as maths
 from identikit.maths import linalg, measures, reachable
-from identikit.maths.least_norm import least_norm
-from identikit.maths.polytope import Rows, joined_rows, rows_of
+from identikit.maths.polytope.least_norm import least_norm
+from identikit.maths.polytope.rows import Rows, joined_rows, rows_of
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
 from identikit.models.surroundings import undisturbed
-from identikit.models.tap import AttentionCall
-from identikit.provenance import provenance
+from identikit.models.taps.tap import AttentionCall
+from identikit.results.axis import Axis, Index, chosen
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.text import is_several, of_texts
+from identikit.texts.text import is_several, of_texts
 
 _LAYER_HEAD = ("layer", "head")
 _ROW = (*_LAYER_HEAD, "query")
@@ -398,7 +397,7 @@ def attend(reading: Reading, options: Options, *, layers: Sequence[int], heads: 
     warn_of(parts, tolerance=options.tolerance, stacklevel=3)
     settings = {"bias": options.bias, "mass": options.mass, "tolerance": options.tolerance}
     settings |= {"outputs_computed_in": str(computed_in(parts[0].call)).removeprefix("torch.")}
-    source = provenance(reading.model, reading.text, **settings, layers=layers, heads=heads)
+    source = reading.model.provenance(reading.text, **settings, layers=layers, heads=heads)
     positions = tuple(range(len(reading.tokens)))
     axes = (
         Axis("layer", tuple(layers)),

@@ -6,8 +6,8 @@ from typing import Any
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known_names, shortened
 from identikit.errors import InputError
-from identikit.result import joined, word_groups
-from identikit.text import shown
+from identikit.results.result import joined, word_groups
+from identikit.texts.text import shown
 
 NAMED = ("special", "first", "words", "sentences")
 _ENDS = (".", "!", "?", "。", "！", "？")

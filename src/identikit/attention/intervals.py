@@ -14,17 +14,17 @@ from identikit.attention.groups import key_groups
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.checks import function, known, real_number
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, chosen
-from identikit.maths.ascent import certified_bounds
-from identikit.maths.exact import exact_bounds
-from identikit.maths.polytope import Bounds, Rows, ordered, unbounded
+from identikit.maths.polytope.ascent import certified_bounds
+from identikit.maths.polytope.exact import exact_bounds
+from identikit.maths.polytope.rows import Bounds, Rows, ordered, unbounded
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
-from identikit.result import Held
+from identikit.results.axis import Axis, Index, chosen
+from identikit.results.result import Held
 from identikit.shapes import Float, Tensor
-from identikit.text import is_several, of_texts
+from identikit.texts.text import is_several, of_texts
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 TOP = 5  # of how many of the strongest edges the order is found

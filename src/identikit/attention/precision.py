@@ -13,8 +13,8 @@ import torch
 from identikit.errors import ModelError
 from identikit.maths import linalg
 from identikit.maths.effective import lengths_of
-from identikit.models.tap import AttentionCall
-from identikit.models.weights import wider_dtype
+from identikit.models.load.weights import wider_dtype
+from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Float, Int, Tensor
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import torch
 from identikit.attention.precision import careful_words
 from identikit.checks import known
 from identikit.errors import InputError
-from identikit.indexing import Index
 from identikit.maths import measures
 from identikit.models.reading import Change
 from identikit.models.surroundings import undisturbed
-from identikit.result import Array, Fact, Result, strongest
+from identikit.results.axis import Index
+from identikit.results.result import Array, Fact, Result, strongest
 from identikit.shapes import Float, Tensor
 
 _SHARP = 1e-8  # a gap that is not worth a word

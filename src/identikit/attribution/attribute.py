@@ -15,19 +15,18 @@ from identikit.attribution.request import Request
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index
 from identikit.maths import jacobian
 from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
+from identikit.models.load.weights import wider_dtype
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
-from identikit.models.weights import wider_dtype
 from identikit.progress import Progress, silent
-from identikit.provenance import provenance
-from identikit.result import Held
+from identikit.results.axis import Axis, Index
+from identikit.results.result import Held
 from identikit.shapes import Tensor
-from identikit.text import is_several, of_texts
+from identikit.texts.text import is_several, of_texts
 
 _DIMS = ("layer", "input", "output")
 
@@ -153,7 +152,7 @@ def _attributed(
     settings |= {"precision": request.precision, "seed": request.seed, "engine": engine}
     settings |= {"layers": request.layers, "targets": request.targets}
     return TokenAttribution(
-        axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance(model, reading.text, **settings), about
+        axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), model.provenance(reading.text, **settings), about
     )
 
 

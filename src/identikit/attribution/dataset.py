@@ -18,7 +18,7 @@ from identikit.runs.columns import ATTRIBUTION, texts_table
 from identikit.runs.run import Block, Run, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
-from identikit.text import Encoded, Text
+from identikit.texts.text import Encoded, Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -10,7 +10,7 @@ from identikit.attribution.request import at_once, working_bytes
 from identikit.maths import jacobian
 from identikit.maths.jacobian import AttentionDerivative, BlockDerivative
 from identikit.models.model import Block
-from identikit.models.tap import AttentionCall
+from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Float, Tensor
 
 

@@ -27,8 +27,8 @@ from identikit.attribution.request import (
     scaled,
     sees_no_later_token,
 )
-from identikit.machine import derivatives, products
 from identikit.models import families
+from identikit.models.machine import derivatives, products
 from identikit.models.model import Block, Split
 from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor

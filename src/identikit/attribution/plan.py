@@ -9,12 +9,12 @@ from identikit.attribution import passes, sweep
 from identikit.attribution.request import Request, Tick, passing_bytes, product_bytes, working_bytes
 from identikit.checks import known, random_seed, shortened, whole_number
 from identikit.errors import InputError
-from identikit.indexing import Index, chosen
-from identikit.machine import PRECISIONS, duration, free_bytes, product_rate
 from identikit.maths import jacobian
 from identikit.maths.jacobian import folds
+from identikit.models.machine import PRECISIONS, duration, free_bytes, product_rate
 from identikit.models.model import Model
 from identikit.models.reading import Reading
+from identikit.results.axis import Index, chosen
 from identikit.shapes import Tensor
 
 SOURCES = ("before", "after")

@@ -11,10 +11,10 @@ from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
 from identikit.errors import InputError
-from identikit.machine import derivatives
 from identikit.maths import jacobian
+from identikit.models.machine import derivatives
 from identikit.models.model import Split
-from identikit.models.tap import AttentionCall
+from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Float, Int, Tensor
 
 Tick = Callable[[int], None]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
-from identikit.result import Array, Fact, Result, strongest, word_groups
+from identikit.results.result import Array, Fact, Result, strongest, word_groups
 from identikit.shapes import Float, Tensor
 
 

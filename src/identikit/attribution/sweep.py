@@ -28,13 +28,13 @@ from identikit.attribution.request import (
     scaled,
     sees_no_later_token,
 )
-from identikit.machine import products
 from identikit.maths import jacobian
 from identikit.maths.jacobian import BlockDerivative
+from identikit.models.machine import products
 from identikit.models.model import Split
 from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor
-from identikit.text import stacked
+from identikit.texts.text import stacked
 
 KEYS = 8  # on a GPU, keys are made a multiple of this
 RETRIES = 3  # with tangents scaled down, where a block makes them overflow

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
+from identikit.models.load.weights import linear_bias, linear_weight
 from identikit.models.table import FAMILIES, Family
-from identikit.models.weights import linear_bias, linear_weight
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names

@@ -1,6 +1,7 @@
 """A model under the tap: run it, watch it, take its blocks apart."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,20 +12,21 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from identikit.encoding import encode
 from identikit.errors import IdentikitError, InputError, ModelError
-from identikit.features import Source, encode_features
-from identikit.indexing import Index, chosen
 from identikit.models import families
-from identikit.models.fingerprint import Identity, identity_of
+from identikit.models.load.fingerprint import Identity, identity_of
+from identikit.models.load.weights import broken_weight, wider_dtype
 from identikit.models.surroundings import makeup, refuse_transforms, turn, uncompiled, undisturbed, without_gradients
-from identikit.models.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, plain_outputs, visiting
-from identikit.models.weights import broken_weight, wider_dtype
+from identikit.models.taps.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, plain_outputs, visiting
+from identikit.results.axis import Index, chosen
+from identikit.results.provenance import Provenance, package_versions, text_hash
 from identikit.shapes import Float, Tensor
-from identikit.text import Encoded, TokenBatch, batches
+from identikit.texts.encoding import encode
+from identikit.texts.features import Source, encode_features
+from identikit.texts.text import Encoded, Text, TokenBatch, batches
 
 if TYPE_CHECKING:
-    from identikit.models.load import Recipe
+    from identikit.models.load.load import Recipe
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,21 @@ class Model:
     def take_identity(self) -> None:
         """Take the fingerprints anew."""
         self.identity = identity_of(self.hf, self.tokenizer)
+
+    def provenance(self, text: Text, **settings: Any) -> Provenance:
+        """Return where a result of this model on `text` comes from, computed with `settings`."""
+        return Provenance(
+            model=self.name,
+            revision=self.revision,
+            weights=self.fingerprint,
+            tokenizer=type(self.tokenizer).__name__,
+            tokenizer_sha256=self.identity.reader,
+            text=text_hash(text),
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            settings=json.loads(json.dumps(settings, default=str)),
+            versions=package_versions(),
+        )
 
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""

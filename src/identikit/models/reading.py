@@ -9,11 +9,11 @@ import torch
 
 from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
-from identikit.models.check import TOLERANCE
+from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model, Split, Trace
-from identikit.models.tap import AttentionCall, RowMask
+from identikit.models.taps.tap import AttentionCall, RowMask
 from identikit.shapes import Tensor
-from identikit.text import Text, TokenBatch, collate, text_alone
+from identikit.texts.text import Text, TokenBatch, collate, text_alone
 
 
 class Change(NamedTuple):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from identikit.errors import InputError, ModelError
-from identikit.machine import products
+from identikit.models.machine import products
 
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers

@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from identikit.features import Images, Sounds
-from identikit.models import beit, deberta, gated, methods, xlnet
-from identikit.models.tap import switched
+from identikit.models.taps import beit, deberta, gated, methods, xlnet
+from identikit.models.taps.tap import switched
 from identikit.shapes import Tensor
+from identikit.texts.features import Images, Sounds
 
 Watch = Callable[[nn.Module, Callable[[Tensor], None]], list[Any]]
 """Called with a block and what to tell its output to; returns the hooks, to be removed at the end."""

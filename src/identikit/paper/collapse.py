@@ -19,11 +19,11 @@ from transformers.pytorch_utils import Conv1D
 from identikit.errors import InputError
 from identikit.models import families
 from identikit.models.model import Block, Model
-from identikit.models.tap import AttentionCall
+from identikit.models.taps.tap import AttentionCall
 from identikit.paper import products as maths
 from identikit.paper.products import Affine, Sizes
 from identikit.shapes import Float, Tensor
-from identikit.text import TokenBatch
+from identikit.texts.text import TokenBatch
 
 PRODUCTS = ("query-key", "value")
 NUMBERS = (

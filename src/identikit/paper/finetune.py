@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from identikit.checks import shortened
-from identikit.data import read_labelled
 from identikit.errors import InputError
-from identikit.models.load import load, quiet
+from identikit.models.load.load import load, quiet
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
-from identikit.provenance import provenance, text_hash
-from identikit.result import plain
-from identikit.text import Encoded, Text, collate, in_order
+from identikit.results.provenance import text_hash
+from identikit.results.result import plain
+from identikit.texts.data import read_labelled
+from identikit.texts.text import Encoded, Text, collate, in_order
 
 _Labelled = list[tuple[Text, int]]
 
@@ -149,7 +149,7 @@ def _fine_tuned(
 
 def _write_about(folder: Path, tuned: FineTuned, base: Model, labelled: _Labelled, training: Training) -> None:
     texts = [text for text, _ in labelled]
-    origin = replace(provenance(base, texts[0], **asdict(training)), text=text_hash(texts))
+    origin = replace(base.provenance(texts[0], **asdict(training)), text=text_hash(texts))
     about = {name: value for name, value in tuned.to_dict().items() if name != "folder"} | asdict(origin)
     (folder / "finetune.json").write_text(json.dumps(plain(about), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

@@ -22,21 +22,21 @@ from identikit.attribution import dataset as attribution_tables
 from identikit.attribution.attribute import token_attribution
 from identikit.attribution.dataset import AttributionOptions, Tagger, attribution_statistics
 from identikit.errors import InputError, Unavailable
-from identikit.machine import device_name, products
 from identikit.maths.jacobian import NORMS
 from identikit.maths.neighbours import DISTANCES
+from identikit.models.machine import device_name, products
 from identikit.models.model import Model
 from identikit.paper import collapse
 from identikit.paper.evidence import SHARES
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
 from identikit.progress import Progress, silent
-from identikit.provenance import provenance, text_hash
+from identikit.results.provenance import text_hash
+from identikit.results.sealed import Damaged
 from identikit.runs.engines import Engine, Local
 from identikit.runs.run import Run, discard, plain_row, restored_row
 from identikit.runs.store import COMPUTED, Store
-from identikit.sealed import Damaged
 from identikit.shapes import Tensor
-from identikit.text import Encoded, Text
+from identikit.texts.text import Encoded, Text
 from identikit.tokens.evaluate import measure
 from identikit.tokens.fit import fit_maps
 from identikit.tokens.identify import hidden_states
@@ -180,7 +180,7 @@ class Input:
         """Return the input's numbers; what its folder keeps is not computed again."""
         found = self.gather(work, store)
         if not store.has(COMPUTED):
-            about = provenance(work.model, "")
+            about = work.model.provenance("")
             kept = {"device": device_name(work.model.device), "versions": about.versions, "revision": about.revision}
             store.write(COMPUTED, json.dumps(kept, indent=1).encode())
         return found

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from identikit.checks import shortened
-from identikit.data import KNOWN
 from identikit.errors import InputError, Unavailable
-from identikit.machine import PRECISIONS
 from identikit.maths.jacobian import NORMS
-from identikit.models.load import load
+from identikit.models.load.load import load
+from identikit.models.machine import PRECISIONS
 from identikit.models.model import Model
 from identikit.paper.claims.catalogue import CLAIMS, judge
 from identikit.paper.claims.judgements import WHOLE, Claim
@@ -26,7 +25,8 @@ from identikit.progress import Progress, silent
 from identikit.runs.command import note
 from identikit.runs.engines import Engine, Local
 from identikit.runs.store import COMPUTED, Store, write_tables
-from identikit.tags import penn_tags, tagger_missing
+from identikit.texts.data import KNOWN
+from identikit.texts.tags import penn_tags, tagger_missing
 from identikit.version import __version__
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from identikit.data import read_texts, sample_texts
-from identikit.text import Text
+from identikit.texts.data import read_texts, sample_texts
+from identikit.texts.text import Text
 
 PIECES = 128  # texts are cut there, as in the paper
 SAMPLES = "samples"  # the embedded texts

@@ -27,7 +27,7 @@ from identikit.plots.style import (
     token_axis,
     two_sided,
 )
-from identikit.text import shown
+from identikit.texts.text import shown
 from identikit.tokens.experiments import summary
 from identikit.tokens.result import TokenInversion
 

@@ -6,8 +6,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from identikit.provenance import text_hash
-from identikit.text import Text
+from identikit.results.provenance import text_hash
+from identikit.texts.text import Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from identikit.errors import InputError
-from identikit.result import Result, open_result
+from identikit.results.result import Result, open_result
 from identikit.runs.inspect import is_run, open_run
 from identikit.runs.store import leaves, opened
 

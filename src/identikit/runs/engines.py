@@ -20,7 +20,7 @@ import torch
 
 from identikit.checks import known, whole_number
 from identikit.errors import InputError, ModelError
-from identikit.models.load import Recipe
+from identikit.models.load.load import Recipe
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.runs.store import settings_in

@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from identikit.errors import InputError
+from identikit.results.sealed import Damaged, Sealed
 from identikit.runs.lock import FolderLock, owner_words
 from identikit.runs.run import PART, part_folder, shard_files
 from identikit.runs.store import CHECKSUMS, COMPUTED, ERROR, MANIFEST, PART_FOLDER, PLAN, Store, leaves, opened
-from identikit.sealed import Damaged, Sealed
 
 INPUTS = "inputs"  # the folder of the inputs of `reproduce`
 _SEALED = re.compile(r"(shard-.*|passage|sentence)\.safetensors|(part-.*|plan|collapse)\.json")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from identikit.machine import device_name
+from identikit.models.machine import device_name
 from identikit.models.model import Model
-from identikit.provenance import provenance, text_hash
-from identikit.text import Text
+from identikit.results.provenance import text_hash
+from identikit.texts.text import Text
 
 _COMPUTE = ("identikit", "tokenizers", "torch", "transformers")  # whose versions can change numbers
 _WRITERS = ("pandas", "pyarrow", "safetensors")
@@ -23,7 +23,7 @@ def manifest(
     `data` says where the texts were read from; their own hash is added. `threads` affect the last digits. The date, the
     device and the versions of packages that only write are recorded: they do not make it another run.
     """
-    source = provenance(model, "")
+    source = model.provenance("")
     read = {"name": source.model, "revision": source.revision, "weights": source.weights, "tokenizer": source.tokenizer}
     run = {
         "command": command,

@@ -18,12 +18,12 @@ import torch
 from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
-from identikit.provenance import text_hash
+from identikit.results.provenance import text_hash
+from identikit.results.sealed import Damaged
 from identikit.runs.engines import Engine, Job, Local, Task
 from identikit.runs.store import Store
-from identikit.sealed import Damaged
 from identikit.shapes import Tensor
-from identikit.text import Text
+from identikit.texts.text import Text
 
 BLOCK_TEXTS, BLOCK_TOKENS = 32, 4096
 SHARD_SECONDS, SHARD_BYTES = 20.0, 1 << 26

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from identikit.errors import InputError
-from identikit.result import open_result
+from identikit.results.result import open_result
 from identikit.runs.inspect import State, absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
 from identikit.runs.store import CHECKSUMS, COLUMNS, Store, opened
 

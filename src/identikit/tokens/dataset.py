@@ -5,16 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from identikit.checks import known
-from identikit.models.continuation import check_continues
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress, silent
-from identikit.provenance import provenance
 from identikit.runs.columns import INVERSION, TOKENS, texts_table
 from identikit.runs.run import Block, Run, blocks_of, plain_row, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
-from identikit.text import Encoded, Text
+from identikit.texts.text import Encoded, Text
+from identikit.tokens.continuation import check_continues
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.invert import Inversion, Options, judged, token_words
@@ -89,7 +88,7 @@ def identifiability_tables(
     Layers, folds and texts count from 0.
     """
     texts = list(texts)
-    fit = identifiability_result(identifiability_rates(model, texts, run, options), provenance(model, ""))
+    fit = identifiability_result(identifiability_rates(model, texts, run, options), model.provenance(""))
     read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     tables = {"texts": texts_table(texts, [len(one) for one in read]), "rates": fit.rates, "summary": fit.summary}
     write_tables(run.store, tables, TOKENS)

@@ -12,15 +12,15 @@ from typing import Any
 
 from identikit.checks import flag, function, known, known_names, shortened
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, chosen
 from identikit.maths.neighbours import DISTANCES
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
-from identikit.provenance import provenance, text_hash
-from identikit.result import Held
-from identikit.text import Text, is_several
+from identikit.results.axis import Axis, Index, chosen
+from identikit.results.provenance import text_hash
+from identikit.results.result import Held
+from identikit.texts.text import Text, is_several
 from identikit.tokens.evaluate import recover
 from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.fit import fit_maps
@@ -75,7 +75,7 @@ def token_identifiability(
     states = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
     done = run(states, choice, settings, progress=progress)
     about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed, "texts": len(texts)}
-    source = provenance(model, json.dumps(model.names(texts), default=str), **about)
+    source = model.provenance(json.dumps(model.names(texts), default=str), **about)
     trials = tuple(trial.row() for trial in done.trials)
     return identifiability_result(done.rates, source, maps=done.maps, trials=trials, model=model)
 
@@ -121,7 +121,7 @@ def identity_of(
     arrays = {"recovered": found.recovered, "margin": found.margin, "winner": found.winner}
     arrays = {name: array.cpu() for name, array in arrays.items()}
     axes = Axis("layer", found.layers), Axis("token", tuple(range(len(reading.tokens))), reading.tokens)
-    source = provenance(reading.model, reading.text, map=map, distance=distance)
+    source = reading.model.provenance(reading.text, map=map, distance=distance)
     repeated = states.identity.bincount()[states.identity] > 1
     about = reading.about | {"map": map, "distance": distance, "repeated": int(repeated.sum())}
     return IdentityMap(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "token"))), source, about)

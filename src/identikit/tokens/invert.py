@@ -11,18 +11,17 @@ import torch
 
 from identikit.checks import function, known, random_seed, real_number
 from identikit.errors import InputError
-from identikit.indexing import Axis, Index, chosen, one_of
-from identikit.machine import duration
 from identikit.maths.neighbours import DISTANCES
-from identikit.models.continuation import Continuations, Position, check_continues, ids_batch
+from identikit.models.machine import duration
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
-from identikit.provenance import provenance
-from identikit.result import Held
+from identikit.results.axis import Axis, Index, chosen, one_of
+from identikit.results.result import Held
 from identikit.shapes import Float, Int, Tensor
-from identikit.text import is_several, of_texts
+from identikit.texts.text import is_several, of_texts
+from identikit.tokens.continuation import Continuations, Position, check_continues, ids_batch
 from identikit.tokens.result import TokenInversion
 from identikit.tokens.search import LONG_SECONDS, Aims, Found, Tick, Vocabulary, expected_seconds, search, vocabulary
 
@@ -265,7 +264,7 @@ def _result(inversion: Inversion, sought: Sought, found: Found, text: Any, about
     axes = Axis("layer", sought.layers), Axis("position", sought.positions, tokens)
     settings = {"prefix": options.prefix, "noise": options.noises[0], "distance": options.distance}
     about = {**about, **settings, "candidates": len(inversion.candidates.ids), "vocabulary": words}
-    source = provenance(model, text, **settings, seed=options.seed)
+    source = model.provenance(text, **settings, seed=options.seed)
     return TokenInversion(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), source, about)
 
 

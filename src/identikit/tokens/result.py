@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from identikit.errors import InputError
-from identikit.folders import Files
-from identikit.indexing import Axis
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
-from identikit.provenance import Provenance
-from identikit.result import Array, Fact, Held, Result, plain
+from identikit.results.axis import Axis
+from identikit.results.folders import Files
+from identikit.results.provenance import Provenance
+from identikit.results.result import Array, Fact, Held, Result, plain
 from identikit.shapes import Bool, Float, Tensor
-from identikit.text import shown
+from identikit.texts.text import shown
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.maps import FittedMap, maps_of, save_maps, sealed_maps
 

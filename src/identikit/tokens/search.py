@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.machine import free_bytes, product_rate
 from identikit.maths.neighbours import paired_distance
-from identikit.models.continuation import Position
+from identikit.models.machine import free_bytes, product_rate
 from identikit.models.model import Model
 from identikit.shapes import Float, Int, Tensor
+from identikit.tokens.continuation import Position
 
 LONG_SECONDS = 60.0
 _CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 33}  # at most; on a CPU larger chunks only leave the cache

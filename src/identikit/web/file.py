@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 
 from identikit.errors import InputError
-from identikit.result import plain
+from identikit.results.result import plain
 from identikit.shapes import Tensor
 
 FORMAT = "identikit-view-1"

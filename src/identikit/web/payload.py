@@ -16,13 +16,13 @@ import torch
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import InputError, Unavailable
+from identikit.explanation.result import NEAR, Explanation
+from identikit.explanation.words import sections
 from identikit.progress import Progress, silent
-from identikit.result import Result, plain
+from identikit.results.result import Result, plain
 from identikit.shapes import Tensor
-from identikit.text import shown
+from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
-from identikit.verdict.numbers import NEAR, Explanation
-from identikit.verdict.words import sections
 from identikit.version import __version__
 from identikit.web.factors import bits, factors
 from identikit.web.file import FORMAT, SHORT, File

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
-from identikit.result import Result
+from identikit.results.result import Result
 from identikit.web.bundle import bundle, style
 from identikit.web.payload import packed
 

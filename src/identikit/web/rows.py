@@ -8,11 +8,11 @@ import torch
 from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.errors import InputError
-from identikit.maths.intervals import witnesses
+from identikit.explanation.certainty import Sample
+from identikit.explanation.result import Explanation
+from identikit.maths.polytope.one_row import witnesses
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Tensor
-from identikit.verdict.certainty import Sample
-from identikit.verdict.numbers import Explanation
 from identikit.web.file import FORMAT, SHORT, File
 
 EPSILONS = (0.001, 0.003, 0.01, 0.03, 0.1)  # by which shares of its norm a head's output may move

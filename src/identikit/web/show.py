@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from identikit.errors import InputError
-from identikit.result import Result
+from identikit.results.result import Result
 from identikit.web.report import save_report
 
 

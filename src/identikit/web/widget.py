@@ -3,7 +3,7 @@
 import anywidget
 import traitlets
 
-from identikit.result import Result
+from identikit.results.result import Result
 from identikit.web.bundle import bundle, style
 from identikit.web.payload import packed
 

@@ -141,7 +141,7 @@ class Desk:
 
     def ready(self) -> Ready:
         """Say what is here."""
-        from identikit.data import sample_text
+        from identikit.texts.data import sample_text
 
         text: Any = sample_text()
         return Ready(tuple(map(_facts, self.models.values(), self.sources)), text)
@@ -184,7 +184,7 @@ class Desk:
 
 def _loaded(source: Source) -> Any:
     """Load a model that reads texts, the same as before if it was loaded before."""
-    from identikit.models.load import load
+    from identikit.models.load.load import load
 
     model = load(source.model, device=source.device, dtype=source.dtype, revision=source.revision)
     if model.modality != "text":
@@ -221,8 +221,8 @@ def _failure(error: Exception) -> Failure:
 
 def _explain(desk: Desk, task: Task) -> tuple[bytes, bytes]:
     """Explain a text: as JSON, and packed for the views."""
-    from identikit.result import plain
-    from identikit.verdict.numbers import explain
+    from identikit.explanation.result import explain
+    from identikit.results.result import plain
     from identikit.web.payload import packed
 
     with warnings.catch_warnings(record=True) as warned:

@@ -1,0 +1,145 @@
+"""How long intervals take: one row beside `scipy.optimize.linprog`, every edge of a text beside HiGHS row by row."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+
+from benchmarks.measure import Row, best_seconds, seconds, time_rows
+from identikit.attention.effective import effective_attention
+from identikit.maths.polytope import one_row as polytope
+from identikit.maths.polytope.ascent import certified_bounds
+from identikit.maths.polytope.exact import exact_bounds
+from identikit.maths.polytope.rows import Rows
+from identikit.models.load.load import load
+from identikit.models.model import Model
+from identikit.progress import Progress, silent
+from identikit.texts.data import sample_texts
+
+IDENTIKIT, LINPROG = "HiGHS, one model per row", "linprog per end"
+EXACT, CERTIFIED, BY_ROW = "exact, every edge", "certified, every edge", "HiGHS row by row, from a sample"
+TOLERANCES = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+SAMPLE, LARGER = 24, 512  # rows that stand for all in what is too slow to do for all, on a CPU
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured.
+
+    - `shapes`: keys and value dimensions of random rows; `tokens`: lengths of a text, all of whose edges are bounded
+    - `model`: whose attention that is, and a row of its longest text beside the random ones
+    """
+
+    shapes: tuple[tuple[int, int], ...] = ((130, 32), (128, 64))
+    tokens: tuple[int, ...] = (64, 128)
+    model: str | None = None
+    device: str = "cpu"
+    repeats: int = 3
+
+
+def run(options: Options, *, progress: Progress = silent) -> list[Row]:
+    """Time single rows (where HiGHS is installed), then whole texts."""
+    model = load(options.model, device=options.device)
+    tasks: list[Callable[[], list[Row]]] = []
+    if find_spec("highspy") is not None:
+        cases = [(f"random, {n} keys, d_v = {d_v}", random_row(n, d_v)) for n, d_v in options.shapes]
+        cases.append(model_row(model, options.tokens[-1]))
+        tasks += [partial(compare, name, row, options.repeats) for name, row in cases]
+    tasks += [partial(whole_text, model, tokens) for tokens in options.tokens]
+    rows = []
+    for done, task in enumerate(tasks):
+        progress("intervals", done, len(tasks))
+        rows += task()
+    progress("intervals", len(tasks), len(tasks))
+    return rows
+
+
+def compare(case: str, row: tuple[torch.Tensor, torch.Tensor], repeats: int) -> list[Row]:
+    """Time one row both ways, and compare their answers."""
+    attention, values = row
+    found, expected = polytope.intervals(attention, values), linprog_intervals(attention, values)
+    tasks = {
+        IDENTIKIT: lambda: polytope.intervals(attention, values),
+        LINPROG: lambda: linprog_intervals(attention, values),
+    }
+    taken = best_seconds(tasks, repeats=repeats, warm_up=0)
+    differences = (np.abs(end.cpu().numpy() - other).max() for end, other in zip(found, expected, strict=True))
+    return [
+        *time_rows(case, taken, {LINPROG: IDENTIKIT}),
+        Row(case, "largest difference of an end", float(max(differences))),
+        Row(case, "certain mass", found.certain_mass),
+    ]
+
+
+def whole_text(model: Model, tokens: int) -> list[Row]:
+    """Time every edge of all heads of a text, exactly and certified; rows by HiGHS are timed on a sample."""
+    rows = text_rows(model, tokens)
+    some = torch.linspace(0, len(rows.group) - 1, SAMPLE, device=rows.group.device).long()
+    exact_bounds(rows.some(some), top=TOP)  # compile first
+    certified_bounds(rows.some(some))
+    taken, exact = seconds(lambda: exact_bounds(rows, top=TOP))
+    part = rows if rows.group.is_cuda else rows.some(torch.arange(0, len(rows.group), 1 + len(rows.group) // LARGER))
+    slower, certified = seconds(lambda: certified_bounds(part))
+    times = {EXACT: taken, CERTIFIED: slower * len(rows.group) / len(part.group)}
+    case = f"{model.name}, {tokens} tokens, {int(rows.free.sum()):,} rows"
+    figures = [
+        Row(case, "largest gap, exact", float(exact.gap.max())),
+        Row(case, "rows that were certified", len(part.group)),
+        Row(case, "median gap, certified", float(certified.gap[part.visible].median())),
+        Row(case, "largest gap, certified", float(certified.gap.max())),
+        Row(case, "certain mass", float(exact.lower.sum(-1).mean())),
+    ]
+    if find_spec("highspy") is not None:
+        sample, known = seconds(lambda: polytope.row_bounds(rows.some(some), None))
+        times[BY_ROW] = sample * len(rows.group) / SAMPLE
+        off = max(float((exact[end][some] - known[end]).abs().max()) for end in (0, 1))
+        figures.append(Row(case, "largest difference from HiGHS", off))
+    return [*time_rows(case, times, {CERTIFIED: EXACT, BY_ROW: EXACT}), *figures]
+
+
+def linprog_intervals(attention: torch.Tensor, values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Compute both ends of every key's interval, each by a linear program of its own."""
+    weights = attention.double().cpu().numpy()
+    weights = weights / weights.sum()
+    matrix = np.concatenate([values.double().cpu().numpy(), np.ones((len(weights), 1))], axis=1).T
+    ends = np.empty((2, len(weights)))
+    for key in range(len(weights)):
+        for end, sense in enumerate((1.0, -1.0)):
+            cost = np.zeros(len(weights))
+            cost[key] = sense
+            found = linprog(cost, A_eq=matrix, b_eq=matrix @ weights, method="highs", options=TOLERANCES)
+            ends[end, key] = found.x[key]
+    return ends[0], ends[1]
+
+
+def random_row(n: int, d_v: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make a row of attention and its values."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, generator=generator).mul(2).softmax(dim=0), torch.randn(n, d_v, generator=generator)
+
+
+def model_row(model: Model, tokens: int) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Read a row of a middle layer on a text of this length: what it is, its attention and its values."""
+    source, layer = _captured(model, tokens), model.n_layers // 2
+    row = source.row(layer, 0, tokens - 1)
+    case = f"{model.name} L{layer}H0, {len(row.keys)} keys, d_v = {model.d_value}"
+    return case, (row.attention, row.values)
+
+
+def text_rows(model: Model, tokens: int) -> Rows:
+    """Read all rows of all heads on a text of this length."""
+    places = [(i, h, q) for i in range(model.n_layers) for h in range(model.n_heads) for q in range(tokens)]
+    return _captured(model, tokens).rows(places)
+
+
+def _captured(model: Model, tokens: int) -> Any:
+    """Read the sample texts, one after another as one text, cut to this length."""
+    together = " ".join(str(part) for pair in sample_texts() for part in pair)
+    (encoded,) = model.encode([together], truncate=True, max_tokens=tokens)
+    return effective_attention(model, encoded.ids).source

@@ -1,0 +1,365 @@
+"""The commands over a dataset: attention, attribution and tokens."""
+
+import inspect
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial, wraps
+from itertools import islice
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+import identikit
+from identikit.cli.options import (
+    AddressOption,
+    ColumnOption,
+    DataDirOption,
+    DeviceOption,
+    DtypeOption,
+    EngineOption,
+    GpusOption,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    ThreadsOption,
+    TowerOption,
+    TruncateOption,
+    WorkersOption,
+)
+from identikit.errors import TooLongError
+
+
+@dataclass(frozen=True)
+class DatasetRun:
+    """What the commands over a dataset share: their options, and the way from texts to a folder of tables."""
+
+    data: Annotated[str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")]
+    out: OutOption
+    data_dir: DataDirOption = None
+    columns: ColumnOption = None
+    split: Annotated[str | None, typer.Option("--split", help="Which split of the dataset to read.")] = None
+    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read only the first N texts.")] = None
+    model: ModelOption = None
+    tower: TowerOption = None
+    device: DeviceOption = None
+    dtype: DtypeOption = "float32"
+    truncate: TruncateOption = False
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Leave out texts that are too long for the model, and say which.")
+    ] = False
+    engine: EngineOption = "local"
+    workers: WorkersOption = None
+    threads: ThreadsOption = None
+    address: AddressOption = None
+    gpus: GpusOption = 0.0
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            help="Compute only the I-th of N shards, as I/N counted from 1, for batch systems; `identikit merge` puts "
+            "them together.",
+        ),
+    ] = None
+    as_json: JsonOption = False
+    given: dict[str, Any] = field(default_factory=dict)  # all of the command's arguments, noted for `resume`
+
+    def do(self, task: "Task", options: Any, also: dict[str, Any] | None = None) -> None:
+        """Compute the tables into the folder, with progress, and print what they say.
+
+        `also` are settings that are not among the options.
+        """
+        from identikit.cli.terminal import step_progress
+        from identikit.runs.command import note
+        from identikit.runs.manifest import manifest
+        from identikit.runs.run import Run, part_folder
+        from identikit.runs.store import Store
+
+        part, workers = _part(self.shard), self._workers()
+        texts, model = self._texts(), identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
+        data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
+        if self.skip_long:
+            texts, data["skipped"] = _fitting(model, texts, getattr(options, "max_tokens", None))
+        folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
+        engine = workers.start(folder)
+        settings, recorded = manifest(
+            task.command, model, texts, data=data, options=asdict(options) | (also or {}), threads=engine.threads
+        )
+        store = Store(folder, settings | ({} if part is None else {"shard": self.shard}), recorded)
+        with step_progress() as told, store:
+            note(store, task.command, self.given)
+            run, tables = Run(store, engine, part, told), {}
+            if part is None:
+                tables = task.tables(model, texts, run, options)
+            else:
+                task.gather(model, texts, run, options)
+            if part is None:
+                store.finish()
+        self._report(task, tables)
+
+    def _workers(self) -> Any:
+        from identikit.runs.engines import Workers
+
+        return Workers(self.engine, self.workers, self.threads, self.address, self.gpus)
+
+    def _texts(self) -> list[Any]:
+        found = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
+        return list(islice(found, self.sample))
+
+    def _report(self, task: "Task", tables: dict[str, Any]) -> None:
+        if not tables:
+            said = f"Shard {self.shard} is complete. When all shards are, run `identikit merge {self.out}`."
+            typer.echo(json.dumps({"shard": self.shard}) if self.as_json else said)
+            return
+        words, numbers = task.said(tables)
+        if self.as_json:
+            named = {"tables": [f"{self.out}/{name}.parquet" for name in tables]}
+            typer.echo(json.dumps(numbers | named, ensure_ascii=False, allow_nan=False))
+        else:
+            typer.echo(words)
+            typer.echo(f"The tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.")
+            typer.echo(f"{self.out}/columns.json says what their columns mean.")
+
+
+class Task(NamedTuple):
+    """A command over a dataset: what gathers its numbers, what makes them into tables, and what is said of these."""
+
+    command: str
+    gather: Callable[..., Any]
+    tables: Callable[..., dict[str, Any]]
+    said: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+
+
+def _part(shard: str | None) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    index, _, number = shard.partition("/")
+    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+        raise identikit.InputError(f"--shard {shard!r} cannot be used: expected I/N, such as 2/8, counted from 1.")
+    return int(index), int(number)
+
+
+def _fitting(model: Any, texts: list[Any], max_tokens: int | None) -> tuple[list[Any], list[int]]:
+    """Return the texts that are not too long, and the numbers of the others."""
+    kept, skipped = [], []
+    for number, text in enumerate(texts):
+        try:
+            model.encode(text, max_tokens=max_tokens, features=False)
+            kept.append(text)
+        except TooLongError:
+            skipped.append(number)
+    if not kept:
+        raise identikit.InputError(f"All {len(texts)} texts are too long for {model.name}. Cut them with --truncate.")
+    if skipped:
+        some = f"{', '.join(map(str, skipped[:10]))}{', …' if len(skipped) > 10 else ''}"
+        warnings.warn(f"{len(skipped)} of {len(texts)} texts are too long and left out: {some}.", stacklevel=2)
+    return kept, skipped
+
+
+def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `DatasetRun` before its own; it gets them as its first argument."""
+    names = [one.name for one in fields(DatasetRun) if one.name != "given"]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        run = DatasetRun(**{name: given[name] for name in names}, given=dict(given))
+        if run.truncate and run.skip_long:
+            raise identikit.InputError("--truncate and --skip-long exclude each other. Give one of them.")
+        command(run, **{name: value for name, value in given.items() if name not in names})
+
+    (*shared, _), (_, *own) = (inspect.signature(one).parameters.values() for one in (DatasetRun, command))
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
+    called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
+    return called
+
+
+@over_a_dataset
+def attention(
+    run: DatasetRun,
+    bias: Annotated[
+        bool, typer.Option("--bias/--no-bias", help="Keep the bias of the values, or leave it out as the paper does.")
+    ] = True,
+    mass: Annotated[bool, typer.Option("--mass", help="Let effective attention keep the sum of every row.")] = False,
+    intervals: Annotated[
+        str | None,
+        typer.Option(
+            "--intervals",
+            help="Also compute intervals for N random rows of attention per text, or for 'all': the range of each "
+            "weight over every attention with the same output.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for the rows of --intervals.")] = 0,
+) -> None:
+    """Compute attention over a dataset: correlation by length, null dimensions, attention by token type, intervals."""
+    from identikit.attention.dataset import AttentionOptions, attention_statistics, attention_tables
+
+    rows: Any = 0 if intervals is None else count(intervals)
+    options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, seed=seed)
+    run.do(Task("attention", attention_statistics, attention_tables, _attention_said), options)
+
+
+def _attention_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    from identikit.attention.certainty import length_words
+
+    overall = tables["correlation"]["pearson"]
+    null = tables["null_dimension"]
+    numbers = {
+        "texts": len(overall),
+        "correlation": float(overall.mean()),
+        "null_dim": int(null["greatest"].max()),
+        "residual": float(null["residual"].max()),
+    }
+    texts = "1 text" if len(overall) == 1 else f"{len(overall)} texts"
+    words = (
+        f"In {texts}, raw and effective attention correlate at {numbers['correlation']:.3f} on "
+        f"average. The largest null space has {numbers['null_dim']} dimensions. Effective attention gives the same "
+        f"output to within {numbers['residual']:.1g}."
+    )
+    if "intervals_by_length" in tables:
+        by_length = tables["intervals_by_length"]
+        numbers["intervals_by_length"] = json.loads(by_length.to_json(orient="records", double_precision=15))
+        words += (
+            f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
+            "any attention with the same output.\nFree rows see linearly dependent values; all others are certain. "
+            "Means over texts ± standard errors:\n\n"
+            f"{length_words(by_length)}\n"
+        )
+    return words, numbers
+
+
+@over_a_dataset
+def attribution(
+    run: DatasetRun,
+    probes: Annotated[
+        str, typer.Option("--probes", help="exact, or the number of random directions to estimate from.")
+    ] = "exact",
+    norm: Annotated[str, typer.Option("--norm", help="frobenius, sum or spectral.")] = "frobenius",
+    precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
+    tags: Annotated[
+        bool, typer.Option("--tags", help="Also give own contributions by part of speech (needs the extra [pos]).")
+    ] = False,
+) -> None:
+    """Compute Hidden Token Attribution over a dataset: own contribution, neighbours, relative position."""
+    from identikit.attribution.dataset import AttributionOptions, attribution_statistics, attribution_tables
+    from identikit.texts.tags import penn_tags
+
+    asked, tagger = count(probes), penn_tags if tags else None
+    options = AttributionOptions(probes=asked, norm=norm, precision=precision, truncate=run.truncate)
+    gather, tables = partial(attribution_statistics, tagger=tagger), partial(attribution_tables, tagger=tagger)
+    run.do(Task("attribution", gather, tables, partial(_attribution_said, asked, norm)), options, {"tags": tags})
+
+
+def _attribution_said(probes: Any, norm: str, tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    own = tables["own"]
+    first, last = own.iloc[0], own.iloc[-1]
+    how = "exact" if probes == "exact" else f"estimated from {probes} random directions"
+    final = f"layer {len(own) - 1}"
+    return (
+        f"A token's own contribution is {first['median']:.2f} in layer 0 and {last['median']:.2f} in {final} "
+        f"(medians; {norm} norm, {how}). In {final}, {last['outweighed']:.0%} of tokens are outweighed by another.",
+        {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist(), "probes": probes, "norm": norm},
+    )
+
+
+@over_a_dataset
+def tokens(
+    run: DatasetRun,
+    experiment: Annotated[
+        str,
+        typer.Option(
+            "--experiment",
+            help="same layer, across layers, generalisation, previous layer or neighbours; or inversion, which learns "
+            "no maps but tries the whole vocabulary (causal models).",
+        ),
+    ] = "same layer",
+    maps: Annotated[
+        list[str] | None, typer.Option("--map", help="naive, linear, mlp or ridge; repeat for several.")
+    ] = None,
+    distances: Annotated[list[str] | None, typer.Option("--distance", help="cosine or l2; repeat for both.")] = None,
+    folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds to run.")] = 10,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation, batch order and noise.")
+    ] = 0,
+    noises: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--noise",
+            min=0.0,
+            help="Noise on the hidden vectors for the inversion, relative to their norm; repeat for several. Default: "
+            "0, 0.1, 0.3, 1 and 3.",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str,
+        typer.Option(
+            "--prefix",
+            help="For inversion, which tokens come before each position: given (the true ones) or recovered (the "
+            "winners).",
+        ),
+    ] = "given",
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Refuse texts of more than N tokens, or cut them with --truncate."),
+    ] = None,
+) -> None:
+    """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
+    from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_rates, identifiability_tables
+    from identikit.tokens.experiments import EXPERIMENTS
+
+    if experiment not in (*EXPERIMENTS, "inversion"):
+        raise identikit.InputError(
+            f"--experiment {experiment!r} is not known. Use one of: {', '.join((*EXPERIMENTS, 'inversion'))}."
+        )
+    if experiment == "inversion":
+        _inversion(run, maps, distances or ["l2"], noises=noises, prefix=prefix, seed=seed, max_tokens=max_tokens)
+        return
+    if noises or prefix != "given":
+        raise identikit.InputError("--noise and --prefix are for --experiment inversion. Leave them out.")
+    options = IdentifiabilityOptions(
+        experiment=experiment,
+        maps=tuple(maps or ("naive", "ridge")),
+        distances=tuple(distances or ("cosine", "l2")),
+        folds=folds,
+        seed=seed,
+        truncate=run.truncate,
+        max_tokens=max_tokens,
+    )
+    run.do(Task("tokens", identifiability_rates, identifiability_tables, _rates_said), options)
+
+
+def _rates_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    summary = tables["summary"]
+    final = summary["layer"].max()
+    last = summary[(summary["layer"] == final) & (summary["test_layer"] == final)]
+    told = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
+    rates = summary.to_json(orient="records", double_precision=15)  # with null for what is missing
+    return f"Recovered from layer {final}: {told}.", {"rates": json.loads(rates)}
+
+
+def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **given: Any) -> None:
+    from identikit.tokens.dataset import NOISES, InversionOptions, inversion_tables, inverted
+
+    if maps or len(distances) > 1:
+        raise identikit.InputError(
+            "--experiment inversion uses no maps and one distance. Leave out --map, and give --distance once."
+        )
+    given["noises"] = tuple(given["noises"] or NOISES)
+    options = InversionOptions(distance=distances[0], truncate=run.truncate, **given)
+    run.do(Task("tokens", inverted, inversion_tables, _inversion_said), options, {"experiment": "inversion"})
+
+
+def _inversion_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    found = tables["inversion"]
+    final = found[found["layer"] == found["layer"].max()]
+    told = "; ".join(
+        f"noise {row['noise']:g}: {row['rate']:.1%}, smallest margin {row['margin_least']:.2g}"
+        for _, row in final.iterrows()
+    )
+    rows = json.loads(found.to_json(orient="records", double_precision=15))
+    return f"Recovered from layer {found['layer'].max()}: {told}.", {"inversion": rows}
+
+
+def count(probes: str | None) -> int | str | None:
+    """Return a number given as an option; a word stays a word."""
+    return int(probes) if probes is not None and probes.isdecimal() and len(probes) < 10 else probes

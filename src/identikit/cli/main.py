@@ -1,0 +1,254 @@
+"""The command line: parse, call the public API, print."""
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+import identikit
+from identikit.cli.datasets import attention, attribution, count, tokens
+from identikit.cli.options import (
+    AddressOption,
+    ColumnOption,
+    DataDirOption,
+    DeviceOption,
+    DtypeOption,
+    EngineOption,
+    GpusOption,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    ThreadsOption,
+    TowerOption,
+    TruncateOption,
+    WorkersOption,
+)
+from identikit.cli.runs import diff, merge, resume, status, verify
+from identikit.cli.web import serve
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="What a transformer's attention and hidden vectors really say.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Say which attention is real, which token a hidden vector stands for, and where it came from."""
+    if show:
+        typer.echo(f"identikit {identikit.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def explain(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The text, or the path of an image or sound. Default: the embedded sample."),
+    ] = None,
+    pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
+    model: ModelOption = None,
+    tower: TowerOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = "float32",
+    probes: Annotated[
+        str | None,
+        typer.Option("--probes", help="exact, or the number of random directions to estimate from. Default: 16."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="About how long to bound rows of attention, drawn at random.")
+    ] = 20.0,
+    truncate: TruncateOption = False,
+    page: Annotated[
+        str | None,
+        typer.Option("--html", help="Also write a page with views to explore: one file that works without a network."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a text: which attention is real, which token is which, where it came from."""
+    from identikit import explain as explained
+    from identikit.cli.terminal import console, print_json, step_progress
+    from identikit.explanation.words import print_verdict
+    from identikit.web.report import checked_target, save_report
+
+    if pair is not None and text is None:
+        raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
+    if page is not None:
+        checked_target(page)
+    with step_progress() as told:
+        explanation = explained(
+            identikit.load(model, tower=tower, device=device, dtype=dtype),
+            text if pair is None or text is None else (text, pair),
+            probes=count(probes),
+            seconds=seconds,
+            truncate=truncate,
+            progress=told,
+        )
+        written = None if page is None else save_report(explanation, page, progress=told)
+    if as_json:
+        print_json(explanation.to_dict() | ({} if written is None else {"page": str(written)}))
+        return
+    print_verdict(explanation, console())
+    if written is not None:
+        size = written.stat().st_size / 1e6
+        typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
+
+
+for command in (attention, attribution, tokens, status, resume, verify, merge, diff, serve):
+    app.command()(command)
+
+
+def _list_the_paper(wanted: bool) -> bool:
+    if not wanted:
+        return wanted
+    from identikit.paper.claims.catalogue import CLAIMS, needed
+    from identikit.paper.figures.catalogue import FIGURES
+
+    for figure in FIGURES.values():
+        typer.echo(f"{figure.name}: {figure.caption}")
+    for claim in CLAIMS.values():
+        typer.echo(f"{claim.name}: {claim.words} ({claim.where}; needs {needed(claim.texts)})")
+    raise typer.Exit
+
+
+class _WithSampleSizes(TyperCommand):
+    """A command whose help ends with how many texts the paper's claims need; they are only read for that."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from identikit.paper.claims.catalogue import sample_sizes
+
+        with formatter.section("How many texts claims need; with fewer they are undecided"):
+            for line in sample_sizes():
+                formatter.write_text(line)
+
+
+@app.command(cls=_WithSampleSizes)
+def reproduce(
+    out: OutOption,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Figures (fig1a to fig43, our own), claims, or all; --list names them."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", help="mrpc, cola, mnli, wikitext or a file; repeat for more. Default: the embedded texts."
+        ),
+    ] = None,
+    data_dir: DataDirOption = None,
+    columns: ColumnOption = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample",
+            min=1,
+            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. How many "
+            "texts claims need is listed below.",
+        ),
+    ] = None,
+    finetuned: Annotated[
+        list[str] | None,
+        typer.Option("--finetuned", help="The folder of a fine-tuned model, or TASK=FOLDER; repeat for more."),
+    ] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = "float32",
+    precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation and random directions.")
+    ] = 0,
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    threads: ThreadsOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
+    as_json: JsonOption = False,
+    _: Annotated[
+        bool,
+        typer.Option("--list", is_eager=True, callback=_list_the_paper, help="List all figures and claims, and exit."),
+    ] = False,
+) -> None:
+    """Reproduce the paper on any model: draw its figures and judge its claims."""
+    from identikit.cli.terminal import console, print_json, step_progress
+    from identikit.paper.claims.report import claims_table, rows
+    from identikit.paper.reproduce import Plan
+    from identikit.paper.reproduce import reproduce as reproduced
+    from identikit.runs.engines import Workers
+
+    given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
+    chosen = {name: tuple(value) for name, value in given.items() if value}
+    plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
+    arguments = {key: value for key, value in locals().items() if key in inspect.signature(reproduce).parameters}
+    del arguments["_"]
+    where = Workers(engine, workers, threads, address, gpus).start(out)
+    with step_progress() as told:
+        read = identikit.load(model, device=device, dtype=dtype)
+        report = reproduced(read, plan, out, engine=where, arguments=arguments, progress=told)
+    if as_json:
+        listed = [{"name": name, "why": why} for name, why in report.listed]
+        found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}
+        print_json(found | {"page": f"{out}/index.html"})
+        return
+    console().print(claims_table(report.claims))
+    for name, why in report.listed:
+        typer.echo(f"{name}: {why}")
+    drawn = "1 figure is" if len(report.drawn) == 1 else f"{len(report.drawn)} figures are"
+    typer.echo(f"{drawn} in {out}/figures; {out}/index.html shows everything on one page.")
+
+
+@app.command()
+def finetune(
+    task: Annotated[str, typer.Argument(help="mrpc or cola.")],
+    data_dir: Annotated[str, typer.Option("--data-dir", help="The folder with the training and development files.")],
+    out: Annotated[str, typer.Option("--out", help="A new or empty folder for the model.")],
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many times to read the training texts.")] = 3,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts per step.")] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="The highest learning rate.")] = 5e-5,
+    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Train on N texts, drawn at random.")] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Random seed for the head, the order of texts and dropout.")
+    ] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
+    from identikit.cli.terminal import print_json, step_progress
+    from identikit.paper.finetune import Training
+    from identikit.paper.finetune import finetune as finetuned
+
+    training = Training(epochs, batch_size, learning_rate, seed, sample=sample)
+    with step_progress() as told:
+        tuned = finetuned(model, task, training, data_dir=data_dir, out=out, device=device, progress=told)
+    print_json(tuned.to_dict()) if as_json else typer.echo(tuned.summary())
+
+
+@app.command()
+def models(
+    as_json: JsonOption = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as the page docs/models.md.")] = False,
+) -> None:
+    """List the model architectures that identikit can read, and what works with each."""
+    from identikit.models import page
+
+    if as_json or as_markdown:
+        typer.echo(json.dumps(page.listed()) if as_json else page.markdown(), nl=as_json)
+        return
+    rows = [("model_type", "model", "checkpoint", "attribution; also"), *map(page.in_short, page.listed())]
+    for kind, name, checkpoint, works in rows:
+        typer.echo(f"{kind:<22} {name:<48} {checkpoint:<46} {works}")
+    typer.echo(
+        "Attention, intervals and token identifiability work with all of these (attention only in layers that have it)."
+    )
+    typer.echo("To add another architecture, see 'Add a family' in CONTRIBUTING.md.")
+
+
+@app.command()
+def cite() -> None:
+    """Say what to cite, with BibTeX: the paper and this version of identikit."""
+    typer.echo(identikit.cite(), nl=False)

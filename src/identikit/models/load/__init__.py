@@ -1,0 +1,1 @@
+"""Loading a model safely, and proving that it is read right."""

@@ -1,0 +1,232 @@
+"""The proof of a tap: what must hold for a model before a single number is read from it.
+
+It runs on a small padded sample, so it costs a few short forward passes. Tests run the same proof on every family. A
+model that fails is refused: a wrong number is worse than none.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from identikit.errors import ModelError
+from identikit.models import families
+from identikit.models.load.weights import broken_weight, linear_bias
+from identikit.models.model import Model
+from identikit.models.surroundings import makeup, undisturbed
+from identikit.models.taps.tap import AttentionCall, switched
+from identikit.shapes import Tensor
+from identikit.texts.text import TokenBatch
+
+# How far apart two ways of computing one thing may be, relative to the largest entry.
+# Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+def prove(model: Model) -> int:
+    """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
+    with model.alone(), undisturbed(), torch.no_grad():
+        found = _proved(model)
+        model.proof = makeup(model.hf), prove
+        return found
+
+
+def _proved(model: Model) -> int:
+    finite_weights(model)
+    batch = model.sample((7, 5) if model.modality == "text" else (7,))  # an image or sound is long, and never padded
+    batch = _padded_left(batch) if model.family.positions else batch
+    calls: list[AttentionCall] = []
+    with _watched(model) as made:
+        trace = model.trace(batch, calls.append)
+    _made_once(model, "output", made.outputs, batch)
+    for call, output in zip(calls, made.outputs, strict=True):
+        _attention_rebuilds_output(model, call)
+        _output_is_projected(model, call, output)
+    if model.family.value is not None:
+        _made_once(model, "value", made.values, batch)
+        for call, value in zip(calls, made.values, strict=True):
+            _values_are_the_layers(model, call, value)
+    # Older transformers drop the soft-cap under sdpa without a word; their eager attention keeps it.
+    capped = any(call.softcap is not None for call in calls)
+    with switched(model.hf, "eager") if capped else nullcontext():
+        _output_is_the_models_own(model, batch, trace.hidden[-1])
+    if model.family.splits:
+        _split_is_by_position(model, batch)
+    return len(calls)
+
+
+def finite_weights(model: Model) -> None:
+    """Refuse weights that are NaN or infinite, by name."""
+    name = broken_weight(model.hf)
+    if name is not None:
+        raise ModelError(
+            f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
+            "anything. Load an intact checkpoint."
+        )
+
+
+class _Made(NamedTuple):
+    """What the value layer and the output projection of each block returned, in call order."""
+
+    values: list[Any]
+    outputs: list[Any]
+
+
+@contextmanager
+def _watched(model: Model) -> Iterator[_Made]:
+    made, family = _Made([], []), model.family
+    with ExitStack() as stack:
+        attending = {id(model.blocks[layer]): model.blocks[layer] for layer in model.attention_layers}
+        for block in attending.values():
+            hooks = [] if family.value is None else _watch(families.find(block, family.value), made.values)
+            if family.watch_output is None:
+                hooks += _watch(families.find(block, family.output), made.outputs)
+            else:
+                hooks += family.watch_output(block, made.outputs.append)
+            for hook in hooks:
+                stack.callback(hook.remove)
+        yield made
+
+
+def _watch(module: Any, record: list[Any]) -> list[Any]:
+    return [module.register_forward_hook(lambda module, args, output: record.append(output))]
+
+
+def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
+    weights, where = call.weights(), f"layer {call.layer}:"
+    sums = weights.sum(-1)[call.visible().any(-1).expand(weights.shape[:-1])]
+    whole = torch.ones_like(sums) if call.sink is None else sums.clamp(0, 1)
+    _near(model, sums, whole, f"{where} rows of attention sum to 1, or to less with a learned sink")
+    rebuilt = weights @ call.value.repeat_interleave(call.groups, dim=1)
+    _near(model, rebuilt, call.output, f"{where} attention times values is the head output")
+
+
+def _output_is_projected(model: Model, call: AttentionCall, made: Tensor) -> None:
+    size = families.output_size(model.family, model.blocks[call.layer])
+    if size != (model.n_heads * model.d_value, made.shape[-1]):
+        _row_fails(
+            model,
+            "output",
+            f"it takes {size[0]} numbers to {size[1]}, and {model.n_heads} heads of {model.d_value} values make "
+            f"{model.n_heads * model.d_value}",
+        )
+    heads = call.output if call.gate is None else call.output * call.gate
+    projected = torch.einsum("bhqv,hvd->bqd", heads, model.projection(call.layer))
+    bias = linear_bias(families.find(model.blocks[call.layer], model.family.output))
+    projected = projected if bias is None else projected + bias
+    what = f"layer {call.layer}: head outputs times H is the module's output (`output={model.family.output!r}`)"
+    _near(model, projected, made, what)
+
+
+def _values_are_the_layers(model: Model, call: AttentionCall, made: Tensor) -> None:
+    parts = model.n_heads // model.n_key_value_heads + 2 if model.family.interleaved else 1
+    least = model.n_key_value_heads * model.d_value * parts
+    if made.shape[-1] < least or (model.family.interleaved and made.shape[-1] != least):
+        _row_fails(model, "value", f"it makes {made.shape[-1]} numbers for each token, and the values take {least}")
+    parts = families.value_part(model.family, made, model.n_key_value_heads, model.d_value)
+    said = f"`value={model.family.value!r}`, `interleaved={model.family.interleaved}`"
+    what = f"layer {call.layer}: values are the value layer's, head by head ({said})"
+    _near(model, parts.transpose(1, 2), call.value, what)
+
+
+def _made_once(model: Model, field: str, made: list[Any], batch: TokenBatch) -> None:
+    """Refuse a row's part that did not make one vector for each token in every attention layer."""
+    if len(made) != len(model.attention_layers):
+        _row_fails(model, field, f"it ran {len(made)} times in {len(model.attention_layers)} attention layers")
+    for one in made:
+        if not isinstance(one, Tensor) or one.ndim != 3 or one.shape[:2] != batch.keep.shape:
+            found = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
+            _row_fails(model, field, f"it made {found} for a batch of {list(batch.keep.shape)} tokens")
+
+
+def _row_fails(model: Model, field: str, why: str) -> None:
+    raise ModelError(
+        f"Proving {model.name}: the row of {model.hf.config.model_type!r} says "
+        f"{field}={getattr(model.family, field)!r}, but {why}. Numbers read from this model would be wrong."
+    )
+
+
+def _padded_left(batch: TokenBatch) -> TokenBatch:
+    """Return a batch of texts with their padding before them."""
+    if batch.ids is None:
+        return batch
+    n = batch.keep.shape[1]
+    shifts = [n - int(kept) for kept in batch.keep.sum(-1)]
+    ids, keep = (
+        torch.stack([row.roll(by) for row, by in zip(rows, shifts, strict=True)]) for rows in (batch.ids, batch.keep)
+    )
+    return replace(batch, ids=ids, keep=keep)
+
+
+def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -> None:
+    """Compare the tapped run of a padded batch with the stock model's runs of each text alone.
+
+    The stock model takes positions of its own, so this also proves the positions that a row passes.
+    """
+    for row in range(len(batch)):
+        length = int(batch.keep[row].sum())
+        alone = model.sample((length,)) if batch.features is None else batch
+        own = stock_hidden(model, alone)[0 if batch.features is None else row]
+        what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
+        _near(model, tapped[row][batch.keep[row].to(tapped.device)], own, what)
+
+
+def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
+    """Return the last block's output of the model as it came, without the tap and without positions from us."""
+    outputs: list[Any] = []
+    hook = model.blocks[-1].register_forward_hook(
+        lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
+    )
+    try:
+        with model.ready():
+            model.hf(**{name: given for name, given in model.arguments(batch).items() if name != "position_ids"})
+    finally:
+        hook.remove()
+    return outputs[-1].transpose(0, 1) if model.family.sequence_first else outputs[-1]
+
+
+def _split_is_by_position(model: Model, batch: TokenBatch) -> None:
+    """Change one position: `pre`, `post` and the embedding's tail must change there and nowhere else."""
+    with model.split(batch) as split:
+        moved = _moved(split.inputs, 1)
+        _unmoved(model, split.tail(split.inputs), split.tail(moved), "the embedding's tail")
+        if torch.equal(split.tail(split.inputs), split.tail(moved)):
+            _row_fails(model, "embedding", "what enters the first block does not depend on that module's input")
+        _near(model, split.tail(split.inputs), split.blocks[0].input, "the embedding's tail ends at the first block")
+        for layer, block in enumerate(split.blocks):
+            x, output = block.input, block.call.output
+            moved, other = _moved(x, 1), _moved(output, 2)
+            for made, own in zip(block.pre(x), (block.call.query, block.call.key, block.call.value), strict=True):
+                _near(model, made, own, f"layer {layer}: `pre` makes the same queries, keys and values again")
+            for before, after in zip(block.pre(x), block.pre(moved), strict=True):
+                _unmoved(model, before.transpose(1, 2), after.transpose(1, 2), f"layer {layer}: `pre`")
+            _unmoved(model, block.post(x, output), block.post(moved, other), f"layer {layer}: `post`")
+
+
+def _moved(vectors: Tensor, axis: int) -> Tensor:
+    """Return the vectors with the one at position 1 changed, and not by a constant, which norms take out."""
+    moved = vectors.clone()
+    moved.select(axis, 1).add_(torch.arange(vectors.shape[-1], device=vectors.device).double().cos().to(vectors.dtype))
+    return moved
+
+
+def _unmoved(model: Model, before: Tensor, after: Tensor, what: str) -> None:
+    others = [position for position in range(before.shape[1]) if position != 1]
+    _near(model, after[:, others], before[:, others], f"{what} acts on each position alone")
+
+
+def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
+    if found.shape != expected.shape:
+        raise ModelError(
+            f"Proving {model.name}: this check failed: {what} (the shapes are {list(found.shape)} and "
+            f"{list(expected.shape)}). Numbers read from this model would be wrong."
+        )
+    difference = (found.double() - expected.double()).abs().max()
+    scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    if not difference <= TOLERANCE[model.dtype] * scale:
+        raise ModelError(
+            f"Proving {model.name}: this check failed: {what} (off by {difference / scale:.1e} relative to the "
+            f"largest entry; allowed: {TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
+        )

@@ -1,0 +1,216 @@
+"""What a model's weights are: plain numbers on one device, or quantised, offloaded or under an adapter.
+
+What transformers itself turns into plain weights is read so; everything else is refused in words. A weight is never
+cast without its scale, and never missing without a word.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from identikit.errors import ModelError
+from identikit.models.load.files import has_file, read_object
+from identikit.shapes import Float, Tensor
+
+PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by transformers, without a kernel
+_ADAPTER = "adapter_config.json"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+# Quantised and offloaded weights
+
+
+def how_to_dequantise(config: Any, source: str) -> dict[str, Any]:
+    """Return the arguments with which transformers reads a checkpoint's weights as plain numbers, or refuse them."""
+    text = config.get_text_config()
+    found = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if found is None:
+        return {}
+    settings = found if isinstance(found, dict) else found.to_dict()
+    method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
+    if method not in _DEQUANTISED:
+        raise ModelError(
+            f"Loading {source}: its weights are quantised ({method}), and of quantised checkpoints only "
+            f"{' and '.join(_DEQUANTISED)} are read. Name the checkpoint it was made from, or save a plain copy with "
+            "transformers: model.dequantize().save_pretrained(folder)."
+        )
+    return {"quantization_config": getattr(transformers, _DEQUANTISED[method])(dequantize=True)}
+
+
+def check_in_place(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose weights are not there, not plain numbers, or not all on one device."""
+    devices: dict[torch.device, str] = {}
+    for key, weight in model.named_parameters():
+        if weight.is_meta:
+            raise ModelError(
+                f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device, where accelerate "
+                "leaves what it offloads). Load the whole model on one device, without device_map or offloading."
+            )
+        if weight.dtype not in PLAIN:
+            raise ModelError(f"Loading {name}: the weight {key!r} is {_quantised(model, str(weight.dtype))}")
+        devices.setdefault(weight.device, key)
+    if getattr(model, "is_quantized", False):
+        raise ModelError(f"Loading {name}: its weights are {_quantised(model, 'packed')}")
+    if len(devices) > 1:
+        places = ", ".join(f"{device} ({key!r})" for device, key in devices.items())
+        raise ModelError(
+            f"Loading {name}: its weights are spread over {len(devices)} devices: {places}, …. identikit reads a model "
+            "on one device. Load it there: device_map={'': 0}, in bfloat16 if it does not fit."
+        )
+
+
+def _quantised(model: PreTrainedModel, kind: str) -> str:
+    method = getattr(model, "quantization_method", None)
+    by = f" by {getattr(method, 'value', method)}" if method else ""
+    return (
+        f"quantised{by} ({kind.removeprefix('torch.')}), and identikit reads plain weights. Load the checkpoint it was "
+        "made from, or call model.dequantize() first."
+    )
+
+
+def gguf_words(file: Path) -> str:
+    """Say what to do with a GGUF file."""
+    return (
+        "it is a GGUF file, whose weights are packed. Save them as plain ones with transformers and its package gguf: "
+        f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained(folder), "
+        "and the tokenizer likewise; then name that folder."
+    )
+
+
+# NaN and infinity
+
+
+def broken_weight(model: nn.Module) -> str | None:
+    """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
+    for name, one in model.named_parameters():
+        if one.numel() and not torch.stack(torch.aminmax(one.detach())).isfinite().all():  # NaN is in both
+            return name
+    return None
+
+
+def wider_dtype(dtype: torch.dtype) -> str:
+    """Say what to do about numbers that leave the range of a dtype."""
+    if dtype == torch.float64:
+        return "No wider dtype is read: check the model's weights, or use another text."
+    wider = {torch.float16: '"bfloat16" or "float32"', torch.bfloat16: '"float32"', torch.float32: '"float64"'}[dtype]
+    return f"Load the model with dtype={wider}."
+
+
+# Adapters (PEFT)
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model under a PEFT wrapper, its adapters in place; any other object as it is."""
+    if isinstance(model, PreTrainedModel) or not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
+        return model
+    for name, config in model.peft_config.items():
+        if getattr(config, "is_prompt_learning", False):
+            kind = getattr(config.peft_type, "value", config.peft_type)
+            raise ModelError(
+                f"Loading {type(model).__name__}: its adapter {name!r} ({kind}) puts learned vectors before every "
+                "text, which no token stands for. Only adapters of layers, such as LoRA, are read."
+            )
+    return model.get_base_model()
+
+
+def adapter_base(source: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the base model of an adapter and how to read it; None if `source` is not an adapter."""
+    file = has_file(source, _ADAPTER, options)
+    if file is None:
+        return None
+    settings = read_object(Path(file), source)
+    base = settings.get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
+        raise ModelError(
+            f"Loading {source}: it is an adapter, and its {_ADAPTER} does not name its base model. Load the base with "
+            "transformers, put the adapter on with peft, and pass both: load(model, tokenizer)."
+        )
+    options = options | {"revision": settings.get("revision")}
+    if has_file(base, _ADAPTER, options):  # transformers would put that one on too, unasked
+        raise ModelError(
+            f"Loading {source}: it is an adapter, and its base model {base} has an {_ADAPTER} too. Merge that one into "
+            "its base and save it (model.merge_and_unload()), or keep the adapter in a folder of its own."
+        )
+    return base, options
+
+
+def with_adapter(model: PreTrainedModel, source: str, revision: str | None) -> PreTrainedModel:
+    """Put the adapter saved at `source` on its base model, complete and from safetensors, in the base's dtype."""
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError:
+        raise ModelError(
+            f"Loading {source}: it is an adapter, and the package peft is not installed. Run "
+            "`pip install 'identikit[peft]'`."
+        ) from None
+    if not has_file(source, _ADAPTER_WEIGHTS, {"revision": revision}):
+        raise ModelError(
+            f"Loading {source}: the adapter has no {_ADAPTER_WEIGHTS}, and no other format is read (pickled weights "
+            "can run code). Save it again with model.save_pretrained(folder)."
+        )
+    config = PeftConfig.from_pretrained(source, revision=revision)
+    adapted = PeftModel(model, config, autocast_adapter_dtype=False)
+    plain = unwrapped(adapted)
+    options = {"autocast_adapter_dtype": False, "torch_device": "cpu", "revision": revision, "use_safetensors": True}
+    report = adapted.load_adapter(source, "default", **options)
+    if report.missing_keys:
+        raise ModelError(
+            f"Loading {source}: the adapter lacks {len(report.missing_keys)} weights for {type(model).__name__} (the "
+            f"first is {sorted(report.missing_keys)[0]}); they would be random. Load a complete adapter."
+        )
+    if report.unexpected_keys:
+        raise ModelError(
+            f"Loading {source}: the adapter holds the weight {sorted(report.unexpected_keys)[0]!r}, which "
+            f"{type(model).__name__} has no place for. Load it with the base model it was trained on."
+        )
+    return plain.eval()
+
+
+def adapter_state(model: nn.Module) -> str:
+    """Say which adapters act on which layers, for telling two states of the same weights apart; '' if none do."""
+    told = []
+    for name, layer in model.named_modules():
+        if _adapted(layer):
+            merged, active = getattr(layer, "merged_adapters", ()), getattr(layer, "active_adapters", ())
+            told.append(f"{name} {sorted(merged)} {sorted(active)} {getattr(layer, 'disable_adapters', False)}")
+    return "\n".join(told)
+
+
+def _adapted(layer: Any) -> bool:
+    return isinstance(layer, nn.Module) and hasattr(layer, "base_layer")
+
+
+# Linear layers
+
+
+def linear_weight(layer: Any) -> Float[Tensor, "in out"]:
+    """Return W of what a linear layer computes, x·W + b; under an adapter such as LoRA, W + B·A with its scale."""
+    if not _adapted(layer):
+        weight = layer.weight.detach()
+        return weight if isinstance(layer, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
+    unit = torch.eye(layer.in_features + 1, layer.in_features).roll(1, 0)  # zero first, then the unit vectors
+    made = _computed(layer, unit)
+    return (made[1:] - made[0]).to(layer.weight.dtype)
+
+
+def linear_bias(layer: Any) -> Float[Tensor, "out"] | None:
+    """Return b of what a linear layer computes, x·W + b; None if it has none."""
+    own = getattr(layer, "bias", None)
+    if not _adapted(layer):
+        return None if own is None else own.detach()
+    made = _computed(layer, torch.zeros(1, layer.in_features))[0]
+    return made.to(layer.weight.dtype) if own is not None or made.any() else None
+
+
+def _computed(layer: Any, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
+    """Run a layer and its adapters, whatever they are, on a copy in float64, past any hooks on it."""
+    twin = copy.deepcopy(layer).double().eval()
+    with torch.no_grad():
+        return type(twin).forward(twin, x.double().to(layer.weight.device))

@@ -1,0 +1,55 @@
+"""Where a result came from: enough to compute it again, and to see that two results are comparable."""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from identikit.texts.text import Text
+from identikit.version import __version__
+
+_PACKAGES = ("identikit", "torch", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a result was computed from.
+
+    - `model`, `revision`: its name, and its hub commit if it has one
+    - `weights`: its fingerprint, over every weight, its configuration and its tokenizer
+    - `tokenizer`, `tokenizer_sha256`: the tokenizer's class and a SHA-256 of its content; `text`: that of the text
+    - `dtype`, `device`: the model's number format, and where it was computed
+    - `settings`: the options of the analysis: tolerances, seed, norm, …
+    - `versions`: of identikit and of the packages that it computes with
+    """
+
+    model: str
+    revision: str | None
+    weights: str
+    tokenizer: str
+    tokenizer_sha256: str
+    text: str
+    dtype: str
+    device: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of identikit and of the packages that it computes with."""
+    return {name: _version(name) for name in _PACKAGES}
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return __version__ if package == "identikit" else "not installed"  # run from its source tree
+
+
+def text_hash(text: Text | Sequence[Text]) -> str:
+    """Return the SHA-256 of a text, a pair, or a list of either; a pair differs from its halves joined."""
+    return hashlib.sha256(repr(text).encode()).hexdigest()

@@ -1,0 +1,303 @@
+"""Texts as pieces: strings and pairs through the tokenizer, token ids as they are, each aligned with its words."""
+
+import unicodedata
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from typing import Any
+
+from tokenizers import Encoding
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from identikit.checks import flag, shortened, whole_number
+from identikit.errors import InputError, ModelError, TooLongError
+from identikit.texts.text import LONGEST, Encoded, is_several
+
+_HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
+_Word = tuple[tuple[int, int], tuple[int, int, int]]  # a span over pieces, and (part, start, stop) over characters
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: object,
+    *,
+    limit: int | None = None,
+    max_tokens: Any = None,
+    truncate: bool = False,
+) -> list[Encoded]:
+    """Turn a text (a string, a pair, or token ids), or a list of texts, into pieces.
+
+    A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
+    cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
+    they are: nothing is added to them, and they are cut at the end.
+
+    Of a long text only the start is tokenised, if that has twice as many tokens as may be kept; a text that needs more
+    than that is refused beyond ten million characters.
+    """
+    listed: Any = texts if is_several(texts) else [texts]
+    if not listed:
+        raise InputError("Reading texts: the list is empty. Pass at least one text.")
+    room = room_for(limit, max_tokens, truncate)
+    named = [(f"texts[{index}]" if is_several(texts) else "the text", text) for index, text in enumerate(listed)]
+    listings = ((name, text, _listed_ids(name, text)) for name, text in named)
+    checked = [(name, _checked_text(name, text) if ids is None else ids) for name, text, ids in listings]
+    own_words = _separates_words(tokenizer)
+    return [
+        _encode_ids(tokenizer, name, text, room, own_words)
+        if isinstance(text, list)
+        else _encode_text(tokenizer, name, text, room, own_words)
+        for name, text in checked
+    ]
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many tokens a text may have (None: any number), what says so, and whether a longer text is cut."""
+
+    tokens: int | None
+    reason: str
+    truncate: bool
+
+    def exceeded(self, name: str, tokens: int, *, counted: str = "") -> bool:
+        """Whether a text has to be cut; refuse a long one that may not be. `counted` is said before the number."""
+        if self.tokens is None or tokens <= self.tokens:
+            return False
+        if not self.truncate:
+            raise TooLongError(
+                f"Reading {name}: it has {counted}{tokens} tokens and {self.reason}. Shorten it, or cut it with "
+                "truncate=True (command line: --truncate)."
+            )
+        return True
+
+
+def room_for(limit: int | None, max_tokens: Any, truncate: bool) -> Room:
+    """Return how many tokens a text may have: the fewer of the model's `limit` and the caller's `max_tokens`."""
+    truncate = flag("truncate", truncate)
+    if max_tokens is None:
+        return Room(limit, f"the model reads at most {limit}", truncate)
+    max_tokens = whole_number("max_tokens", max_tokens, least=1)
+    if limit is not None and limit <= max_tokens:
+        return room_for(limit, None, truncate)
+    return Room(max_tokens, f"max_tokens allows at most {max_tokens}", truncate)
+
+
+def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -> BatchEncoding:
+    """Return what a tokenizer makes of a text or pair, whatever its length; what it raises becomes one line."""
+    try:
+        # verbose=False: `encode` checks the length itself, so the tokenizer need not log that the text is long
+        return tokenizer(*parts, verbose=False, **options)  # pyright: ignore[reportArgumentType]
+    except BaseException as error:  # a panic of tokenizers is no Exception
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or "Panic" in type(error).__name__):
+            raise
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        named = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        raise ModelError(
+            f"Reading a text: the tokenizer of {named} cannot tokenise it ({said}). Check the tokenizer's files."
+        ) from None
+
+
+def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's own words end at white space and at punctuation.
+
+    WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
+    (T5) or take a whole text as one word (Llama).
+    """
+    return bool(tokenizer.is_fast) and len(set(tokenized(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
+
+
+# Strings and pairs
+
+
+def _described(text: Any) -> str:
+    words, kind = shortened(text), type(text).__name__
+    return words if words.endswith(f" {kind}") else f"{kind} {words}"
+
+
+def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
+    for half in text if isinstance(text, tuple) and len(text) == 2 else (text,):
+        if not isinstance(half, str):
+            raise InputError(
+                f"Reading {name}: got {_described(text)}, expected a string, a pair (a tuple of "
+                "two strings), or a flat sequence of token ids. Pass several texts as a list."
+            )
+        if not half.strip():
+            raise InputError(f"Reading {name}: {shortened(text)} is blank or has a blank half. Pass some words.")
+        try:
+            half.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"Reading {name}: {shortened(text)} is not valid Unicode. Repair its lone surrogates."
+            ) from None
+    return text
+
+
+def _encode_text(
+    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room, own_words: bool
+) -> Encoded:
+    parts = (text,) if isinstance(text, str) else text
+    read, counted = _start(tokenizer, name, parts, room)
+    pieces = _tokenize(tokenizer, read)
+    if not _reads_all(pieces, parts):
+        raise InputError(f"Reading {name}: the tokenizer finds no token in {shortened(text)}. Pass another text.")
+    if room.exceeded(name, len(pieces["input_ids"]), counted=counted):
+        pieces = _tokenize(tokenizer, read, max_length=room.tokens)
+        if room.exceeded(name, len(pieces["input_ids"])) or not _reads_all(pieces, parts):
+            raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
+    words = _words(pieces.encodings[0], read, own_words) if pieces.encodings else []
+    return Encoded(
+        ids=tuple(pieces["input_ids"]),
+        segments=tuple(pieces["token_type_ids"]) if "token_type_ids" in pieces else None,
+        special=tuple(bool(mark) for mark in pieces["special_tokens_mask"]),
+        tokens=tuple(tokenizer.convert_ids_to_tokens(pieces["input_ids"])),
+        words=tuple(span for span, _ in words),
+        text=text,
+        characters=tuple(place for _, place in words),
+        parts=parts,
+    )
+
+
+def _start(
+    tokenizer: PreTrainedTokenizerBase, name: str, parts: tuple[str, ...], room: Room
+) -> tuple[tuple[str, ...], str]:
+    """Return as much of a text as has to be tokenised, and "at least " where that is not all of it.
+
+    A start of twice the tokens that may be kept decides which are kept: no tokenizer looks so far ahead. (Those that
+    split at words look one word ahead; for those that take a text as one word this is a margin, not a proof.) In a
+    pair, the other half must be short, so that it is known which half is cut.
+    """
+    if room.tokens is not None and getattr(tokenizer, "truncation_side", "right") == "right":
+        heads = tuple(part[: _HEAD * room.tokens + 4096] for part in parts)
+        long = [head != part for head, part in zip(heads, parts, strict=True)]
+        if sum(long) == 1:
+            counts = [len(tokenized(tokenizer, head, add_special_tokens=False)["input_ids"]) for head in heads]
+            fits = (
+                count >= 2 * room.tokens if cut else count < room.tokens
+                for count, cut in zip(counts, long, strict=True)
+            )
+            if all(fits):
+                return heads, "at least "
+    if longer := [len(part) for part in parts if len(part) > LONGEST]:
+        raise TooLongError(
+            f"Reading {name}: it has {longer[0]:,} characters, and a text may have at most {LONGEST:,}. Shorten it."
+        )
+    return parts, ""
+
+
+def _tokenize(
+    tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], max_length: int | None = None
+) -> BatchEncoding:
+    cut = {"truncation": "longest_first" if max_length else False, "max_length": max_length}
+    return tokenized(tokenizer, *parts, **cut, return_special_tokens_mask=True)
+
+
+def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...]) -> bool:
+    """Whether the text, and each half of a pair, has at least one piece of its own."""
+    if not pieces.is_fast:
+        return not all(pieces["special_tokens_mask"])
+    return len(set(pieces.sequence_ids()) - {None}) == len(parts)
+
+
+# Token ids
+
+
+def _listed_ids(name: str, text: Any) -> list[Any] | None:
+    """Return a sequence of numbers as a list; None if the text is something else."""
+    try:
+        if getattr(text, "ndim", None) == 1:
+            text = text.tolist()
+        if not isinstance(text, list | tuple | range) or (text and is_several(list(text))):
+            return None
+        numbers: list[Any] = list(text)
+        return [value.item() if getattr(value, "ndim", None) == 0 else value for value in numbers]
+    except RuntimeError as error:  # torch's, of a tensor that is sparse or on the meta device
+        said = " ".join(str(error).split())[:100].rstrip(".!")
+        raise InputError(
+            f"Reading {name}: the numbers of its tensor cannot be read ({said}). Pass the token ids as a list."
+        ) from None
+
+
+def _token(tokenizer: PreTrainedTokenizerBase, index: object) -> str | None:
+    """Return the token of an id, or None if the tokenizer has no such id."""
+    highest = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < highest:
+        return None
+    return tokenizer.convert_ids_to_tokens([index])[0]
+
+
+def _encode_ids(
+    tokenizer: PreTrainedTokenizerBase, name: str, given: list[Any], room: Room, own_words: bool
+) -> Encoded:
+    if not given:
+        raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")
+    tokens = [_token(tokenizer, index) for index in given]
+    if None in tokens:
+        place = tokens.index(None)
+        raise InputError(
+            f"Reading {name}: the token id at position {place} is {shortened(given[place])}, expected one of the "
+            f"tokenizer's {len(tokenizer)} ids. Pass ids that this tokenizer made."
+        )
+    ids = given[: room.tokens] if room.exceeded(name, len(given)) else given
+    of_the_text = (tokenizer.unk_token_id, tokenizer.mask_token_id)
+    added = [index for index in tokenizer.all_special_ids if index not in of_the_text]
+    special = tuple(index in added for index in ids)
+    words, parts = _words_of_ids(tokenizer, ids, special, own_words)
+    return Encoded(
+        ids=tuple(ids),
+        segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
+        special=special,
+        tokens=tuple(str(token) for token in tokens[: len(ids)]),
+        words=tuple(span for span, _ in words),
+        text=tuple(given),
+        characters=tuple(place for _, place in words),
+        parts=parts,
+    )
+
+
+def _words_of_ids(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: tuple[bool, ...], own_words: bool
+) -> tuple[list[_Word], tuple[str, ...]]:
+    """Return the words between special tokens, if the tokenizer splits what the ids spell into the same ids."""
+    words: list[_Word] = []
+    parts: list[str] = []
+    for marked, group in groupby(range(len(ids)), key=special.__getitem__):
+        positions = list(group)
+        if marked:
+            continue
+        run = ids[positions[0] : positions[-1] + 1]
+        part = str(tokenizer.decode(run, clean_up_tokenization_spaces=False))
+        pieces = tokenized(tokenizer, part, add_special_tokens=False)
+        if not pieces.encodings or pieces["input_ids"] != run:
+            return [], ()
+        for (first, last), (_, start, stop) in _words(pieces.encodings[0], (part,), own_words):
+            words.append(((positions[0] + first, positions[0] + last), (len(parts), start, stop)))
+        parts.append(part)
+    return words, tuple(parts)
+
+
+# Words
+
+
+def _words(encoding: Encoding, parts: tuple[str, ...], own_words: bool) -> list[_Word]:
+    """Return each word's span over pieces and its place in the parts; a piece belongs to the word where it begins."""
+    by_character = [_character_words(part) for part in parts]
+    pieces = []
+    aligned = zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True)
+    for position, (part, own_word, (start, stop)) in enumerate(aligned):
+        if part is not None:
+            touched = (word for word in by_character[part][start:stop] if word is not None)
+            word = own_word if own_words else next(touched, None)
+            pieces.append(((part, word), position, start, stop))
+    words = []
+    for (part, _), group in groupby(pieces, key=lambda piece: piece[0]):
+        _, positions, starts, stops = zip(*group, strict=True)
+        covered = parts[part][starts[0] : stops[-1]]
+        if covered.strip():
+            place = (part, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
+            words.append(((positions[0], positions[-1] + 1), place))
+    return words
+
+
+def _character_words(text: str) -> list[int | None]:
+    """Return the number of each character's word: None for white space; punctuation marks and symbols stand alone."""
+    inside = [not character.isspace() and unicodedata.category(character)[0] not in "PS" for character in text]
+    numbers = accumulate(not (before and here) for before, here in pairwise([False, *inside]))
+    return [None if character.isspace() else number for character, number in zip(text, numbers, strict=True)]

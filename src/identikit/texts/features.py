@@ -1,0 +1,256 @@
+"""Images and sounds as what models read: pixels, samples or spectrograms, one token per patch or stretch of time.
+
+`Images` and `Sounds` say how a family of models reads them; `encode_features` turns what a user passes into `Encoded`,
+so that batches, results and provenance work as they do for texts.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from identikit.checks import shortened
+from identikit.errors import InputError
+from identikit.shapes import Float, Tensor
+from identikit.texts.encoding import Room, room_for
+from identikit.texts.text import Encoded, is_several
+
+
+def _cls(config: Any) -> tuple[str, ...]:
+    return ("[CLS]",)
+
+
+@dataclass(frozen=True)
+class Images:
+    """How a model reads images: as a grid of patches ('r0c1' is in row 0 and column 1), after tokens of its own.
+
+    - `prefix`: the names of the tokens before the patches, from the model's configuration
+    - `any_size`: it fits its positions to any number of patches; otherwise images have the configured size
+    """
+
+    prefix: Callable[[Any], tuple[str, ...]] = _cls
+    any_size: bool = False
+    modality: ClassVar[str] = "image"
+    reader: ClassVar[str] = "image processor"
+
+    def shape(self, config: Any) -> tuple[int, ...]:
+        """Return the shape of an image of the configured size."""
+        return (config.num_channels, *_sides(config.image_size))
+
+    def tokens(self, config: Any, features: Float[Tensor, "channel height width"]) -> tuple[str, ...]:
+        """Return the names of the tokens that the model makes of an image."""
+        rows, columns = (size // of for size, of in zip(features.shape[1:], _sides(config.patch_size), strict=True))
+        return *self.prefix(config), *(f"r{row}c{column}" for row in range(rows) for column in range(columns))
+
+    def encode(self, given: object, name: str, config: Any, source: "Source", room: Room) -> Encoded:
+        """Return one image as tokens with its pixels."""
+        features = source.read(images=[_open_image(given, name)])
+        if not self.any_size and features.shape != self.shape(config):
+            raise source.misfit(name, features, self.shape(config))
+        tokens = self.tokens(config, features)
+        if room.tokens is not None and len(tokens) > room.tokens:
+            raise InputError(
+                f"Reading {name}: the model makes {len(tokens)} tokens of it, and max_tokens allows {room.tokens}. "
+                "An image cannot be cut; leave max_tokens out."
+            )
+        added = len(self.prefix(config))
+        return _encoded(tokens, [place < added for place in range(len(tokens))], features, self.modality)
+
+
+Window = Callable[[Any], tuple[int, int, int | None]]
+"""From a configuration: samples under the first token, samples from one token to the next, and the number of tokens
+that every sound is padded to (None: as many as it has)."""
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """How a model reads sounds: as one token per stretch of time, named by when it begins ('0.02s').
+
+    - `window`: how samples become tokens
+    - `example`: the shape of the features of a sound, for made-up ones and for sounds that are padded to one length
+    """
+
+    window: Window
+    example: Callable[[Any], tuple[int, ...]]
+    modality: ClassVar[str] = "sound"
+    reader: ClassVar[str] = "feature extractor"
+
+    def shape(self, config: Any) -> tuple[int, ...]:
+        """Return the shape of the features of a sound."""
+        return self.example(config)
+
+    def tokens(self, config: Any, features: Float[Tensor, "*shape"]) -> tuple[str, ...]:
+        """Return the tokens that the model makes of a made-up sound, by number: no rate is known."""
+        first, step, padded = self.window(config)
+        return tuple(map(str, range(padded or 1 + (features.shape[-1] - first) // step)))
+
+    def encode(self, given: object, name: str, config: Any, source: "Source", room: Room) -> Encoded:
+        """Return one sound as tokens with its features; tokens beyond its end are marked special."""
+        rate, (first, step, padded) = source.reader.sampling_rate, self.window(config)
+        wave = _wave(given, name, rate)
+        if len(wave) < first:
+            raise InputError(
+                f"Reading {name}: it has {len(wave)} samples, and one token of the model takes {first} "
+                f"({first / rate:.3g} s at {rate:,} Hz). Pass a longer sound."
+            )
+        if padded is not None and room.tokens is not None and room.tokens < padded:
+            raise InputError(
+                f"Reading {name}: the model makes {padded} tokens of every sound, and max_tokens allows {room.tokens}. "
+                "Leave max_tokens out."
+            )
+        if room.exceeded(name, 1 + (len(wave) - first) // step):
+            wave = wave[: first + ((room.tokens or 1) - 1) * step + (step - 1 if padded else 0)]
+        features = source.read(wave, sampling_rate=rate)
+        if padded is not None and features.shape != self.shape(config):
+            raise source.misfit(name, features, self.shape(config))
+        own = 1 + (len(wave) - first) // step
+        tokens = _times(padded or own, step / rate)
+        return _encoded(tokens, [place >= own for place in range(len(tokens))], features, self.modality)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's image processor or feature extractor, and the argument of the model that takes what it makes."""
+
+    reader: Any
+    argument: str
+
+    def read(self, *given: Any, **options: Any) -> Float[Tensor, "*shape"]:
+        """Return the features of one image or sound."""
+        return self.reader(*given, **options, return_tensors="pt")[self.argument][0]
+
+    def misfit(self, name: str, features: Tensor, expected: tuple[int, ...]) -> InputError:
+        """Return the error for features of a size that the model does not take."""
+        found, wanted = (" × ".join(map(str, shape)) for shape in (features.shape, expected))
+        return InputError(
+            f"Reading {name}: {type(self.reader).__name__} makes {self.argument} of {found}, and the model reads "
+            f"{wanted}. Use the model's own."
+        )
+
+
+def encode_features(
+    kind: Images | Sounds,
+    source: Source,
+    given: Any,
+    config: Any,
+    *,
+    limit: int | None = None,
+    max_tokens: Any = None,
+    truncate: bool = False,
+    keep: bool = True,
+) -> list[Encoded]:
+    """Turn an image or sound, or a list of them, into tokens with features; with `keep=False` features are dropped."""
+    listed: Any = given if is_several(given) else [given]
+    if not listed:
+        raise InputError(f"Reading {kind.modality}s: the list is empty. Pass at least one {kind.modality}.")
+    room, found = room_for(limit, max_tokens, truncate), []
+    for index, one in enumerate(listed):
+        name = f"{kind.modality}s[{index}]" if is_several(given) else f"the {kind.modality}"
+        encoded = kind.encode(one, name, config, source, room)
+        found.append(encoded if keep else replace(encoded, features=None))
+    return found
+
+
+def _encoded(tokens: tuple[str, ...], special: list[bool], features: Tensor, modality: str) -> Encoded:
+    """Return features under their tokens' names; a digest of the features stands in for the text."""
+    digest = hashlib.sha256(features.float().numpy().tobytes()).hexdigest()
+    return Encoded((), None, tuple(special), tokens, (), f"{modality} {digest}", features=features)
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _open_image(image: object, name: str) -> Any:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise InputError("Reading images needs Pillow. Run `pip install 'identikit[vision]'`.") from error
+    if isinstance(image, str | os.PathLike) and not _is_file(image):
+        raise InputError(
+            f"Reading {name}: there is no file {shortened(str(image))}. The model reads images: pass the path of one."
+        )
+    try:
+        if isinstance(image, Image.Image):
+            return ImageOps.exif_transpose(image).convert("RGB")
+        if isinstance(image, str | os.PathLike):
+            with Image.open(image) as opened:
+                return ImageOps.exif_transpose(opened).convert("RGB")
+    except Exception as error:  # Pillow raises what it likes on damaged and on huge images
+        raise InputError(
+            f"Reading {name}: {shortened(str(image))} cannot be read as an image ({type(error).__name__}). Pass a PNG "
+            "or JPEG."
+        ) from error
+    raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")
+
+
+def _is_file(path: Any) -> bool:
+    """Whether a path leads to a file, not to a folder, a pipe or nowhere."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # a name that is too long, or that no file can have
+        return False
+
+
+def _wave(sound: object, name: str, rate: int) -> Float[np.ndarray, " sample"]:
+    """Return the samples of a sound at a rate: a file is mixed to one channel and resampled, an array taken as is."""
+    wave = _sound_file(sound, name, rate) if isinstance(sound, str | os.PathLike) else _array(sound, name)
+    if not wave.size:
+        raise InputError(f"Reading {name}: it is empty. Pass at least a few samples.")
+    if not np.isfinite(wave).all():
+        raise InputError(f"Reading {name}: it holds NaN or infinity. Pass finite samples.")
+    return wave
+
+
+def _array(sound: object, name: str) -> np.ndarray:
+    expected = "the path of a sound file, or a 1-D array of samples between -1 and 1 at the model's sampling rate"
+    found: Any = sound.detach().cpu().float() if isinstance(sound, torch.Tensor) else sound
+    if not isinstance(found, list | np.ndarray | torch.Tensor):
+        raise InputError(f"Reading {name}: got {type(sound).__name__}, expected {expected}.")
+    wave = np.asarray(found)
+    if wave.ndim != 1:
+        raise InputError(
+            f"Reading {name}: got an array of {wave.ndim} dimensions, expected {expected}. Mix channels to one first."
+        )
+    whole = isinstance(sound, torch.Tensor) and not sound.is_floating_point()
+    if wave.size and (whole or wave.dtype.kind != "f"):
+        kind = sound.dtype if isinstance(sound, torch.Tensor) else wave.dtype
+        raise InputError(f"Reading {name}: its samples are {kind}, expected {expected}. Divide 16-bit ones by 32768.")
+    return wave.astype(np.float32)
+
+
+def _sound_file(path: Any, name: str, rate: int) -> np.ndarray:
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: the package is there, the library that it wraps is not
+        raise InputError("Reading sound files needs soundfile. Run `pip install 'identikit[audio]'`.") from error
+    if not _is_file(path):
+        raise InputError(
+            f"Reading {name}: there is no file {str(path)!r:.200}. The model reads sounds: pass the path of one, or a "
+            "1-D array."
+        )
+    try:
+        channels, own = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.SoundFileError as error:
+        raise InputError(
+            f"Reading {name}: {str(path)!r:.200} cannot be read as sound. Pass a WAV, FLAC, OGG or MP3."
+        ) from error
+    wave = channels.mean(1)
+    if own == rate or not wave.size:
+        return wave
+    from scipy.signal import resample_poly
+
+    shared = math.gcd(own, rate)
+    return resample_poly(wave, rate // shared, own // shared).astype(np.float32)
+
+
+def _times(count: int, step: float) -> tuple[str, ...]:
+    """Return when each of `count` tokens begins, in seconds, with as many decimals as `step` has (2 to 6)."""
+    decimals = next((places for places in range(2, 6) if abs(round(step, places) - step) < 1e-9), 6)
+    return tuple(f"{place * step:.{decimals}f}s" for place in range(count))

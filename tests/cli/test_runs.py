@@ -1,0 +1,343 @@
+"""The commands over a run's folder, as a user meets them."""
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+
+from identikit import effective_attention
+from identikit.__main__ import main
+from identikit.attention.dataset import AttentionJob
+from identikit.attribution.dataset import AttributionJob
+from identikit.errors import InputError
+from identikit.runs.lock import FolderLock
+from identikit.runs.store import Store
+from identikit.tokens.dataset import IdentifiabilityJob
+from tests.models import tiny
+
+JOBS = {"attention": AttentionJob, "attribution": AttributionJob, "tokens": IdentifiabilityJob}
+OPTIONS = {"attention": [], "attribution": ["--probes", "4"], "tokens": ["--folds", "2"]}
+
+
+class Done(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
+
+    def refused(self, words: str, status: int = 1) -> bool:
+        return self.status == status and self.stderr.count("\n") == 1 and words in self.stderr
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process; blocks have four texts, and no progress is told."""
+    monkeypatch.setattr("identikit.runs.run.BLOCK_TEXTS", 4)
+    monkeypatch.setattr("identikit.cli.terminal.QUIET_SECONDS", math.inf)
+
+    def run(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["identikit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Done(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model, and 21 texts."""
+    folder = tmp_path_factory.mktemp("place")
+    tiny.build("bert").save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    texts = [f"w{i + 4} w{i + 5} w{i + 9} w{i + 7} w{i + 6} w{i + 8}" for i in range(21)]
+    (folder / "texts.txt").write_text("\n".join(texts))
+    return folder
+
+
+@pytest.fixture
+def compute(run: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command over the texts, with paths relative to where they are."""
+
+    def compute(command: str, out: Path, *options: str) -> Done:
+        monkeypatch.chdir(place)
+        done = run(command, "--data", "texts.txt", "--model", "model", *OPTIONS[command], "--out", out, *options)
+        monkeypatch.chdir(Path(__file__).parent)
+        return done
+
+    return compute
+
+
+@pytest.fixture
+def stopped(compute: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command that fails in its third block or part."""
+
+    def stopped(command: str, out: Path, *options: str) -> Done:
+        read, calls = JOBS[command].compute, []
+
+        def failing(*given: Any) -> Any:
+            calls.append(given)
+            if len(calls) > 2:
+                raise InputError("The third failed.")
+            return read(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(JOBS[command], "compute", failing)
+            return compute(command, out, *options)
+
+    return stopped
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.iterdir() if path.suffix in (".parquet", ".csv") or path.name == "columns.json"]
+    return {path.name: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_shards_merge_into_what_one_run_gives(run, compute, tmp_path: Path, command: str):
+    assert compute(command, tmp_path / "whole").status == 0
+    assert run("merge", tmp_path / "whole").refused("it holds no shards")
+    for shard in ("2/2", "1/2"):
+        assert compute(command, tmp_path / "parts", "--shard", shard).status == 0
+    merged = run("merge", tmp_path / "parts")
+    assert merged.status == 0 and f"The tables are in {tmp_path / 'parts'}" in merged.stdout
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole") != {}
+    assert run("verify", tmp_path / "parts").status == 0
+    about = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("parts", "whole")]
+    assert about[0]["run"] == about[1]["run"] and about[0]["recorded"]["shards"].keys() == {"1/2", "2/2"}
+    assert run("diff", tmp_path / "parts", tmp_path / "whole", "--tolerance", "0").status == 0
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_a_run_resumes_from_its_folder_alone(run, compute, stopped, tmp_path: Path, command: str):
+    """From another folder, with paths that were relative to the first one."""
+    assert stopped(command, tmp_path / "run").refused("The third failed.")
+    told = run("status", tmp_path / "run").stdout
+    assert "Done: 2 of " in told and "The third failed." in told and "Nobody is writing to it." in told
+    assert run("verify", tmp_path / "run").status == 1
+    resumed = run("resume", tmp_path / "run")
+    assert resumed.status == 0, resumed.stderr
+    whole = compute(command, tmp_path / "whole")
+    assert resumed.stdout == whole.stdout.replace(str(tmp_path / "whole"), str(tmp_path / "run"))
+    assert tables(tmp_path / "run") == tables(tmp_path / "whole")
+    state = json.loads(run("status", tmp_path / "run", "--json").stdout)["run"]
+    assert state["complete"] and state["share"] == 1 and not state["missing"] and state["error"] is None
+    assert json.loads(run("resume", tmp_path / "run", "--json").stdout)["tables"]
+
+
+def test_status_of_a_run_and_of_its_shards(run, compute, stopped, tmp_path: Path):
+    out = tmp_path / "run"
+    stopped("attention", out)
+    lines = run("status", out).stdout.splitlines()
+    assert lines[0] == f"{out}: attention, model model in float32, data texts.txt (21 texts)."
+    assert lines[1].startswith("Settings: bias True, ") and "seed 0" in lines[1] and "threads 1" in lines[1]
+    assert lines[3] == "Done: 2 of 6 blocks, 8 of 21 texts, 64 of 168 tokens (38%)."
+    assert lines[4] == "Missing: blocks 2 to 5." and lines[5].startswith("Rate: ") and "left at that rate" in lines[5]
+    assert lines[6].startswith("The last run ended with an error (20") and lines[6].endswith("): The third failed.")
+    assert lines[7] == f"Nobody is writing to it. `identikit resume {out}` goes on." and len(lines) == 8
+    lock = FolderLock(Store(out, json.loads((out / "run.json").read_text())["run"]).files, str(out))
+    lock.acquire()
+    assert "is writing to it" in run("status", out).stdout
+    assert run("resume", out).refused("is writing to it")
+    lock.release()
+    assert "Nobody is writing" in run("status", out).stdout
+
+    shards = tmp_path / "shards"
+    compute("attention", shards, "--shard", "1/3")
+    told = run("status", shards).stdout.splitlines()
+    assert told == [
+        f"{shards}: a run in 3 shards.",
+        "shard-0001-of-0003: complete, 2 of 2 blocks, 8 of 8 texts, 64 of 64 tokens (100%)",
+        "shard-0002-of-0003: not there",
+        "shard-0003-of-0003: not there",
+    ]
+    assert run("status", shards / "shard-0001-of-0003").stdout.splitlines()[-1].startswith("Complete: nothing is left")
+    assert run("resume", shards).refused("Resume each that is not complete")
+    assert "Shard 1/3 is complete" in run("resume", shards / "shard-0001-of-0003").stdout
+
+
+def test_folders_that_are_no_runs_are_refused(run, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text("[]")
+    for command in (["status"], ["verify"], ["resume"], ["merge"], ["diff", tmp_path / "damaged"]):
+        for name in ("empty", "file", "nowhere", "damaged"):
+            done = run(*command, tmp_path / name)
+            assert done.refused("Cannot", 2 if command[0] == "diff" else 1), done
+    assert run("status").status == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "it has no command.json that can be read"),
+        ('{"command": "attention", "arguments": 3}', "it has no command.json that can be read"),
+        ('{"command": "explain", "arguments": {}}', "names the command 'explain'"),
+        ('{"command": "attention", "arguments": {"rm": "/"}}', "'rm' is no argument of attention"),
+        ('{"command": "attention", "arguments": {"data": {"a": 1}}}', "data has the value {'a': 1}"),
+        ('{"command": "attention", "arguments": {"data": ["a"]}}', "data has the value ['a']"),
+        ('{"command": "attention", "arguments": {"data": "a\\u0000"}}', "data has the value"),
+        ('{"command": "attention", "arguments": {"data": "a", "mass": "yes"}}', "expected true or false"),
+        ('{"command": "attention", "arguments": {"data": "a", "sample": "many"}}', "does not hold a command"),
+        ('{"command": "attention", "arguments": {"data": "a", "address": "ray://b"}}', "Give --address again"),
+        ('{"command": "attention", "arguments": {"data": "--help"}, "place": 3}', "--help"),
+        ('{"command": "attention", "arguments": {}}', "does not hold a command"),
+    ],
+)
+def test_a_noted_command_is_not_trusted(run, tmp_path: Path, content: str, words: str):
+    (tmp_path / "run.json").write_text('{"run": {}}')
+    (tmp_path / "command.json").write_text(content)
+    done = run("resume", tmp_path)
+    assert done.refused(words), done
+
+
+def test_what_cannot_be_merged_is_refused(run, compute, tmp_path: Path):
+    out = tmp_path / "run"
+    assert compute("attention", out, "--shard", "1/2").status == 0
+    assert run("merge", out).refused("shard-0002-of-0002 of 2 shards is missing")
+    assert compute("attention", out, "--shard", "2/2", "--mass").status == 0
+    assert run("merge", out).refused("options.mass is False in")
+    second = out / "shard-0002-of-0002"
+    shutil.rmtree(second)
+    shutil.copytree(out / "shard-0001-of-0002", second)
+    assert run("merge", out).refused("holds shard 1/2")
+    shutil.rmtree(second)
+    assert compute("attention", out, "--shard", "2/2").status == 0
+    (shard,) = second.glob("shard-*")
+    content = shard.read_bytes()
+    shard.unlink()
+    assert run("merge", out).refused("shard-0002-of-0002 is not complete")
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run("merge", out).refused("is damaged (its content does not have its SHA-256)")
+    shard.write_bytes(content)
+    assert compute("attention", out, "--shard", "1/3").status == 0
+    assert run("merge", out).refused("shards of 2 divisions, of 2 and of 3")
+    shutil.rmtree(out / "shard-0001-of-0003")
+    assert not (out / "run.json").exists()  # nothing was written so far
+    assert run("merge", out).status == run("merge", out).status == 0
+    shutil.copy(out / "shard-000000.safetensors", out / "shard-000009.safetensors")
+    assert run("merge", out).refused("it already holds results of its own, such as shard-000009.safetensors")
+
+
+def test_a_merge_that_was_stopped_can_be_run_again(run, compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "run"
+    for shard in ("1/2", "2/2"):
+        compute("attention", out, "--shard", shard)
+    write, written = Store.write, []
+
+    def failing(store: Store, name: str, content: bytes) -> None:
+        written.append(name)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        write(store, name, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write", failing)
+        done = run("merge", out)
+    assert done.status == 130 and "Run the same command again" in done.stderr
+    assert len(list(out.glob("shard-*.safetensors"))) == 1
+    assert run("merge", out).status == 0 and run("verify", out).status == 0
+
+
+def test_verify_finds_every_kind_of_damage(run, compute, tmp_path: Path):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    compute("attention", whole)
+    done = run("verify", whole)
+    assert done.status == 0
+    assert done.stdout.startswith(
+        "Checked: 2 sealed files, 16 files against SHA256SUMS, 6 tables against columns.json."
+    )
+
+    def flipped(name: str) -> None:
+        content = bytearray((out / name).read_bytes())
+        content[len(content) // 2] ^= 4
+        (out / name).write_bytes(content)
+
+    def holed() -> None:
+        frame = pd.read_parquet(out / "null_dimension.parquet")
+        frame.loc[3, "residual"] = float("nan")
+        frame.to_parquet(out / "null_dimension.parquet", index=False)
+
+    for harm, words in (
+        (lambda: flipped("shard-000000.safetensors"), ["shard-000000.safetensors: its content", "not the one in"]),
+        (lambda: flipped("types.csv"), ["types.csv: its SHA-256 is not the one in SHA256SUMS."]),
+        (lambda: flipped("texts.parquet"), ["texts.parquet: its SHA-256"]),
+        (lambda: (out / "texts.parquet").write_bytes(b"PAR1"), ["texts.parquet: it is not a Parquet file"]),
+        (lambda: (out / "correlation.csv").unlink(), ["correlation.csv: it is missing"]),
+        (lambda: (out / "SHA256SUMS").unlink(), ["run: it is not complete: SHA256SUMS is missing"]),
+        (lambda: (out / "SHA256SUMS").write_text("../x"), ["'../x', which is no checksum"]),
+        (holed, ["column 'residual' has missing values"]),
+        (lambda: flipped("plan.json"), ["plan.json: "]),
+    ):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(whole, out)
+        harm()
+        done = run("verify", out)
+        assert done.status == 1 and all(word in done.stdout for word in words), done.stdout
+        told = json.loads(run("verify", out, "--json").stdout)
+        assert not told["right"] and told["wrong"]
+    shutil.rmtree(out)
+    shutil.copytree(whole, out)
+    flipped("shard-000000.safetensors")
+    assert "Damaged: shard-000000.safetensors" in run("status", out).stdout
+
+
+def test_diff_says_what_differs(run, compute, tmp_path: Path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    compute("attention", one)
+    compute("attention", other, "--mass")
+    assert run("diff", one, one).stdout.startswith("Equal: no number in ")
+    done = run("diff", one, other)
+    assert done.status == 1 and "Setting options.mass: False and True.\n" in done.stdout
+    assert "correlation, pearson: 21 rows differ, at most by 0." in done.stdout and "; text " in done.stdout
+    assert "texts, " not in done.stdout
+    told = json.loads(run("diff", one, other, "--json", "--tolerance", "2").stdout)
+    assert not told["equal"]  # null dimensions are whole numbers, which no tolerance makes equal
+    assert {difference["column"] for difference in told["differences"]} <= {"least", "greatest", "free"}
+    for wrong in ("-1", "nan", "much"):
+        assert run("diff", one, other, "--tolerance", wrong).status == 2
+
+
+def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run, place: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    given = ["--data", place / "texts.txt", "--sample", "12", "--model", place / "model"]
+    assert run("reproduce", "fig1a", *given, "--out", out).status == 0
+    told = run("status", out).stdout
+    assert "Complete: all results are written." in told
+    assert "/attention: complete, 3 of 3 blocks, 12 of 12 texts" in told
+    assert run("verify", out).status == 0 and run("resume", out).status == 0
+    assert run("diff", out, out, "--tolerance", "0").status == 0
+    (shard,) = out.glob("inputs/*/attention/shard-*")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert "/attention: not complete, 0 of 3 blocks" in run("status", out).stdout
+    done = run("verify", out)
+    assert done.status == 1 and "attention/shard-000000.safetensors: " in done.stdout
+
+
+def test_saved_results_are_verified_and_compared(run, tmp_path: Path):
+    effective_attention(tiny.shared("bert"), "w3 w4 w5").save(tmp_path / "result")
+    assert run("verify", tmp_path / "result").status == run("diff", *[tmp_path / "result"] * 2).status == 0
+    arrays = tmp_path / "result" / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"x")
+    assert run("verify", tmp_path / "result").refused("it is damaged (arrays.safetensors does not have its SHA-256)")
+    assert run("diff", *[tmp_path / "result"] * 2).refused("it is damaged (arrays.safetensors does not have", 2)
+
+
+def test_the_page_on_runs_names_commands_and_options_that_there_are(run):
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    lines = re.findall(r"identikit (attention|status|resume|verify|merge|diff)\b([^`\n#]*)", page)
+    assert {command for command, _ in lines} == {"attention", "status", "resume", "verify", "merge", "diff"}
+    for command, rest in lines:
+        told = run(command, "--help").stdout
+        for option in re.findall(r"--[a-z-]+", rest):
+            assert f"  {option} " in told, (command, option)

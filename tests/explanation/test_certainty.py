@@ -1,0 +1,338 @@
+"""The verdict on attention rests on intervals: every printed number is held against exact ones, in 50 texts."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import identikit as ik
+from identikit.attention.precision import equal_values
+from identikit.explanation import certainty
+from identikit.explanation.causes import candidates, causes, is_sink
+from identikit.explanation.certainty import (
+    Sample,
+    bounded_rows,
+    group_bounds,
+    least_certain,
+    mean_over_rows,
+    outside,
+    share_of_rows,
+)
+from identikit.explanation.result import Explanation, explain
+from identikit.models.model import Model
+from identikit.results.result import Held
+from identikit.tokens.maps import FittedMap
+from identikit.tokens.protocol import Task
+from tests.explanation.truth import LEAST, OUTSIDE, Truth, answer, check
+from tests.models import tiny
+
+MAPS = [FittedMap("naive", "cosine", layer, 0, Task(), 0, {}) for layer in range(3)]
+LONG = " ".join(f"w{i}" for i in range(5, 19))
+REPEATED = "w5 w6 w5 w7 w6 w5 w9 w10 w5"
+
+
+def deficient() -> Model:
+    """A model whose output projection passes on 2 of 6 dimensions of one head, and 5 of another."""
+    built: Any = tiny.build("bert")
+    with torch.no_grad():
+        built.encoder.layer[1].attention.output.dense.weight[:, 14:18] = 0.0
+        built.encoder.layer[2].attention.output.dense.weight[:, 5] = 0.0
+    return Model(built, tiny.tokenizer(), name="deficient")
+
+
+def dependent() -> Model:
+    """A model whose values lie in a plane in one layer."""
+    built: Any = tiny.build("bert")
+    with torch.no_grad():
+        attention = built.encoder.layer[1].attention.self.value
+        attention.weight[2:6], attention.bias[2:6] = attention.weight[:1], attention.bias[:1]
+    return Model(built, tiny.tokenizer(), name="dependent")
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "expected"),
+    [
+        (lambda: tiny.loaded("bert"), LONG, {"certain", "keys", "widest", LEAST, "layer"}),
+        (lambda: tiny.loaded("llama"), REPEATED, {"certain", "keys", "repeated", LEAST, "layer"}),
+        (deficient, "w5 w6 w7 w8 w9", {"certain", "keys", "projection", "layer"}),
+        (dependent, "w5 w6 w7", {"certain", "dependent", "layer"}),
+        (lambda: tiny.loaded("bert"), "w5 w6 w7", {"all", "layer"}),
+        (lambda: tiny.loaded("qwen3"), LONG, {"certain", "keys", "shared", "layer"}),
+    ],
+)
+def test_every_printed_number_is_that_of_an_exact_interval(model: Any, text: str, expected: set[str]):
+    loaded = model()
+    explanation = explain(loaded, text, maps=MAPS, probes=2, seconds=None)
+    counts = check(loaded, text, explanation)
+    assert expected <= set(counts) and counts["layer"] == 3
+    assert max(counts.get(LEAST, 0), counts.get(OUTSIDE, 0)) <= 5
+    assert ("keys" in counts) == ("keys" in expected) and ("repeated" in counts) == ("repeated" in expected)
+
+
+def altered(explanation: Explanation, name: str, change: Callable[[Any], Any]) -> Explanation:
+    """The explanation with one of its facts, or one of its arrays, changed."""
+    if name in explanation.about:
+        return replace(explanation, about={**explanation.about, name: change(explanation.about[name])})
+    source: Any = explanation.source
+    return replace(explanation, source=Held({**source.arrays, name: change(source.arrays[name])}, source.dims))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("certain", lambda certain: certain | {"mass": certain["mass"] + 0.02}),
+        ("certain", lambda certain: certain | {"strongest": certain["strongest"] + 0.02}),
+        ("certain", lambda certain: certain | {"bounded_edges": certain["bounded_edges"] + 1}),
+        ("certain_mass", lambda mass: mass + 0.02),
+        ("strongest_certain", lambda share: share + 0.02),
+        ("special_lower", lambda lower: lower - 0.02),
+        ("special_effective", lambda weight: weight + 0.02),
+        ("reachable_dim", lambda dim: dim + 1),
+        ("causes", lambda causes: causes | {"keys": causes["keys"][:-1]}),
+        ("causes", lambda causes: causes | {"dependent": [1]}),
+        ("causes", lambda causes: causes | {"repeated": [{"layer": 0, "tokens": 1, "example": [1, 3]}]}),
+        ("least_certain", lambda edges: edges[1:]),
+        ("least_certain", lambda edges: [edges[0] | {"upper": edges[0]["upper"] + 0.002}, *edges[1:]]),
+        ("outside", lambda edges: [edges[0] | {"effective": edges[0]["raw"]}, *edges[1:]]),
+    ],
+)
+def test_a_wrong_number_is_noticed(bert: tuple[Model, Explanation], name: str, change: Any):
+    model, explanation = bert
+    with pytest.raises(AssertionError):
+        check(model, LONG, altered(explanation, name, change))
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[Model, Explanation]:
+    model = tiny.loaded("bert")
+    return model, explain(model, LONG, maps=MAPS, probes=2, seconds=None)
+
+
+def tiny_texts(count: int) -> list[tuple[str, str]]:
+    """Words drawn from few or many, so that some repeat; in models of every kind that the naive maps fit."""
+    drawn = np.random.default_rng(0)
+    names = [name for name in sorted(tiny.BUILDERS) if name not in ("vit", "albert", "albert-groups", "electra")]
+    texts = []
+    for number in range(count):
+        words = drawn.integers(5, drawn.integers(8, 60), size=drawn.integers(3, 17))
+        texts.append((names[number % len(names)], " ".join(f"w{word}" for word in words)))
+    return texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "text"), tiny_texts(46))
+def test_no_sentence_is_contradicted_by_an_interval_in_tiny_models(name: str, text: str):
+    model = tiny.loaded(name)
+    explanation = explain(model, text, maps=MAPS[: model.n_layers], probes=2, seconds=None)
+    assert check(model, text, explanation)["layer"] == model.n_layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(4))
+def test_no_sentence_is_contradicted_by_an_interval_in_minilm(place: int):
+    model = ik.load()
+    texts = [text for text in ik.sample_texts() if 34 <= len(model.encode(text)[0]) <= 40]
+    explanation = ik.explain(model, texts[place], probes=2, seconds=None)
+    counts = check(model, texts[place], explanation)
+    assert {"certain", "keys", "layer", "sink", LEAST, OUTSIDE} <= set(counts)
+
+
+@pytest.fixture(scope="module")
+def attention() -> Any:
+    return ik.effective_attention(tiny.loaded("bert"), LONG)
+
+
+@pytest.fixture(scope="module")
+def everything(attention: Any) -> Sample:
+    return bounded_rows(attention, [[0, 15], [3]], seconds=None)
+
+
+def test_all_rows_are_bounded_when_there_is_time(attention: Any, everything: Sample):
+    assert everything.rows == 64 and everything.free.tolist() == [64] * 3
+    assert len({tuple(place) for place in everything.places.tolist()}) == 3 * 64
+    intervals = attention.intervals(method="exact")
+    at = tuple(everything.places.T)
+    for ours, theirs in ((everything.lower, intervals.lower), (everything.upper, intervals.upper)):
+        assert torch.allclose(ours, theirs[at], atol=1e-7)
+    assert torch.allclose(everything.effective, attention.effective[at].double(), atol=1e-6)
+    assert torch.equal(everything.strongest, intervals.strongest_is_certain[at])
+    assert torch.equal(everything.seen, torch.full((192,), 16))
+    groups = attention.intervals(groups={"ends": [0, 15], "one": [3]}, method="exact")
+    for place, ours in enumerate((groups.raw, groups.lower, groups.upper)):
+        assert torch.allclose(everything.groups[:, place], ours[at], atol=1e-7)
+    mass = mean_over_rows(everything, everything.lower.sum(-1), 1.0)
+    assert torch.allclose(mass.mean, intervals.certain_mass.mean((1, 2))) and not mass.stderr.any()
+    raw = groups.raw[..., 0].mean((1, 2))
+    for ours, theirs in zip(group_bounds(everything, 0, raw), (groups.lower, groups.upper), strict=True):
+        assert torch.allclose(ours.mean, theirs[..., 0].mean((1, 2)), atol=1e-7) and not ours.stderr.any()
+
+
+def first(sample: Sample, count: int) -> Sample:
+    """The sample as it would be had the time been up after so many rows."""
+    return Sample(sample.rows, sample.free, *(part[:count] for part in sample[2:]))
+
+
+def test_what_was_bounded_in_time_is_a_fair_sample(attention: Any, everything: Sample, monkeypatch: Any):
+    """Drawn with many seeds, the means scatter around the truth as widely as their standard errors say."""
+    true = mean_over_rows(everything, everything.lower.sum(-1), 1.0)
+    rows = {tuple(place): row for row, place in enumerate(everything.places.tolist())}
+    errors, said = [], []
+    for seed in range(200):
+        monkeypatch.setattr(certainty, "SEED", seed)
+        drawn = certainty._random_order(attention.null_dim > 0)[:60]
+        at = torch.tensor([rows[place] for place in drawn])
+        some = Sample(everything.rows, everything.free, *(part[at] for part in everything[2:]))
+        assert torch.bincount(some.places[:, 0]).tolist() == [20, 20, 20]
+        mass = mean_over_rows(some, some.lower.sum(-1), 1.0)
+        errors.append(mass.overall()[0] - true.overall()[0])
+        said.append(mass.overall()[1])
+    scatter, claimed = float(np.std(errors)), float(np.mean(said))
+    assert abs(float(np.mean(errors))) < 4 * scatter / 200**0.5
+    assert 0.8 < scatter / claimed < 1.25
+
+
+def test_rows_without_a_null_space_count_as_certain():
+    attention = ik.effective_attention(tiny.loaded("gpt2"), LONG)
+    sample = bounded_rows(attention, [[0]], seconds=None)
+    free = attention.null_dim > 0
+    assert 0 < int(free.sum()) < free.numel() and sample.free.tolist() == free.sum((1, 2)).tolist()
+    intervals = attention.intervals(method="exact")
+    for values, true in ((sample.lower.sum(-1), intervals.certain_mass),
+                         (sample.strongest, intervals.strongest_is_certain)):  # fmt: skip
+        assert torch.allclose(mean_over_rows(sample, values, 1.0).mean, true.mean((1, 2)))
+
+
+def test_time_that_is_up_ends_it_and_says_so(attention: Any):
+    few = bounded_rows(attention, [[0]], seconds=1e-9)
+    assert few.places[:, 0].tolist() == [0, 0, 1, 1, 2, 2] and few.free.tolist() == [64] * 3
+    mass = mean_over_rows(few, few.lower.sum(-1), 1.0)
+    assert not mass.stderr.isnan().any() and mass.overall()[0] == pytest.approx(float(few.lower.sum() / 6))
+    told = explain(tiny.loaded("bert"), LONG, maps=MAPS, probes=2, seconds=1e-9)
+    words = " ".join(answer(told))
+    assert "Of the 192 rows with a null space, 6 were bounded, drawn at random (standard errors " in words
+    assert "nan" not in words.lower() and "no row of the layer" not in words
+
+
+def test_rows_that_agree_do_not_make_a_share_certain(attention: Any):
+    few = bounded_rows(attention, [[0]], seconds=1e-9)
+    share = share_of_rows(few, torch.ones(6, dtype=torch.float64))
+    assert share.mean.tolist() == [1.0] * 3
+    expected = math.sqrt((1 - 2 / 64) * 0.75 * 0.25 / 2) * 64 / few.rows
+    assert share.stderr.tolist() == pytest.approx([expected] * 3)
+
+
+def test_rows_that_could_not_be_proven_are_not_counted(attention: Any, monkeypatch: Any):
+    bounds = certainty.bounds_of
+
+    def unproven(one: Any, places: Any, **options: Any) -> Any:
+        rows, found = bounds(one, places, **options)
+        lost = torch.tensor([[layer == 1] for layer, _, _ in places])
+        return rows, found._replace(gap=found.gap.masked_fill(lost, torch.nan))
+
+    monkeypatch.setattr(certainty, "bounds_of", unproven)
+    few = bounded_rows(attention, [[0]], seconds=1e-9)
+    assert few.places[:, 0].tolist() == [0, 0, 2, 2]
+    mass = mean_over_rows(few, few.lower.sum(-1), 1.0)
+    assert mass.mean.isnan().tolist() == [False, True, False]
+
+
+def test_part_of_the_rows_comes_with_standard_errors(monkeypatch: Any):
+    """By a clock that moves a second at every look, three batches of rows fit: 6, then at their pace 18 and 18."""
+    ticks = iter(range(100))
+    monkeypatch.setattr(certainty, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    model = tiny.loaded("bert")
+    found = explain(model, LONG, maps=MAPS, probes=2, seconds=5)
+    certain = found.about["certain"]
+    assert certain["bounded_rows"] == 42 and certain["free_rows"] == 192
+    words = " ".join(answer(found))
+    assert f"{certain['bounded_rows']:,} were bounded, drawn at random (standard errors " in words
+    assert re.search(
+        r"Standard errors: (up to|below) 0\.\d\d, (up to|below) \d+% and, for min and max, (up to|below) 0\.\d\d\.",
+        words,
+    )
+    truth = Truth(model, LONG)
+    error = abs(certain["mass"] - float(truth.intervals.certain_mass.mean()))
+    assert 0 < error < 5 * certain["mass_stderr"]
+    special = truth.ends((0, 15))
+    for name, true in (("lower", special[1]), ("upper", special[2])):
+        estimated, error = found.array(f"special_{name}"), found.array(f"special_{name}_stderr")
+        assert ((estimated - true).abs() < 5 * error).all() and (error > 0).all()
+    assert (found.array("special_lower") <= special[0]).all() and (special[0] <= found.array("special_upper")).all()
+
+
+def test_edges_that_are_named_are_the_largest_of_their_heads(attention: Any, everything: Sample):
+    named = least_certain(everything)
+    assert len(named) == 5 and len({(edge["layer"], edge["head"]) for edge in named}) == 5
+    widths = [edge["upper"] - edge["lower"] for edge in named]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == pytest.approx(float((everything.upper - everything.lower).max()))
+    narrow = everything._replace(upper=everything.lower + 0.0009)
+    assert least_certain(narrow) == [] and least_certain(first(everything, 0)) == []
+
+
+def test_a_head_whose_maps_agree_is_never_called_misleading(attention: Any, everything: Sample):
+    alike, unlike = torch.ones(3, 4), torch.zeros(3, 4)
+    assert outside(everything, alike) == [] and outside(everything, torch.full((3, 4), torch.nan)) == []
+    found = outside(everything, unlike)
+    assert found
+    for edge in found:
+        assert not edge["lower"] <= edge["effective"] <= edge["upper"]
+    one = unlike.clone()
+    one[found[0]["layer"], found[0]["head"]] = 0.996
+    assert (found[0]["layer"], found[0]["head"]) not in {
+        (edge["layer"], edge["head"]) for edge in outside(everything, one)
+    }
+    assert outside(everything._replace(effective=everything.attention), unlike) == []
+
+
+def test_equal_values_are_found_where_positions_are_not_in_them():
+    llama, bert = (ik.effective_attention(tiny.loaded(name), REPEATED) for name in ("llama", "bert"))
+    assert equal_values(llama.source.parts[0].call, llama.tokens)[0].tolist() == [0, 1, 2, 1, 4, 2, 1, 7, 8, 1, 10]
+    assert equal_values(bert.source.parts[0].call, bert.tokens)[0].tolist() == list(range(11))
+    found = causes(llama)
+    assert found["repeated"] == [{"layer": 0, "tokens": 4, "example": [1, 3]}] and found["dependent"] == []
+    assert causes(bert)["repeated"] == []
+
+
+def test_equal_values_that_no_query_sees_together_are_no_cause():
+    """The window is 6 tokens, and the second w5 comes later than that."""
+    far = ik.effective_attention(tiny.loaded("mistral"), "w5 w6 w7 w8 w9 w10 w11 w12 w5")
+    assert equal_values(far.source.parts[0].call, far.tokens)[0][9] == 1 and causes(far)["repeated"] == []
+    near = ik.effective_attention(tiny.loaded("mistral"), "w5 w6 w7 w5")
+    assert causes(near)["repeated"] == [{"layer": 0, "tokens": 1, "example": [1, 4]}]
+
+
+def test_sinks_stand_out_from_equal_weights():
+    raw, even = torch.tensor([0.31, 0.29, 0.5, 0.9]), torch.tensor([0.05, 0.01, 0.3, 0.3])
+    assert is_sink(raw, even).tolist() == [True, False, False, True]
+
+
+def test_the_first_token_and_each_kind_of_special_token_may_be_a_sink():
+    pair = ik.effective_attention(tiny.loaded("bert"), ("w5 w6", "w7"))
+    assert candidates(pair) == {"<s>": [0], "</s>": [3, 5]}
+    plain = tiny.tokenizer()
+    plain.backend_tokenizer.post_processor = None  # pyright: ignore[reportAttributeAccessIssue]
+    causal = ik.effective_attention(Model(tiny.build("gpt2"), plain, name="plain"), "w5 w6 w5")
+    assert candidates(causal) == {"w5@0": [0]}
+
+
+def test_a_sink_is_named_with_its_bounds_and_the_size_of_its_value():
+    """A causal model whose first token is a sink: its key fits every query."""
+    plain = tiny.tokenizer()
+    plain.backend_tokenizer.post_processor = None  # pyright: ignore[reportAttributeAccessIssue]
+    built: Any = tiny.build("gpt2")
+    with torch.no_grad():
+        built.transformer.wpe.weight[0] *= 40
+        for block in built.transformer.h:
+            key = (block.ln_1(built.transformer.wpe.weight[0]) @ block.attn.c_attn.weight)[24:48]
+            block.attn.c_attn.bias[:24] += 60 * key
+    model = Model(built, plain, name="sink")
+    explanation = explain(model, LONG, maps=MAPS, probes=2, seconds=None)
+    assert explanation.about["group"] == "first token" and explanation.about["sinks"]
+    assert {"sink", "layer", "certain"} <= set(check(model, LONG, explanation))

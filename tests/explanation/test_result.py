@@ -1,0 +1,196 @@
+"""The verdict on one text as numbers: where tokens come from, what is left out and why, what is refused."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import transformers as hf
+
+import identikit as ik
+from identikit.attribution import plan
+from identikit.attribution.attribute import token_attribution
+from identikit.errors import InputError, Unavailable
+from identikit.explanation.result import explain
+from identikit.models.model import Model
+from identikit.tokens.maps import FittedMap
+from identikit.tokens.protocol import Task
+from tests.models import tiny
+
+TEXT = "w5 w6 w5 w7 w8"
+MAPS = [FittedMap("naive", "cosine", layer, 0, Task(), 0, {}) for layer in range(3)]
+
+
+def told(model: Model, **options):
+    """Return the JSON of an explanation as a program reads it."""
+    return json.loads(json.dumps(explain(model, TEXT, maps=MAPS, **options).to_dict(), allow_nan=False))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_sources_say_where_they_stand(name: str):
+    model = tiny.loaded(name)
+    found = told(model, probes="exact")
+    contribution = token_attribution(model, TEXT).contribution
+    rows = found["sources"]
+    assert [row["position"] for row in rows] == list(range(7))
+    for row in rows:
+        assert found["tokens"][row["position"]] == row["token"]
+        assert row["own"] == pytest.approx(float(contribution[2, row["position"], row["position"]]))
+        for layer, sources in zip((0, 1, 2), row["sources"], strict=True):
+            column = contribution[layer, :, row["position"]]
+            expected = [weight for weight in column.sort(descending=True).values.tolist() if weight][:3]
+            assert [source["contribution"] for source in sources] == pytest.approx(expected)
+            for source in sources:
+                assert found["tokens"][source["position"]] == source["token"]
+                assert source["contribution"] == pytest.approx(float(column[source["position"]]))
+
+
+def test_an_outweighed_token_is_not_its_own_first_source():
+    rows = told(tiny.loaded("t5"), probes="exact")["sources"]
+    assert {row["outweighed"] for row in rows} == {True, False}
+    for row in rows:
+        first = row["sources"][-1][0]
+        assert row["outweighed"] == (first["position"] != row["position"]) == (first["contribution"] > row["own"])
+
+
+def test_layers_and_edges_are_those_of_the_results():
+    model = tiny.loaded("bert")
+    text = " ".join(f"w{i}" for i in range(5, 25))
+    found = explain(model, text, maps=MAPS, probes=4, seconds=None)
+    attention = ik.effective_attention(model, text)
+    intervals = attention.intervals(method="exact")
+    special = attention.intervals(groups="special", method="exact")
+    keys = torch.tensor(found.about["special"])
+    expected = {
+        "certain_mass": intervals.certain_mass.mean((1, 2)),
+        "strongest_certain": intervals.strongest_is_certain.mean((1, 2)),
+        "special_raw": special.raw.mean((1, 2, 3)),
+        "special_lower": special.lower.mean((1, 2, 3)),
+        "special_upper": special.upper.mean((1, 2, 3)),
+        "special_effective": attention.effective[..., keys].sum(-1).mean((1, 2)).double(),
+        "pearson": attention.pearson("layer"),
+        "greatest_null_dim": attention.null_dim.amax((1, 2)).double(),
+    }
+    for name, array in expected.items():
+        assert torch.allclose(found.array(name), array, atol=1e-6), name
+    assert not found.array("certain_mass_stderr").any() and not found.array("strongest_certain_stderr").any()
+    told = found.to_dict()
+    assert told["certain"]["mass"] == pytest.approx(float(intervals.certain_mass.mean()))
+    assert told["certain"]["bounded_rows"] == told["certain"]["free_rows"] == 3 * 4 * 22
+    assert told["least_certain"] and told["outside"] and told["group"] == "special tokens"
+    for edge in (*told["least_certain"], *told["outside"]):
+        place = {name: edge[name] for name in ("layer", "head", "query", "key")}
+        one, ends = attention.sel(**place), ik.attention_intervals(model, text, **place)
+        for name, value in (("raw", one.raw), ("effective", one.effective), ("lower", ends.lower)):
+            assert edge[name] == pytest.approx(float(value), abs=1e-6)
+        assert edge["upper"] == pytest.approx(float(ends.upper), abs=1e-7)
+        assert edge["lower"] <= edge["raw"] <= edge["upper"]
+
+
+def test_the_text_is_read_once(monkeypatch: pytest.MonkeyPatch):
+    """One tokenisation; one run of the model, and one more with effective attention put in."""
+    model, count = tiny.loaded("bert"), Counter()
+    encode, trace = Model.encode, Model.trace
+
+    def counted(name, function):
+        def call(*given, **options):
+            count[name] += 1
+            return function(*given, **options)
+
+        return call
+
+    monkeypatch.setattr(Model, "encode", counted("encode", encode))
+    monkeypatch.setattr(Model, "trace", counted("trace", trace))
+    explain(model, TEXT, maps=MAPS, probes=4)
+    assert count == {"encode": 1, "trace": 2}
+
+
+def test_a_small_model_takes_as_many_probes_as_it_has_dimensions():
+    small = hf.BertConfig(
+        vocab_size=60, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=12
+    )
+    found = told(Model(hf.BertModel(small).eval(), tiny.tokenizer(), name="small"))
+    assert found["probes"] == 8 and found["largest_stderr"] == 0.0
+
+
+@pytest.mark.parametrize("probes", [None, 4, "exact"])
+def test_what_does_not_fit_in_memory_leaves_the_rest(probes: int | str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "free_bytes", lambda device: 1 << 10)
+    found = told(tiny.loaded("bert"), probes=probes)
+    assert "sources" not in found and len(found["pearson"]) == 3
+    assert "needs at least" in found["attribution_unavailable"] and "\n" not in found["attribution_unavailable"]
+
+
+@pytest.mark.parametrize("probes", [0, 1, 25, "all"])
+def test_a_wrong_number_of_probes_is_an_error(probes: int | str):
+    with pytest.raises(InputError, match=f"probes={probes!r} cannot be used"):
+        explain(tiny.loaded("bert"), TEXT, probes=probes)
+
+
+def test_what_takes_long_is_left_out_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "product_rate", lambda *place: 1.0)
+    model = tiny.loaded("bert")
+    found = explain(model, TEXT, maps=MAPS)
+    assert isinstance(found.attribution, Unavailable)
+    assert found.attribution.reason.startswith("Attribution takes about")
+    assert found.attribution.reason.endswith("probes=16 computes it all the same.")
+    assert told(model, probes=16)["probes"] == 16
+
+
+def test_nothing_is_near_where_there_is_nothing_else():
+    words = tiny.tokenizer()
+    words.backend_tokenizer.post_processor = None  # pyright: ignore[reportAttributeAccessIssue]
+    found = explain(Model(tiny.build("gpt2"), words, name="tiny gpt2"), "w5", maps=MAPS)
+    assert found.about["near"] is None and found.array("own")[-1].tolist() == pytest.approx([1.0])
+    assert isinstance(found.identity, Unavailable) and "nothing to tell it apart from" in found.identity.reason
+    near = torch.tensor(explain(tiny.loaded("gpt2"), TEXT, maps=MAPS).about["near"])
+    assert near.gt(0).all() and near.le(1).all()
+
+
+def test_maps_of_ones_own_are_used():
+    model = tiny.loaded("bert")
+    texts = [f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(4, 44)]
+    fit = ik.token_identifiability(model, texts, maps="ridge", distances="l2", layers=[1])
+    found = explain(model, TEXT, maps=fit, probes=4)
+    assert found.identity.map == "ridge" and found.identity.distance == "l2"
+    assert found.identity.about["fitted_to"] == "your texts"
+    recovered = found.array("recovered")
+    assert recovered[0].isnan().all() and torch.equal(recovered[1], fit.identity_map(TEXT).recovered[0].double())
+
+
+def test_a_tokenizer_that_does_not_know_the_sample_texts_is_warned_of(monkeypatch, tmp_path):
+    monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path))
+    found = explain(tiny.loaded("bert"), TEXT, probes=4)
+    assert found.identity.about["unknown"] > 0.5
+    assert "does not know" in str(found) and "Fit maps to texts of your own" in str(found)
+    assert "does not know" not in str(explain(tiny.loaded("bert"), TEXT, probes=4, maps=MAPS))
+
+
+def test_progress_is_told():
+    seen: dict[str, list[tuple[int, int]]] = {}
+    explain(
+        tiny.loaded("llama"),
+        TEXT,
+        probes="exact",
+        maps=MAPS,
+        progress=lambda what, *counts: seen.setdefault(what, []).append(counts),
+    )
+    assert {what: told[-1] for what, told in seen.items()} == {
+        "attribution, tokens": (7, 7),
+        "attention intervals, rows": (24, 24),
+    }
+    for told in seen.values():
+        assert [done for done, _ in told] == sorted(done for done, _ in told) and len({total for _, total in told}) == 1
+
+
+def test_mistakes():
+    model = tiny.loaded("bert")
+    with pytest.raises(InputError, match="seconds=0 cannot be used: expected a number above 0"):
+        explain(model, TEXT, seconds=0)
+    with pytest.raises(InputError, match="one text at a time"):
+        explain(model, [TEXT])
+    with pytest.raises(InputError, match="expected the result of token_identifiability"):
+        explain(model, TEXT, maps=[])
+    with pytest.raises(InputError, match=r"'weather'.* is not known: use 'attention', 'identity', 'attribution'"):
+        explain(model, TEXT, maps=MAPS).plot("weather")

@@ -1,0 +1,338 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from identikit.maths.polytope import ascent
+from identikit.maths.polytope import one_row as intervals
+from identikit.maths.polytope.ascent import certified_bounds
+from identikit.maths.polytope.rows import Rows, proven_maximum, range_basis
+from tests.reference import ascent as reference
+from tests.reference.intervals import optimum
+
+HALF_AND_MORE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def some_rows(*heads):
+    """Rows of several heads, each (values, attention, visible) over the same keys; attention is scaled here."""
+    bases = [range_basis(values) for values, _, _ in heads]
+    keys, rank = len(heads[0][0]), max(len(scale) for _, scale in bases)
+    basis = torch.zeros(len(heads), keys, rank, dtype=torch.float64)
+    scale = torch.full((len(heads), rank), torch.inf, dtype=torch.float64)
+    for group, (columns, sizes) in enumerate(bases):
+        basis[group, :, : len(sizes)], scale[group, : len(sizes)] = columns, sizes
+    attention, visible = (torch.cat([head[part] for head in heads]) for part in (1, 2))
+    attention = attention * visible
+    attention = attention / attention.sum(1, keepdim=True)
+    group = torch.arange(len(heads)).repeat_interleave(torch.tensor([len(head[1]) for head in heads]))
+    values = torch.stack([head[0] for head in heads]).double()[group]
+    output = (attention[:, None] @ values)[:, 0].norm(dim=1)
+    seen = [part[row] for part, row in zip(values, visible, strict=True)]
+    free = torch.tensor([range_basis(part)[0].shape[1] < len(part) for part in seen])
+    return Rows(attention, visible, group, basis, scale, output, free), values
+
+
+def random_head(n, d_v, rows, seed=0, sharpness=1.5, mask="all", repeats=0, rank=None):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(n, d_v, generator=generator, dtype=torch.float64)
+    if rank is not None:
+        values = values[:, :rank] @ torch.randn(rank, d_v, generator=generator, dtype=torch.float64)
+    for repeat in range(repeats):
+        values[n - 1 - repeat] = values[repeat]
+    attention = (sharpness * torch.randn(rows, n, generator=generator, dtype=torch.float64)).softmax(1)
+    visible = torch.ones(rows, n, dtype=torch.bool)
+    if mask == "causal":
+        visible = torch.arange(n) <= torch.arange(n - rows, n)[:, None]
+    elif mask == "padded":
+        visible[:, n - 3 :] = False
+    return values, attention, visible
+
+
+def exact_ends(rows, values):
+    """Least and greatest weight of each key by HiGHS, row by row."""
+    lower, upper = torch.zeros_like(rows.attention), torch.zeros_like(rows.attention)
+    for row, seen in enumerate(rows.visible):
+        found = intervals.intervals(rows.attention[row, seen], values[row, seen])
+        lower[row, seen], upper[row, seen] = found.lower, found.upper
+    return lower, upper
+
+
+def assert_contains(bounds, lower, upper, slack=1e-9):
+    assert (bounds.lower <= lower + slack).all()
+    assert (upper <= bounds.upper + slack).all()
+
+
+def assert_gap_true(bounds, lower, upper, slack=1e-9):
+    assert (bounds.gap >= 0).all()
+    assert (lower - bounds.lower <= bounds.gap + slack).all()
+    assert (bounds.upper - upper <= bounds.gap + slack).all()
+
+
+CASES = {
+    "random": {},
+    "sharp": {"sharpness": 8.0},
+    "causal": {"mask": "causal"},
+    "padded": {"mask": "padded"},
+    "repeated": {"repeats": 4},
+    "repeated and causal": {"repeats": 6, "mask": "causal"},
+    "rank-deficient": {"rank": 3},
+}
+
+
+@pytest.mark.parametrize("dtype", HALF_AND_MORE, ids=str)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("n", "d_v"), [(12, 4), (20, 12), (40, 8)])
+def test_bounds_contain_the_exact_ends_and_say_how_far_they_can_be_off(n, d_v, case, dtype):
+    rows, values = some_rows(*(random_head(n, d_v, 3, seed, **CASES[case]) for seed in (1, 2)))
+    lower, upper = exact_ends(rows, values)
+    found = certified_bounds(rows, dtype=dtype)
+    assert_contains(found, lower, upper)
+    assert_gap_true(found, lower, upper)
+    if dtype == torch.float64:
+        assert found.gap.max() < 1e-6
+    elif dtype == torch.float32:
+        assert found.gap.median() < 1e-4
+
+
+@st.composite
+def hard_rows(draw):
+    """Two heads of one to three rows with ties, zeros, one-hot weights, masks, and values that repeat or lose rank."""
+    n, d_v = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+
+    def whole(lines, columns, least, most):
+        line = st.lists(st.integers(least, most), min_size=columns, max_size=columns)
+        return torch.tensor(draw(st.lists(line, min_size=lines, max_size=lines)))
+
+    def head():
+        count = draw(st.integers(1, 3))
+        visible = whole(count, n, 0, 3) > 0
+        visible[:, draw(st.integers(0, n - 1))] = True
+        weights = whole(count, n, 0, 5).double() ** draw(st.sampled_from([1, 6]))
+        empty = ~(weights * visible).any(1)
+        weights[empty] = visible[empty].double()
+        return whole(n, d_v, -2, 2).double(), weights, visible
+
+    return some_rows(head(), head())
+
+
+def assert_valid(case, dtype, steps):
+    rows, values = case
+    lower, upper = exact_ends(rows, values)
+    found = certified_bounds(rows, dtype=dtype, steps=steps)
+    assert_contains(found, lower, upper)
+    assert_gap_true(found, lower, upper)
+    assert (found.lower <= rows.attention).all()
+    assert (rows.attention <= found.upper).all()
+    assert (found.lower >= 0).all()
+    assert (found.upper <= 1).all()
+
+
+ANY_SEARCH = (hard_rows(), st.sampled_from(HALF_AND_MORE), st.integers(0, 14))
+
+
+@settings(max_examples=400)
+@given(*ANY_SEARCH)
+def test_bounds_are_valid_in_any_precision_and_after_any_number_of_steps(case, dtype, steps):
+    assert_valid(case, dtype, steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=4000)
+@given(*ANY_SEARCH)
+def test_bounds_are_valid_in_thousands_of_cases(case, dtype, steps):
+    assert_valid(case, dtype, steps)
+
+
+@settings(max_examples=150)
+@given(hard_rows(), st.data())
+def test_readings_of_groups_and_differences(case, data):
+    rows, values = case
+    line = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=rows.visible.shape[1], max_size=rows.visible.shape[1])
+    objectives = torch.tensor(data.draw(st.lists(line, min_size=1, max_size=3)), dtype=torch.float64)
+    found = certified_bounds(rows, objectives)
+    for row, reading in itertools.product(range(len(rows.visible)), range(len(objectives))):
+        seen = rows.visible[row]
+        cost = objectives[reading, seen].numpy()
+        given_row = rows.attention[row, seen].numpy(), values[row, seen].numpy()
+        least, greatest = (float(cost @ optimum(sign * cost, *given_row)) for sign in (1, -1))
+        assert found.lower[row, reading] <= least + 1e-9
+        assert least - found.lower[row, reading] <= found.gap[row, reading] + 1e-8
+        assert greatest <= found.upper[row, reading] + 1e-9
+        assert found.upper[row, reading] - greatest <= found.gap[row, reading] + 1e-8
+
+
+# The set with room for the output
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@settings(max_examples=60)
+@given(case=hard_rows(), seed=st.integers(0, 1000), epsilon=st.sampled_from([1e-6, 0.01, 0.3, 2.0]))
+def test_any_attention_whose_output_moves_little_is_inside(dtype, case, seed, epsilon):
+    rows, values = case
+    found = certified_bounds(rows, epsilon=epsilon, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    other = torch.randn(20, *rows.attention.shape, generator=generator, dtype=torch.float64).mul(4).exp() * rows.visible
+    other = other / other.sum(-1, keepdim=True)
+    moved = (torch.einsum("srk,rkd->srd", other - rows.attention, values)).norm(dim=-1)
+    step = (epsilon * rows.output / moved).clamp(max=1).nan_to_num(1.0)[..., None]
+    other = rows.attention + step * (other - rows.attention)
+    assert (found.lower <= other + 1e-9).all()
+    assert (other <= found.upper + 1e-9).all()
+
+
+@settings(max_examples=50)
+@given(hard_rows())
+def test_bounds_grow_with_the_room_from_those_of_the_same_output(case):
+    rows, values = case
+    lower, upper = exact_ends(rows, values)
+    within = certified_bounds(rows)
+    for epsilon in (1e-3, 0.1, 1.0):
+        found = certified_bounds(rows, epsilon=epsilon)
+        assert_contains(found, lower, upper)
+        assert_contains(found, within.lower + within.gap, within.upper - within.gap)
+        assert (found.gap >= 0).all()
+        within = found
+
+
+@pytest.mark.parametrize("mask", ["all", "padded", "causal"])
+@pytest.mark.parametrize("epsilon", [0.003, 0.1, 0.5])
+def test_room_is_used_to_the_full(mask, epsilon):
+    rows, values = some_rows(random_head(9, 3, 2, seed=3, mask=mask), random_head(9, 3, 1, seed=4, mask=mask))
+    found = certified_bounds(rows, epsilon=epsilon)
+    assert found.gap.max() < 1e-5
+    for row, key in itertools.product(range(3), (0, 2, 5)):
+        seen = rows.visible[row]
+        objective = torch.eye(9, dtype=torch.float64)[key, seen].numpy()
+        given_row = rows.attention[row, seen].numpy(), values[row, seen].numpy()
+        room = epsilon * float(rows.output[row])
+        upper, lower = (
+            reference.greatest(objective, *given_row, room),
+            -reference.greatest(-objective, *given_row, room),
+        )
+        assert float(found.upper[row, key]) == pytest.approx(upper, abs=2e-5)
+        assert float(found.lower[row, key]) == pytest.approx(lower, abs=2e-5)
+
+
+def test_a_row_that_is_alone_with_its_output_moves_when_there_is_room():
+    rows, _ = some_rows(random_head(4, 6, 2))
+    assert not rows.free.any()
+    alone = certified_bounds(rows)
+    assert torch.equal(alone.lower, rows.attention)
+    assert torch.equal(alone.upper, rows.attention)
+    assert (alone.gap == 0).all()
+    found = certified_bounds(rows, epsilon=0.1)
+    assert (found.upper > rows.attention + 0.005).all()
+    assert found.gap.max() < 1e-6
+
+
+# What proves a bound
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("mask", ["all", "causal", "padded"])
+def test_any_dual_vector_proves_the_bound_of_the_definition(mask, epsilon):
+    rows, _ = some_rows(random_head(9, 3, 3, mask=mask), random_head(9, 3, 2, seed=5, mask=mask))
+    frame = ascent._frame(rows, ascent._Search(epsilon, 0, torch.float64, ascent.never))
+    generator = torch.Generator().manual_seed(0)
+    y = 3 * torch.randn(5, 2, 4, generator=generator, dtype=torch.float64)
+    objective = torch.randn(5, 2, 9, generator=generator, dtype=torch.float64)
+    found = ascent._proven(frame, objective, y.clone(), epsilon)
+    for program in range(2):
+        same = proven_maximum(objective[:, program], y[:, program], rows, epsilon=epsilon)
+        torch.testing.assert_close(found[:, program], same, atol=1e-12, rtol=0)
+        assert (found[:, program] >= same).all()
+        for row, seen in enumerate(rows.visible):
+            columns, scale = rows.basis[rows.group[row]], rows.scale[rows.group[row]]
+            scaled = (columns * scale)[:, 1:].numpy()  # the values themselves but for a turn and a constant
+            literal = reference.dual_bound(
+                objective[row, program, seen].numpy(),
+                rows.attention[row, seen].numpy(),
+                scaled[seen.numpy()],
+                (y[row, program] / scale)[1:].numpy(),
+                epsilon * float(rows.output[row]),
+            )
+            assert float(found[row, program]) == pytest.approx(literal, abs=1e-12)
+
+
+def test_a_dual_vector_that_is_lost_proves_what_is_always_true():
+    rows, _ = some_rows(random_head(9, 3, 1))
+    frame = ascent._frame(rows, ascent._Search(0.0, 0, torch.float64, ascent.never))
+    lost = torch.full((1, 1, 4), torch.nan, dtype=torch.float64)
+    assert float(ascent._proven(frame, torch.eye(9, dtype=torch.float64)[None, :1], lost, 0.0)) == pytest.approx(1)
+
+
+@settings(max_examples=100)
+@given(hard_rows(), st.sampled_from([0.0, 0.05]))
+def test_attention_found_on_the_way_is_in_the_set(case, epsilon):
+    rows, values = case
+    frame = ascent._frame(rows, ascent._Search(epsilon, 6, torch.float32, ascent.never))
+    objectives = torch.eye(rows.visible.shape[1], dtype=torch.float64)
+    wanted = torch.ones(len(rows.free), len(objectives), dtype=torch.bool)
+    _, found = ascent._programs(frame, objectives, wanted, ascent._Search(epsilon, 6, torch.float32, ascent.never))
+    assert (found >= 0).all()
+    assert (found[~rows.visible[:, None].expand_as(found)] == 0).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]), atol=1e-12, rtol=0)
+    moved = torch.einsum("rpk,rkd->rpd", found - rows.attention[:, None], values).norm(dim=-1)
+    assert (moved <= epsilon * rows.output[:, None] + 1e-12).all()
+
+
+# Work
+
+
+def test_the_deadline_leaves_what_any_attention_can_be():
+    rows, _ = some_rows(random_head(12, 4, 4, mask="padded"))
+    found = certified_bounds(rows, deadline=lambda: True)
+    assert found.gap.isnan().all()
+    assert (found.lower == 0).all()
+    assert torch.equal(found.upper, rows.visible.double())
+
+
+def test_what_was_done_before_the_deadline_is_kept(monkeypatch):
+    monkeypatch.setattr(ascent, "_BYTES", {"cpu": 1})
+    rows, values = some_rows(random_head(12, 4, 4))
+    asked = itertools.count()
+    found = certified_bounds(rows, deadline=lambda: next(asked) >= 2 * 12 + 12 + 3)
+    known = ~found.gap.isnan()
+    assert known[0].all()
+    assert known[1].tolist() == [True] * 3 + [False] * 9
+    assert not known[2:].any()
+    assert (found.upper[1] < 1).all()  # all upper ends of the second row were found in time
+    assert (found.upper[2:] == 1).all()
+    assert_contains(found, *exact_ends(rows, values))
+
+
+def test_small_portions_give_the_same_bounds(monkeypatch):
+    rows, _ = some_rows(random_head(12, 4, 5, mask="causal"), random_head(12, 4, 3, seed=1))
+    together = certified_bounds(rows)
+    for room in (1, 20_000, 100_000):
+        monkeypatch.setattr(ascent, "_BYTES", {"cpu": room})
+        found = certified_bounds(rows)
+        torch.testing.assert_close(found.lower, together.lower, atol=1e-7, rtol=0)
+        torch.testing.assert_close(found.upper, together.upper, atol=1e-7, rtol=0)
+
+
+def test_more_steps_close_the_gap_and_few_are_enough():
+    rows, _ = some_rows(random_head(60, 16, 4))
+    gaps = [float(certified_bounds(rows, steps=steps).gap.max()) for steps in (1, 4, 8, 14)]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[1] < 0.1
+    assert gaps[3] < 1e-6
+
+
+def test_weights_of_widely_different_size():
+    values, attention, visible = random_head(30, 8, 3)
+    attention = attention ** torch.tensor([1.0, 8.0, 16.0], dtype=torch.float64)[:, None]
+    rows, values = some_rows((values, attention, visible))
+    assert rows.attention.min() < 1e-20
+    found = certified_bounds(rows)
+    assert_contains(found, *exact_ends(rows, values))
+    assert found.gap.max() < 1e-6
+
+
+def test_keys_that_no_row_sees_have_weight_zero_and_no_gap():
+    rows, _ = some_rows(random_head(12, 4, 3, mask="padded"))
+    found = certified_bounds(rows)
+    for part in found[:3]:
+        assert (part[:, 9:] == 0).all()

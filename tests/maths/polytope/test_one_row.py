@@ -1,0 +1,381 @@
+import highspy
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from identikit.errors import IdentikitError, InputError
+from identikit.maths.polytope import one_row as polytope
+from identikit.maths.polytope.rows import range_basis
+from tests.reference import intervals as reference
+
+SHAPES = [(1, 3), (3, 3), (4, 3), (5, 3), (9, 3), (24, 12), (30, 24), (40, 8)]  # n below, at and above d_v + 1
+
+
+def random_row(n, d_v, seed=0, sharpness=1.5):
+    generator = torch.Generator().manual_seed(seed)
+    scores = sharpness * torch.randn(n, generator=generator, dtype=torch.float64)
+    return scores.softmax(dim=0), torch.randn(n, d_v, generator=generator, dtype=torch.float64)
+
+
+def decaying_values(n, d_v, rank=None, seed=0):
+    """Values of a trained head in miniature: singular values from 1 to 1e-3, a large mean, 0 past the rank."""
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.linalg.qr(torch.randn(n, d_v, generator=generator, dtype=torch.float64)).Q
+    right = torch.linalg.qr(torch.randn(d_v, d_v, generator=generator, dtype=torch.float64)).Q
+    spectrum = torch.logspace(0, -3, d_v, dtype=torch.float64)
+    spectrum[rank if rank is not None else d_v :] = 0
+    return (left * spectrum) @ right + 0.1 * right[0]
+
+
+def one_hot(n, key):
+    return torch.nn.functional.one_hot(torch.tensor(key), n).double()
+
+
+def assert_same_output(found, attention, values, tolerance=1e-12):
+    assert found.min() >= 0
+    assert abs(float(found.sum()) - 1) <= 1e-12
+    values = values.double()
+    assert (found @ values - attention @ values).abs().max() <= tolerance * values.abs().max()
+
+
+def assert_equal_to_reference(attention, values):
+    found = polytope.intervals(attention, values)
+    lower, upper = reference.intervals(attention.numpy(), values.double().numpy())
+    np.testing.assert_allclose(found.lower, lower, atol=1e-7)
+    np.testing.assert_allclose(found.upper, upper, atol=1e-7)
+    assert (found.lower <= attention).all()
+    assert (attention <= found.upper).all()
+    assert found.certain_mass == pytest.approx(lower.sum(), abs=1e-6)
+    return found
+
+
+@st.composite
+def rows(draw):
+    """Rows with ties, zeros, one-hot weights, and values that repeat or lose rank."""
+    n, d_v = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    whole = st.integers(-2, 2)
+    values = torch.tensor(draw(st.lists(st.lists(whole, min_size=d_v, max_size=d_v), min_size=n, max_size=n)))
+    weights = torch.tensor(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n).filter(any))).double()
+    return weights / weights.sum(), values.double()
+
+
+# The column space of [V, 1], whose complement is the null space
+
+
+def null_projector(values):
+    """The projector on LN([V, 1]), as the module finds it; its basis must be orthonormal."""
+    basis = range_basis(values)[0]
+    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64))
+    return torch.eye(len(values), dtype=torch.float64) - basis @ basis.T
+
+
+def rank(values):
+    return range_basis(values)[0].shape[1]
+
+
+@pytest.mark.parametrize(("n", "d_v"), SHAPES)
+def test_the_null_space_is_that_of_the_svd(n, d_v):
+    _, values = random_row(n, d_v)
+    assert rank(values) == min(n, d_v + 1)
+    np.testing.assert_allclose(
+        null_projector(values), reference.null_projector(values.numpy(), rank(values)), atol=1e-12
+    )
+
+
+@given(rows())
+def test_the_rank_is_exact(row):
+    values = row[1].numpy()
+    assert rank(row[1]) == np.linalg.matrix_rank(reference.augmented(values), tol=1e-6)
+    np.testing.assert_allclose(null_projector(row[1]), reference.null_projector(values, rank(row[1])), atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("shift", [0.0, 1e3])
+def test_the_null_space_depends_neither_on_the_scale_of_the_values_nor_on_a_constant_added_to_them(scale, shift):
+    _, values = random_row(20, 6)
+    torch.testing.assert_close(null_projector(scale * (values + shift)), null_projector(values), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("n", [20, 33, 130])
+def test_small_singular_values_of_real_heads_count(dtype, n):
+    assert rank(decaying_values(n, 16).to(dtype)) == 17
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rounding_of_the_values_adds_no_rank(dtype):
+    generator = torch.Generator().manual_seed(1)
+    factors = torch.randn(130, 8, generator=generator, dtype=torch.float64)
+    values = factors @ torch.randn(8, 32, generator=generator, dtype=torch.float64)
+    assert rank(values.to(dtype)) == 9
+    assert rank(values.bfloat16()) == rank(values.half()) == 33  # half precision is read as the numbers that it is
+
+
+def test_a_constant_among_the_values_adds_no_rank():
+    _, values = random_row(12, 3)
+    constant = torch.full((12, 1), 0.1, dtype=torch.float32)
+    assert rank(torch.cat([values.float(), constant], dim=1)) == 4
+    assert rank(torch.zeros(5, 2)) == 1
+
+
+# Alternatives
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("n", "d_v"), [(5, 3), (40, 8), (30, 24)])
+def test_an_alternative_touches_zero_and_goes_no_further(n, d_v, seed):
+    attention, values = random_row(n, d_v, seed)
+    found = polytope.alternative(attention, values, seed=seed)
+    assert_same_output(found.attention, attention, values)
+    assert (found.attention == 0).any()
+    assert found.step > 0
+    assert found.step == pytest.approx(reference.largest_step(attention.numpy(), found.direction.numpy()), rel=1e-12)
+    torch.testing.assert_close(found.attention, attention + found.step * found.direction)
+    assert (attention + 1.001 * found.step * found.direction).min() < 0
+    assert float(found.direction.norm()) == pytest.approx(1)
+
+
+def test_the_seed_decides_the_direction():
+    attention, values = random_row(12, 4)
+    first, again, other = (polytope.alternative(attention, values, seed=seed).direction for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert (first - other).abs().max() > 0.01
+
+
+def test_a_given_direction_is_projected_on_the_null_space():
+    attention, values = random_row(12, 4)
+    wanted = one_hot(12, 7)
+    found = polytope.alternative(attention, values, direction=wanted)
+    projected = reference.null_projector(values.numpy(), 5) @ wanted.numpy()
+    np.testing.assert_allclose(found.direction, projected / np.linalg.norm(projected), atol=1e-12)
+    assert found.attention[7] > attention[7]
+    assert_same_output(found.attention, attention, values)
+
+
+def test_a_zero_weight_on_an_identifiable_key_stops_no_step():
+    values = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 3.0]], dtype=torch.float64) / 3
+    attention = torch.tensor([0.2, 0.3, 0.5, 0.0], dtype=torch.float64)
+    for seed in range(5):
+        assert polytope.alternative(attention, values, seed=seed).step > 0.05
+
+
+def test_a_one_hot_row_stays_where_it_is_unless_the_direction_only_lowers_its_key():
+    values = torch.tensor([[0.0], [-1.0], [1.0], [2.0]], dtype=torch.float64)
+    stuck = polytope.alternative(one_hot(4, 0), values, direction=torch.tensor([1.0, 0, 0, 0]))
+    assert stuck.step == 0
+    assert torch.equal(stuck.attention, one_hot(4, 0))
+    free = polytope.alternative(one_hot(4, 0), values, direction=torch.tensor([-2.0, 1, 1, 0]))
+    torch.testing.assert_close(free.attention, torch.tensor([0, 0.5, 0.5, 0], dtype=torch.float64))
+
+
+def test_an_identifiable_row_has_no_alternative():
+    attention, values = random_row(4, 3)
+    with pytest.raises(InputError, match=r"identifiable: its 4 visible keys have values of rank 4 .* sees more keys"):
+        polytope.alternative(attention, values)
+
+
+@pytest.mark.parametrize("direction", [torch.zeros(9), torch.ones(9)])
+def test_a_direction_outside_the_null_space_is_refused(direction):
+    attention, values = random_row(9, 3)
+    with pytest.raises(InputError, match=r"no component in the row's null space \(5 dimensions\)"):
+        polytope.alternative(attention, values, direction=direction)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 4.0, 40.0])
+@pytest.mark.parametrize(("n", "d_v"), SHAPES)
+def test_intervals_are_those_of_one_program_per_end(n, d_v, sharpness):
+    assert_equal_to_reference(*random_row(n, d_v, sharpness=sharpness))
+
+
+@given(rows())
+def test_intervals_of_rows_with_ties_zeros_and_lost_rank(row):
+    assert_equal_to_reference(*row)
+
+
+@pytest.mark.parametrize(("n", "d_v"), [(40, 8), (40, 32)])
+def test_intervals_of_float32_values_with_the_spectrum_of_a_real_head(n, d_v):
+    attention, _ = random_row(n, d_v, seed=5)
+    assert_equal_to_reference(attention, decaying_values(n, d_v).float())
+
+
+def test_rounded_values_of_lost_rank_have_the_intervals_of_the_exact_ones():
+    attention, _ = random_row(30, 12)
+    exact = decaying_values(30, 12, rank=5)
+    found = polytope.intervals(attention, exact.float())
+    expected = assert_equal_to_reference(attention, exact)
+    torch.testing.assert_close(found.lower, expected.lower, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.upper, expected.upper, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("n", "d_v"), [(9, 3), (20, 12), (40, 8)])
+def test_both_ends_are_attained(n, d_v):
+    attention, values = random_row(n, d_v, seed=2)
+    found = polytope.intervals(attention, values)
+    for key in range(n):
+        least, greatest = polytope.witnesses(attention, values, [key])
+        assert_same_output(least, attention, values, 1e-9)
+        assert_same_output(greatest, attention, values, 1e-9)
+        assert float(least[key]) == pytest.approx(float(found.lower[key]), abs=1e-9)
+        assert float(greatest[key]) == pytest.approx(float(found.upper[key]), abs=1e-9)
+
+
+@given(rows())
+def test_an_alternative_lies_in_the_intervals(row):
+    attention, values = row
+    if rank(values) == len(values):
+        return
+    found = polytope.intervals(attention, values)
+    other = polytope.alternative(attention, values).attention
+    assert_same_output(other, attention, values)
+    assert (found.lower - 1e-9 <= other).all()
+    assert (other <= found.upper + 1e-9).all()
+
+
+def test_an_identifiable_row_is_its_own_interval_and_witness():
+    attention, values = random_row(4, 3)
+    found = polytope.intervals(attention, values)
+    assert torch.equal(found.lower, attention)
+    assert torch.equal(found.upper, attention)
+    assert found.certain_mass == pytest.approx(1)
+    for witness in polytope.witnesses(attention, values, [2]):
+        torch.testing.assert_close(witness, attention)
+
+
+def test_a_float32_weight_lies_in_its_interval_to_the_last_bit():
+    for n in (4, 12):
+        attention, values = random_row(n, 3)
+        attention = attention.float() * 0.9999
+        found = polytope.intervals(attention, values.float())
+        assert (found.lower <= attention).all()
+        assert (attention <= found.upper).all()
+
+
+def test_weights_are_brought_to_sum_one_first():
+    attention, values = random_row(12, 4)
+    off = 0.99 * attention
+    torch.testing.assert_close(polytope.intervals(off, values).upper, polytope.intervals(attention, values).upper)
+    assert polytope.alternative(off, values).step == pytest.approx(polytope.alternative(attention, values).step)
+    torch.testing.assert_close(polytope.minimum_norm(off, values), polytope.minimum_norm(attention, values))
+
+
+def test_keys_of_equal_value_exchange_their_weight():
+    attention, values = random_row(6, 8)
+    values[4] = values[1]
+    found = polytope.intervals(attention, values)
+    both = float(attention[1] + attention[4])
+    expected = attention.clone()
+    expected[[1, 4]] = 0
+    torch.testing.assert_close(found.lower, expected, atol=1e-9, rtol=0)
+    expected[[1, 4]] = both
+    torch.testing.assert_close(found.upper, expected, atol=1e-9, rtol=0)
+    assert found.certain_mass == pytest.approx(1 - both)
+
+
+def test_a_one_hot_row_collapses_at_a_corner_and_not_inside():
+    values = torch.tensor([[0.0, 0], [2, 0], [0, 2], [2, 2], [1, 1]], dtype=torch.float64)
+    corner = polytope.intervals(one_hot(5, 3), values)
+    torch.testing.assert_close(corner.lower, one_hot(5, 3))
+    torch.testing.assert_close(corner.upper, one_hot(5, 3))
+    centre = polytope.intervals(one_hot(5, 4), values)
+    assert centre.certain_mass == 0
+    torch.testing.assert_close(centre.upper, torch.tensor([0.5, 0.5, 0.5, 0.5, 1], dtype=torch.float64))
+
+
+def test_chosen_keys():
+    attention, values = random_row(12, 4)
+    every = polytope.intervals(attention, values)
+    chosen = polytope.intervals(attention, values, keys=[7, 2])
+    torch.testing.assert_close(chosen.lower, every.lower[[7, 2]])
+    torch.testing.assert_close(chosen.upper, every.upper[[7, 2]])
+
+
+def test_most_lower_bounds_need_no_program(monkeypatch):
+    attention, values = random_row(60, 6)
+    asked = []
+    solve = polytope._Row.vertex
+    monkeypatch.setattr(polytope._Row, "vertex", lambda row, c: asked.append(c) or solve(row, c))
+    found = polytope.intervals(attention, values)
+    assert found.certain_mass == 0
+    assert sorted(int(c.argmax()) for c in asked) == list(range(60))
+    assert all(c.min() == 0 for c in asked)
+
+
+@pytest.mark.parametrize("key", [-1, 12])
+def test_a_key_outside_the_row_is_refused(key):
+    attention, values = random_row(12, 4)
+    with pytest.raises(InputError, match=rf"key {key} in a row of 12 visible keys: expected 0 to 11"):
+        polytope.intervals(attention, values, keys=[0, key])
+    with pytest.raises(InputError, match=rf"key {key} in a row of 12"):
+        polytope.witnesses(attention, values, [key])
+
+
+@pytest.mark.parametrize("weights", [[0.5, -0.1, 0.6], [0.0, 0.0, 0.0], [0.5, 0.5, float("nan")]])
+def test_weights_that_are_no_distribution_are_refused(weights):
+    with pytest.raises(InputError, match=r"attention row of 3 visible keys .* expected finite weights of at least 0"):
+        polytope.intervals(torch.tensor(weights), torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize(("n", "d_v"), [(12, 4), (12, 8)])
+def test_an_optimum_below_an_attained_weight_is_an_error(n, d_v):
+    row = polytope._Row(*polytope._row(*random_row(n, d_v)))
+    row.weights = row.weights + 1.5
+    with pytest.raises(IdentikitError, match=r"HiGHS ended with status 'Optimal' at .* is attained"):
+        row.vertex(torch.eye(n, dtype=torch.float64)[3].numpy())
+
+
+@pytest.mark.parametrize(("n", "d_v"), [(12, 4), (12, 8)])
+def test_a_solve_that_gets_lost_starts_again_from_scratch(n, d_v, monkeypatch):
+    class EveryOtherRunFails(highspy.Highs):
+        runs = 0
+
+        def run(self):
+            self.runs += 1
+            return super().run() if self.runs % 2 == 0 else highspy.HighsStatus.kWarning
+
+    monkeypatch.setattr(highspy, "Highs", EveryOtherRunFails)
+    assert_equal_to_reference(*random_row(n, d_v))
+
+
+# Minimum norm
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 4.0, 40.0])
+@pytest.mark.parametrize(("n", "d_v"), SHAPES)
+def test_minimum_norm_has_no_descent_direction(n, d_v, sharpness):
+    """a' is the least by convexity when a'·(b − a') ≥ 0 for every b with the same output."""
+    attention, values = random_row(n, d_v, sharpness=sharpness)
+    least = polytope.minimum_norm(attention, values)
+    assert_same_output(least, attention, values)
+    other = reference.optimum(least.numpy(), attention.numpy(), values.numpy())
+    assert least.numpy() @ other >= float(least @ least) - 1e-9
+
+
+@given(rows())
+def test_minimum_norm_is_the_best_of_all_supports(row):
+    attention, values = row
+    least = polytope.minimum_norm(attention, values)
+    assert_same_output(least, attention, values)
+    np.testing.assert_allclose(least, reference.minimum_norm(attention.numpy(), values.numpy()), atol=1e-10)
+
+
+def test_minimum_norm_that_does_not_converge_is_an_error(monkeypatch):
+    monkeypatch.setattr(polytope, "_SAME_OUTPUT", -1.0)
+    with pytest.raises(IdentikitError, match=r"least norm over 40 keys: after 20 rounds its output is off by"):
+        polytope.minimum_norm(*random_row(40, 8))
+
+
+def test_minimum_norm_of_known_rows():
+    attention = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
+    torch.testing.assert_close(
+        polytope.minimum_norm(attention, torch.zeros(3, 2)), torch.full((3,), 1 / 3, dtype=torch.float64)
+    )
+    line = torch.tensor([[0.0], [1.0], [10.0]], dtype=torch.float64)
+    torch.testing.assert_close(polytope.minimum_norm(one_hot(3, 0), line), one_hot(3, 0))
+
+
+# What it will cost
