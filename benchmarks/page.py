@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.measure import Row, seconds
 from identikit.attention.effective import effective_attention
 from identikit.errors import InputError
-from identikit.explanation.result import explain
+from identikit.explanation.explain import explain
 from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.progress import Progress, silent

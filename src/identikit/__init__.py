@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from identikit.attention.intervals import attention_intervals
     from identikit.attribution.attribute import token_attribution
     from identikit.errors import IdentikitError, InputError, ModelError
-    from identikit.explanation.result import explain
+    from identikit.explanation.explain import explain
+    from identikit.explanation.opening import open_result
     from identikit.models.load.load import load
     from identikit.models.model import Model
     from identikit.results.citation import cite
-    from identikit.results.result import Result, open_result
+    from identikit.results.result import Result
     from identikit.texts.data import read_texts, sample_texts
     from identikit.tokens.identify import token_identifiability
     from identikit.tokens.invert import invert
@@ -58,10 +59,10 @@ _MODULES = {
     "load": "models.load.load",
     "Model": "models.model",
     "Result": "results.result",
-    "open_result": "results.result",
+    "open_result": "explanation.opening",
     "token_identifiability": "tokens.identify",
     "invert": "tokens.invert",
-    "explain": "explanation.result",
+    "explain": "explanation.explain",
 }
 
 

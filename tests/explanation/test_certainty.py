@@ -24,7 +24,8 @@ from identikit.explanation.certainty import (
     outside,
     share_of_rows,
 )
-from identikit.explanation.result import Explanation, explain
+from identikit.explanation.explain import explain
+from identikit.explanation.result import Explanation
 from identikit.models.model import Model
 from identikit.results.result import Held
 from identikit.tokens.maps import FittedMap

@@ -11,7 +11,7 @@ import identikit as ik
 from identikit.attribution import plan
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError, Unavailable
-from identikit.explanation.result import explain
+from identikit.explanation.explain import explain
 from identikit.models.model import Model
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from identikit.errors import Unavailable
 from identikit.explanation import words
-from identikit.explanation.result import Explanation, Source, Sources, explain
+from identikit.explanation.explain import explain
+from identikit.explanation.result import Explanation
+from identikit.explanation.sources import Source, Sources
 from identikit.explanation.words import LONGEST_LISTED
 from tests.explanation.test_result import MAPS
 from tests.models import tiny

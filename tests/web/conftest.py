@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from identikit.explanation.result import explain
+from identikit.explanation.explain import explain
 from identikit.web import rows
 from identikit.web.payload import packed
 from identikit.web.report import save_report

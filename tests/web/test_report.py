@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from identikit.errors import InputError
-from identikit.explanation.result import explain
+from identikit.explanation.explain import explain
 from identikit.web.report import report, save_report
 from tests.models import tiny
 

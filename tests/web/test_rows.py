@@ -11,7 +11,7 @@ import torch
 import identikit
 from identikit import attention_intervals, effective_attention, load
 from identikit.errors import IdentikitError
-from identikit.explanation.result import explain
+from identikit.explanation.explain import explain
 from identikit.web import payload, rows
 from identikit.web.report import save_report
 from tests.models import tiny

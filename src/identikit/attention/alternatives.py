@@ -6,17 +6,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.effective import Options, Row, attend
-from identikit.attention.result import AlternativeAttention, EffectiveAttention
+from identikit.attention.effective import captured_attention
+from identikit.attention.interval_result import AlternativeAttention
+from identikit.attention.intervals import membership
+from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.result import EffectiveAttention
 from identikit.checks import known, shortened
-from identikit.errors import InputError
-from identikit.maths.polytope import one_row as polytope
+from identikit.errors import IdentikitError, InputError
+from identikit.maths.polytope.bounds import Wanted
+from identikit.maths.polytope.exact import exact_bounds, extreme_rows
+from identikit.maths.polytope.one_row import alternative
+from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.models.taps.tap import AttentionCall
 from identikit.results.axis import Axis, Index, one_of
-from identikit.results.result import Held
+from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several
 
@@ -50,11 +56,11 @@ def alternative_attention(
     (own,) = model.attending(one_of("layer", layer, model.n_layers))
     which = own, one_of("head", head, model.n_heads)
     (reading,) = readings(model, text, layers=which[:1], truncate=truncate)
-    captured = attend(reading, Options(), layers=which[:1], heads=which[1:]).sel(layer=which[0], head=which[1])
-    captured = captured.sel(query=query)
-    if not captured._axis("query").single:
+    captured = captured_attention(reading, EffectiveOptions(), layers=which[:1], heads=which[1:])
+    row = captured.sel(layer=which[0], head=which[1], query=query)
+    if not row.axis("query").single:
         raise InputError(f"query={shortened(query)}: expected one position or token.")
-    return alternative_of(captured, toward=toward, end=end, direction=direction)
+    return alternative_of(row, toward=toward, end=end, direction=direction)
 
 
 @undisturbed()
@@ -62,25 +68,27 @@ def alternative_of(
     attention: EffectiveAttention, *, toward: Index = None, end: str = "farther", direction: Tensor | None = None
 ) -> AlternativeAttention:
     """Do the same for the one selected row of attention that was captured; see `alternative_attention`."""
-    source: Any = attention.source
-    layer, head, query = (attention._axis(name).places[0] for name in ("layer", "head", "query"))
-    which = attention._axis("layer").values[0], attention._axis("head").values[0]
-    row = source.row(layer, head, query)
     known("end", end, ENDS)
-    if direction is None:
-        other = _at_end(row, attention._axis("key"), toward, end)
-    elif toward is not None or end != ENDS[0]:
+    if direction is not None and (toward is not None or end != ENDS[0]):
         raise InputError("alternative_attention takes toward= (and end=) or direction=, not both.")
+    captured = attention.captured("alternative_of()")
+    at_layer, head, query = (attention.axis(name).places[0] for name in ("layer", "head", "query"))
+    layer = captured.layers[at_layer]
+    rows = layer.rows([(head, query)])
+    n = len(attention.tokens)
+    if direction is None:
+        other = _at_end(rows, attention.axis("key"), toward, end)
     else:
-        other = _along(row, direction)
-    moved = other - row.attention
-    step = float(moved[: len(row.keys)].norm())
-    missed = source.parts[layer].missed_by(moved, row, head, query)
-    change = source.reading.changed_by(lambda call: _replaced(call, which, query, row, other))
-    arrays = {"raw": row.attention, "attention": other, "direction": moved / step if step else moved}
-    arrays = {name: row.over_all_keys(array)[None, None, None] for name, array in arrays.items()}
+        other = _along(layer, rows, head, direction)
+    moved = other - rows.attention[0]
+    step = float(moved[:n].norm())
+    missed = float(layer.missed_by(moved[None], [(head, query)])[0])
+    which = attention.axis("layer").values[0], attention.axis("head").values[0], query
+    change = captured.reading.changed_by(lambda call: _replaced(call, which, other[:n]))
+    arrays = {"raw": rows.attention[0], "attention": other, "direction": moved / step if step else moved}
+    arrays = {name: array[None, None, None, :n] for name, array in arrays.items()}
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in attention.axes)
-    asked = None if toward is None else list(attention._axis("key").sel(toward).values)
+    asked = None if toward is None else list(attention.axis("key").sel(toward).values)
     settings = {"query": query, "toward": asked if direction is None else "direction", "end": end}
     return AlternativeAttention(
         axes,
@@ -90,65 +98,70 @@ def alternative_of(
     )
 
 
-def _at_end(row: Row, keys: Axis, toward: Index, end: str) -> Float[Tensor, "weighed"]:
+def _at_end(rows: Rows, keys: Axis, toward: Index, end: str) -> Float[Tensor, "key"]:
     """Return the attention that takes the weight of some keys, or of the key that can move most, to an end."""
-    wanted = _wanted(row, keys, toward)
-    ends = polytope.witnesses(row.attention, row.values, wanted)
+    wanted = _wanted(rows, keys, toward)
+    objective = membership([wanted], rows.attention.shape[1]).to(rows.attention)
+    vertices, failed = extreme_rows(rows, objective[None])
+    if bool(failed[0]):
+        raise IdentikitError("Looking for another attention: no solver ended. Please report this row.")
+    ends = vertices[0, 0]
     if end != ENDS[0]:
         return ends[ENDS.index(end) - 1]
-    other = max(ends, key=lambda end: float((end - row.attention)[wanted].sum().abs()))
-    if abs(float((other - row.attention)[wanted].sum())) < SAME:
-        if toward is not None and _width(row) >= SAME:
-            raise InputError(
-                f"toward={shortened(toward)}: the output fixes this weight at "
-                f"{float(row.attention[wanted].sum()):.3g}, though others can move. Choose another key, or "
-                "leave toward= out."
-            )
+    distance = (ends - rows.attention)[:, wanted].sum(-1).abs()
+    if float(distance.max()) >= SAME:
+        return ends[int(distance.argmax())]
+    if toward is not None and float(_room(rows).max()) >= SAME:
         raise InputError(
-            "Looking for another attention: only the row's own attention gives this output (keys that it sees: "
-            f"{len(row.keys)}). Choose a query that sees more keys, or another head."
+            f"toward={shortened(toward)}: the output fixes this weight at {float(rows.attention[0, wanted].sum()):.3g},"
+            " though others can move. Choose another key, or leave toward= out."
         )
-    return other
+    raise InputError(
+        "Looking for another attention: only the row's own attention gives this output (keys that it sees: "
+        f"{int(rows.visible[0, : len(keys)].sum())}). Choose a query that sees more keys, or another head."
+    )
 
 
-def _wanted(row: Row, keys: Axis, toward: Index) -> list[int]:
-    """Return where some keys stand in a row; by default, the key whose weight can move most."""
+def _wanted(rows: Rows, keys: Axis, toward: Index) -> list[int]:
+    """Return where some keys stand; by default, the key whose weight can move most."""
     if toward is None:
-        ends = polytope.intervals(row.attention, row.values)
-        room = torch.maximum(ends.upper - row.attention, row.attention - ends.lower)
-        return [int(room[: len(row.keys)].argmax())]
-    positions = torch.tensor(keys.sel(toward).values, device=row.keys.device)
-    wanted = torch.isin(row.keys, positions).nonzero()[:, 0].tolist()
+        return [int(_room(rows)[: len(keys)].argmax())]
+    wanted = [place for place in keys.sel(toward).values if bool(rows.visible[0, place])]
     if not wanted:
         raise InputError(f"toward={shortened(toward)}: the query does not see this key (it is masked).")
     return wanted
 
 
-def _width(row: Row) -> float:
-    """Return the width of the widest interval of a row."""
-    ends = polytope.intervals(row.attention, row.values)
-    return float((ends.upper - ends.lower)[: len(row.keys)].max())
+def _room(rows: Rows) -> Float[Tensor, "key"]:
+    """Return how far each weight of a row can move, to either side."""
+    bounds = exact_bounds(rows, Wanted(torch.ones(rows.attention.shape[1], dtype=torch.bool)))
+    return torch.maximum(bounds.upper - rows.attention, rows.attention - bounds.lower)[0]
 
 
-def _along(row: Row, direction: Tensor) -> Float[Tensor, "weighed"]:
-    fitting = isinstance(direction, Tensor) and direction.shape == (row.n,) and direction.dtype != torch.bool
+def _along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tensor, "key"]:
+    """Return the attention farthest along a direction."""
+    n = len(layer.tokens)
+    fitting = isinstance(direction, Tensor) and direction.shape == (n,) and direction.dtype != torch.bool
     if not fitting or direction.is_complex() or not direction.isfinite().all():
         raise InputError(
             f"direction={shortened(direction)} cannot be used: expected a tensor with a finite number for each of the "
-            f"{row.n} keys."
+            f"{n} keys."
         )
-    along = F.pad(direction.to(row.attention)[row.keys], (0, len(row.attention) - len(row.keys)))
-    return polytope.alternative(row.attention, row.values, direction=along).attention
+    seen = rows.visible[0].nonzero()[:, 0]
+    polytopes = layer.polytopes
+    values = F.pad(polytopes.values[head // layer.passed.group], (0, 0, 0, polytopes.sink))
+    along = F.pad(direction.to(rows.attention), (0, polytopes.sink))
+    moved = alternative(rows.attention[0, seen], values[seen], direction=along[seen]).attention
+    return torch.zeros_like(rows.attention[0]).index_put((seen,), moved)
 
 
 def _replaced(
-    call: AttentionCall, which: tuple[int, int], query: int, row: Row, attention: Float[Tensor, "weighed"]
-) -> Tensor | None:
+    call: AttentionCall, which: tuple[int, int, int], attention: Float[Tensor, "key"]
+) -> Float[Tensor, "1 head query d_v"] | None:
     """Return a layer's head output with one row of attention replaced; None for the other layers."""
-    layer, head = which
+    layer, head, query = which
     if call.layer != layer:
         return None
     output = call.output.clone()
-    values = call.value[0, head // call.groups, row.keys].double()
-    output[0, head, query] = (attention[: len(values)].double() @ values).to(output)
+    output[0, head, query] = (attention @ call.value[0, head // call.groups].double()).to(output)
     return output

@@ -5,27 +5,26 @@ rows of a text are kept by layer and head, so texts can be gathered in any order
 """
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from identikit.attention.effective import Layer
-from identikit.attention.intervals import Bounding, bounds_of, membership
+from identikit.attention.captured import Place
+from identikit.attention.intervals import membership
+from identikit.attention.layer import Layer
 from identikit.attention.result import EffectiveAttention
+from identikit.attention.sample import ALL, BoundedRows, bound_rows, drawn_places
 from identikit.attention.token_types import token_types
 from identikit.checks import shortened, whole_number
-from identikit.errors import InputError
-from identikit.maths.effective import effective_rows
+from identikit.errors import IdentikitError, InputError
 from identikit.shapes import Float, Tensor
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ALL = "all"
 GROUPS = ("special", "first", "cls", "sep", "punctuation")
 """The groups of keys: all special tokens; the first token; in models that are not causal, what opens a text and what
 separates or closes it; period and comma."""
@@ -34,10 +33,6 @@ READ = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undeci
 """What is summed over rows; `runs.columns` says what each is."""
 
 WEIGHTS = ("raw", "effective", "lower", "upper")
-
-Place = tuple[int, int, int]
-_UNLIMITED = Bounding("exact", seconds=math.inf)  # the caller has chosen how many rows
-
 
 NUMBERS = ("row_sums", "group_sums", "value_size", "group_keys")
 """What `certainty` returns of each text."""
@@ -50,17 +45,6 @@ def checked_rows(rows: Any) -> int | str:
     raise InputError(f"intervals={shortened(rows)} cannot be used: expected a number of rows per text, or {ALL!r}.")
 
 
-def drawn_places(text: str, shape: tuple[int, int, int], rows: int | str, seed: int) -> list[Place]:
-    """Draw rows of a text: layer, head and query, in order; the same for the same text (its hash) and seed."""
-    total = math.prod(shape)
-    if rows == ALL or int(rows) >= total:
-        chosen: Sequence[int] = range(total)
-    else:
-        chosen = sorted(random.Random(f"{seed} {text}").sample(range(total), int(rows)))
-    _, heads, queries = shape
-    return [(place // (heads * queries), place // queries % heads, place % queries) for place in chosen]
-
-
 def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[str, Tensor]:
     """Bound rows of a text, and sum up what they say by layer and head.
 
@@ -69,45 +53,45 @@ def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[st
     - `value_size`: how large a group's values are, see `value_sizes`, (layer, head, group)
     - `group_keys`: how many keys each group has
     """
-    captured: Any = result.source
+    captured = result.captured()
     shape = len(result.layers), len(result.heads), len(result.tokens)
     places = drawn_places(result.provenance.text, shape, rows, seed)
     groups = token_groups(result)
+    distinct = list(dict.fromkeys(tuple(keys) for keys in groups.values() if keys))  # equal groups are bounded once
+    members = membership(distinct, len(result.tokens))
+    bounded = bound_rows(result, places, members)
+    if len(bounded.places) < len(places):
+        raise IdentikitError(f"Bounding {len(places):,} rows: some have no bounds. Please report this text.")
+    weights = _group_weights(bounded, members)
+    absent = torch.zeros_like(weights[:, 0])
+    by_group = [weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups.values()]
     return {
-        "row_sums": _summed(_of_rows(result, places), places, shape),
-        "group_sums": _summed(_of_groups(result, places, [*groups.values()]), places, shape),
-        "value_size": torch.stack([value_sizes(part, [*groups.values()]) for part in captured.parts]).cpu(),
+        "row_sums": _summed(_row_readings(bounded), places, shape),
+        "group_sums": _summed(torch.stack(by_group, dim=1), places, shape),
+        "value_size": torch.stack([value_sizes(layer, [*groups.values()]) for layer in captured.layers]).cpu(),
         "group_keys": torch.tensor([len(keys) for keys in groups.values()]),
     }
 
 
-def _of_rows(result: EffectiveAttention, places: Sequence[Place]) -> Float[Tensor, "row quantity"]:
+def _row_readings(bounded: BoundedRows) -> Float[Tensor, "row quantity"]:
     """Return the quantities `READ` of each row."""
-    rows, ends = bounds_of(result, places, bounding=_UNLIMITED)
-    strongest = rows.attention.argmax(-1, keepdim=True)
-    weight, lower, upper = (part.gather(1, strongest)[:, 0] for part in (rows.attention, ends.lower, ends.upper))
-    mass, certain, undecided = ends.lower.sum(-1).clamp(max=1.0), ends.order > 0, ends.order < 0
-    numbers = (torch.ones_like(mass), rows.free, mass, weight, upper - lower, certain, undecided)
+    strongest = bounded.attention.argmax(-1, keepdim=True)
+    weight = bounded.attention.gather(1, strongest)[:, 0]
+    width = (bounded.upper - bounded.lower).gather(1, strongest)[:, 0]
+    mass = bounded.lower.sum(-1).clamp(max=1.0)
+    numbers = (torch.ones_like(mass), bounded.free, mass, weight, width, bounded.order > 0, bounded.order < 0)
     return torch.stack([number.double() for number in numbers], dim=-1)
 
 
-def _of_groups(
-    result: EffectiveAttention, places: Sequence[Place], groups: Sequence[list[int]]
-) -> Float[Tensor, "row group weight"]:
-    """Return the `WEIGHTS` that each row gives to groups of keys; equal groups are bounded once."""
-    distinct = list(dict.fromkeys(tuple(keys) for keys in groups if keys))
-    members = membership(distinct, len(result.tokens))
-    rows, ends = bounds_of(result, places, objectives=members, bounding=_UNLIMITED)
-    members = members.to(rows.attention).mT
-    raw, lower, upper = (part.clamp(max=1.0) for part in (rows.attention @ members, ends.lower, ends.upper))
-    weights = torch.stack([raw, _effective(result, places) @ members, lower, upper], dim=-1)
-    absent = torch.zeros_like(weights[:, 0])
-    return torch.stack([weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups], dim=1)
+def _group_weights(bounded: BoundedRows, members: Float[Tensor, "group key"]) -> Float[Tensor, "row group weight"]:
+    """Return the `WEIGHTS` that each row gives to groups of keys."""
+    raw, lower, upper = bounded.groups.clamp(max=1.0).unbind(1)
+    return torch.stack([raw, bounded.effective @ members.mT, lower, upper], dim=-1)
 
 
 def token_groups(result: EffectiveAttention) -> dict[str, list[int]]:
     """Return the positions of each of the `GROUPS`; a group that the text does not have has none."""
-    captured: Any = result.source
+    captured = result.captured()
     types = token_types(captured.reading.model.tokenizer, result.tokens)
 
     def of(kind: str) -> list[int]:
@@ -137,17 +121,6 @@ def value_sizes(layer: Layer, groups: Sequence[Sequence[int]]) -> Float[Tensor, 
             usual = sizes[:, others].quantile(0.5, dim=-1)
             found[:, at] = torch.where(usual > 0, sizes[:, list(keys)].mean(-1) / usual, torch.nan)
     return found
-
-
-def _effective(result: EffectiveAttention, places: Sequence[Place]) -> Float[Tensor, "row key"]:
-    captured: Any = result.source
-    rows = []
-    for (layer, head), some in groupby(places, key=lambda place: place[:2]):
-        part: Layer = captured.parts[layer]
-        at = {"device": part.heads.device, "dtype": torch.long}
-        which = torch.tensor([head], **at), torch.tensor([query for _, _, query in some], **at)
-        rows.append(effective_rows(part.factors, *which, raw=part.raw)[0].double())
-    return torch.cat(rows)
 
 
 def _summed(numbers: Tensor, places: Sequence[Place], shape: tuple[int, int, int]) -> Tensor:

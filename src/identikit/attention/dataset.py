@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from identikit.attention import certainty
-from identikit.attention.effective import Options, attend
+from identikit.attention.effective import attend
+from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.token_types import TypeAverages, type_sums
 from identikit.checks import random_seed
@@ -30,8 +31,8 @@ _SUMMED = {"type_sums", "type_texts"}  # over the texts of a block
 
 
 @dataclass(frozen=True)
-class AttentionOptions(Options):
-    """How the attention of a dataset is computed: `Options`, what becomes of long texts, and which rows are bounded.
+class AttentionOptions(EffectiveOptions):
+    """How the attention of a dataset is computed: `EffectiveOptions`, what becomes of long texts, and which rows are bounded.
 
     - `intervals`: how many rows per text are bounded, drawn with `seed` over all layers, heads and queries; 0 is none
       and "all" is all

@@ -6,7 +6,7 @@ from typing import Any
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known_names, shortened
 from identikit.errors import InputError
-from identikit.results.result import joined, word_groups
+from identikit.results.gathered import joined, word_groups
 from identikit.texts.text import shown
 
 NAMED = ("special", "first", "words", "sentences")
@@ -21,7 +21,7 @@ def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int
     """
     tokens, about = attention.tokens, attention.about
     if isinstance(groups, Mapping):
-        keys = attention._axis("key")
+        keys = attention.axis("key")
         found = {str(name): sorted(keys.sel(wanted).places) for name, wanted in groups.items()}
     elif isinstance(groups, str | Iterable):
         found = {}

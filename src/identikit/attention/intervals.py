@@ -9,20 +9,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.effective import Options, attend
+from identikit.attention.captured import Captured, Place
+from identikit.attention.effective import captured_attention
 from identikit.attention.groups import key_groups
-from identikit.attention.result import AttentionIntervals, EffectiveAttention
+from identikit.attention.interval_result import AttentionIntervals
+from identikit.attention.layer import EffectiveOptions
+from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known, real_number
 from identikit.errors import InputError
 from identikit.maths.polytope.ascent import certified_bounds
+from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, unbounded
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Bounds, Rows, ordered, unbounded
+from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
-from identikit.results.result import Held
+from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several, of_texts
 
@@ -40,17 +44,31 @@ class Bounding:
 
     method: str = "auto"
     epsilon: float = 0.0
-    seconds: float | int | None = None
+    seconds: float | None = None
 
-    def __post_init__(self) -> None:
-        known("method", self.method, ("auto", "exact", "certified"))
-        seconds = None if self.seconds is None else real_number("seconds", self.seconds, above=0, most=math.inf)
-        vars(self).update(epsilon=real_number("epsilon", self.epsilon, least=0, below=1), seconds=seconds)
-        if self.epsilon and self.method == "exact":
+    @classmethod
+    def checked(cls, method: str, epsilon: float, seconds: float | int | None) -> "Bounding":
+        """Return how intervals are to be found, or say what cannot be used."""
+        known("method", method, ("auto", "exact", "certified"))
+        epsilon = real_number("epsilon", epsilon, least=0, below=1)
+        limit = None if seconds is None else real_number("seconds", seconds, above=0, most=math.inf)
+        if epsilon and method == "exact":
             raise InputError(
                 "method='exact' cannot be used with epsilon=: where the output may move, ends are certified, with a "
                 "gap. Use method='certified' or 'auto'."
             )
+        return cls(method, epsilon, limit)
+
+    @property
+    def chosen(self) -> str:
+        """How ends are found: the set is a polytope, whose ends are exact, unless the output may move."""
+        if self.method != "auto":
+            return self.method
+        return "certified" if self.epsilon else "exact"
+
+
+EXACTLY = Bounding("exact", seconds=math.inf)
+"""Without a limit, where the caller has chosen how many rows."""
 
 
 @of_texts
@@ -84,14 +102,17 @@ def attention_intervals(
     - `seconds`: stop after this time: what is not done keeps the bounds 0 and 1 and a `gap` of NaN. Without it, a
       request that would take more than ten minutes is refused
     """
-    bounding, progress = Bounding(method, epsilon, seconds), function("progress", progress)
+    bounding = Bounding.checked(method, epsilon, seconds)
+    progress = function("progress", progress)
     model = checked_model(model)
-    layers, heads = model.attending(layer), chosen("head", head, model.n_heads)
-    found = []
+    layers = model.attending(layer)
+    heads = chosen("head", head, model.n_heads)
+    results = []
     for reading in readings(model, text, layers=layers, truncate=truncate):
-        captured = attend(reading, Options(), layers=layers, heads=heads).sel(layer=layer, head=head, query=query)
-        found.append(intervals_of(captured, key=key, groups=groups, bounding=bounding, progress=progress))
-    return found if is_several(text) else found[0]
+        captured = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
+        selected = captured.sel(layer=layer, head=head, query=query)
+        results.append(intervals_of(selected, key=key, groups=groups, bounding=bounding, progress=progress))
+    return results if is_several(text) else results[0]
 
 
 @undisturbed()
@@ -106,137 +127,150 @@ def intervals_of(
     """Bound the selected rows of attention that was captured; see `attention_intervals`."""
     if key is not None and groups is not None:
         raise InputError("attention_intervals takes key= or groups=, not both.")
-    layers, heads, queries = (attention._axis(name).places for name in _ROWS)
-    places = [(i, h, q) for i in layers for h in heads for q in queries]
-    members = {} if groups is None else key_groups(attention, groups)
-    last = Axis("group", tuple(members)) if members else attention._axis("key").sel(key)
-    objectives = membership(list(members.values()), len(attention.tokens)) if members else None
-    every = not members and len(last) == len(attention.tokens)
-    asked = None if every or members else last.places
-
-    def bounded(bounding: Bounding) -> tuple[Rows, Bounds]:
-        return bounds_of(attention, places, keys=asked, objectives=objectives, bounding=bounding, progress=progress)
-
+    captured = attention.captured("intervals()")
+    layers, heads, queries = (attention.axis(name).places for name in _ROWS)
+    places = [(layer, head, query) for layer in layers for head in heads for query in queries]
+    n = len(attention.tokens)
+    members: dict[str, list[int]] = {}
+    if groups is None:
+        last = attention.axis("key").sel(key)
+        every = len(last) == n
+        wanted = edges_wanted(n, last.places, top=TOP if every else 0)
+    else:
+        members = key_groups(attention, groups)
+        last = Axis("group", tuple(members))
+        every = False
+        wanted = Wanted(objectives=membership(list(members.values()), n))
     started = time.monotonic()
-    rows, found = bounded(bounding)
-    raw = rows.attention if objectives is None else rows.attention @ objectives.to(rows.attention).mT
-    edges = {"raw": raw, "lower": found.lower, "upper": found.upper, "gap": found.gap}
-    rounding = _rounding(attention)
+    rows, bounds = bounds_of(captured, places, wanted, bounding=bounding, progress=progress)
+    raw = rows.attention if wanted.objectives is None else rows.attention @ wanted.objectives.to(rows.attention).mT
+    edges = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
+    rounding = _rounding(captured)
     if rounding and not bounding.epsilon:
         left = math.inf if bounding.seconds is None else max(started + bounding.seconds - time.monotonic(), 1e-9)
-        _, wide = bounded(Bounding("certified", rounding, left))
+        wide = bounds_of(captured, places, wanted, bounding=Bounding("certified", rounding, left), progress=progress)[1]
         edges |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
-    of_rows = {"certain_mass": found.lower.sum(-1), "certain_order": found.order} if every else {}
-    arrays = {name: array[:, list(last.places)] for name, array in edges.items()} | of_rows
-    dims = {name: _ROWS if name in of_rows else (*_ROWS, last.name) for name in arrays}
+    arrays = {name: array[:, list(last.places)] for name, array in edges.items()}
+    dims = dict.fromkeys(arrays, (*_ROWS, last.name))
+    if every:
+        arrays |= {"certain_mass": bounds.lower.sum(-1), "certain_order": bounds.order}
+        dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
     shape = len(layers), len(heads), len(queries)
-    arrays = {name: array.unflatten(0, shape) for name, array in arrays.items()}
-    axes = (*(attention._axis(name) for name in _ROWS), last)
+    held = Held({name: array.unflatten(0, shape) for name, array in arrays.items()}, dims)
+    axes = (*(attention.axis(name) for name in _ROWS), last)
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
-    about = {**attention.about, "method": _method(bounding), "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {"row_residual": float(attention.row_residual.max())} | ({"groups": members} if members else {})
-    return AttentionIntervals(axes, Held(arrays, dims), attention.provenance, about)
+    about = {**attention.about, "method": bounding.chosen, "epsilon": bounding.epsilon, "rounding": rounding}
+    about["row_residual"] = captured.uncaught(places, rows)
+    if members:
+        about["groups"] = members
+    return AttentionIntervals(axes, held, attention.provenance, about)
 
 
 def bounds_of(
-    attention: EffectiveAttention,
-    places: Sequence[tuple[int, int, int]],
+    captured: Captured,
+    places: Sequence[Place],
+    wanted: Wanted,
     *,
-    keys: Sequence[int] | None = None,
-    objectives: Float[Tensor, "quantity key"] | None = None,
     bounding: Bounding = Bounding(),  # noqa: B008
     progress: Progress = silent,
 ) -> tuple[Rows, Bounds]:
     """Bound rows anywhere in captured attention: places of layer, head and query, with all rows of a head together.
 
-    Returns the rows, and the ends of all keys (only `keys`, if given, are bounded), or of the `objectives`.
+    Returns the rows, and the bounds of what is wanted of the text's tokens: of all keys, if any, then of objectives.
     """
-    source: Any = attention.source
-    rows: Rows = source.rows(places)
-    n = len(attention.tokens)
+    rows = captured.rows(places, moving=bounding.epsilon > 0)
+    n = len(captured.reading.tokens)
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
-    if objectives is not None:
-        objectives = F.pad(objectives, (0, rows.attention.shape[1] - n)).to(rows.attention)
-    found = unbounded(rows, objectives)
+    asked = _with_sink(wanted, rows.attention.shape[1] - n)
+    bounds = unbounded(rows, asked)
     free = rows.free.nonzero()[:, 0]
     batch = _FIRST[free.device.type]
     if len(free) > batch:
-        _solved(rows.some(free[:_WARM_UP]), n, objectives, keys, bounding, math.inf)  # compiling does not count
-    started, done = time.monotonic(), 0
+        _solved(rows.some(free[:_WARM_UP]), asked, bounding, math.inf)  # compiling does not count
+    started = time.monotonic()
     limit = math.inf if bounding.seconds is None else started + bounding.seconds
+    done = 0
     while done < len(free) and batch and time.monotonic() < limit:
-        begun, chosen = time.monotonic(), free[done : done + batch]
-        ends = _solved(rows.some(chosen), n, objectives, keys, bounding, limit)
-        for part, end in zip(found, ends, strict=True):
-            part[chosen] = end.to(part)
-        done += len(chosen)
+        begun = time.monotonic()
+        some = free[done : done + batch]
+        solved = _solved(rows.some(some), asked, bounding, limit)
+        for every, part in zip(bounds, solved, strict=True):
+            every[some] = part.to(every)
+        done += len(some)
         now = time.monotonic()
-        expected = (now - started) / done * len(free)
-        if bounding.seconds is None and expected > LONGEST_SECONDS:
-            raise InputError(
-                f"Intervals of {len(free):,} rows of {len(attention.tokens)} tokens would take about "
-                f"{expected / 60:.0f} minutes. Select some rows (layer=, head=, query=), or set a limit with seconds=."
-            )
-        rate = len(chosen) / max(now - begun, 1e-6)
+        _refuse_long(bounding, (now - started) / done * len(free), len(free), n)
+        rate = len(some) / max(now - begun, 1e-6)
         batch = int(min(2 * batch, rate * _LONGEST_BATCH + 1, rate * (limit - now)))
-        progress("attention intervals, rows", int(chosen[-1]) + 1, len(places))
+        progress("attention intervals, rows", int(some[-1]) + 1, len(places))
     progress("attention intervals, rows", len(places), len(places))
-    found.lower.abs_()  # -0.0 is 0
-    rows, found = _of_tokens(rows, found, n if objectives is None else len(objectives), n)
-    return rows, found._replace(order=found.order.minimum(rows.visible.sum(-1)).clamp(max=TOP))
+    return _of_tokens(rows, bounds, wanted, n)
 
 
-def _of_tokens(rows: Rows, found: Bounds, quantities: int, n: int) -> tuple[Rows, Bounds]:
-    """Return rows and ends of the n tokens, without the column of a learned sink."""
-    cut = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
-    lower, upper, gap = (part[:, :quantities] for part in found[:3])
-    return cut, Bounds(lower, upper, gap, found.order)
+def edges_wanted(n: int, keys: Sequence[int], *, objectives: Tensor | None = None, top: int = 0) -> Wanted:
+    """Ask for the weights of some of n keys, and other quantities."""
+    asked = torch.zeros(n, dtype=torch.bool)
+    asked[list(keys)] = True
+    return Wanted(asked, objectives, top)
 
 
-def _solved(
-    rows: Rows,
-    n: int,
-    objectives: Float[Tensor, "quantity key"] | None,
-    keys: Sequence[int] | None,
-    bounding: Bounding,
-    limit: float,
-) -> Bounds:
-    """Bound these rows of n tokens as was chosen; certified ends stop at the limit of the monotonic clock."""
-    if _method(bounding) == "exact":
-        tokens = range(n) if keys is None and rows.attention.shape[1] > n else keys  # a learned sink is not an edge
-        return exact_bounds(rows, objectives, keys=tokens, top=TOP if keys is None and objectives is None else 0)
-    asked = objectives
-    if objectives is None and keys is not None:
-        asked = membership([[key] for key in keys], rows.attention.shape[1]).to(rows.attention)
-    found = certified_bounds(rows, asked, epsilon=bounding.epsilon, deadline=lambda: time.monotonic() > limit)
-    if objectives is None and keys is None:
-        return found._replace(order=ordered(*_of_tokens(rows, found, n, n), TOP).order)
-    if objectives is None:
-        every, places = unbounded(rows), list(keys or ())
-        for part, end in zip(every[:3], found[:3], strict=True):
-            part[:, places] = end
-        return every
-    return found
+def _with_sink(wanted: Wanted, sink: int) -> Wanted:
+    """Ask the same of rows with one more key, a learned sink, which is not an edge."""
+    keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
+    objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
+    return Wanted(keys, objectives, wanted.top)
+
+
+def _of_tokens(rows: Rows, bounds: Bounds, wanted: Wanted, n: int) -> tuple[Rows, Bounds]:
+    """Return rows and bounds of the n tokens, without the column of a learned sink."""
+    sink = rows.attention.shape[1] - n
+    rows = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
+    if sink and wanted.keys is not None:
+        kept = [at for at in range(bounds.lower.shape[1]) if at != n]
+        bounds = Bounds(bounds.lower[:, kept], bounds.upper[:, kept], bounds.gap[:, kept], bounds.order)
+    bounds.lower.masked_fill_(bounds.lower == 0, 0.0)  # -0.0 is 0
+    return rows, bounds._replace(order=bounds.order.minimum(rows.visible.sum(-1)).clamp(max=TOP))
+
+
+def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bounds:
+    """Bound these rows as was chosen; certified ends stop at the limit of the monotonic clock."""
+    if bounding.chosen == "exact":
+        return exact_bounds(rows, wanted)
+    bounds = unbounded(rows, wanted)
+    columns = torch.arange(bounds.lower.shape[1], device=rows.group.device)
+    if wanted.keys is not None:
+        n = len(wanted.keys)
+        columns = columns[(columns >= n) | wanted.keys.to(columns.device)[columns.clamp(max=n - 1)]]
+    objectives = wanted.all_objectives(rows)[0, columns]
+    certified = certified_bounds(
+        rows, objectives, epsilon=bounding.epsilon, deadline=lambda: time.monotonic() > limit
+    )
+    for every, part in zip(bounds[:3], certified[:3], strict=True):
+        every[:, columns] = part
+    if wanted.keys is not None and wanted.top:
+        n = int(wanted.keys.sum())  # all tokens; a learned sink is the last key
+        tokens = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
+        bounds = bounds._replace(order=ordered(tokens, bounds.columns(slice(n)), wanted.top).order)
+    return bounds
+
+
+def _refuse_long(bounding: Bounding, expected: float, rows: int, n: int) -> None:
+    if bounding.seconds is None and expected > LONGEST_SECONDS:
+        raise InputError(
+            f"Intervals of {rows:,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select some rows "
+            "(layer=, head=, query=), or set a limit with seconds=."
+        )
 
 
 def membership(groups: Sequence[Sequence[int]], n: int) -> Float[Tensor, "group key"]:
     """Return which of n keys belong to each group: 1 or 0."""
-    found = torch.zeros(len(groups), n, dtype=torch.float64)
+    members = torch.zeros(len(groups), n, dtype=torch.float64)
     for at, places in enumerate(groups):
-        found[at, list(places)] = 1.0
-    return found
+        members[at, list(places)] = 1.0
+    return members
 
 
-def _method(bounding: Bounding) -> str:
-    """Return how ends are found: the set is a polytope, whose ends are exact, unless the output may move."""
-    if bounding.method != "auto":
-        return bounding.method
-    return "certified" if bounding.epsilon else "exact"
-
-
-def _rounding(attention: EffectiveAttention) -> float:
+def _rounding(captured: Captured) -> float:
     """Return by which share of its norm rounding may move the output of a model in half precision; 0 in others."""
-    source: Any = attention.source
-    dtype = source.parts[0].call.value.dtype
+    dtype = captured.layers[0].call.value.dtype
     return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0

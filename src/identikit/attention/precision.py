@@ -18,7 +18,7 @@ from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Float, Int, Tensor
 
 if TYPE_CHECKING:
-    from identikit.attention.effective import Layer
+    from identikit.attention.layer import Layer
 
 EXACT_TOKENS = 512  # up to this many, head outputs are computed in float64; above, in float32
 LARGEST_RESIDUAL = 1e-5  # what rounding explains of ‖(A⊥V − O)H‖/‖OH‖ in any dtype; measured: at most 7e-7

@@ -1,24 +1,28 @@
 """What `effective_attention`, `attention_intervals` and `alternative_attention` give back."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from identikit.attention.precision import careful_words
+from identikit.attention.captured import Captured
+from identikit.attention.interval_result import AttentionIntervals, edge_name
+from identikit.attention.layer import At, Layer
+from identikit.attention.precision import careful_words, equal_values
 from identikit.checks import known
 from identikit.errors import InputError
-from identikit.maths import measures
+from identikit.maths import measures as correlation
+from identikit.maths.polytope.least_norm import least_norm
 from identikit.models.reading import Change
 from identikit.models.surroundings import undisturbed
 from identikit.results.axis import Index
-from identikit.results.result import Array, Fact, Result, strongest
-from identikit.shapes import Float, Tensor
+from identikit.results.measure import measure
+from identikit.results.result import Result, strongest
+from identikit.shapes import Bool, Float, Int, Tensor
 
-_SHARP = 1e-8  # a gap that is not worth a word
 UNSURE = 0.01  # share of rows with an unsure rank from which it is said; prose has at most 0.006
-_LISTED = 4  # groups that are named in words
 _POOLS = ("layer", "head", "visible")
+_MAP_WORDS = {"query": "mean", "key": "sum"}
 
 
 def unsure_words(share: float, duplicates: int, dtype: str) -> list[str]:
@@ -46,76 +50,180 @@ class EffectiveAttention(Result):
 
     kind = "effective attention"
     main = ("raw", "effective", "null")
-    missing: ClassVar = {
-        "pearson": "It is undefined where all raw weights, or all effective ones, are equal.",
-        "reachable_condition": "It is undefined where no query moves the output.",
-    }
-    by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "effective", "null")}
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers, counted from 0."""
-        return self._axis("layer").values
+        return self.axis("layer").values
 
     @property
     def heads(self) -> tuple[int, ...]:
         """The heads, counted from 0."""
-        return self._axis("head").values
+        return self.axis("head").values
 
-    raw = Array("Attention as the model computes it.")
-    effective = Array("The part of attention that the output depends on (Eq. 9).")
-    null = Array("The part of attention that the output does not depend on: raw minus effective.")
+    # The maps
 
-    @property
-    def simplex(self) -> Float[Tensor, "*axis"]:
+    @measure("layer head query key", range="0 to 1", words=_MAP_WORDS)
+    @staticmethod
+    def raw(layer: Layer, at: At) -> Float[Tensor, "head_ query_ key_"]:
+        """Attention as the model computes it."""
+        return layer.raw(at.heads, at.queries)[:, :, at.keys]
+
+    @measure("layer head query key", words=_MAP_WORDS)
+    @staticmethod
+    def effective(layer: Layer, at: At) -> Float[Tensor, "head_ query_ key_"]:
+        """The part of attention that the output depends on (Eq. 9)."""
+        return layer.effective(*at).to(layer.dtype)
+
+    @measure("layer head query key", words=_MAP_WORDS)
+    @staticmethod
+    def null(layer: Layer, at: At) -> Float[Tensor, "head_ query_ key_"]:
+        """The part of attention that the output does not depend on: raw minus effective."""
+        return layer.raw(at.heads, at.queries)[:, :, at.keys] - layer.effective(*at).to(layer.dtype)
+
+    @measure("layer head query key", range="0 to 1", on_request=True)
+    @staticmethod
+    def simplex(layer: Layer, at: At) -> Float[Tensor, "head_ query_ key_"]:
         """The attention of least norm that gives the same output: weights of at least 0 that sum to 1.
 
         One quadratic program per selected row, all rows of a layer at once; select heads or rows of a long text first.
         """
-        from identikit.attention.effective import simplex_rows
+        places = [(head, query) for head in at.heads.tolist() for query in at.queries.tolist()]
+        weights = least_norm(layer.rows(places))  # a learned sink's column is not among the keys
+        return weights[:, at.keys].unflatten(0, (len(at.heads), len(at.queries)))
 
-        self._live("simplex")
-        single = [axis.single for axis in self.axes]
-        return simplex_rows(self)[tuple(0 if one else slice(None) for one in single)]
+    @measure("layer query key", range="true or false")
+    @staticmethod
+    def visible(layer: Layer, at: At) -> Bool[Tensor, "query_ key_"]:
+        """Whether the query sees the key."""
+        return layer.seen.block(at.queries, at.keys)
 
-    rank = Array("Rank of the values that each row sees: (layer, head, query).")
-    null_dim = Array(
-        "Dimension of each row's null space (Eq. 6, over the keys that the row sees): (layer, head, query)."
+    # Rows
+
+    @measure("layer head query", range="0 to d_v")
+    @staticmethod
+    def rank(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
+        """Rank of the values that each row sees."""
+        return at.rows(layer.factors.rank)
+
+    @measure("layer head query", label="null dimension", range="0 to tokens", over_texts="mean")
+    @staticmethod
+    def null_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
+        """Dimension of each row's null space (Eq. 6, over the keys that the row sees)."""
+        return at.rows(layer.factors.null_dim)
+
+    @measure("layer head query", label="polytope dimension", range="0 to tokens", over_texts="mean")
+    @staticmethod
+    def polytope_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
+        """Dimension of the set of attention with the same output, visible keys − rank([T, 1]).
+
+        An upper bound where weights are exactly 0.
+        """
+        return at.rows(layer.polytope_dim)
+
+    @measure("layer head query", label="reachable dimension", range="0 to tokens")
+    @staticmethod
+    def reachable_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
+        """Dimension of the attention with the same output that the head's own queries can reach near this one.
+
+        The head's keys are given. An upper bound where the model normalises its queries. Never above `polytope_dim`,
+        which is never above `null_dim`.
+        """
+        return layer.reach(at).dim
+
+    @measure("layer head query", label="nearly reachable dimension", range="0 to tokens")
+    @staticmethod
+    def nearly_reachable_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
+        """As `reachable_dim`, where output changes below 0.001 of the largest count as none."""
+        return layer.reach(at).nearly_dim
+
+    @measure("layer head query", range="1 or more", missing="It is undefined where no query moves the output.")
+    @staticmethod
+    def reachable_condition(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
+        """How unevenly a row's query moves its output.
+
+        The largest singular value of the output's derivative by the query, divided by the smallest that is not 0.
+        """
+        return layer.reach(at).condition
+
+    @measure("layer head query", label="entropy (nats)", range="0 to log(tokens)", over_texts="mean")
+    @staticmethod
+    def entropy(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
+        """How spread out a row of raw attention is, in nats; a learned sink's share is not counted."""
+        weights = layer.raw(at.heads, at.queries).double()
+        return torch.special.entr(weights).sum(-1)
+
+    @measure("layer head query", label="learned sink", range="0 to 1")
+    @staticmethod
+    def sink(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
+        """What a learned sink takes of each row, as an extra key of value 0 would.
+
+        Rows of `raw` sum to the rest; 0 where the model has no such sink.
+        """
+        mass = layer.made.mass
+        return at.rows(torch.zeros_like(layer.made.norm) if mass is None else 1 - mass)
+
+    # The certificate
+
+    @measure("layer head query", range="0 or more")
+    @staticmethod
+    def row_residual(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
+        """The certificate of each row, ‖(a⊥V − o)H‖ against the sum of the lengths that it adds up, Σ a‖vH‖."""
+        return at.rows(layer.row_residual)
+
+    @measure("layer head query", range="0 to 1")
+    @staticmethod
+    def norm_ratio(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
+        """Length of each effective row against the raw one, ‖a⊥‖/‖a‖."""
+        return at.rows(layer.norm_ratio)
+
+    @measure("layer head query", range="true or false")
+    @staticmethod
+    def rank_is_sure(layer: Layer, at: At) -> Bool[Tensor, "head_ query_"]:
+        """Whether each row's rank stays the same at a coarser resolution.
+
+        That is 10 times that of float32 (or float64), or the rounding noise of half precision.
+        """
+        return at.rows(layer.rank_is_sure)
+
+    @measure("layer head", range="0 or more", over_texts="mean")
+    @staticmethod
+    def residual(layer: Layer, at: At) -> Float[Tensor, "head_"]:
+        """The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head."""
+        return layer.residual[at.heads]
+
+    @measure("layer query", range="0 or more")
+    @staticmethod
+    def joint_null_dim(layer: Layer, at: At) -> Int[Tensor, "query_"]:
+        """Dimension of the null space of a layer's heads together."""
+        return layer.joint_null_dim[at.queries]
+
+    @measure("layer", range="0 or more")
+    @staticmethod
+    def rounded_duplicates(layer: Layer, at: At) -> Int[Tensor, ""]:
+        """How many repeated tokens have the values of an earlier one but for the rounding of the model's dtype."""
+        return torch.tensor(equal_values(layer.call, layer.tokens)[1])
+
+    # The correlation of raw and effective attention
+
+    @measure(
+        "layer head",
+        name="pearson",
+        label="correlation",
+        range="−1 to 1",
+        missing="It is undefined where all raw weights, or all effective ones, are equal.",
+        over_texts="mean",
     )
-    polytope_dim = Array(
-        "Dimension of the set of attention with the same output, visible keys − rank([T, 1]): (layer, head, query). An "
-        "upper bound where weights are exactly 0."
-    )
-    reachable_dim = Array(
-        "Dimension of the attention with the same output that the head's own queries can reach near this one, its keys "
-        "given: (layer, head, query). An upper bound where the model normalises its queries. Never above "
-        "`polytope_dim`, which is never above `null_dim`."
-    )
-    nearly_reachable_dim = Array(
-        "As `reachable_dim`, where output changes below 0.001 of the largest count as none: (layer, head, query)."
-    )
-    reachable_condition = Array(
-        "How unevenly a row's query moves its output: the largest singular value of the output's derivative by the "
-        "query, divided by the smallest that is not 0; NaN where no query moves it: (layer, head, query)."
-    )
-    joint_null_dim = Array("Dimension of the null space of a layer's heads together: (layer, query).")
-    residual = Array("The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head: (layer, head).")
-    row_residual = Array(
-        "The certificate of each row, ‖(a⊥V − o)H‖ against the sum of the lengths that it adds up, Σ a‖vH‖: (layer, "
-        "head, query)."
-    )
-    norm_ratio = Array("Length of each effective row against the raw one, ‖a⊥‖/‖a‖, at most 1: (layer, head, query).")
-    rank_is_sure = Array(
-        "Whether each row's rank stays the same at a coarser resolution: 10 times that of float32 (or float64), or the "
-        "rounding noise of half precision: (layer, head, query)."
-    )
-    sink = Array(
-        "What a learned sink takes of each row, as an extra key of value 0 would: (layer, head, query). Rows of `raw` "
-        "sum to the rest; 0 where the model has no such sink."
-    )
-    rounded_duplicates = Array(
-        "How many repeated tokens have the values of an earlier one but for the rounding of the model's dtype: (layer)."
-    )
+    @staticmethod
+    def _pearson(layer: Layer, at: At) -> Float[Tensor, "head_"]:
+        """How closely effective attention follows raw attention: their correlation over all weights of the head."""
+        return correlation.pearson(layer.sums.pooled(-1))[at.heads]
+
+    @measure("layer head query sum")
+    @staticmethod
+    def _pearson_sums(layer: Layer, at: At) -> Float[Tensor, "head_ query_ sum"]:
+        """Sums over keys that the correlation is made from."""
+        return at.rows(torch.stack(layer.sums, dim=-1))
 
     @undisturbed()
     def pearson(self, by: str | None = None) -> Tensor:
@@ -127,35 +235,30 @@ class EffectiveAttention(Result):
         """
         if by is not None:
             known("pearson(by", by, _POOLS)
-        sums = measures.PearsonSums(*(self._rows(f"_{name}") for name in measures.PearsonSums._fields))
+        if "_pearson_sums" not in self.source.dims:
+            raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")
+        sums = correlation.PearsonSums(*self.read("_pearson_sums").unbind(-1))
         if by is None:
-            return measures.pearson(sums.pooled())
+            return correlation.pearson(sums.pooled())
         if by == "visible":
             seen = sums.entries.long()
-            groups = [measures.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
-            return torch.stack([measures.pearson(group.pooled()) for group in groups])
+            groups = [correlation.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
+            return torch.stack([correlation.pearson(group.pooled()) for group in groups])
         heads = sums.pooled(-1)
-        found = measures.pearson(heads if by == "head" else heads.pooled(-1))
-        single = [self._axis(name).single for name in ("layer", "head")[: found.ndim]]
-        return found[tuple(0 if one else slice(None) for one in single)]
-
-    def _rows(self, name: str) -> Tensor:
-        """Return sums over keys of every selected row, all axes kept."""
-        if name not in self.source.dims:
-            raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")
-        return self._read(name)
+        pooled = heads if by == "head" else heads.pooled(-1)
+        single = [self.axis(name).single for name in ("layer", "head")[: pooled.entries.ndim]]
+        return correlation.pearson(pooled)[tuple(0 if alone else slice(None) for alone in single)]
 
     def verify(self) -> Change:
         """Run the model with effective attention in place of raw attention in the selected rows.
 
         Returns how much the final hidden states and logits changed.
         """
-        source: Any = self._live("verify()")
-        source.reading.model.check_unchanged(self.provenance.weights)
-        layers, heads, queries, keys = (self._axis(name) for name in ("layer", "head", "query", "key"))
-        if keys.tokens != self.tokens:
+        captured = self.captured("verify()")
+        captured.reading.model.check_unchanged(self.provenance.weights)
+        if self.axis("key").tokens != self.tokens:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
-        return source.change(layers.places, heads.places, queries.places)
+        return captured.change(*(self.axis(name).places for name in ("layer", "head", "query")))
 
     def intervals(
         self,
@@ -166,20 +269,25 @@ class EffectiveAttention(Result):
         epsilon: float = 0.0,
         seconds: float | int | None = None,
         **wanted: Index,
-    ) -> "AttentionIntervals":
+    ) -> AttentionIntervals:
         """Return the sharp range of each selected weight over all attention with the same output.
 
         As `attention_intervals`, on what was captured already: `layer`, `head` and `query` select further.
         """
         from identikit.attention.intervals import Bounding, intervals_of
 
-        self._live("intervals()")
-        bounding = Bounding(method, epsilon, seconds)
+        self.captured("intervals()")
+        bounding = Bounding.checked(method, epsilon, seconds)
         return intervals_of(self.sel(**wanted), key=key, groups=groups, bounding=bounding)
 
-    def _live(self, wanted: str) -> Any:
-        """Return the captured run; a result that was opened, gathered or subtracted has none."""
-        if not hasattr(self.source, "reading"):
+    @property
+    def is_live(self) -> bool:
+        """Whether the result still has its model; one that was opened, gathered or subtracted has not."""
+        return isinstance(self.source, Captured)
+
+    def captured(self, wanted: str = "This") -> Captured:
+        """Return the captured run, or say what cannot be done without it."""
+        if not isinstance(self.source, Captured):
             raise InputError(
                 f"{wanted} needs the model, and this result holds only numbers: it was opened from a folder, "
                 "gathered into words or subtracted. Compute it again with effective_attention(model, text)."
@@ -204,7 +312,7 @@ class EffectiveAttention(Result):
             f"{rows} a null space ({dims} dimensions).{correlation} Effective attention reproduces the head outputs to "
             f"within {float(self.residual.max()):.1g} (relative).{beside}"
         )
-        return f"{told}\n{self._edges()}" if self._axis("head").single else told
+        return f"{told}\n{self._edges()}" if self.axis("head").single else told
 
     def _beside(self) -> list[str]:
         """Say what a learned sink takes, and where ranks are not sure."""
@@ -218,205 +326,12 @@ class EffectiveAttention(Result):
 
     def _edges(self) -> str:
         found = strongest(self, "raw", 5)
-        return f"Largest raw weights: {', '.join(f'{_edge(self, labels)} {weight:.2f}' for weight, labels in found)}."
+        return f"Largest raw weights: {', '.join(f'{edge_name(self, labels)} {weight:.2f}' for weight, labels in found)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
         """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or one of the dimensions."""
         from identikit import plots
 
-        if self._axis("layer").single and self._axis("head").single:
+        if self.axis("layer").single and self.axis("head").single:
             return plots.head_maps(self, **options)
         return plots.head_grid(self, by=by, **options)
-
-
-def _edge(result: Result, labels: dict[str, str]) -> str:
-    """Return an edge as `L4H5 foot → her`, without the layer or head that was selected."""
-    head = "".join(f"{letter}{labels[name]}" for name, letter in (("layer", "L"), ("head", "H")) if name in labels)
-    key_axis = result.axes[-1].name
-    query, key = (labels.get(name, result._axis(name).label) for name in ("query", key_axis))
-    return f"{head} {query} → {key}".strip()
-
-
-class AttentionIntervals(Result):
-    """The sharp range of every edge over all attention with the same output: arrays are (layer, head, query, key).
-
-    - `lower`, `upper`: the least and the greatest weight; `raw`: what the model computed
-    - `gap`: how far the proven ends can be from the true ones; 0 where they are exact, NaN where nothing is known
-    - `certain_mass`: the sum of a row's lower bounds, (layer, head, query): weight that every such attention agrees on
-    - `certain_order`: how many of a row's strongest edges have the same order in every such attention, up to 5; -1
-      where it is not decided
-
-    For groups of keys, the last axis is `group`, and the row's own readings are left out. Of a model in half precision,
-    `rounded_lower` and `rounded_upper` are the ends when its output may move by `rounding`, the dtype's, of its norm.
-    """
-
-    kind = "attention intervals"
-    main = ("raw", "lower", "upper")
-    missing: ClassVar = {"gap": "The edge was not bounded in time."}
-    by_word: ClassVar = {name: {"query": "mean", "key": "sum"} for name in ("raw", "lower", "upper")}
-
-    raw = Array("Attention as the model computes it.")
-    lower = Array("The least weight that any attention with the same output gives to each edge.")
-    upper = Array("The greatest weight that any attention with the same output gives to each edge.")
-    gap = Array("How far the ends can be from the sharp ones: 0 where they are exact, NaN where nothing is known.")
-    certain_mass = Array("The sum of each row's lower bounds.")
-    certain_order = Array("How many of the strongest edges have the same order in all attention; -1: not decided.")
-    method = Fact("How the ends were found.")
-    rounded_lower = Array("The least weight when the output may move by half precision's rounding.")
-    rounded_upper = Array("The greatest weight when the output may move by half precision's rounding.")
-    rounding = Fact("The rounding of half precision, relative; 0 for a model in float32 or float64.")
-    epsilon = Fact("By which share of its norm the head's output may move.")
-
-    @property
-    def strongest_is_certain(self) -> Any:
-        """Whether the row's strongest edge is the strongest in every attention with the same output.
-
-        True, False, or None where it is not decided. For several rows, a tensor with 1, 0 and NaN.
-        """
-        order = self.array("certain_order")
-        if order.ndim:
-            return torch.where(order < 0, torch.nan, (order > 0).double())
-        return None if int(order) < 0 else int(order) > 0
-
-    def words(self) -> "AttentionIntervals":
-        """Return the result by words: the ends of a word's pieces are added up, which is valid but not sharp.
-
-        Sharp ends for words come from `groups="words"`.
-        """
-        if "groups" in self.about:
-            raise InputError('These intervals are of groups of keys. For sharp ends of words, use groups="words".')
-        return super().words()
-
-    def said(self) -> str:
-        """Say how much of the attention is certain, and which edges are least so."""
-        width = self.upper - self.lower
-        unknown = self.gap.isnan() if "gap" in self.source.dims else torch.zeros_like(width, dtype=torch.bool)
-        late = int(unknown.sum())
-        told = []
-        if "certain_mass" in self.source.dims:
-            mass, bound = self.certain_mass, "at least " if late else ""
-            told.append(f"Certain mass {bound}{float(mass.mean()):.2f}{' on average' if mass.numel() > 1 else ''}.")
-            told += self._strongest()
-        if "groups" in self.about:
-            told.append(self._masses())
-        if late:
-            told.append(f"{late:,} of {width.numel():,} weights were not bounded in time.")
-        if "rounded_lower" in self.source.dims and "certain_mass" in self.source.dims:
-            told.append(self._rounded())
-        if self.about.get("epsilon"):
-            told.append(f"The head's output may move by {self.epsilon:g} of its norm.")
-        largest = float(self.gap.nan_to_num(0.0).max()) if "gap" in self.source.dims else 0.0
-        if largest > _SHARP:
-            told.append(f"The ends are proven, and at most {largest:.1g} from the sharp ones.")
-        ((widest, labels),) = strongest(self, "raw", 1, width.masked_fill(unknown, 0.0))
-        if widest > 0:
-            at = int(width.masked_fill(unknown, 0.0).argmax())
-            raw, lower, upper = (float(part.flatten()[at]) for part in (self.raw, self.lower, self.upper))
-            edge = _edge(self, labels) if width.numel() == 1 else f"The widest interval is {_edge(self, labels)}"
-            told.append(
-                f"{edge}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in every attention with "
-                f"{'such an' if self.about.get('epsilon') else 'the same'} output."
-            )
-        elif late < width.numel():
-            told.append(f"Every {'other ' if late else ''}weight is fixed by the output.")
-        return " ".join([*told, *careful_words(self.about["row_residual"], self.provenance.dtype)])
-
-    def _strongest(self) -> list[str]:
-        """Say of one row how many of its strongest edges are in a certain order; of several, in what share they are."""
-        certain = self.strongest_is_certain
-        if not isinstance(certain, torch.Tensor):
-            order = int(self.certain_order)
-            if certain is None:
-                return ["Whether its strongest edge is certainly the strongest is not decided."]
-            if not certain:
-                return ["Another edge could have been the strongest."]
-            return [
-                f"The order of its {order} strongest edges is certain."
-                if order > 1
-                else "Its strongest edge is certain."
-            ]
-        known = certain[~certain.isnan()]
-        if not len(known):
-            return []
-        some = f"{len(known):,} rows of {certain.numel():,} for which this is decided"
-        rows = "rows" if len(known) == certain.numel() else some
-        return [f"The strongest edge is certainly the strongest in {float(known.mean()):.0%} of the {rows}."]
-
-    def _rounded(self) -> str:
-        """Say how much stays certain when the output is only known to half precision."""
-        mass = float(self._read("rounded_lower").sum(-1).mean())
-        kept = f"the lower ends sum to {mass:.2f}{' on average' if self.rounded_lower.ndim > 1 else ''}"
-        return f"If the output is taken to half precision's rounding ({self.rounding:.1g} of its norm), {kept}."
-
-    def _masses(self) -> str:
-        """Say what each group receives, on average over the rows."""
-        axis, parts = self._axis("group"), [self._read(name).flatten(0, -2).mean(0) for name in self.main]
-        named = [
-            f"{axis.name_of(at)} {raw:.3f} in [{lower:.3f}, {upper:.3f}]"
-            for at, (raw, lower, upper) in enumerate(zip(*(part.tolist() for part in parts), strict=True))
-        ]
-        more = f" and {len(named) - _LISTED} more groups" if len(named) > _LISTED else ""
-        return f"Mean weight, and what it could have been: {', '.join(named[:_LISTED])}{more}."
-
-    def plot(self, **options: Any) -> Any:
-        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads by certain mass."""
-        from identikit import plots
-
-        single = [self._axis(name).single for name in ("layer", "head", "query")]
-        if all(single) or "groups" in self.about:
-            return plots.interval_bars(self, **options)
-        if all(single[:2]):
-            return plots.interval_maps(self, **options)
-        return plots.head_grid(self, by="certain_mass", **options)
-
-
-class AlternativeAttention(Result):
-    """Another attention row with the same output, put into the model; arrays are over all keys, invisible ones 0.
-
-    - `attention` = `raw` + `step` · `direction`, the direction of length 1
-    - `output_change`: how much the model's output changed when the row was put in
-    - `row_residual`: how far the head's own output is from the same, relative to the lengths that it adds up
-    """
-
-    kind = "alternative attention"
-    main = ("raw", "attention", "direction")
-    by_word: ClassVar = {name: {"key": "sum"} for name in ("raw", "attention", "direction")}
-
-    raw = Array("Attention as the model computes it.")
-    attention = Array("The other attention.")
-    direction = Array("The direction from the raw row to the other one, of length 1.")
-    step = Fact("How far the other row is from the raw one.")
-    row_residual = Fact("How far the head's own output is from the same, relative to the lengths that it adds up.")
-
-    @property
-    def output_change(self) -> Change:
-        """How much the final hidden states and logits changed."""
-        return Change(*self.about["output_change"])
-
-    def said(self) -> str:
-        """Say how far the weight went that was asked for, or the one that moved most, and what it did to the output."""
-        key, place = self._axis("key"), int((self.attention - self.raw).abs().argmax())
-        change, dtype = self.output_change, self.provenance.dtype
-        moved = f"{change.words()}{change.beyond(dtype)}."
-        moved = " ".join([moved, *careful_words(self.row_residual, dtype)])
-        asked = self.about.get("toward")
-        if asked and set(asked) <= set(key.values) and len(key) > 1:
-            at = [key.values.index(one) for one in asked]
-            raw, other = (float(part.reshape(-1)[at].sum()) for part in (self.raw, self.attention))
-            names = ", ".join(map(key.name_of, at[:_LISTED])) + (" …" if len(at) > _LISTED else "")
-            return (
-                f"{self._axis('query').label} → {names} goes from {raw:.3f} to {other:.3f}. Putting the row into the "
-                f"model {moved}"
-            )
-        raw, other = (float(part.reshape(-1)[place]) for part in (self.raw, self.attention))
-        largest = ", the largest change" if len(key) == len(self.tokens) else ""
-        return (
-            f"{self._axis('query').label} → {key.name_of(place)} goes from {raw:.3f} to {other:.3f}{largest}. Putting "
-            f"the row into the model {moved}"
-        )
-
-    def plot(self, **options: Any) -> Any:
-        """Draw the raw and the other attention side by side."""
-        from identikit import plots
-
-        return plots.alternative_bars(self, **options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from identikit.attention.effective import Layer
+from identikit.attention.layer import Layer
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.effective import column_sums
 from identikit.shapes import Float, Tensor
@@ -42,14 +42,14 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
     The maps are raw and effective. A source without tokens in the text has number 0 and attention 0. Sums over texts,
     with the number of texts that have the source, merge exactly.
     """
-    captured: Any = result.source
+    captured = result.captured()
     types = token_types(captured.reading.model.tokenizer, result.tokens)
     target = torch.tensor([[kind == wanted for wanted in TYPES] for kind in types], dtype=torch.float64)
     everyone = torch.ones(len(types), 1, dtype=torch.float64)
     source = torch.cat([everyone, everyone - target[:, [TYPES.index("sep")]], target], dim=1)
     number = source.sum(0)
     weights = source / number.clamp(min=1)
-    layers = [torch.stack([part.cpu() @ target for part in _columns(layer, weights)]) for layer in captured.parts]
+    layers = [torch.stack([part.cpu() @ target for part in _columns(layer, weights)]) for layer in captured.layers]
     return torch.stack(layers, dim=1), number
 
 

@@ -24,7 +24,7 @@ from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index
-from identikit.results.result import Held
+from identikit.results.source import Held
 from identikit.shapes import Tensor
 from identikit.texts.text import is_several, of_texts
 

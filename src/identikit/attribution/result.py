@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
-from identikit.results.result import Array, Fact, Result, strongest, word_groups
+from identikit.results.gathered import word_groups
+from identikit.results.measure import held, sometimes_held
+from identikit.results.result import Fact, Result, strongest
 from identikit.shapes import Float, Tensor
 
 
@@ -25,14 +27,16 @@ class TokenAttribution(Result):
 
     kind = "token attribution"
     main = ("contribution",)
-    by_word: ClassVar = {"contribution": {"input": "sum", "output": "mean"}}
 
-    contribution = Array("What each input contributes to each hidden vector.")
-
-    @property
-    def stderr(self) -> Float[Tensor, "*axis"] | None:
-        """Standard errors of the contributions, None where they are exact."""
-        return self.array("stderr") if "stderr" in self.source.dims else None
+    contribution = held(
+        "layer input output",
+        "What each input contributes to each hidden vector.",
+        range="0 to 1",
+        words={"input": "sum", "output": "mean"},
+    )
+    stderr = sometimes_held(
+        "layer input output", "Standard errors of the contributions; None where they are exact.", range="0 or more"
+    )
 
     @property
     def own(self) -> Float[Tensor, "*axis"]:
@@ -46,13 +50,13 @@ class TokenAttribution(Result):
 
     def _by_token(self, reading: Callable[[Tensor], Tensor]) -> Tensor:
         found = reading(self.whole())
-        return found[0] if self._axis("layer").single else found
+        return found[0] if self.axis("layer").single else found
 
     def whole(self) -> Float[Tensor, "layer input output"]:
         """Return the contributions of all inputs to all outputs, the axis of layers kept."""
-        if not all(self._axis(name).tokens == self.tokens for name in ("input", "output")):
+        if not all(self.axis(name).tokens == self.tokens for name in ("input", "output")):
             raise InputError("This reading needs every input and output of the text: take it before selecting some.")
-        return self._read("contribution")
+        return self.read("contribution")
 
     def words(self) -> "TokenAttribution":
         """Return the result by words: the contributions of a word's pieces are added up, those to them averaged."""
@@ -65,12 +69,12 @@ class TokenAttribution(Result):
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers, counted from 0."""
-        return self._axis("layer").values
+        return self.axis("layer").values
 
     @property
     def targets(self) -> tuple[int, ...]:
         """The output positions."""
-        return self._axis("output").values
+        return self.axis("output").values
 
     norm = Fact("The norm of the Jacobian blocks.")
     probes = Fact("How many random directions were used; None where contributions are exact.")
@@ -83,10 +87,10 @@ class TokenAttribution(Result):
     def said(self) -> str:
         """Say how much tokens contribute to their own hidden vectors, or where the selected vector came from."""
         how = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
-        output = self._axis("output")
+        output = self.axis("output")
         if output.single:
             found = strongest(self, "contribution", 5)
-            one = self._axis("input").label  # where one was selected
+            one = self.axis("input").label  # where one was selected
             places = [(labels.get("input", one), labels.get("layer"), weight) for weight, labels in found]
             sources = ", ".join(
                 f"{token} {weight:.2f}" + (f" (layer {layer})" if layer else "") for token, layer, weight in places
@@ -123,6 +127,6 @@ class TokenAttribution(Result):
         """Draw where one selected token came from, layer by layer; or one layer as a map, by default the last."""
         from identikit import plots
 
-        if self._axis("output").single:
+        if self.axis("output").single:
             return plots.sources(self, **options)
-        return plots.attribution_map(self if self._axis("layer").single else self.sel(layer=-1), **options)
+        return plots.attribution_map(self if self.axis("layer").single else self.sel(layer=-1), **options)

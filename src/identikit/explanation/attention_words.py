@@ -47,7 +47,7 @@ def attention_words(explanation: Explanation) -> list[RenderableType]:
     parts += [_table(explanation), Text(_legend(explanation), style="dim")]
     if about["sinks"]:
         parts.append(Text("\nSinks", style="bold"))
-        parts += [Text(_sink(sink, explanation._axis("layer"))) for sink in about["sinks"]]
+        parts += [Text(_sink(sink, explanation.axis("layer"))) for sink in about["sinks"]]
     if about["least_certain"]:
         parts.append(Text("\nThe least certain edges:", style="bold"))
         parts += [Text(f"  {_edge(explanation, edge)}") for edge in about["least_certain"]]
@@ -97,7 +97,7 @@ def _share(share: float) -> str:
 
 def _causes(explanation: Explanation) -> list[str]:
     """Say why rows can change, one sentence for each cause that holds, and where."""
-    found, layers, tokens = explanation.about["causes"], explanation._axis("layer"), explanation._axis("token")
+    found, layers, tokens = explanation.about["causes"], explanation.axis("layer"), explanation.axis("token")
     d_value, told = explanation.about["d_value"], []
     if found["keys"]:
         told.append(
@@ -219,7 +219,7 @@ def _sink(sink: dict[str, Any], layers: Axis) -> str:
 
 
 def _edge(explanation: Explanation, edge: dict[str, Any], *, effective: bool = False) -> str:
-    query, key = (explanation._axis("token").name_of(edge[name]) for name in ("query", "key"))
+    query, key = (explanation.axis("token").name_of(edge[name]) for name in ("query", "key"))
     beside = f"effective {edge['effective']:.3f}, " if effective else ""
     return (
         f"L{edge['layer']}H{edge['head']} {query} → {key}: raw {edge['raw']:.3f}, {beside}interval "

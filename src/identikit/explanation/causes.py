@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from identikit.attention.certainty import value_sizes as sizes_of_values
-from identikit.attention.effective import Layer
+from identikit.attention.layer import Layer
 from identikit.attention.precision import equal_values
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
@@ -24,10 +24,10 @@ def causes(attention: EffectiveAttention) -> dict[str, Any]:
     - `projections`: heads whose output projection passes on fewer dimensions than values have, where that frees a row
     - `dependent`: layers where a row has a larger null space than all of these explain
     """
-    source: Any = attention.source
+    captured = attention.captured()
     found: dict[str, Any] = {"keys": [], "most_keys": 0, "repeated": [], "projections": [], "dependent": []}
-    for layer, part in zip(attention.layers, source.parts, strict=True):
-        width, seen = part.projection.shape[1], part.factors.visible.count
+    for layer, part in zip(attention.layers, captured.layers, strict=True):
+        width, seen = part.projection.shape[1], part.seen.count
         ranks = _projection_ranks(part)
         same, _ = equal_values(part.call, attention.tokens)
         pairs = [(first, place) for place, first in enumerate(same.tolist()) if first < place]
@@ -55,16 +55,16 @@ def _projection_ranks(part: Layer) -> Int[Tensor, "head"]:
 
 def _seen_together(part: Layer, pair: tuple[int, int]) -> bool:
     queries = torch.arange(part.call.query.shape[2], device=part.heads.device)
-    return bool(part.factors.visible.block(queries, torch.tensor(pair, device=queries.device)).all(1).any())
+    return bool(part.seen.block(queries, torch.tensor(pair, device=queries.device)).all(1).any())
 
 
 def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "head query"]:
     """Return the rank of each row if only counting, equal values and the output projection limited it."""
-    count = part.factors.visible.count
+    count = part.seen.count
     limit = torch.minimum(ranks.to(count)[:, None], count)
     queries = (part.factors.rank < limit).any(0).nonzero()[:, 0]
     if len(queries) and bool((same < torch.arange(len(same))).any()):
-        seen = part.factors.visible.block(queries, torch.arange(len(same), device=queries.device))
+        seen = part.seen.block(queries, torch.arange(len(same), device=queries.device))
         distinct = [same.to(queries)[row].unique().numel() for row in seen]
         limit[:, queries] = torch.minimum(limit[:, queries], torch.tensor(distinct).to(limit))
     return limit
@@ -72,7 +72,7 @@ def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "hea
 
 def candidates(attention: EffectiveAttention) -> dict[str, list[int]]:
     """Return the tokens that may be sinks, with their positions: each kind of special token, and the first token."""
-    axis, tokens = attention._axis("key"), attention.tokens
+    axis, tokens = attention.axis("key"), attention.tokens
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
     found: dict[str, list[int]] = {}
     for place in special:
@@ -85,16 +85,19 @@ def group_mass(
     attention: EffectiveAttention, groups: Float[Tensor, "group key"]
 ) -> tuple[Float[Tensor, "layer group"], Float[Tensor, "layer group"], Float[Tensor, "layer group"]]:
     """Return the mean weight of all rows of each layer on groups of keys: raw, effective, and with equal weights."""
-    source: Any = attention.source
+    captured = attention.captured()
     means = []
-    for part in source.parts:
-        members = groups.to(part.heads.device)
+    for layer in captured.layers:
+        members = groups.to(layer.heads.device)
+        heads = torch.arange(len(layer.heads), device=members.device)
         keys = torch.arange(members.shape[1], device=members.device)
         sums = torch.zeros(3, len(members), dtype=torch.float64, device=members.device)
-        for queries, edges in part.chunks():
-            seen: Bool[Tensor, "row key"] = part.factors.visible.block(queries, keys)
+        for queries in layer.row_chunks():
+            seen: Bool[Tensor, "row key"] = layer.seen.block(queries, keys)
             even = seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)
-            for index, weights in enumerate((edges.raw.double(), edges.effective.double(), even[None])):
+            raw = layer.raw(heads, queries).double()
+            effective = layer.effective(heads, queries, slice(None)).double()
+            for index, weights in enumerate((raw, effective, even[None])):
                 sums[index] += (weights @ members.mT).mean(0).sum(0)
         means.append(sums.cpu() / len(attention.tokens))
     raw, effective, even = torch.stack(means, dim=1)
@@ -108,5 +111,5 @@ def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bo
 
 def value_sizes(attention: EffectiveAttention, keys: list[int]) -> list[float]:
     """Return the length of these keys' values against the median of the others: the mean over heads, by layer."""
-    source: Any = attention.source
-    return [float(sizes_of_values(part, [keys]).nanmean()) for part in source.parts]
+    captured = attention.captured()
+    return [float(sizes_of_values(part, [keys]).nanmean()) for part in captured.layers]

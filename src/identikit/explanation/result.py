@@ -1,58 +1,24 @@
-"""The main job: what can be said about a model on one text, as numbers from which words are made."""
+"""What `explain` gives back: the answers to all three questions about one text, as numbers."""
 
-import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import torch
-
-from identikit.attention.effective import Options as AttentionOptions
-from identikit.attention.effective import attend
-from identikit.attention.intervals import Bounding, membership
 from identikit.attention.result import EffectiveAttention
-from identikit.attribution.attribute import attribute
-from identikit.attribution.plan import Options as AttributionOptions
-from identikit.attribution.plan import estimate
+from identikit.attention.sample import RowSample
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import function, known, shortened
+from identikit.checks import known
 from identikit.errors import InputError, Unavailable
-from identikit.explanation.causes import candidates, causes, group_mass, is_sink, value_sizes
-from identikit.explanation.certainty import (
-    SECONDS,
-    Sample,
-    bounded_rows,
-    group_bounds,
-    least_certain,
-    mean_over_rows,
-    outside,
-    share_of_rows,
-)
-from identikit.maths.mixing import by_offset, first_middle_last
-from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
-from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
-from identikit.results.axis import Axis
+from identikit.explanation.sources import as_dict, strongest_sources
 from identikit.results.folders import Files
-from identikit.results.result import Held, Result, result_of
-from identikit.shapes import Tensor
-from identikit.texts.data import sample_text, sample_texts
-from identikit.texts.text import is_several, joined_by
-from identikit.tokens.identify import cached_maps, identity_of
-from identikit.tokens.maps import FittedMap
-from identikit.tokens.result import IdentityMap, TokenIdentifiability
+from identikit.results.measure import Attribute, held
+from identikit.results.result import Result, result_of
+from identikit.tokens.result import IdentityMap
 
+NEAR = 3  # how many places away a neighbour is near
+UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
 NOT_COMPUTED = Unavailable("It was not computed.")
 ONLY_NUMBERS = Unavailable("An explanation by words, or a difference, holds only numbers.")
-SOURCES_NAMED = 3  # how many of a token's strongest sources are named
-NEAR = 3  # how many places away a neighbour is near
-PROBES = 16  # directions that attribution is estimated from
-UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
-_BY_LAYER = ("certain_mass", "certain_mass_stderr", "strongest_certain", "strongest_certain_stderr", "special_raw",
-             "special_lower", "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective",
-             "least_null_dim", "greatest_null_dim", "identifiable", "reachable_dim", "pearson")  # fmt: skip
 _BOUNDED = "bounded.safetensors"
 _PARTS: Mapping[str, type[Result]] = {
     "attention": EffectiveAttention,
@@ -61,26 +27,18 @@ _PARTS: Mapping[str, type[Result]] = {
 }
 
 
-class Source(NamedTuple):
-    """An input token, its position in the text, and what it contributes."""
-
-    token: str
-    position: int
-    contribution: float
+_UNDEFINED = EffectiveAttention.measures["pearson"].missing
 
 
-class Sources(NamedTuple):
-    """Where the hidden vectors of the token at a position come from.
-
-    - `sources`: the strongest at the first, middle and last layer, the largest first
-    - `own`: what it contributes itself in the last layer; `outweighed`: whether another contributes more there
-    """
-
-    token: str
-    position: int
-    sources: tuple[tuple[Source, ...], ...]
-    own: float
-    outweighed: bool
+def _by_layer(meaning: str, values: str) -> Attribute:
+    """Declare a mean over the rows of each layer."""
+    return held(
+        "layer",
+        f"{meaning}, on average over rows.",
+        range=values,
+        missing="Too few rows of the layer were bounded in time.",
+        words={},
+    )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -107,20 +65,49 @@ class Explanation(Result):
     attention: EffectiveAttention | Unavailable = NOT_COMPUTED
     identity: IdentityMap | Unavailable = NOT_COMPUTED
     attribution: TokenAttribution | Unavailable = NOT_COMPUTED
-    bounded: Sample | None = None
+    bounded: RowSample | None = None
 
     kind = "explanation"
-    main = _BY_LAYER
-    missing: ClassVar = {
-        **dict.fromkeys(_BY_LAYER, "Too few rows of the layer were bounded in time."),
-        **dict.fromkeys(("pearson", "pearson_overall"), EffectiveAttention.missing["pearson"]),
-        "recovered": "No map was fitted for the layer.",
-    }
-    by_word: ClassVar = {
-        **{name: {} for name in _BY_LAYER},
-        "recovered": {"token": "min"},
-        "own": {"token": "mean"},
-    }
+    main = (
+        "certain_mass", "certain_mass_stderr", "strongest_certain", "strongest_certain_stderr", "special_raw",
+        "special_lower", "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective",
+        "least_null_dim", "greatest_null_dim", "identifiable", "reachable_dim", "pearson",
+    )  # fmt: skip
+    missing_facts: ClassVar = {"pearson_overall": _UNDEFINED}
+
+    certain_mass = _by_layer("Weight that every attention with the same output gives to the same keys", "0 to 1")
+    certain_mass_stderr = _by_layer("Standard error of `certain_mass`", "0 or more")
+    strongest_certain = _by_layer("Share of rows whose strongest edge is certainly the strongest", "0 to 1")
+    strongest_certain_stderr = _by_layer("Standard error of `strongest_certain`", "0 or more")
+    special_raw = _by_layer("Weight of all special tokens (or of the first token, if there are none)", "0 to 1")
+    special_lower = _by_layer("The least that attention with the same output can give them", "0 to 1")
+    special_lower_stderr = _by_layer("Standard error of `special_lower`", "0 or more")
+    special_upper = _by_layer("The greatest that attention with the same output can give them", "0 to 1")
+    special_upper_stderr = _by_layer("Standard error of `special_upper`", "0 or more")
+    special_effective = _by_layer("Effective attention to them", "any number")
+    least_null_dim = _by_layer("Least null dimension of a row", "0 to tokens")
+    greatest_null_dim = _by_layer("Greatest null dimension of a row", "0 to tokens")
+    identifiable = _by_layer("Share of rows that have no null space", "0 to 1")
+    reachable_dim = _by_layer("Dimension of the attention with the same output that queries can reach", "0 to tokens")
+    pearson = held(
+        "layer", "Correlation of raw and effective attention.", range="−1 to 1", missing=_UNDEFINED, words={}
+    )
+    recovered = held(
+        "layer token",
+        "Whether the token is still recovered from its hidden vector: 1 or 0.",
+        range="0 or 1",
+        missing="No map was fitted for the layer.",
+        words={"token": "min"},
+    )
+    own = held(
+        "layer token",
+        "What the token contributes to its own hidden vector.",
+        range="0 to 1",
+        words={"token": "mean"},
+    )
+    outweighed = held(
+        "layer token", "Whether another token contributes more to the hidden vector.", range="true or false"
+    )
 
     def words(self) -> "Explanation":
         """Return the result by words: a word is recovered if all of its pieces are, and contributes their mean."""
@@ -138,7 +125,7 @@ class Explanation(Result):
             if isinstance(part, Unavailable):
                 plain[f"{name}_unavailable"] = part.reason
         if isinstance(self.attribution, TokenAttribution):
-            plain["sources"] = [_as_dict(one) for one in strongest_sources(self.attribution)]
+            plain["sources"] = [as_dict(sources) for sources in strongest_sources(self.attribution)]
         return plain
 
     def said(self) -> str:
@@ -180,256 +167,5 @@ class Explanation(Result):
                 raise InputError(f"Opening {where}: {name} is not {wanted.kind} but {part.kind}.")
             parts[name] = part
         if _BOUNDED in files:
-            parts["bounded"] = Sample.from_bytes(files[_BOUNDED])
+            parts["bounded"] = RowSample.from_bytes(files[_BOUNDED])
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)
-
-
-@undisturbed()
-def explain(
-    model: Model,
-    text: Any = None,
-    *,
-    probes: Any = None,
-    maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
-    seconds: float | int | None = SECONDS,
-    truncate: bool = False,
-    progress: Progress = silent,
-) -> Explanation:
-    """Answer the three questions for a model on a text; without one, on the sample text that comes with the package.
-
-    - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is estimated from 16,
-      and skipped where even that would take more than a minute
-    - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
-      ridge maps fitted once to the sample texts
-    - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
-    """
-    model, progress = checked_model(model), function("progress", progress)
-    seconds = Bounding(seconds=seconds).seconds
-    seconds = None if seconds == math.inf else seconds
-    if text is None and model.modality != "text":
-        raise InputError(
-            f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
-        )
-    text = sample_text() if text is None else text
-    if is_several(text):
-        raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
-    if probes is not None:
-        AttributionOptions(probes=probes).request(model)  # refuses a wrong number before anything is computed
-    fitted = _checked_maps(maps)
-    everything = model.attention_layers
-    (reading,) = readings(model, text, layers=everything, truncate=truncate)
-    attention = attend(reading, AttentionOptions(), layers=everything, heads=tuple(range(model.n_heads)))
-    identity = _identity(reading, fitted, progress)
-    attribution = _attribution(reading, probes, progress)
-    arrays, said, bounded = _attention(attention, seconds, progress)
-    found = _explanation(reading, attention, identity, attribution, arrays, said)
-    return replace(found, bounded=bounded)
-
-
-def _explanation(
-    reading: Reading,
-    attention: EffectiveAttention,
-    identity: IdentityMap | Unavailable,
-    attribution: TokenAttribution | Unavailable,
-    arrays: dict[str, Tensor],
-    said: Mapping[str, Any],
-) -> Explanation:
-    model, change = reading.model, attention.verify()
-    dims = dict.fromkeys(_BY_LAYER, ("layer",))
-    if isinstance(identity, IdentityMap):
-        found = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
-        found[list(identity._axis("layer").values)] = identity.recovered.double()
-        arrays["recovered"] = found[list(model.attention_layers)]
-    if isinstance(attribution, TokenAttribution):
-        there = list(model.attention_layers)
-        arrays |= {"own": attribution.own[there], "outweighed": attribution.outweighed[there]}
-    dims |= {name: ("layer", "token") for name in arrays if name not in dims}
-    about = reading.about | {
-        "n_layers": model.n_layers,
-        "n_heads": model.n_heads,
-        "d_value": model.d_value,
-        "causal": model.causal,
-        "pearson_overall": _known([float(attention.pearson())])[0],
-        "largest_residual": float(attention.residual.max()),
-        "largest_row_residual": float(attention.row_residual.max()),
-        "output_change": {"hidden": change.hidden, "logits": change.logits},
-        "joined_by": _joined_by(reading),
-        **said,
-    }
-    if isinstance(attribution, TokenAttribution):
-        about |= _attribution_facts(attribution)
-    axes = (
-        Axis("layer", model.attention_layers),
-        Axis("token", tuple(range(len(reading.tokens))), reading.tokens),
-    )
-    return Explanation(axes, Held(arrays, dims), attention.provenance, about, attention, identity, attribution)
-
-
-def _joined_by(reading: Reading) -> list[str] | None:
-    """Return the special tokens between the halves of a pair; None for a single text."""
-    if not (isinstance(reading.text, tuple) and isinstance(reading.text[0], str)):
-        return None
-    return list(joined_by(reading.tokens, reading.batch.special[0].tolist()))
-
-
-def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
-    if maps is None:
-        return None
-    fitted = maps.maps if isinstance(maps, TokenIdentifiability) else maps
-    if not isinstance(fitted, list | tuple) or not fitted or not all(isinstance(one, FittedMap) for one in fitted):
-        raise InputError(
-            f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
-        )
-    return fitted
-
-
-def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
-    unknown, reads = 0.0, reading.model.modality
-    if maps is None and reads != "text":
-        return Unavailable(
-            f"The sample texts do not fit a model that reads {reads}s. "
-            f"Pass maps=identikit.token_identifiability(model, {reads}s)."
-        )
-    if maps is None:
-        samples = sample_texts()
-        unknown = _unknown_share(reading.model, samples)
-        maps = cached_maps(reading.model, samples, progress=progress)
-        fitted_to = "the sample texts"
-    else:
-        fitted_to = "your texts"
-    try:
-        found = identity_of(reading, maps)
-    except InputError as reason:  # a text of one token, or of one token repeated, has nothing to be told apart from
-        return Unavailable(str(reason))
-    return replace(found, about={**found.about, "fitted_to": fitted_to, "unknown": unknown})
-
-
-def _unknown_share(model: Model, texts: list[Any]) -> float:
-    """Return which share of the texts' tokens the tokenizer does not know."""
-    unknown = getattr(model.tokenizer, "unk_token_id", None)
-    ids = [token for one in model.encode(texts, truncate=True) for token in one.ids]
-    return 0.0 if unknown is None else ids.count(unknown) / len(ids)
-
-
-def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttribution | Unavailable:
-    """Return a text's attribution, or why there is none. One that takes long is skipped unless it was asked for."""
-    model = reading.model
-    options = AttributionOptions(probes=min(PROBES, model.d_input) if probes is None else probes)
-    try:
-        ahead = estimate(model, [len(reading.tokens)], options.request(model))
-        if probes is None and ahead.long:
-            return Unavailable(f"{ahead.words()} So it was left out; probes={options.probes} computes it all the same.")
-        if ahead.said:
-            warnings.warn(ahead.words(), stacklevel=4)
-        return attribute([reading], options, progress=progress)[0]
-    except InputError as refusal:
-        return Unavailable(str(refusal))
-
-
-def _attribution_facts(found: TokenAttribution) -> dict[str, Any]:
-    """Return how much of what comes from other tokens comes from near ones, by layer, and how exact it is."""
-    others = by_offset(found.contribution, causal=found.causal)
-    near = others.share()[:, others.positions.abs() <= NEAR].sum(1)
-    return {
-        "near": near.tolist() if others.sums.any() else None,
-        "probes": found.probes,
-        "largest_stderr": None if found.stderr is None else float(found.stderr.max()),
-    }
-
-
-def strongest_sources(found: TokenAttribution) -> list[Sources]:
-    """Return the strongest sources of every token at the first, middle and last layer."""
-    three = found.contribution[list(first_middle_last(len(found.layers)))]
-    top = three.topk(min(SOURCES_NAMED, len(found.tokens)), dim=1)
-    own, outdone = found.own[-1].tolist(), found.outweighed[-1].tolist()
-    tokens = []
-    for place, token in enumerate(found.tokens):
-        layers = zip(top.indices[..., place].tolist(), top.values[..., place].tolist(), strict=True)
-        strongest = tuple(
-            tuple(Source(found.tokens[i], i, weight) for i, weight in zip(*layer, strict=True) if weight)
-            for layer in layers
-        )
-        tokens.append(Sources(token, place, strongest, own[place], outdone[place]))
-    return tokens
-
-
-def _as_dict(one: Sources) -> dict[str, Any]:
-    return one._asdict() | {"sources": [[source._asdict() for source in layer] for layer in one.sources]}
-
-
-def _attention(
-    attention: EffectiveAttention, seconds: float | int | None, progress: Progress
-) -> tuple[dict[str, Tensor], dict[str, Any], Sample]:
-    """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
-
-    def numbered(layers: Tensor) -> list[int]:
-        """Return the numbers of the layers marked; a model may have layers without attention between them."""
-        return [attention.layers[place] for place in layers.nonzero()[:, 0].tolist()]
-
-    def at_layers(edges: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [edge | {"layer": attention.layers[edge["layer"]]} for edge in edges]
-
-    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
-    tokens = candidates(attention)
-    groups = [special or [0], *tokens.values()]
-    raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
-    sunk = is_sink(raw, even)
-    bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
-    sample = bounded_rows(attention, [groups[group] for group in bounded], seconds=seconds, progress=progress)
-    ends = [group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)]
-    sink, fixed = attention.sink.double().cpu(), (attention.null_dim == 0).cpu()
-    kept = ((1 - sink) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
-    mass = mean_over_rows(sample, sample.lower.sum(-1), kept.tolist())
-    strongest = share_of_rows(sample, sample.strongest)
-    by_layer = (*mass, *strongest, raw[:, 0], *ends[0][0], *ends[0][1], effective[:, 0], *_beside(attention))
-    sinks = [
-        {
-            "token": [*tokens][group - 1],
-            "keys": groups[group],
-            "layers": numbered(sunk[:, group]),
-            "value_size": value_sizes(attention, groups[group]),
-            "raw": raw[:, group].tolist(),
-            "effective": effective[:, group].tolist(),
-            "lower": _known(lower.mean.tolist()),
-            "upper": _known(upper.mean.tolist()),
-        }
-        for group, (lower, upper) in zip(bounded[1:], ends[1:], strict=True)
-    ]
-    said = {
-        "certain": _certain(sample, mass.overall(), strongest.overall()) | {"seconds": seconds},
-        "group": "special tokens" if special else "first token",
-        "causes": causes(attention),
-        "learned_sink": sink.mean((1, 2)).tolist(),
-        "unsure": (~attention.rank_is_sure).double().mean((1, 2)).tolist(),
-        "rounded_duplicates": attention.rounded_duplicates.tolist(),
-        "shared_outputs": numbered((attention.joint_null_dim > attention.null_dim.sum(1)).any(1)),
-        "sinks": sinks,
-        "least_certain": at_layers(least_certain(sample)),
-        "outside": at_layers(outside(sample, attention.pearson("head"))),
-    }
-    arrays = {name: array.cpu().double() for name, array in zip(_BY_LAYER, by_layer, strict=True)}
-    return arrays, said, sample
-
-
-def _beside(attention: EffectiveAttention) -> tuple[Tensor, ...]:
-    """Return what stands beside intervals, by layer: null dimension, reachable dimension, correlation."""
-    null, reachable = attention.null_dim.double(), attention.reachable_dim.double().mean((1, 2))
-    dims = null.amin((1, 2)), null.amax((1, 2)), (null == 0).double().mean((1, 2))
-    return *dims, reachable, attention.pearson("layer")
-
-
-def _certain(sample: Sample, mass: tuple[float, float], strongest: tuple[float, float]) -> dict[str, Any]:
-    """Return how much is certain overall, with standard errors, and how many rows that was read from."""
-    names = "mass", "mass_stderr", "strongest", "strongest_stderr"
-    return {
-        **dict(zip(names, _known((*mass, *strongest)), strict=True)),
-        "rows": sample.rows * len(sample.free),
-        "free_rows": int(sample.free.sum()),
-        "bounded_rows": len(sample.places),
-        "bounded_edges": int(sample.seen.sum()),
-    }
-
-
-def _known(numbers: Sequence[float]) -> list[float | None]:
-    """Return numbers with None in place of NaN, as JSON holds them."""
-    return [None if number != number else number for number in numbers]

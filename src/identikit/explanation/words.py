@@ -10,7 +10,8 @@ from rich.text import Text
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
 from identikit.explanation.attention_words import attention_words, counted, plain_table
-from identikit.explanation.result import NEAR, UNKNOWN, Explanation, Source, Sources, strongest_sources
+from identikit.explanation.result import NEAR, UNKNOWN, Explanation
+from identikit.explanation.sources import Source, Sources, strongest_sources
 from identikit.results.axis import Axis
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap
@@ -62,7 +63,7 @@ def print_verdict(explanation: Explanation, console: Console) -> None:
 
 def _attending(explanation: Explanation) -> str:
     """Say which layers have softmax attention, where not all have."""
-    layers = explanation._axis("layer").values
+    layers = explanation.axis("layer").values
     if len(layers) == explanation.about["n_layers"]:
         return ""
     return f" (softmax attention in {', '.join(map(str, layers))}, and only these are read below)"
@@ -117,7 +118,7 @@ def _identity(explanation: Explanation) -> list[RenderableType]:
 
 def _recovered(identity: IdentityMap) -> str:
     shares = identity.recovered.double().mean(-1).tolist()
-    layers = identity._axis("layer").values
+    layers = identity.axis("layer").values
     after = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     told = (
         f"After {after}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden vectors still point to their "
@@ -126,7 +127,7 @@ def _recovered(identity: IdentityMap) -> str:
     )
     if identity.repeated:
         told += f" {identity.repeated} tokens share their input with another, and any of these counts as right."
-    positions = identity._axis("token")
+    positions = identity.axis("token")
     last = zip(identity.recovered[-1].tolist(), identity.winner[-1].tolist(), strict=True)
     lost = [(place, winner) for place, (found, winner) in enumerate(last) if not found]
     if not lost:

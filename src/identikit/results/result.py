@@ -10,10 +10,9 @@ import math
 import os
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -23,8 +22,11 @@ from identikit.checks import function, shortened
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index
-from identikit.results.folders import Files, described, description_of, read_folder, write_folder
+from identikit.results.folders import Files, described, description_of, write_folder
+from identikit.results.gathered import by_words, difference
+from identikit.results.measure import NOT_FINITE, Measure, declared_in
 from identikit.results.provenance import Provenance
+from identikit.results.source import Held, Source
 from identikit.shapes import Tensor
 from identikit.texts.text import shown
 
@@ -35,62 +37,19 @@ if TYPE_CHECKING:
 FORMAT = "identikit-result-2"
 LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
 _ARRAYS = "arrays.safetensors"
-_HOMES = ("attention.result", "attribution.result", "tokens.result", "explanation.result")
 R = TypeVar("R", bound="Result")
-_CLASSES: dict[str, type["Result"]] = {}
+CLASSES: dict[str, type["Result"]] = {}
+"""The kinds of results there are."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Where a Result's arrays come from: `dims` names the axes of each, `read` makes one at the places asked for."""
-
-    @property
-    def dims(self) -> Mapping[str, tuple[str, ...]]:
-        """The axes of each array."""
-        ...
-
-    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
-        """Return an array at these places of its axes, all of its dimensions kept."""
-        ...
-
-
-@dataclass(frozen=True)
-class Held:
-    """Arrays that are simply there."""
-
-    arrays: Mapping[str, Tensor]
-    dims: Mapping[str, tuple[str, ...]]
-
-    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
-        """Return an array at these places of its axes."""
-        found = self.arrays[name]
-        for axis, dim in enumerate(self.dims[name]):
-            wanted = places[dim]
-            if len(wanted) != found.shape[axis] or list(wanted) != list(range(found.shape[axis])):
-                found = found.index_select(axis, torch.tensor(wanted, dtype=torch.long, device=found.device))
-        return found
-
-
-class Array:
-    """An attribute of a Result that reads the array of its own name, with the words that explain it."""
+class Fact:
+    """An attribute of a Result that reads the fact of its own name, with the words that explain it."""
 
     def __init__(self, words: str):
         self.__doc__ = words
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
-
-    @overload
-    def __get__(self, result: None, owner: type) -> "Array": ...
-    @overload
-    def __get__(self, result: "Result", owner: type) -> Tensor: ...
-    def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
-        """Return the array; on the class, the attribute itself."""
-        return self if result is None else result.array(self.name)
-
-
-class Fact(Array):
-    """An attribute of a Result that reads the fact of its own name, with the words that explain it."""
 
     def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
         """Return the fact; on the class, the attribute itself."""
@@ -118,45 +77,59 @@ class Result(ABC):
     main: ClassVar[tuple[str, ...]]
     """The arrays of a table, which share their axes."""
 
-    by_word: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """How arrays are gathered into words along their axes of tokens: "sum", "mean", "all" or "min"."""
+    measures: ClassVar[Mapping[str, Measure]] = {}
+    """The arrays that the class declares, by name; see `measure`."""
 
-    missing: ClassVar[Mapping[str, str]] = {}
-    """Why entries of arrays can be missing (NaN)."""
+    missing_facts: ClassVar[Mapping[str, str]] = {}
+    """Why facts in `about` can be missing (None)."""
 
     def __init_subclass__(cls) -> None:
+        cls.measures = declared_in(cls)
         if "kind" in vars(cls):
-            _CLASSES[cls.kind] = cls
+            CLASSES[cls.kind] = cls
 
     # Reading
 
     def array(self, name: str) -> Tensor:
         """Return one of the arrays; an axis selected by one number or token is left out."""
-        whole = self._read(name)
-        return whole[tuple(0 if self._axis(dim).single else slice(None) for dim in self.source.dims[name])]
+        whole = self.read(name)
+        single = {axis.name for axis in self.axes if axis.single}
+        return whole[tuple(0 if dim in single else slice(None) for dim in self.source.dims[name])]
 
-    def _read(self, name: str) -> Tensor:
-        """Return one of the arrays with all of its axes."""
+    def read(self, name: str) -> Tensor:
+        """Return one of the arrays with all of its axes, also those selected by one number or token."""
+        if isinstance(name, str) and name in self.measures and name not in self.source.dims:
+            raise InputError(
+                f"This {self.kind} result has no {name}: it was not computed, or the result holds only some numbers "
+                "because it was opened from a folder, gathered into words or subtracted. Compute it again with the "
+                "model."
+            )
         if not isinstance(name, str) or name not in self.source.dims:
             raise InputError(
-                f"{self._a_kind().capitalize()} has no array {shortened(name)}: use {', '.join(self.arrays)}."
+                f"{self.a_kind.capitalize()} has no array {shortened(name)}: use {', '.join(self.arrays)}."
             )
-        return self.source.read(name, {dim: self._axis(dim).places for dim in self.source.dims[name]})
+        return self.source.read(name, {axis.name: axis.places for axis in self.axes})
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The names of the arrays, without those that are kept only to compute others from."""
-        return tuple(name for name in self.source.dims if not name.startswith("_"))
+        """The names of the arrays, without those made only on request or kept only to compute others from."""
+        return tuple(name for name in self.source.dims if not name.startswith("_") and not self._on_request(name))
 
-    def _axis(self, name: str) -> Axis:
+    def _on_request(self, name: str) -> bool:
+        return name in self.measures and self.measures[name].on_request
+
+    def axis(self, name: str) -> Axis:
+        """Return an axis by its name."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
         raise InputError(
-            f"Selecting from {self._a_kind()}: it has no axis {shortened(name)}, only {self._axis_names()}."
+            f"Selecting from {self.a_kind}: it has no axis {shortened(name)}, only {self._axis_names()}."
         )
 
-    def _a_kind(self) -> str:
+    @property
+    def a_kind(self) -> str:
+        """What the result is, with an article."""
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} result"
 
     def _axis_names(self) -> str:
@@ -179,7 +152,7 @@ class Result(ABC):
         An axis that is selected by one number or token is left out of the arrays.
         """
         for name in wanted:
-            self._axis(name)
+            self.axis(name)
         return replace(self, axes=tuple(axis.sel(wanted.get(axis.name)) for axis in self.axes))
 
     # Tables and files
@@ -196,7 +169,7 @@ class Result(ABC):
         dims = self.source.dims[names[0]]
         if any(self.source.dims[name] != dims for name in names):
             raise InputError(f"Making a table of {', '.join(names)}: they do not have the same axes.")
-        axes = [self._axis(dim) for dim in dims]
+        axes = [self.axis(dim) for dim in dims]
         index = MultiIndex.from_product([axis.values for axis in axes], names=list(dims))
         frame = index.to_frame(index=False)
         for axis in axes:
@@ -217,7 +190,7 @@ class Result(ABC):
             for name, values in named.items():
                 coordinates[name] = values[0] if axis.single else (axis.name, list(values))
         arrays = {
-            name: ([dim for dim in self.source.dims[name] if not self._axis(dim).single], _numpy(array))
+            name: ([dim for dim in self.source.dims[name] if not self.axis(dim).single], _numpy(array))
             for name, array in self._checked(self.arrays).items()
         }
         return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
@@ -230,14 +203,15 @@ class Result(ABC):
         axes = {axis.name: axis.values[0] if axis.single else list(axis.values) for axis in self.axes}
         found = self._checked(self.arrays)
         lacking = [name for name, array in found.items() if not bool(array.isfinite().all())]
-        lacking += [name for name in self.missing if name in self.about and self.about[name] is None]
+        lacking += [name for name in self.missing_facts if self.about.get(name, 0) is None]
+        reasons = {name: declared.missing for name, declared in self.measures.items()} | dict(self.missing_facts)
         arrays = {name: plain(array.tolist()) for name, array in found.items()}
         return {
             "kind": self.kind,
             "axes": axes,
             **arrays,
             **plain(dict(self.about)),
-            "null_because": {name: self.missing.get(name, "It is not a finite number.") for name in lacking},
+            "null_because": {name: reasons.get(name, NOT_FINITE) for name in lacking},
             "provenance": plain(asdict(self.provenance)),
         }
 
@@ -248,13 +222,14 @@ class Result(ABC):
 
     def _checked(self, names: Iterable[str]) -> dict[str, Tensor]:
         names = tuple(names)
-        self._refuse_large(names)
+        self.refuse_large(names)
         return {name: self.array(name) for name in names}
 
-    def _refuse_large(self, names: Iterable[str]) -> None:
+    def refuse_large(self, names: Iterable[str]) -> None:
+        """Refuse to write out arrays that would take too much memory."""
         for name in names:
             dims = self.source.dims.get(name, ()) if isinstance(name, str) else ()
-            size = math.prod(len(self._axis(dim)) for dim in dims)
+            size = math.prod(len(axis) for axis in self.axes if axis.name in dims)
             if size > LARGEST:
                 raise InputError(
                     f"Writing out all {size:,} entries of {name!r} would take too much memory. Select a part first, "
@@ -271,7 +246,7 @@ class Result(ABC):
             "format": FORMAT,
             "kind": self.kind,
             "axes": [asdict(replace(axis, places=tuple(range(len(axis))))) for axis in self.axes],
-            "dims": {name: list(dims) for name, dims in self.source.dims.items()},
+            "dims": {name: list(dims) for name, dims in self.source.dims.items() if not self._on_request(name)},
             "about": dict(self.about),
             "provenance": asdict(self.provenance),
         }
@@ -279,7 +254,7 @@ class Result(ABC):
 
     def _files(self) -> Files:
         """Return the files that hold the arrays, and what a class adds to them."""
-        arrays = self._checked(self.source.dims)
+        arrays = self._checked(name for name in self.source.dims if not self._on_request(name))
         # The format refuses tensors that share memory, so each is written from a copy of its own.
         copies = {name: array.cpu().clone(memory_format=torch.contiguous_format) for name, array in arrays.items()}
         return {_ARRAYS: save(copies)}
@@ -295,9 +270,12 @@ class Result(ABC):
             for place, dim in enumerate(dims[name]):
                 array = array.unsqueeze(place) if dim in single else array
             arrays[name] = array
-        if {name: [sizes[dim] for dim in dims[name]] for name in dims} != {
-            name: list(array.shape) for name, array in arrays.items()
-        }:
+        fits = dims.keys() == arrays.keys() and all(
+            sizes.get(dim, size) == size
+            for name, array in arrays.items()
+            for dim, size in zip(dims[name], array.shape, strict=True)
+        )
+        if not fits:
             raise InputError(f"Opening {where}: it is damaged (its arrays do not fit its axes). Save the result again.")
         given = about["provenance"]
         known = {one.name for one in fields(Provenance)}
@@ -312,65 +290,13 @@ class Result(ABC):
 
         Special tokens stay as they are. Readings that exist only for pieces (ranks, the certificate) are left out.
         """
-        spans = [tuple(span) for span in self.about.get("words") or ()]
-        if not self.by_word:
-            raise InputError(f"{self._a_kind().capitalize()} has no tokens to gather into words.")
-        if self.about.get("words", ()) is None:
-            raise InputError(f"This {self.kind} result is by words already.")
-        if not spans:
-            raise InputError(
-                f"Gathering {self._a_kind()} into words: its tokens are not aligned with words. Pass a text instead of "
-                "token ids, and use a tokenizer that keeps offsets (a fast one)."
-            )
-        groups = word_groups(len(self.tokens), spans)
-        axes = {axis.name: axis for axis in self.axes}
-        for name in {name for ways in self.by_word.values() for name in ways}:
-            axis = axes[name]
-            if axis.single:
-                continue
-            if axis.tokens != self.tokens:
-                raise InputError(
-                    f"Gathering {self._a_kind()} into words: call words() before selecting some {axis.plural}."
-                )
-            axes[name] = Axis(name, tuple(range(len(groups))), tuple(joined(self.tokens, group) for group in groups))
-        names = [name for name in self.by_word if name in self.arrays]
-        self._refuse_large(names)
-        arrays = {name: self._gathered(name, self.by_word[name], groups) for name in names}
-        dims = {name: self.source.dims[name] for name in arrays}
-        about = {**self.about, "tokens": [joined(self.tokens, group) for group in groups], "words": None}
-        kept = tuple(replace(axes[axis.name], places=tuple(range(len(axes[axis.name])))) for axis in self.axes)
-        return replace(self, axes=kept, source=Held(arrays, dims), about=about)
-
-    def _gathered(self, name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
-        found = self._read(name)
-        for place, axis in enumerate(map(self._axis, self.source.dims[name])):
-            if axis.name in ways and not axis.single:
-                gather = _WAYS[ways[axis.name]]
-                found = torch.stack([gather(found[(slice(None),) * place + (list(g),)], place) for g in groups], place)
-        return found
+        return by_words(self)
 
     def __sub__(self: R, other: object) -> R:
         """Return this result minus another of the same kind, where tokens, layers and heads agree."""
-        if type(other) is not type(self):
-            raise InputError(f"Subtracting {type(other).__name__} from {self._a_kind()}: both must be of one kind.")
-        for mine, theirs in zip(self.axes, other.axes, strict=True):
-            if (mine.values, mine.tokens, mine.single) != (theirs.values, theirs.tokens, theirs.single):
-                raise InputError(
-                    f"Subtracting {self.kind} results: they differ on the {mine.name} axis ({mine.summary()} against "
-                    f"{theirs.summary()}). Select the same parts, of the same tokens."
-                )
-        names = [name for name in self.arrays if name in other.arrays]
-        self._refuse_large(names)
-        arrays = {}
-        for name in names:
-            first = self._read(name)
-            second = other._read(name).to(first.device)
-            dtype = torch.float64 if first.is_floating_point() else torch.long
-            arrays[name] = first.to(dtype) - second.to(dtype)
-        dims = {name: self.source.dims[name] for name in names}
-        axes = tuple(replace(axis, places=tuple(range(len(axis)))) for axis in self.axes)
-        about = {**self.about, "minus": other.model_name}
-        return replace(self, axes=axes, source=Held(arrays, dims), about=about)
+        if not isinstance(other, type(self)) or type(other) is not type(self):
+            raise InputError(f"Subtracting {type(other).__name__} from {self.a_kind}: both must be of one kind.")
+        return difference(self, other)
 
     # Being looked at
 
@@ -430,51 +356,19 @@ class Result(ABC):
         return f'<div style="max-width:60em">{image}{words}</div>'
 
 
-def open_result(folder: str | os.PathLike[str]) -> Result:
-    """Open a result that `Result.save` wrote. It has no model, so it cannot be verified or continued."""
-    return result_of(read_folder(folder), str(folder))
-
-
 def result_of(files: Files, where: str) -> Result:
-    """Return the result that files hold; `where` they are is said if it cannot be."""
+    """Return the result that files hold; `where` they are is said if it cannot be. Its class must be loaded."""
     about = description_of(files, where)
     if about.get("format") != FORMAT:
         raise InputError(f"Opening {where}: its format is {about.get('format')!r}, and this version reads {FORMAT!r}.")
-    for module in _HOMES:  # the classes note their kinds as they are loaded
-        import_module(f"identikit.{module}")
-    if about.get("kind") not in _CLASSES:
+    if about.get("kind") not in CLASSES:
         raise InputError(f"Opening {where}: results of the kind {about.get('kind')!r} are not known to this version.")
     try:
-        return _CLASSES[about["kind"]]._opened(files, about, where)
+        return CLASSES[about["kind"]]._opened(files, about, where)
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"Opening {where}: it is damaged ({type(error).__name__}). Save the result again.") from None
-
-
-def word_groups(n: int, spans: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the pieces of each word in order; a token that belongs to no word stands alone."""
-    starts = {span[0]: span[1] for span in spans}
-    groups, place = [], 0
-    while place < n:
-        stop = starts.get(place, place + 1)
-        groups.append(list(range(place, stop)))
-        place = stop
-    return groups
-
-
-def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
-    """Return a word out of its pieces."""
-    pieces = [tokens[place] for place in group]
-    return "".join([pieces[0], *(piece.removeprefix("##") for piece in pieces[1:])])
-
-
-_WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "sum": lambda part, axis: part.sum(axis),
-    "mean": lambda part, axis: part.mean(axis),
-    "all": lambda part, axis: part.all(axis),
-    "min": lambda part, axis: part.amin(axis),
-}
 
 
 def _numpy(array: Tensor) -> Any:
@@ -507,7 +401,7 @@ def strongest(
     `values` are other numbers over the axes of that array.
     """
     array = result.array(name) if values is None else values
-    axes = [axis for dim in result.source.dims[name] if not (axis := result._axis(dim)).single]
+    axes = [axis for dim in result.source.dims[name] if not (axis := result.axis(dim)).single]
     flat = array.flatten()
     for place in flat.abs().nan_to_num(-1).topk(min(count, flat.numel())).indices.tolist():
         where = torch.unravel_index(torch.tensor(place), array.shape)

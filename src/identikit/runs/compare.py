@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from identikit.errors import InputError
-from identikit.results.result import Result, open_result
+from identikit.results.folders import read_folder
+from identikit.results.result import Result, result_of
 from identikit.runs.inspect import is_run, open_run
 from identikit.runs.store import leaves, opened
 
@@ -92,7 +93,7 @@ def compare(one: str, other: str, tolerance: float) -> Comparison:
     if all(kinds):
         return _compare_runs(one, other, Comparison(tolerance))
     if not any(kinds) and all(_has(folder, "result.json") for folder in (one, other)):
-        return _compare_results(open_result(one), open_result(other), Comparison(tolerance))
+        return _compare_results(result_of(read_folder(one), one), result_of(read_folder(other), other), Comparison(tolerance))
     open_run(other if kinds[0] else one)  # it says what is wrong with it
     raise InputError(f"Cannot compare {one} with {other}: one is a run, the other is not.")
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from identikit.errors import InputError
-from identikit.results.result import open_result
+from identikit.results.folders import read_folder
+from identikit.results.result import result_of
 from identikit.runs.inspect import State, absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
 from identikit.runs.store import CHECKSUMS, COLUMNS, Store, opened
 
@@ -42,7 +43,7 @@ def verify(folder: str) -> Verified:
     """
     found, (files, path) = Verified(), opened(folder)
     if not is_run(folder) and files.exists(f"{path}/{_RESULT}"):
-        open_result(path)  # it checks the SHA-256 of the arrays
+        result_of(read_folder(path), str(path))  # it checks the SHA-256 of the arrays
         found.checksums += 1
         return found
     parts = parts_of(folder)

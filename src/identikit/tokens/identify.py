@@ -19,7 +19,7 @@ from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.provenance import text_hash
-from identikit.results.result import Held
+from identikit.results.source import Held
 from identikit.texts.text import Text, is_several
 from identikit.tokens.evaluate import recover
 from identikit.tokens.experiments import EXPERIMENTS

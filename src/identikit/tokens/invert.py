@@ -18,7 +18,7 @@ from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen, one_of
-from identikit.results.result import Held
+from identikit.results.source import Held
 from identikit.shapes import Float, Int, Tensor
 from identikit.texts.text import is_several, of_texts
 from identikit.tokens.continuation import Continuations, Position, check_continues, ids_batch

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,9 +13,11 @@ from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis
 from identikit.results.folders import Files
+from identikit.results.measure import Attribute, held, sometimes_held
 from identikit.results.provenance import Provenance
-from identikit.results.result import Array, Fact, Held, Result, plain
-from identikit.shapes import Bool, Float, Tensor
+from identikit.results.result import Fact, Result, plain
+from identikit.results.source import Held
+from identikit.shapes import Float, Tensor
 from identikit.texts.text import shown
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.maps import FittedMap, maps_of, save_maps, sealed_maps
@@ -37,6 +39,11 @@ def layers_in_words(layers: Sequence[int]) -> str:
     return f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]}"
 
 
+def _rate(meaning: str, values: str = "0 to 1") -> Attribute:
+    """Declare a number of every fit that was tested."""
+    return held(" ".join(_AXES), meaning, range=values, missing="This was not measured.")
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class TokenIdentifiability(Result):
     """How often a token can still be recovered from its hidden vector, and the maps that were fitted to find out.
@@ -56,9 +63,11 @@ class TokenIdentifiability(Result):
 
     kind = "token identifiability"
     main = _MEASURED
-    missing: ClassVar = dict.fromkeys(_MEASURED, "This was not measured.")
 
-    rate = Array("The share of tokens recovered.")
+    rate = _rate("The share of tokens recovered.")
+    unique_rate = _rate("The same over tokens whose target occurs once in its text.")
+    duplicates = _rate("The share of tokens whose target occurs more than once in its text.")
+    n_tokens = _rate("The number of tokens tested.", "1 or more")
     chance = Fact("The rate of guessing at random.")
 
     @property
@@ -175,24 +184,29 @@ class IdentityMap(Result):
 
     kind = "identity map"
     main = ("recovered", "margin", "winner")
-    by_word: ClassVar = {"recovered": {"token": "all"}, "margin": {"token": "min"}, "invertible": {"token": "all"}}
 
-    recovered = Array("Whether each token is recovered.")
-    margin = Array("How much nearer the token's own input is than the best other; negative where another won.")
-    winner = Array("The position whose input won.")
+    recovered = held("layer token", "Whether each token is recovered.", range="true or false", words={"token": "all"})
+    margin = held(
+        "layer token",
+        "How much nearer the token's own input is than the best other; negative where another won.",
+        words={"token": "min"},
+    )
+    winner = held("layer token", "The position whose input won.", range="0 to tokens − 1")
+    invertible = sometimes_held(
+        "layer token",
+        "Whether each token is found by trying the whole vocabulary; None where that was not asked for.",
+        range="true or false",
+        words={"token": "all"},
+    )
     map = Fact("The kind of map it was read with.")
     distance = Fact("The distance it was read with.")
     repeated = Fact("How many tokens share their input vector with another token of the text.")
 
-    @property
-    def invertible(self) -> Bool[Tensor, "*axis"] | None:
-        """Whether each token is found by trying the whole vocabulary; None where that was not asked for."""
-        return self.array("invertible") if "invertible" in self.source.dims else None
 
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
         """The token that won, for each layer and token."""
-        return tuple(tuple(self.tokens[place] for place in row) for row in self._read("winner").tolist())
+        return tuple(tuple(self.tokens[place] for place in row) for row in self.read("winner").tolist())
 
     def words(self) -> "IdentityMap":
         """Return the result by words: a word is recovered if all of its pieces are."""
@@ -200,7 +214,7 @@ class IdentityMap(Result):
 
     def said(self) -> str:
         """Say how many of the tokens are still themselves, layer by layer."""
-        axis = self._axis("layer")
+        axis = self.axis("layer")
         shares = self.recovered.double().reshape(len(axis), -1).mean(1).tolist()
         told = ", ".join(f"{share:.0%}" for share in shares)
         layers = layers_in_words(axis.values)
@@ -211,7 +225,7 @@ class IdentityMap(Result):
         )
         exact = ""
         if "invertible" in self.source.dims:
-            found = self._read("invertible").double().mean(1).tolist()
+            found = self.read("invertible").double().mean(1).tolist()
             exact = f" Invertible, by trying the whole vocabulary: {', '.join(f'{share:.0%}' for share in found)}."
         return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance).{exact}{repeated}"
 
@@ -239,27 +253,37 @@ class TokenInversion(Result):
 
     kind = "token inversion"
     main = ("recovered", "margin", "winner", "runner_up", "winner_distance", "runner_up_distance", "own_distance")
-    by_word: ClassVar = {"recovered": {"position": "all"}, "margin": {"position": "min"}}
 
-    margin = Array("How much nearer the true token is than the best other, relative to the vector's norm.")
-    winner = Array("The id of the nearest token.")
-    runner_up = Array("The id of the second nearest token.")
-    winner_distance = Array("How far the nearest token is, relative to the vector's norm.")
-    runner_up_distance = Array("How far the second nearest token is, relative to the vector's norm.")
+    recovered = sometimes_held(
+        "layer position",
+        "Whether the true token is nearest; None where it is not known.",
+        range="true or false",
+        words={"position": "all"},
+    )
+    margin = held(
+        "layer position",
+        "How much nearer the true token is than the best other, relative to the vector's norm.",
+        words={"position": "min"},
+    )
+    winner = held("layer position", "The id of the nearest token.", range="0 or more")
+    runner_up = held("layer position", "The id of the second nearest token.", range="0 or more")
+    winner_distance = held(
+        "layer position", "How far the nearest token is, relative to the vector's norm.", range="0 or more"
+    )
+    runner_up_distance = held(
+        "layer position", "How far the second nearest token is, relative to the vector's norm.", range="0 or more"
+    )
+    own_distance = sometimes_held(
+        "layer position",
+        "How far the true token is, relative to the vector's norm; None where it is not known.",
+        range="0 or more",
+    )
     prefix = Fact('Whether the tokens before each position were "given" or "recovered".')
     noise = Fact("The noise on the hidden vectors, relative to their norm.")
     distance = Fact("The distance it was searched with.")
     candidates = Fact("How many distinct tokens were tried.")
 
-    @property
-    def recovered(self) -> Bool[Tensor, "*axis"] | None:
-        """Whether the true token is nearest; None where it is not known."""
-        return self.array("recovered") if "recovered" in self.source.dims else None
 
-    @property
-    def own_distance(self) -> Float[Tensor, "*axis"] | None:
-        """How far the true token is, relative to the vector's norm; None where it is not known."""
-        return self.array("own_distance") if "own_distance" in self.source.dims else None
 
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
@@ -272,7 +296,7 @@ class TokenInversion(Result):
         return self._tokens_of("runner_up")
 
     def _tokens_of(self, name: str) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(map(self._word, row)) for row in self._read(name).tolist())
+        return tuple(tuple(map(self._word, row)) for row in self.read(name).tolist())
 
     def _word(self, token: int) -> str:
         return self.about["vocabulary"].get(str(token), f"<id {token}>")
@@ -298,9 +322,9 @@ class TokenInversion(Result):
         how = how if self.prefix == "given" else f"{self.distance} distance, each winner appended"
         how += f", noise {self.noise:g}" if self.noise else ""
         among = f"among {self.candidates:,} candidates"
-        axis, margins = self._axis("layer"), self._read("margin").double()
+        axis, margins = self.axis("layer"), self.read("margin").double()
         if "recovered" in self.source.dims:
-            shares = self._read("recovered").double().mean(1).tolist()
+            shares = self.read("recovered").double().mean(1).tolist()
             layers = layers_in_words(axis.values)
             told = f"Tokens recovered after {layers}, {among}: {', '.join(f'{share:.0%}' for share in shares)} ({how})."
         else:
@@ -310,7 +334,7 @@ class TokenInversion(Result):
 
     def _closest_call(self, margins: Float[Tensor, "layer position"]) -> str:
         row, column = divmod(int(margins.argmin()), margins.shape[1])
-        where = f"layer {self._axis('layer').values[row]}, {self._axis('position').name_of(column)!r}"
+        where = f"layer {self.axis('layer').values[row]}, {self.axis('position').name_of(column)!r}"
         unit = "of the vector's norm" if self.distance == "l2" else "in cosine distance"
         return f"The smallest margin is {float(margins[row, column]):.2g} {unit} ({where})."
 

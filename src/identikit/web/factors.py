@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.effective import Layer
+from identikit.attention.layer import Layer
 from identikit.maths.effective import lengths_through
 from identikit.shapes import Bool, Float, Tensor
 

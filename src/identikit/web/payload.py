@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from identikit.attention.result import AttentionIntervals, EffectiveAttention
+from identikit.attention.interval_result import AttentionIntervals
+from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.result import NEAR, Explanation
@@ -39,7 +40,7 @@ def packed(result: Result, *, progress: Progress = silent) -> bytes:
             pack(file, result, progress)
             return file.bytes()
     raise InputError(
-        f"{result._a_kind().capitalize()} has no page of its own: use plot(), or the page of explain(model, text)."
+        f"{result.a_kind.capitalize()} has no page of its own: use plot(), or the page of explain(model, text)."
     )
 
 
@@ -100,21 +101,21 @@ def _explanation(file: File, result: Explanation, progress: Progress) -> None:
 def _attention(file: File, result: EffectiveAttention, progress: Progress) -> None:
     """Add the heads: their maps, what they are found by, and the masks."""
     n = len(result.tokens)
-    if any(result._axis(name).tokens != result.tokens for name in ("query", "key")):
+    if any(result.axis(name).tokens != result.tokens for name in ("query", "key")):
         raise InputError("A page shows whole maps: select layers and heads, but not queries or keys.")
-    layers, heads = result._axis("layer"), result._axis("head")
+    layers, heads = result.axis("layer"), result.axis("head")
     special = [place for place, is_special in enumerate(file.about["special"]) if is_special]
-    live: Any = result.source if _is_live(result) else None
+    live = result.captured() if result.is_live else None
     about: list[dict[str, Any]] = []
     masks: list[Tensor] = []
     for place, layer in enumerate(layers.places):
         progress("page, layers", place, len(layers))
         where: dict[str, Sequence[int]] = {"layer": [layer], "head": heads.places, "query": range(n), "key": range(n)}
-        if live is None or live.parts[layer].call.bias is not None:
+        if live is None or live.layers[layer].call.bias is not None:
             arrays = {name: result.source.read(name, where)[0].float() for name in ("raw", "effective")}
             about.append({"form": "dense"})
         else:
-            arrays, facts = factors(live.parts[layer], heads.places)
+            arrays, facts = factors(live.layers[layer], heads.places)
             about.append({"form": "factors", **facts})
         if live is not None and n <= SHORT:
             whole = replace(
@@ -143,10 +144,6 @@ def _attention(file: File, result: EffectiveAttention, progress: Progress) -> No
     file.arrays |= {f"heads.{name}": array.float() for name, array in _readings(result, special or [0]).items()}
 
 
-def _is_live(result: EffectiveAttention) -> bool:
-    return hasattr(result.source, "reading")
-
-
 def _readings(result: EffectiveAttention, sinks: list[int]) -> dict[str, Tensor]:
     """Return what heads are found by, (layer, head); what a result by words or a difference lacks is left out."""
     axes = {axis.name: axis.places for axis in result.axes}
@@ -162,11 +159,11 @@ def _identity(file: File, result: Result, progress: Progress) -> None:
     """Add whether each token is still itself, layer by layer."""
     facts = ("map", "distance", "fitted_to", "repeated", "candidates", "vocabulary", "prefix")
     known = {name: result.about[name] for name in facts if name in result.about}
-    file.about["identity"] = {"layers": list(result._axis("layer").values), **known}
+    file.about["identity"] = {"layers": list(result.axis("layer").values), **known}
     file.arrays |= {
-        "identity.recovered": result._read("recovered").to(torch.uint8),
-        "identity.margin": result._read("margin").float(),
-        "identity.winner": result._read("winner").int(),
+        "identity.recovered": result.read("recovered").to(torch.uint8),
+        "identity.margin": result.read("margin").float(),
+        "identity.winner": result.read("winner").int(),
     }
 
 
@@ -177,7 +174,7 @@ def _attribution(file: File, result: TokenAttribution, progress: Progress) -> No
     top = shares.topk(kept, dim=-1)
     file.arrays |= {"attribution.input": top.indices.int(), "attribution.share": top.values.float()}
     if "stderr" in result.source.dims:
-        file.arrays["attribution.stderr"] = result._read("stderr").mT.gather(-1, top.indices).float()
+        file.arrays["attribution.stderr"] = result.read("stderr").mT.gather(-1, top.indices).float()
     facts = {name: result.about.get(name) for name in ("probes", "norm")}
     file.about["attribution"] = {"layers": list(result.layers), "kept": kept, "near": None, **facts}
 

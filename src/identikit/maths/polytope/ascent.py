@@ -1,12 +1,9 @@
 r"""Bounds on any linear reading of attention over all attention with the same output: many rows at once, always valid.
 
 The reading of a row is $c \cdot a'$ (one key's weight, the mass of a group of keys, a difference), $a'$ running over
-the set $P_\varepsilon(a)$ of `maths.polytope`. For any vector $y$, with $u_m$ a row of $U$,
-
-$$c \cdot a' \le y \cdot U^\top a + \varepsilon \|o\|\,\|\Sigma^{-1} y\| + \max_m (c_m - y \cdot u_m),$$
-
-so the search for a good $y$ may stop anywhere, round as it likes and fail: only the last evaluation, in float64, has to
-be right. The search is the interior-point method of `maths.interior`, one program per row and objective, all in step.
+the set $P_\varepsilon(a)$ of `rows`. Any vector $y$ proves a bound (`bounds.proven_maximum`), so the search for a good
+one may stop anywhere, round as it likes and fail: only the proof, in float64, has to be right. The search is the
+interior-point method of `interior`, one program per row and objective, all in step.
 First-order ascent needs hundreds of steps for a gap of one point; this takes about ten for 1e-6.
 
 It works in the coordinates of the row's analytic centre $x$ (the attention in $P_\varepsilon$ that maximises
@@ -20,9 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from identikit.maths.polytope.bounds import Bounds, proven_maximum
 from identikit.maths.polytope.interior import ENOUGH, Ball, Programs, Space, State, maximise
 from identikit.maths.polytope.interior import centre as find_centre
-from identikit.maths.polytope.rows import Bounds, Rows
+from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Bool, Float, Tensor
 
 _FEASIBLE = 1e-9  # relative to the centre's weights
@@ -190,27 +188,8 @@ def _programs(
     programs = Programs(c[chosen] * frame.centre, pending.gather(1, chosen), raw, inverse)
     z, xi = maximise(frame.space, frame.start, programs, search.steps)
     y = z.double() @ frame.turn.mT
-    return proven.scatter(1, chosen, _proven(frame, c[chosen], y, search.epsilon)), _feasible(frame, xi, search.epsilon)
-
-
-def _proven(
-    frame: _Frame, c: Float[Tensor, "row program key"], y: Float[Tensor, "row program rank"], epsilon: float
-) -> Float[Tensor, "row program"]:
-    r"""Evaluate the bound at $y$ in float64 and add what rounding can have taken from it.
-
-    The first coordinate of $y$ adds a constant to all $y \cdot u_m$ and cancels; it is set to 0. A product
-    $y \cdot u_m$ of k numbers is off by at most $k\,\mathrm{eps}\,\|y\|\,\|u_m\|$, with $\|u_m\| \le 1$, and a weighted
-    mean of n such products by n eps more.
-    """
-    y = y.nan_to_num(0.0, 0.0, 0.0)
-    y[..., 0] = 0
-    keys, rank = frame.basis.shape[1:]
-    scores = y @ frame.basis.mT
-    top = (c - scores).masked_fill(~frame.rows.visible[:, None], -torch.inf).amax(-1)
-    moved = epsilon * frame.rows.output[:, None] * (y / frame.rows.scale[frame.rows.group][:, None]).norm(dim=-1)
-    size = y.norm(dim=-1) + moved + c.abs().amax(-1)
-    margin = 2 * (keys + rank + 8) * torch.finfo(torch.float64).eps * size
-    return (scores * frame.rows.attention[:, None]).sum(-1) + top + moved + margin
+    bound = proven_maximum(frame.rows, c[chosen], y, epsilon=search.epsilon)
+    return proven.scatter(1, chosen, bound), _feasible(frame, xi, search.epsilon)
 
 
 def _feasible(frame: _Frame, xi: Float[Tensor, "row program key"], epsilon: float) -> Float[Tensor, "row program key"]:

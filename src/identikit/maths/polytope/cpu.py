@@ -6,8 +6,8 @@ another as far as it goes, then lowers those that no vertex had at 0. The invers
 1 rows and columns; the key with the largest profit enters (Dantzig's rule); among the keys that block first, the
 largest pivot leaves (Harris's ratio test).
 
-No end is trusted because the simplex stopped: each is `polytope.proven_maximum` at its dual vector $y = c_B B^{-1}$,
-and the gap is its distance from the weight at the vertex.
+No end is trusted because the simplex stopped: it only proposes its dual vector $y = c_B B^{-1}$ to `bounds`, and says
+what the vertex attains.
 
 The functions below are plain Python that numba compiles; arrays are float64 and shapes are in `Row`.
 """
@@ -19,14 +19,14 @@ import numba
 import numpy as np
 import torch
 
-from identikit.maths.polytope.rows import Bounds, Rows, unbounded
-from identikit.shapes import Bool, Float, Tensor
+from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
+from identikit.maths.polytope.rows import Rows
 
 PROFIT = 1e-11  # an entering key must promise at least this much per unit of weight
 PIVOT = 1e-9  # the smallest pivot
 ZERO = 1e-12  # a weight this small is 0
 FRESH = 64  # steps between fresh inverses: updates lose digits
-TIE = 1e-9  # a weight that exceeds another by less is as large
+DRIFT = 1e-10  # a vertex that is farther from the set is computed again with a fresh inverse
 STEPS = 400  # a row that needs more steps per quantity, on average, is given up
 _WAY = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 
@@ -71,15 +71,19 @@ class Row(NamedTuple):
 def _start(basis, keys, attention):
     """Start from the artificial columns, one per constraint, which stand for b itself."""
     n, r = basis.shape
-    right, sign, inverse = np.zeros(r), np.ones(r), np.zeros((r, r))
-    columns, values, place = np.zeros(r, np.int64), np.zeros(r), np.zeros(n, np.int64)
-    for m in range(n):
-        place[m] = -1
+    right = np.zeros(r)
+    sign = np.ones(r)
+    inverse = np.zeros((r, r))
+    columns = np.zeros(r, np.int64)
+    values = np.zeros(r)
+    place = np.full(n, -1, np.int64)
     for k in range(r):
         for m in keys:
             right[k] += attention[m] * basis[m, k]
         sign[k] = -1.0 if right[k] < 0 else 1.0
-        inverse[k, k], columns[k], values[k] = sign[k], -1 - k, abs(right[k])
+        inverse[k, k] = sign[k]
+        columns[k] = -1 - k
+        values[k] = abs(right[k])
     return Row(
         basis, keys, right, sign, inverse, columns, values, place, np.zeros(n, np.bool_), np.zeros(n), np.zeros(r),
         np.zeros(n), np.zeros(r), np.zeros(1, np.int64),
@@ -101,16 +105,22 @@ def _leaving(row):
                 reach = 0.0
         elif w > PIVOT:
             reach = min(reach, (max(row.values[i], 0.0) + ZERO) / w)
-    found, largest, step = -1, 0.0, 0.0
+    found = -1
+    largest = 0.0
+    step = 0.0
     for i in range(len(row.values)):
         w = row.column[i]
         if row.columns[i] < 0 and row.values[i] <= ZERO:
             if abs(w) > max(PIVOT, largest):
-                found, largest, step = i, abs(w), 0.0
+                found = i
+                largest = abs(w)
+                step = 0.0
         elif w > max(PIVOT, largest):
             limit = max(row.values[i], 0.0) / w
             if limit <= reach:
-                found, largest, step = i, w, limit
+                found = i
+                largest = w
+                step = limit
     return found, step
 
 
@@ -118,7 +128,8 @@ def _leaving(row):
 @no_type_check
 def _enter(row, key):
     """Bring a key into the basis; return where it stands then, or -1 if nothing blocks it."""
-    inverse, r = row.inverse, len(row.values)
+    inverse = row.inverse
+    r = len(row.values)
     for i in range(r):
         total = 0.0
         for k in range(r):
@@ -139,7 +150,8 @@ def _enter(row, key):
     if row.columns[p] >= 0:
         row.place[row.columns[p]] = -1
         row.zero[row.columns[p]] = True
-    row.columns[p], row.place[key] = key, p
+    row.columns[p] = key
+    row.place[key] = p
     row.steps[0] += 1
     if row.steps[0] % FRESH == 0:
         _refresh(row)
@@ -150,8 +162,10 @@ def _enter(row, key):
 @no_type_check
 def _refresh(row):
     """Bring the inverse M of the basis B back to full precision, by a Newton step: $M + M (I - BM)$."""
-    inverse, r = row.inverse, len(row.values)
-    error, before = np.zeros((r, r)), np.zeros((r, r))
+    inverse = row.inverse
+    r = len(row.values)
+    error = np.zeros((r, r))
+    before = np.zeros((r, r))
     for i in range(r):
         key = row.columns[i]
         for k in range(r):
@@ -208,14 +222,16 @@ def _first_vertex(row):
             for m in row.keys:
                 row.zero[m] = row.place[m] < 0
             return True
-        best, entering = PROFIT, -1
+        best = PROFIT
+        entering = -1
         for m in row.keys:
             if row.place[m] < 0:
                 score = 0.0
                 for k in range(r):
                     score += row.basis[m, k] * row.y[k]
                 if score > best:
-                    best, entering = score, m
+                    best = score
+                    entering = m
         if entering < 0 or _enter(row, entering) < 0:
             return False
     return False
@@ -232,10 +248,12 @@ def _maximise(row, limit):
     _price(row)
     fresh = True
     while row.steps[0] < limit:
-        best, entering = PROFIT, -1
+        best = PROFIT
+        entering = -1
         for m in row.keys:
             if row.place[m] < 0 and row.profit[m] > best:
-                best, entering = row.profit[m], m
+                best = row.profit[m]
+                entering = m
         if entering < 0:
             if fresh:
                 return True
@@ -262,162 +280,167 @@ def _maximise(row, limit):
 
 @_compiled
 @no_type_check
-def _proven(row):
-    """Bound the objective over the whole set by the dual vector, in all visible keys."""
-    best, level = -np.inf, 0.0
-    for m in row.keys:
-        score = 0.0
-        for k in range(len(row.y)):
-            score += row.basis[m, k] * row.y[k]
-        best = max(best, row.objective[m] - score)
-    for k in range(len(row.y)):
-        level += row.y[k] * row.right[k]
-    return level + best
-
-
-@_compiled
-@no_type_check
-def _attained(row):
-    """Return the objective at the present vertex, and how far the vertex is from the set, by its constraints."""
-    found, off = 0.0, 0.0
+def _off(row):
+    """Return how far the present vertex is from the set, by its constraints."""
+    off = 0.0
     for k in range(len(row.right)):
         missing = row.right[k]
         for i in range(len(row.values)):
             if row.columns[i] >= 0:
                 missing -= row.values[i] * row.basis[row.columns[i], k]
         off = max(off, abs(missing))
-    for i in range(len(row.values)):
-        if row.columns[i] >= 0:
-            found += row.objective[row.columns[i]] * row.values[i]
-    return found, off
+    return off
 
 
 @_compiled
 @no_type_check
-def _extreme(row, limit):
-    """Return the proven maximum of the objective and its gap; NaN if it was not reached."""
+def _settle(row, limit, off):
+    """Maximise, once more with a fresh inverse where the vertex drifted from the set; note how far it is from it."""
     if not _maximise(row, limit):
-        return np.nan, np.nan
-    proven, (attained, off) = _proven(row), _attained(row)
-    return proven, abs(proven - attained) + off
-
-
-@_compiled
-@no_type_check
-def _bound_keys(row, attention, asked, limit, lower, upper, gap):
-    """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
-    pending = asked.copy()
-    while True:
-        best, key = -1.0, -1
-        for m in row.keys:
-            if pending[m]:
-                weight = row.values[row.place[m]] if row.place[m] >= 0 else 0.0
-                if weight > best:
-                    best, key = weight, m
-        if key < 0:
-            break
-        pending[key] = False
-        row.objective[key] = 1.0
-        end, gap[key] = _extreme(row, limit)
-        row.objective[key] = 0.0
-        upper[key] = min(max(end, attention[key]), 1.0)
-        if np.isnan(end):
+        return False
+    drift = _off(row)
+    if drift > DRIFT:
+        _refresh(row)
+        if not _maximise(row, limit):
             return False
-    for key in row.keys:
-        if asked[key] and not row.zero[key]:
-            row.objective[key] = -1.0
-            end, distance = _extreme(row, limit)
-            row.objective[key] = 0.0
-            lower[key], gap[key] = max(min(-end, attention[key]), 0.0), max(gap[key], distance)
-            if np.isnan(end):
-                return False
-        elif asked[key]:
-            lower[key] = 0.0
+        drift = _off(row)
+    off[0] = max(off[0], drift)
     return True
 
 
 @_compiled
 @no_type_check
-def _certain_order(row, attention, asked, top, limit, lower, upper):
-    """Count the strongest asked edges, up to `top`, whose order is the same in the whole set; -1: it is not decided."""
-    after, count = asked.copy(), 0
-    for m in row.keys:
-        count += asked[m]
-    for place in range(min(top, count)):
-        key = -1
-        for m in row.keys:
-            if after[m] and (key < 0 or attention[m] > attention[key]):
-                key = m
-        after[key] = False
-        for other in row.keys:
-            if not after[other] or upper[other] <= lower[key]:
-                continue
-            row.objective[other], row.objective[key] = 1.0, -1.0
-            attained, proven = _attained(row)[0], 0.0
-            if attained <= TIE:
-                proven = _extreme(row, limit)[0]
-                attained = _attained(row)[0]
-            row.objective[other], row.objective[key] = 0.0, 0.0
-            if attained > TIE:
-                return place
-            if not proven <= TIE:
-                return -1
-    return min(top, count)
+def _weight(row, key):
+    """Return the weight of a key at the present vertex."""
+    place = row.place[key]
+    return row.values[place] if place >= 0 else 0.0
 
 
 @_compiled
 @no_type_check
-def _solve(basis, keys, attention, asked, objectives, top, lower, upper, gap):
-    """Bound one row's asked keys (with no objectives) or its objectives; returns `order`, or -2 where it fails."""
+def _attained(row):
+    """Return the objective at the present vertex."""
+    found = 0.0
+    for i in range(len(row.values)):
+        if row.columns[i] >= 0:
+            found += row.objective[row.columns[i]] * row.values[i]
+    return found
+
+
+@_compiled
+@no_type_check
+def _bound_keys(row, asked, strongest, limit, upper, lower, greatest, least, ahead, off):
+    """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
+    pending = asked.copy()
+    while True:
+        best = -1.0
+        key = -1
+        for m in row.keys:
+            if pending[m] and _weight(row, m) > best:
+                best = _weight(row, m)
+                key = m
+        if key < 0:
+            break
+        pending[key] = False
+        row.objective[key] = 1.0
+        reached = _settle(row, limit, off)
+        row.objective[key] = 0.0
+        if not reached:
+            return False
+        upper[key] = row.y
+        greatest[key] = _weight(row, key)
+        for place in range(len(strongest)):
+            ahead[place, key] = greatest[key] - _weight(row, strongest[place])
+    for key in row.keys:
+        if not asked[key]:
+            continue
+        least[key] = 0.0
+        if row.zero[key]:
+            continue
+        row.objective[key] = -1.0
+        reached = _settle(row, limit, off)
+        row.objective[key] = 0.0
+        if not reached:
+            return False
+        lower[key] = row.y
+        least[key] = _weight(row, key)
+    return True
+
+
+@_compiled
+@no_type_check
+def _bound_objective(row, objective, sense, limit, y, off, vertex):
+    """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not reached."""
+    for m in row.keys:
+        row.objective[m] = sense * objective[m]
+    if not _settle(row, limit, off):
+        return np.nan
+    y[:] = row.y
+    if len(vertex):
+        for i in range(len(row.values)):
+            if row.columns[i] >= 0:
+                vertex[row.columns[i]] = max(row.values[i], 0.0)
+    return sense * _attained(row)
+
+
+@_compiled
+@no_type_check
+def _solve(
+    basis, keys, attention, asked, objectives, strongest, both, upper, lower, greatest, least, ahead, off, shown
+):  # fmt: skip
+    """Solve one row's asked keys, then its objectives; returns whether all of it was reached."""
     row = _start(basis, keys, attention)
     if not _first_vertex(row):
-        return -2
+        return False
     limit = row.steps[0] + STEPS * max(20, len(keys), 2 * len(objectives))
-    if len(objectives) == 0:
-        if not _bound_keys(row, attention, asked, limit, lower, upper, gap):
-            return -2
-        return _certain_order(row, attention, asked, top, 2 * limit, lower, upper) if top else -1
+    first = len(asked)
+    if first and not _bound_keys(row, asked, strongest, limit, upper, lower, greatest, least, ahead, off):
+        return False
     for at in range(len(objectives)):
-        own = 0.0
-        for m in keys:
-            row.objective[m] = -objectives[at, m]
-            own += objectives[at, m] * attention[m]
-        least, below = _extreme(row, limit)
-        for m in keys:
-            row.objective[m] = objectives[at, m]
-        greatest, above = _extreme(row, limit)
-        if np.isnan(least) or np.isnan(greatest):
-            return -2
-        lower[at], upper[at] = max(min(-least, own), 0.0), min(max(greatest, own), 1.0)
-        gap[at] = max(below, above)
-    return -1
+        place = first + at
+        empty = np.zeros(0)
+        if both:
+            vertex = shown[at, 0] if len(shown) else empty
+            least[place] = _bound_objective(row, objectives[at], -1.0, limit, lower[place], off, vertex)
+        vertex = shown[at, 1] if len(shown) else empty
+        greatest[place] = _bound_objective(row, objectives[at], 1.0, limit, upper[place], off, vertex)
+        if np.isnan(least[place]) or np.isnan(greatest[place]):
+            return False
+    return True
 
 
-def simplex_bounds(
-    rows: Rows,
-    objectives: Float[Tensor, "quantity key"] | None = None,
-    *,
-    asked: Bool[Tensor, "key"],
-    top: int,
-) -> tuple[Bounds, Bool[Tensor, "row"]]:
-    """Bound the asked keys, or other quantities, of every row, on as many threads as torch uses; see `Bounds`.
+def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+    """Solve what is asked of every free row, on as many threads as torch uses; see `Proposed`.
 
-    Also returns which rows failed: these are for another solver.
+    Without `both`, only the greatest of each objective is found.
     """
-    device, rows = rows.attention.device, Rows(*(part.cpu() for part in rows))
-    objectives = None if objectives is None else objectives.cpu()
-    found = unbounded(rows, objectives)
-    lower, upper, gap = (part.numpy() for part in found[:3])
-    basis, group, attention = rows.basis.numpy(), rows.group.tolist(), rows.attention.numpy()
-    wanted = np.zeros((0, 0)) if objectives is None else np.ascontiguousarray(objectives.numpy())
-    keys, order = asked.numpy(), found.order.numpy()
+    device = rows.attention.device
+    rows = Rows(*(part.cpu() for part in rows))
+    n = rows.attention.shape[1]
+    found = Proposed.nothing(rows, wanted, vertices=vertices)
+    asked = np.zeros(0, np.bool_) if wanted.keys is None else wanted.keys.cpu().numpy()
+    first = 0 if wanted.keys is None else n
+    objectives = wanted.all_objectives(rows)[:, first:].numpy()
+    among = rows.visible if wanted.keys is None else rows.visible & wanted.keys.cpu()
+    strongest = strongest_keys(rows, among)[:, : min(wanted.top, n)].contiguous().numpy()
+    basis = rows.basis.numpy()
+    group = rows.group.tolist()
+    attention = rows.attention.numpy()
+    failed = found.failed.numpy()
+    off = found.off[:, None].numpy()
+    outputs = [part.numpy() for part in (found.upper, found.lower, found.greatest, found.least, found.ahead)]
+    shown = found.vertices.numpy()
 
     def solve(index: int) -> None:
-        seen, ends = rows.visible[index].nonzero()[:, 0].numpy(), (lower[index], upper[index], gap[index])
-        order[index] = _solve(basis[group[index]], seen, attention[index], keys, wanted, top, *ends)
+        seen = rows.visible[index].nonzero()[:, 0].numpy()
+        c = np.ascontiguousarray(objectives[0 if len(objectives) == 1 else index])
+        known = int(among[index].sum())
+        own = [part[index] for part in outputs]
+        failed[index] = not _solve(
+            basis[group[index]], seen, attention[index], asked, c, strongest[index, :known], both,
+            *own, off[index], shown[index],
+        )  # fmt: skip
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(solve, rows.free.nonzero()[:, 0].tolist()))
-    failed = found.order == -2
-    found.order.clamp_(min=-1)
-    return Bounds(*(part.to(device) for part in found)), failed.to(device)
+    return Proposed(*(part.to(device) for part in found))

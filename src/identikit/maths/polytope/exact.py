@@ -1,66 +1,155 @@
-"""Exact ends of many rows at once: which solver they are given to."""
+"""Exact ends of many rows at once: solved by compiled code, proved in one place, and solved again where that fails."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
-from identikit.errors import IdentikitError
-from identikit.maths.polytope.one_row import row_bounds
-from identikit.maths.polytope.rows import Bounds, Rows, unbounded
-from identikit.shapes import Float, Tensor
+from identikit.maths.linalg import BYTES
+from identikit.maths.polytope.bounds import (
+    Bounds,
+    Proposed,
+    Wanted,
+    proven_bounds,
+    proven_maximum,
+    strongest_keys,
+    unbounded,
+)
+from identikit.maths.polytope.programs import propose as propose_plainly
+from identikit.maths.polytope.rows import Rows
+from identikit.shapes import Bool, Float, Int, Tensor
 
-FEW = 2  # rows for which compiled code is not worth loading
-GAP = 1e-9  # an exact end whose gap is larger is computed again
+GAP = 1e-8  # an exact end whose gap is larger is computed again
+TIE = 1e-9  # a weight that exceeds another by less is as large
+
+Solver = Callable[..., Proposed]
 
 
-def exact_bounds(
-    rows: Rows,
-    objectives: Float[Tensor, "quantity key"] | None = None,
-    *,
-    keys: Sequence[int] | None = None,
-    top: int = 0,
-) -> Bounds:
-    """Find the least and the greatest weight of every key, or of these `keys`, or of 0/1 `objectives`.
+def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
+    """Find the least and the greatest of what is asked of every row, and the certain order of its strongest edges.
 
-    With `top`, `Bounds.order` is found for that many of the strongest edges among the asked keys. One or two rows go to
-    HiGHS; more go to compiled code, on the GPU where the rows are there. Ends that are not proven to `GAP` go to HiGHS
-    too, and keep 0 and 1 if that fails as well.
+    Rows go to compiled code, on the GPU where they are there. Ends that are not proven to `GAP` are solved again, one
+    plain linear program each, and keep what holds for any attention if that fails as well.
     """
-    solve = _compiled(rows)
-    if solve is None:
-        return row_bounds(rows, objectives, keys=keys, top=top)
-    asked = torch.zeros(rows.attention.shape[1], dtype=torch.bool)
-    asked[slice(None) if keys is None else list(keys)] = True
-    found, failed = solve(rows, objectives, asked=asked, top=top)
-    for index in (failed | (found.gap > GAP).any(-1)).nonzero()[:, 0].tolist():
-        one = rows.some(torch.tensor([index]))
-        known = unbounded(one, objectives) if bool(failed[index]) else Bounds(*(part[[index]] for part in found))
-        with suppress(IdentikitError, ImportError):  # what was proven stays
-            known = _both(known, row_bounds(one, objectives, keys=keys, top=top))
-        for part, end in zip(found, known, strict=True):
-            part[index] = end[0]
-    return found
+    bounds = unbounded(rows, wanted)
+    solve = _solver(rows)
+    quantities = bounds.lower.shape[1]
+    n, rank = rows.basis.shape[1:]
+    fits = max(1, BYTES // (16 * (quantities * rank + n * n)))
+    for chosen in rows.free.nonzero()[:, 0].split(fits):
+        part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen), solve)
+        for every, some in zip(bounds, part, strict=True):
+            every[chosen] = some
+    return bounds
 
 
-def _both(one: Bounds, other: Bounds) -> Bounds:
-    """Return the better of two proofs, end by end; the smaller gap holds for it."""
-    ends = torch.maximum(one.lower, other.lower), torch.minimum(one.upper, other.upper), one.gap.fmin(other.gap)
-    return Bounds(*ends, torch.maximum(one.order, other.order))
+def extreme_rows(
+    rows: Rows, objectives: Float[Tensor, "row quantity key"]
+) -> tuple[Float[Tensor, "row quantity 2 key"], Bool[Tensor, "row"]]:
+    """Find attention with the same output at which each $c \\cdot a'$ is least, and greatest; and which rows failed.
+
+    A row that is not free is its own only attention.
+    """
+    own = rows.attention[:, None, None].expand(-1, objectives.shape[1], 2, -1)
+    proposed = _solved_again(rows, Wanted(objectives=objectives), _solver(rows), vertices=True)
+    weights = proposed.vertices.clamp(min=0)
+    weights = weights / weights.sum(-1, keepdim=True)
+    solved = rows.free & ~proposed.failed
+    return torch.where(solved[:, None, None, None], weights, own), proposed.failed
 
 
-def _compiled(rows: Rows) -> Callable[..., tuple[Bounds, Any]] | None:
-    """Return the compiled solver for these rows, or None where there is none or too few rows for it."""
-    few = int(rows.free.sum()) <= FEW and find_spec("highspy") is not None
+def _solver(rows: Rows) -> Solver:
+    """Return what solves these rows: compiled code where it can be had, else one linear program per end."""
     if rows.attention.is_cuda and find_spec("triton") is not None:
-        from identikit.maths.polytope import cuda as simplex_cuda
+        from identikit.maths.polytope import cuda
 
-        if rows.attention.shape[1] <= simplex_cuda.LONGEST:
-            return None if few else simplex_cuda.simplex_bounds
-    if few or find_spec("numba") is None:
-        return None
-    from identikit.maths.polytope.cpu import simplex_bounds
+        if rows.attention.shape[1] <= cuda.LONGEST:
+            return cuda.propose
+    if find_spec("numba") is None:
+        return propose_plainly
+    from identikit.maths.polytope import cpu
 
-    return simplex_bounds
+    return cpu.propose
+
+
+def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
+    """Bound rows that are all free."""
+    proposed = _solved_again(rows, wanted, solve)
+    bounds = proven_bounds(rows, wanted, proposed)
+    loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
+    if len(loose):
+        again = propose_plainly(rows.some(loose), wanted.of_rows(loose))
+        bounds = _better(bounds, loose, proven_bounds(rows.some(loose), wanted.of_rows(loose), again))
+    if wanted.keys is None or not wanted.top:
+        return bounds
+    return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead, solve))
+
+
+def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, vertices: bool = False) -> Proposed:
+    """Return what a solver proposes, and for the rows that it gives up what plain linear programs do."""
+    proposed = solve(rows, wanted, vertices=vertices)
+    failed = proposed.failed.nonzero()[:, 0]
+    if not len(failed) or solve is propose_plainly:
+        return proposed
+    again = propose_plainly(rows.some(failed), wanted.of_rows(failed), vertices=vertices)
+    for every, some in zip(proposed, again, strict=True):
+        every[failed] = some.to(every)
+    return proposed
+
+
+def _better(bounds: Bounds, rows: Int[Tensor, "some"], again: Bounds) -> Bounds:
+    """Return bounds with the better of two proofs for some rows, end by end; the smaller gap holds for it."""
+    lower, upper, gap = (part.clone() for part in bounds[:3])
+    lower[rows] = torch.maximum(lower[rows], again.lower)
+    upper[rows] = torch.minimum(upper[rows], again.upper)
+    gap[rows] = gap[rows].fmin(again.gap)
+    return Bounds(lower, upper, gap, bounds.order)
+
+
+def _certain_order(
+    rows: Rows, wanted: Wanted, bounds: Bounds, ahead: Float[Tensor, "row top key"], solve: Solver
+) -> Int[Tensor, "row"]:
+    r"""Count the strongest asked edges, up to `top`, whose order is the same in the row's whole set.
+
+    Edge k is certainly above m if $\max a'_m - a'_k \le 0$. The ends settle most pairs: k's lower end is above m's
+    upper end, or m is ahead where it is greatest itself. The others take a program each. -1: not decided.
+    """
+    assert wanted.keys is not None
+    asked = rows.visible & wanted.keys.to(rows.visible.device)
+    strongest = strongest_keys(rows, asked)
+    count = asked.sum(-1)
+    n = rows.attention.shape[1]
+    order = torch.zeros_like(rows.group)
+    going = ~bounds.gap[:, :n].isnan().where(asked, torch.tensor(False, device=asked.device)).any(-1)
+    order[~going] = -1
+    for place in range(min(wanted.top, n)):
+        going = going & (place < count)
+        key = strongest[:, place : place + 1]
+        asked = asked.scatter(1, key, False)
+        contested = asked & (bounds.upper[:, :n] > bounds.lower.gather(1, key)) & going[:, None]
+        going = going & ~(contested & (ahead[:, place] > TIE)).any(-1)
+        left = (going & contested.any(-1)).nonzero()[:, 0]
+        if len(left):
+            beaten, proven = _compared(rows.some(left), key[left], contested[left], solve)
+            if place == 0:
+                order[left[~beaten & ~proven]] = -1
+            going[left] = proven & ~beaten
+        order[going] = place + 1
+    return order
+
+
+def _compared(
+    rows: Rows, key: Int[Tensor, "row 1"], contested: Bool[Tensor, "row key"], solve: Solver
+) -> tuple[Bool[Tensor, "row"], Bool[Tensor, "row"]]:
+    """Tell in which rows some contested edge can be above the key's, and in which it is proven that none can."""
+    most = int(contested.sum(-1).max())
+    other = contested.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    real = contested.gather(1, other)
+    difference = rows.attention.new_zeros(len(key), most, contested.shape[1])
+    difference.scatter_(2, other[..., None], 1.0)
+    difference.scatter_add_(2, key[:, None].expand(-1, most, 1), -torch.ones_like(difference[..., :1]))
+    difference *= real[..., None]
+    proposed = solve(rows, Wanted(objectives=difference), both=False)
+    beaten = ((proposed.greatest > TIE) & real).any(-1) & ~proposed.failed
+    proven = (proven_maximum(rows, difference, proposed.upper) <= TIE).all(-1)
+    return beaten, proven

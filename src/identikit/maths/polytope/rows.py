@@ -7,21 +7,24 @@ $$P_\varepsilon(a) = \{a' \ge 0 : \textstyle\sum a' = 1, \; \|(a' - a) T\| \le \
 
 A learned sink is one more key, of value 0: without it, $\sum a' \le 1$.
 
-With $\mu$ the mean of $T$'s rows and $T - 1\mu^\top = L \Sigma Q^\top$, the basis $U = [1/\sqrt n, L]$ turns this into
+With $\mu$ the mean of $V$'s rows and $V - 1\mu^\top = L S R^\top$, the basis $U = [1/\sqrt n, L]$ turns this into
 coordinates that are at most 1: $U^\top a' = U^\top a + \delta$, where $\delta$ is 0 along the first column and
-$\|\Sigma\delta\| \le \varepsilon\|o\|$ along the others. A row that sees only some of the keys uses the same $U$, and
-gives no weight to the others. Results are float64.
+$\|\delta S R^\top H\| \le \varepsilon\|o\|$ along the others. The basis does not depend on $H$ where $H$ has full row
+rank, so all query heads that share values share it. A row that sees only some of the keys uses the same $U$, and gives
+no weight to the others. Results are float64.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
+from identikit.maths.linalg import Resolution, rounding_unit
+from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
 
 
@@ -31,8 +34,9 @@ class Rows(NamedTuple):
     - `attention`: weights in float64 that sum to 1, 0 on keys that the row does not see; `visible`: the keys it sees
     - `group`: which basis each row uses; rows of a group stand together
     - `basis`: $U$; columns beyond a group's rank are 0
-    - `scale`: $\\Sigma$, infinite for the column of ones and for columns that are 0
-    - `output`: $\\|o\\|$ of each row
+    - `scale`: $\\Sigma$, the length of the output's change along each column, infinite for the column of ones and for
+      columns that are 0; it is known where the output may move
+    - `output`: $\\|o\\|$ of each row, likewise
     - `free`: whether the row's visible values are dependent; any other row is the only attention with its output
     """
 
@@ -72,6 +76,186 @@ class Rows(NamedTuple):
         )
 
 
+class Decomposed(NamedTuple):
+    r"""Centred values of several heads, $V - 1\mu^\top = L S R^\top$, without what is rounding.
+
+    - `left`: $L$, its columns beyond a head's rank 0; `mixed`: $S R^\top$, its rows beyond the rank 0
+    - `rank`: of $V$ itself
+    """
+
+    left: Float[Tensor, "head key d_v"]
+    mixed: Float[Tensor, "head d_v d_v"]
+    rank: Int[Tensor, "head"]
+
+    def basis(self) -> Float[Tensor, "head key rank"]:
+        r"""Return $U = [1/\sqrt n, L]$, orthonormal."""
+        return _with_ones(self.left)
+
+    def scaled_basis(
+        self, head: int, through: Float[Tensor, "d_v d"]
+    ) -> tuple[Float[Tensor, "key rank"], Float[Tensor, "rank"]]:
+        r"""Return a head's $U$, turned so that each column moves the output along one direction, and by how much.
+
+        `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the lengths of $T = VH$.
+        """
+        rank = int(self.left[head].any(0).sum())
+        turn, scale, _ = torch.linalg.svd(self.mixed[head, :rank] @ through.cpu().double(), full_matrices=False)
+        basis = _with_ones((self.left[head, :, :rank] @ turn)[None])[0]
+        return basis, F.pad(scale, (1, 0), value=torch.inf)
+
+
+def _with_ones(left: Float[Tensor, "head key d_v"]) -> Float[Tensor, "head key rank"]:
+    """Put the vector of ones first and bring all columns back to orthonormal; columns of 0 stay 0."""
+    spanning = torch.cat([left.new_ones(*left.shape[:2], 1), left], dim=2)[:, :, : left.shape[1]]
+    return torch.linalg.qr(spanning).Q * spanning.any(1)[:, None]
+
+
+def decomposed(values: Float[Tensor, "head key d_v"]) -> Decomposed:
+    r"""Decompose the values of heads, centred, all heads in one call.
+
+    $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$: the ones vector is exact and comes
+    first, so rows keep their sum whatever the scale of $V$. The unit eps in which $V$ (argument `values`) is read
+    (`linalg.rounding_unit`) decides the rank: singular values of the centred $V$ up to
+
+    $$4\,\mathrm{eps}\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
+
+    are rounding. The scale is that of $V$ before centring, where it was rounded. By interlacing, this rank is the rank
+    of $V$ under the same tolerance, or one more. $V = U M$ with the small matrix $M = [\sqrt n\,\mu^\top; S R^\top]$,
+    whose singular values are those of $V$: one decomposition serves both ranks.
+    """
+    V = values.detach().cpu().double()  # small matrices: the CPU decomposes them sooner than a GPU
+    n, d_v = V.shape[1:]
+    mean = V.mean(dim=1, keepdim=True)
+    left, singular, right = torch.linalg.svd(V - mean, full_matrices=False)
+    mixed = singular[..., None] * right
+    own = torch.linalg.svdvals(torch.cat([n**0.5 * mean, mixed], dim=1))
+    resolution = Resolution(rounding_unit(values.dtype))
+    rank = resolution.real(own, n).sum(-1)
+    unit = 4 * resolution.eps * (1 + (d_v / n) ** 0.5)
+    real = singular > unit * own[:, :1]
+    left = F.pad(left * real[:, None], (0, d_v - singular.shape[1]))
+    mixed = F.pad(mixed * real[..., None], (0, 0, 0, d_v - singular.shape[1]))
+    return Decomposed(left, mixed, rank.clamp(max=n))
+
+
+@dataclass(frozen=True)
+class Polytopes:
+    """The sets of all rows of a layer: values that are decomposed once, and who sees what.
+
+    Rows share the basis of their values over the keys that any row sees, except those whose visible values have another
+    rank than their number and the head's rank allow (repeated tokens, say): what rounding decides there is decided for
+    their own keys, and each gets a basis of its own, once.
+
+    With a learned `sink`, rows sum to less than 1, and other rows with the same output may sum to anything up to 1. The
+    rest goes to one more key, the last of the `Rows`, whose value is 0.
+    """
+
+    values: Float[Tensor, "kv key d_v"]
+    visible: Visible
+    rank: Int[Tensor, "kv query"]
+    sink: bool
+    whole: Decomposed
+    _alone: dict[tuple[int, int], Decomposed] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, values: Float[Tensor, "kv key d_v"], visible: Visible, rank: Int[Tensor, "kv query"], *, sink: bool = False
+    ) -> "Polytopes":
+        """Decompose the values of a layer's key-value heads; `rank` is that of each row's visible values."""
+        return cls(values, visible, rank, sink, decomposed(F.pad(values[:, visible.keys], (0, 0, 0, sink))))
+
+    def rows(
+        self,
+        heads: Sequence[int],
+        queries: Int[Tensor, "row"],
+        attention: Float[Tensor, "row key"],
+        lengths: "Lengths | None" = None,
+    ) -> Rows:
+        """Describe rows by key-value head (argument `heads`) and query, those of a head together.
+
+        With `lengths` the output may move, and rows come with the scale of their bases and the size of their output.
+        """
+        visible = self.visible.block(queries, torch.arange(self.values.shape[1], device=queries.device))
+        count = visible.sum(-1)
+        rank = self.rank[list(heads), queries]
+        free = rank < count
+        if self.sink:
+            some = (count > 0)[:, None]
+            rest = (1 - attention.sum(-1, keepdim=True)).clamp(min=0) * some
+            attention = torch.cat([attention, rest], dim=1)
+            visible = torch.cat([visible, some], dim=1)
+        usual = count.minimum(self.whole.rank.to(count.device)[list(heads)])
+        alone = free & (rank != usual) & (count < len(self.visible.keys))
+        own_query = torch.where(alone, queries, -1).tolist()
+        which = [0] * len(heads) if lengths is None else lengths.which
+        names = list(zip(heads, own_query, which, strict=True))
+        distinct = list(dict.fromkeys(names))
+        place = {name: at for at, name in enumerate(distinct)}
+        group = torch.tensor([place[name] for name in names], dtype=torch.long, device=attention.device)
+        basis, scale = self._bases(distinct, lengths)
+        output = attention.new_zeros(len(attention))
+        if lengths is not None:
+            output = self._outputs(heads, attention, lengths)
+        return Rows(attention, visible, group, basis.to(attention), scale.to(attention), output, free)
+
+    def _bases(
+        self, names: Sequence[tuple[int, int, int]], lengths: "Lengths | None"
+    ) -> tuple[Float[Tensor, "group key rank"], Float[Tensor, "group rank"]]:
+        """Return the bases of these key-value heads, queries (-1: of all rows) and lengths, with their scales."""
+        keys = self.values.shape[1] + self.sink
+        width = min(keys, self.values.shape[2] + 1)
+        bases = torch.zeros(len(names), keys, width, dtype=torch.float64)
+        scales = torch.full((len(names), width), torch.inf, dtype=torch.float64)
+        for at, (head, query, which) in enumerate(names):
+            if lengths is None and query < 0:
+                basis = self._shared[head]
+            elif lengths is None:
+                basis = self._decomposed(head, query).basis()[0]
+            else:
+                part = self._decomposed(head, query)
+                basis, scale = part.scaled_basis(head if part is self.whole else 0, lengths.through[which])
+                scales[at, : len(scale)] = scale
+            bases[at, self._seen(query), : basis.shape[1]] = basis
+        return bases, scales
+
+    def _outputs(
+        self, heads: Sequence[int], attention: Float[Tensor, "row key"], lengths: "Lengths"
+    ) -> Float[Tensor, "row"]:
+        """Return the length of each row's output as the projection passes it on."""
+        sizes = []
+        for head, weights, which in zip(heads, attention[:, : self.values.shape[1]], lengths.which, strict=True):
+            output = weights @ self.values[head].to(weights)
+            sizes.append((output @ lengths.through[which].to(weights)).norm())
+        return torch.stack(sizes)
+
+    @cached_property
+    def _shared(self) -> Float[Tensor, "kv seen rank"]:
+        return self.whole.basis()
+
+    def _seen(self, query: int) -> Int[Tensor, "seen"]:
+        """Return the keys that a query sees, or any query where it is -1, and the sink."""
+        keys = self.visible.keys
+        if query >= 0:
+            keys = keys[self.visible.block(torch.tensor([query], device=keys.device), keys)[0]]
+        return torch.cat([keys.cpu(), torch.arange(self.values.shape[1], self.values.shape[1] + self.sink)])
+
+    def _decomposed(self, head: int, query: int) -> Decomposed:
+        """Return a head's decomposition over the keys of all rows (query -1), or over those of one row."""
+        if query < 0:
+            return self.whole
+        if (head, query) not in self._alone:
+            values = F.pad(self.values[head], (0, 0, 0, self.sink))
+            self._alone[head, query] = decomposed(values[None, self._seen(query).to(values.device)])
+        return self._alone[head, query]
+
+
+class Lengths(NamedTuple):
+    r"""How values become lengths of the output: matrices $R^\top$ with $H^\top = QR$, and which one each row uses."""
+
+    through: Float[Tensor, "matrix d_v d"]
+    which: Sequence[int]
+
+
 def rows_of(
     attention: Float[Tensor, "row key"],
     values: Float[Tensor, "key d_v"],
@@ -81,41 +265,17 @@ def rows_of(
     *,
     sink: bool = False,
 ) -> Rows:
-    r"""Describe rows of one head: their attention, the head's values $V$, the keys each row sees, and $V$'s rank there.
+    """Describe rows of one head: their attention, its values, the keys each row sees, and the rank of the values there.
 
-    All rows share the basis over the keys that any of them sees, except those whose visible values have another rank
-    than their number and the head's rank allow (repeated tokens, say): what rounding decides there is decided for their
-    own keys, and each gets a basis of its own. `through` is as in `range_basis`.
-
-    With a learned `sink`, rows sum to less than 1, and other rows with the same output may sum to anything up to 1. The
-    rest goes to one more key, the last of the `Rows`, whose value is 0.
+    `through` and `sink` are as in `Lengths` and `Polytopes`.
     """
-    seen, count = visible.any(0), visible.sum(-1)
-    free = rank < count
-    full = matrix_rank(values[seen].cpu().double(), Resolution(rounding_unit(values.dtype)))
-    alone = (free & (rank != count.clamp(max=full)) & (count < seen.sum())).nonzero()[:, 0].tolist()
-    if sink:
-        rest = (1 - attention.sum(-1, keepdim=True)).clamp(min=0) * (count > 0)[:, None]
-        attention, values = torch.cat([attention, rest], dim=1), F.pad(values, (0, 0, 0, 1))
-        visible, seen = torch.cat([visible, (count > 0)[:, None]], dim=1), F.pad(seen, (0, 1), value=True)
-    basis, scale = range_basis(values[seen], through)
-    found = [(seen, basis, scale)]
-    group = torch.zeros(len(visible), dtype=torch.long, device=visible.device)
-    for row in alone:
-        group[row] = len(found)
-        found.append((visible[row], *range_basis(values[visible[row]], through)))
-    width = max(part[1].shape[1] for part in found)
-    bases = basis.new_zeros(len(found), visible.shape[1], width)
-    scales = basis.new_full((len(found), width), torch.inf)
-    for at, (keys, own, size) in enumerate(found):
-        bases[at, keys, : own.shape[1]] = own
-        scales[at, : len(size)] = size
-    output = attention @ (values.double() if through is None else values.double() @ through)
-    return Rows(attention, visible, group, bases, scales, output.norm(dim=-1), free)
+    polytopes = Polytopes.of(values[None], visible_from_mask(visible, len(visible)), rank[None], sink=sink)
+    lengths = None if through is None else Lengths(through[None], [0] * len(attention))
+    return polytopes.rows([0] * len(attention), torch.arange(len(attention), device=rank.device), attention, lengths)
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several heads as one; every head keeps its bases."""
+    """Return the rows of several heads or layers as one; every part keeps its bases."""
     width = max(part.basis.shape[2] for part in parts)
     starts = [0, *itertools.accumulate(len(part.basis) for part in parts)]
     padded = [width - part.basis.shape[2] for part in parts]
@@ -128,106 +288,3 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
         torch.cat([part.output for part in parts]),
         torch.cat([part.free for part in parts]),
     )
-
-
-class Bounds(NamedTuple):
-    """Proven ends of some quantities $c \\cdot a'$ of each row, and how far the sharp ends can be from them.
-
-    - `lower`, `upper`: no attention of the row's set has less or more
-    - `gap`: at most how far an end is from what some attention attains; NaN where none is known
-    - `order`: how many of the strongest edges have the same order in all attention, as far as is known; -1 where not
-      even that of the strongest is decided
-    """
-
-    lower: Float[Tensor, "row quantity"]
-    upper: Float[Tensor, "row quantity"]
-    gap: Float[Tensor, "row quantity"]
-    order: Int[Tensor, "row"]
-
-
-def unbounded(rows: Rows, objectives: Float[Tensor, "quantity key"] | None = None) -> Bounds:
-    """Return what is known without solving anything: from 0 to the sum of the largest weights that are possible.
-
-    Quantities are the weights of all keys, or these `objectives`, whose entries are 0 or 1. Where the row is the only
-    attention with its output, both ends are its own.
-    """
-    own = rows.attention if objectives is None else rows.attention @ objectives.mT
-    seen = rows.visible if objectives is None else rows.visible.to(own) @ objectives.mT > 0
-    loose, fixed = seen & rows.free[:, None], ~rows.free
-    lower, upper = own.masked_fill(loose, 0.0), own.masked_fill(loose, 1.0)
-    gap = torch.where(loose, torch.nan, 0.0).to(own)
-    strongest = torch.where(fixed, rows.visible.sum(-1), -1)
-    return Bounds(lower, upper, gap, strongest)
-
-
-def ordered(rows: Rows, bounds: Bounds, top: int) -> Bounds:
-    """Read from the ends of all keys how many of the strongest edges, up to `top`, are certainly in that order.
-
-    An edge is certainly above another if its lower end is above the other's upper end. It is certainly not if some
-    attention gives the other more than this one can have there.
-    """
-    place = rows.attention.masked_fill(~rows.visible, -1.0).argsort(dim=-1, descending=True, stable=True)
-    lower, upper = bounds.lower.gather(1, place), bounds.upper.gather(1, place)
-    attained = upper - bounds.gap.gather(1, place).nan_to_num(1.0)
-    count, certain = torch.zeros_like(bounds.order), torch.ones_like(rows.free)
-    beaten = torch.zeros_like(certain)
-    for at in range(min(top, place.shape[1])):
-        others, reached = upper[:, at + 1 :], attained[:, at + 1 :]
-        above = (lower[:, at, None] >= others).all(-1) & (rows.visible.sum(-1) > at)
-        if at == 0:
-            beaten = (reached > torch.minimum(upper[:, :1], 1 - reached)).any(-1)
-        certain = certain & above
-        count += certain
-    return bounds._replace(order=torch.where((count == 0) & ~beaten, -1, count))
-
-
-def range_basis(
-    values: Float[Tensor, "key d_v"], through: Float[Tensor, "d_v d"] | None = None
-) -> tuple[Float[Tensor, "key rank"], Float[Tensor, "rank"]]:
-    r"""Find $U$, an orthonormal basis of $[T, 1]$, and the scale $\Sigma$ of its columns.
-
-    $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$: the ones vector is exact and comes
-    first, so rows keep their sum whatever the scale of $V$. The unit eps in which $V$ (argument `values`) is read
-    (`linalg.rounding_unit`) decides the rank: singular values of the centred $V$ up to
-
-    $$4\,\mathrm{eps}\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
-
-    are rounding. The scale is that of $V$ before centring, where it was rounded. By interlacing, this rank is the rank
-    of $V$ under the same tolerance, or one more. `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the
-    lengths of $T = VH$; without it, the columns are those of $V$ itself.
-    """
-    device, V = values.device, values.detach().cpu().double()  # small matrices: the CPU decomposes them sooner
-    n, d_v = V.shape
-    left, singular, right = torch.linalg.svd(V - V.mean(dim=0), full_matrices=False)
-    largest = float(torch.linalg.eigvalsh(V.mT @ V)[-1].clamp(min=0).sqrt())
-    tolerance = 4 * rounding_unit(values.dtype) * (1 + math.sqrt(d_v / n)) * largest
-    real = singular > tolerance
-    left, scale = left[:, real], singular[real]
-    if through is not None and len(scale):
-        turn, scale, _ = torch.linalg.svd(scale[:, None] * (right[real] @ through.cpu().double()), full_matrices=False)
-        left = left @ turn
-    spanning = torch.cat([V.new_ones(n, 1), left], dim=1)
-    scale = torch.cat([scale.new_full((1,), torch.inf), scale])
-    return torch.linalg.qr(spanning).Q.to(device), scale.to(device)
-
-
-def proven_maximum(
-    objective: Float[Tensor, "program key"],
-    y: Float[Tensor, "program rank"],
-    rows: Rows,
-    *,
-    epsilon: float = 0.0,
-) -> Float[Tensor, "program"]:
-    r"""Bound the greatest $c \cdot a'$ over $P_\varepsilon(a)$ from above, with any vector $y$; one program per row.
-
-    $$c \cdot a' \le y \cdot U^\top a + \varepsilon \|o\|\,\|\Sigma^{-1} y\| + \max_m (c_m - y \cdot u_m)$$
-
-    where m runs over the visible keys and $u_m$ is a row of $U$: it holds because $a'$ is a distribution. The bound is
-    sharp at the best $y$, and valid at every other, whatever computed it. `objective` is $c$.
-    """
-    scores = torch.empty_like(objective)
-    for group, some in rows.by_group():
-        scores[some] = y[some] @ rows.basis[group].mT
-    best = (objective - scores).masked_fill(~rows.visible, -torch.inf).amax(-1)
-    moved = epsilon * rows.output * (y / rows.scale[rows.group]).norm(dim=-1)
-    return (y * rows.right).sum(-1) + moved + best

@@ -1,0 +1,86 @@
+"""The attention of one text as it was captured: computes what is asked of it, at the places that are asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from identikit.attention.layer import At, EffectiveOptions, Layer
+from identikit.maths.polytope.rows import Rows, joined_rows
+from identikit.models.reading import Change, Reading
+from identikit.models.surroundings import undisturbed
+from identikit.results.measure import Measure
+from identikit.shapes import Int, Tensor
+
+Place = tuple[int, int, int]
+"""A row of attention: places of its layer, head and query."""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A text that was read, layer by layer, and the measures that can be computed from it."""
+
+    reading: Reading
+    layers: tuple[Layer, ...]
+    measures: Mapping[str, Measure]
+
+    @classmethod
+    def of(
+        cls,
+        reading: Reading,
+        measures: Mapping[str, Measure],
+        which: tuple[Sequence[int], Sequence[int]],
+        options: EffectiveOptions,
+    ) -> "Captured":
+        """Take the chosen layers and heads of a text that was read."""
+        layers, heads = which
+        return cls(reading, tuple(Layer.of(reading, layer, heads, options) for layer in layers), measures)
+
+    @property
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """The axes of each measure."""
+        return {name: declared.axes for name, declared in self.measures.items()}
+
+    @undisturbed()
+    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
+        """Compute a measure at these places of its axes."""
+        compute = self.measures[name].compute
+        if compute is None:
+            raise KeyError(name)
+        at = At(*(self.positions(places[axis]) for axis in ("head", "query", "key")))
+        return torch.stack([compute(self.layers[place], at) for place in places["layer"]])
+
+    def positions(self, places: Sequence[int]) -> Int[Tensor, "chosen"]:
+        """Return places as a tensor where the model is."""
+        return torch.tensor(places, dtype=torch.long, device=self.layers[0].heads.device)
+
+    @undisturbed()
+    def change(self, layers: Sequence[int], heads: Sequence[int], queries: Sequence[int]) -> Change:
+        """Run the model with effective attention in the chosen rows; return how much its output changed."""
+        chosen = {self.layers[place].call.layer: self.layers[place] for place in layers}
+        rows = self.positions(heads), self.positions(queries)
+        return self.reading.changed_by(
+            lambda call: chosen[call.layer].attend(call, *rows) if call.layer in chosen else None
+        )
+
+    def rows(self, places: Sequence[Place], *, moving: bool = False) -> Rows:
+        """Return rows with the sets of attention that give them their outputs; see `Layer.rows`."""
+        return joined_rows([self.layers[layer].rows(some, moving=moving) for layer, some in by_layer(places).items()])
+
+    def uncaught(self, places: Sequence[Place], rows: Rows) -> float:
+        """Return what attention in a row's set can miss its output by, at most; see `Layer.uncaught`."""
+        largest = 0.0
+        start = 0
+        for layer, some in by_layer(places).items():
+            part = rows.some(torch.arange(start, start + len(some), device=rows.group.device))
+            largest = max(largest, self.layers[layer].uncaught(part, some))
+            start += len(some)
+        return largest
+
+
+def by_layer(places: Sequence[Place]) -> dict[int, list[tuple[int, int]]]:
+    """Return places as heads and queries by layer, in their order."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for layer, head, query in places:
+        found.setdefault(layer, []).append((head, query))
+    return found

@@ -1,0 +1,341 @@
+"""One layer of one text: what was captured, and what is solved from it, each thing once and when it is first needed.
+
+Effective attention asks for `factors`, intervals for `polytopes`; neither needs the other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from identikit.attention.precision import Recomputed, check_range, coarser_unit, recomputed
+from identikit.checks import flag, float_dtype, real_number
+from identikit.maths import effective as maths
+from identikit.maths import linalg, measures, reachable
+from identikit.maths.polytope.rows import Lengths, Polytopes, Rows
+from identikit.maths.visible import Visible, visible_from_mask
+from identikit.models.reading import Reading
+from identikit.models.taps.tap import AttentionCall
+from identikit.shapes import Bool, Float, Int, Tensor
+
+
+@dataclass(frozen=True)
+class EffectiveOptions:
+    """How effective attention is read; see `effective_attention`."""
+
+    bias: bool = True
+    mass: bool = False
+    tolerance: float = 0.0
+    dtype: torch.dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        flag("bias", self.bias)
+        flag("mass", self.mass)
+        real_number("tolerance", self.tolerance, least=0, below=1)
+        float_dtype("dtype", self.dtype, ("float64", "float32"))
+
+
+class At(NamedTuple):
+    """Places where a layer's arrays are read: positions among its heads, queries and keys."""
+
+    heads: Int[Tensor, "head_"]
+    queries: Int[Tensor, "query_"]
+    keys: Int[Tensor, "key_"]
+
+    def rows(self, array: Tensor) -> Tensor:
+        """Return an array over heads and queries at these places."""
+        return array[self.heads][:, self.queries]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The chosen heads of one layer of one text.
+
+    - `call`: the captured attention; `heads`: which of its heads were chosen
+    - `projection`: each head's slice H of the output projection; `bias`: of the values, where it is left out
+    - `seen`: which keys each query sees; `tokens`: of the text
+    """
+
+    call: AttentionCall
+    heads: Int[Tensor, "head"]
+    projection: Float[Tensor, "head d_v d"]
+    bias: Float[Tensor, "kv_head d_v"] | None
+    seen: Visible
+    tokens: tuple[str, ...]
+    options: EffectiveOptions
+    _reached: dict[tuple[tuple[int, ...], tuple[int, ...]], reachable.Reach] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, reading: Reading, layer: int, heads: Sequence[int], options: EffectiveOptions) -> "Layer":
+        """Take a layer of a text that was read."""
+        call = reading.calls[layer]
+        wanted = torch.tensor(heads, device=call.query.device)
+        projection = reading.model.projection(call.layer)[wanted]
+        own = wanted // call.groups
+        numbers = {"keys": call.key[0, own], "values": call.value[0, own], "output projection": projection}
+        check_range(numbers, call.layer, wanted)
+        bias = None
+        if not options.bias:
+            bias = reading.model.value_bias(call.layer)
+        if bias is not None and not _all_of(call, wanted):
+            bias = bias[own]
+        seen = reading.visible[layer]
+        if seen is None:
+            everyone = torch.ones(1, call.key.shape[2], dtype=torch.bool, device=call.query.device)
+            seen = visible_from_mask(everyone, call.query.shape[2])
+        return cls(call, wanted, projection, bias, seen, reading.tokens, options)
+
+    # What is read
+
+    @cached_property
+    def made(self) -> Recomputed:
+        """Head outputs, computed anew, and the norm, size and sum of rows."""
+        return recomputed(self.call, self.heads, self.projection)
+
+    @cached_property
+    def passed(self) -> maths.Heads:
+        """The heads with their values as the output projection passes them on, bias and all."""
+        return maths.through_projection(self._captured, self.projection)
+
+    @cached_property
+    def plain(self) -> maths.Heads:
+        """Values and outputs, without the bias if that is left out."""
+        return self._captured if self.bias is None else maths.without_bias(self._captured, self.bias)
+
+    @cached_property
+    def solved_from(self) -> maths.Heads:
+        """What `factors` are solved from: `passed`, unless the options leave out the bias or keep the mass."""
+        heads = self.passed if self.bias is None else maths.through_projection(self.plain, self.projection)
+        return maths.keeping_mass(heads) if self.options.mass else heads
+
+    @cached_property
+    def _captured(self) -> maths.Heads:
+        values = _values(self.call, self.heads)
+        return maths.attention_heads(values, self.made.output, self.seen, mass=self.made.mass)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of raw maps."""
+        return torch.promote_types(self.call.query.dtype, torch.float32)
+
+    @property
+    def gate(self) -> Float[Tensor, "head query d_v"] | None:
+        """What multiplies each row of the head output before the output projection; None: nothing."""
+        return None if self.call.gate is None else self.call.gate[0, self.heads]
+
+    def raw(self, heads: Tensor, queries: Tensor) -> Float[Tensor, "head_ query_ key"]:
+        """Return raw attention of chosen heads (positions in `heads`) and queries."""
+        return self.call.weights(queries, heads=self.heads[heads], dtype=self.dtype)[0]
+
+    def attention(self, head: int, queries: Int[Tensor, "row"]) -> Float[Tensor, "row key"]:
+        """Return rows of one head in float64; they sum to exactly 1 unless a learned sink takes a part of them."""
+        weights = self.call.weights(queries, heads=self.heads[[head]], dtype=torch.float64)[0, 0]
+        if self.call.sink is not None:
+            return weights
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+
+    def row_chunks(self) -> Iterator[Int[Tensor, "row"]]:
+        """Yield positions of queries in ranges whose maps fit in memory."""
+        positions = torch.arange(self.call.query.shape[2], device=self.call.query.device)
+        return (positions[rows] for rows in self.call.row_chunks())
+
+    # Effective attention
+
+    @cached_property
+    def factors(self) -> maths.Factors:
+        """Effective attention in factors, with the rank of each row."""
+        options = self.options
+        return maths.effective_factors(self.solved_from, tolerance=options.tolerance, dtype=options.dtype)
+
+    def effective(self, heads: Tensor, queries: Tensor, keys: Tensor | slice) -> Float[Tensor, "head_ query_ key_"]:
+        """Return effective attention of chosen heads, queries and keys."""
+        return maths.effective_rows(self.factors, heads, queries, keys, raw=self.raw)
+
+    @cached_property
+    def _missing(self) -> Float[Tensor, "head query d_v"]:
+        """A⊥V − O of each head."""
+        values = _values(self.call, self.heads)
+        return maths.missing_output(self.factors, values, self.made.output, bias=self.bias, mass=self.made.mass)
+
+    @cached_property
+    def residual(self) -> Float[Tensor, "head"]:
+        """‖(A⊥V − O)H‖/‖OH‖ of each head."""
+        return maths.relative_size(self._missing, self.made.output, self.projection, gate=self.gate)
+
+    @cached_property
+    def row_residual(self) -> Float[Tensor, "head query"]:
+        r"""‖(a⊥V − o)H‖ of each row against $\sum_m a_m \|v_m H\|$, of which the model rounds off about eps."""
+        missing = (self._missing @ maths.lengths_of(self.projection)).norm(dim=-1)
+        missing = missing.masked_fill(self.factors.identifiable, 0.0)  # these rows are their raw attention
+        return torch.where(missing == 0, 0.0, missing / self.made.size)
+
+    @cached_property
+    def norm_ratio(self) -> Float[Tensor, "head query"]:
+        r"""‖a⊥‖/‖a‖ of each row, from the factors: $\|a^\perp_i\|^2 = y_i^\top G_i y_i = y_i \cdot o_i$."""
+        square = (self.factors.coefficients.double() * self.solved_from.output.double()).sum(-1).clamp(min=0)
+        ratio = square.sqrt() / self.made.norm.double().clamp(min=torch.finfo(torch.float32).tiny)
+        return ratio.masked_fill(self.factors.identifiable, 1.0)
+
+    @cached_property
+    def sums(self) -> measures.PearsonSums:
+        """What the correlation of raw and effective attention is made from, per head and query."""
+        heads = torch.arange(len(self.heads), device=self.heads.device)
+        keys = torch.arange(self.call.key.shape[2], device=self.heads.device)
+        blocks = []
+        for rows in self.row_chunks():
+            raw = self.raw(heads, rows)
+            effective = self.effective(heads, rows, slice(None)).to(raw)
+            blocks.append(measures.pearson_sums(raw, effective, self.seen.block(rows, keys)))
+        return measures.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
+
+    def attend(self, call: AttentionCall, heads: Tensor, queries: Tensor) -> Float[Tensor, "1 head query d_v"]:
+        """Return this layer's head output with effective attention in place of raw attention in the chosen rows."""
+        output = call.output.clone()
+        values = _values(call, self.heads).double()
+        repeats = len(self.heads) // len(values)
+        shift = torch.zeros_like(values[:, :1]) if self.bias is None else self.bias.double()[:, None]
+        centred = (values - shift).repeat_interleave(repeats, 0)[heads]
+        shift = shift.repeat_interleave(repeats, 0)[heads] * self.plain.sums.expand(len(self.heads), -1, 1)[heads]
+        for rows in self.row_chunks():
+            rows = rows[torch.isin(rows, queries)]
+            if len(rows):
+                weights = self.effective(heads, rows, slice(None)).double()
+                output[0, self.heads[heads][:, None], rows] = (weights @ centred + shift[:, rows]).to(output)
+        return output
+
+    # Ranks and dimensions
+
+    @cached_property
+    def passed_rank(self) -> Int[Tensor, "head query"]:
+        """The rank of each row's values as the output projection passes them on, whatever the options are."""
+        if "factors" in vars(self) and self.solved_from is self.passed and not self.options.tolerance:
+            return self.factors.rank
+        return maths.row_ranks(self.passed)
+
+    @cached_property
+    def rank_is_sure(self) -> Bool[Tensor, "head query"]:
+        """Whether each row's rank is the same in a coarser unit; where it is not, it depends on the resolution."""
+        heads = self.solved_from
+        rank = self.passed_rank if heads is self.passed else maths.row_ranks(heads)
+        return maths.row_ranks(heads, eps=coarser_unit(self.call.value.dtype, heads.values.shape[-1])) == rank
+
+    @cached_property
+    def joint_null_dim(self) -> Int[Tensor, "query"]:
+        """Dimension of the null space of the heads together; above their sum where heads share directions."""
+        rank = self.passed_rank
+        if self.bias is not None:
+            rank = maths.row_ranks(maths.through_projection(self.plain, self.projection))
+        return maths.joint_null_dim(self.plain, rank, self.projection)
+
+    @cached_property
+    def polytope_dim(self) -> Int[Tensor, "head query"]:
+        """Dimension of the attention rows with the same output, visible keys − rank([T, 1]); never above `null_dim`.
+
+        With a learned sink rows need not keep their sum, and it is visible keys − rank(T).
+        """
+        rank = self.passed_rank
+        if self.call.sink is None:
+            rank = maths.row_ranks(maths.keeping_mass(self.passed))
+        return (self.seen.count - rank).minimum(self.factors.null_dim)
+
+    def reach(self, at: At) -> reachable.Reach:
+        """Return what the chosen queries of chosen heads can reach, given the head's keys."""
+        asked = tuple(at.heads.tolist()), tuple(at.queries.tolist())
+        if asked not in self._reached:
+            step = max(1, linalg.BYTES // (8 * len(at.heads) * self.call.key.shape[2]))
+            parts = [self._reach(at.heads, rows) for rows in at.queries.split(step)]
+            found = reachable.Reach(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
+            dim = found.dim.minimum(at.rows(self.polytope_dim))  # it lies in that set, whose rank is surer
+            self._reached[asked] = found._replace(dim=dim)
+        return self._reached[asked]
+
+    def _reach(self, heads: Tensor, queries: Tensor) -> reachable.Reach:
+        call = self.call
+        own = self.heads[heads]
+        keys = call.key[0, own // call.groups, None]
+        values = self.passed.values[heads // self.passed.group]
+        if call.bias_keys is not None:
+            keys = keys + call.bias_keys(0, own, queries)
+        weights = call.weights(queries, heads=own, dtype=torch.float64)[0]
+        slope = call.slope(queries, heads=own)
+        if call.sink is not None:  # a key and a value of 0, whose score no query moves
+            rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
+            weights = torch.cat([weights, rest], -1)
+            slope = None if slope is None else F.pad(slope, (0, 1))
+            keys = F.pad(keys, (0, 0, 0, 1))
+            values = F.pad(values, (0, 0, 0, 1))
+        return reachable.reachable(weights, keys, values, eps=linalg.rounding_unit(call.value.dtype), slope=slope)
+
+    # All attention with the same output
+
+    @cached_property
+    def polytopes(self) -> Polytopes:
+        """The sets of attention with the same output: one basis per key-value head.
+
+        Values come in the precision they were computed in, which decides their rank; half precision's are exact as they
+        are, and come in float32.
+        """
+        dtype = torch.promote_types(self.call.value.dtype, torch.float32)
+        values = self.passed.values.to(dtype)
+        return Polytopes.of(values, self.seen, self.passed_rank[:: self.passed.group], sink=self.call.sink is not None)
+
+    def rows(self, places: Sequence[tuple[int, int]], *, moving: bool = False) -> Rows:
+        """Return rows by head and query, those of a head together, each with the attention that gives the same output.
+
+        With `moving`, the output may move, and rows know how far each direction moves it.
+        """
+        device = self.heads.device
+        queries = torch.tensor([query for _, query in places], device=device)
+        by_head: dict[int, list[int]] = {}
+        for head, query in places:
+            by_head.setdefault(head, []).append(query)
+        attention = torch.cat(
+            [self.attention(head, torch.tensor(some, device=device)) for head, some in by_head.items()]
+        )
+        heads = [head // self.passed.group for head, _ in places]
+        return self.polytopes.rows(heads, queries, attention, self._lengths(places) if moving else None)
+
+    def _lengths(self, places: Sequence[tuple[int, int]]) -> Lengths:
+        """Return the lengths of each row's output: of its head, or of the row itself where a gate multiplies it."""
+        heads = dict.fromkeys(head for head, _ in places)
+        through = [maths.lengths_through(self.passed, self.projection, head) for head in heads]
+        place = {head: at for at, head in enumerate(heads)}
+        which = [place[head] for head, _ in places]
+        gate = self.gate
+        if gate is None or self.passed.basis is not None:  # a gate acts on values, not in a basis
+            return Lengths(torch.stack(through), which)
+        gated = [
+            gate[head, query].double()[:, None] * through[at] for (head, query), at in zip(places, which, strict=True)
+        ]
+        return Lengths(torch.stack(gated), range(len(places)))
+
+    def missed_by(self, moved: Float[Tensor, "row key"], places: Sequence[tuple[int, int]]) -> Float[Tensor, "row"]:
+        """Return how far changes of rows move their outputs, as `row_residual` has it; a sink moves nothing."""
+        missing = moved.new_zeros(len(moved))
+        heads = torch.tensor([head for head, _ in places], device=moved.device)
+        queries = torch.tensor([query for _, query in places], device=moved.device)
+        for head in heads.unique().tolist():
+            values = self.passed.values[head // self.passed.group].double()
+            through = maths.lengths_through(self.passed, self.projection, head).to(values)
+            own = heads == head
+            missing[own] = (moved[own, : len(values)].to(values) @ values @ through).norm(dim=-1)
+        return torch.where(missing == 0, 0.0, missing / self.made.size[heads, queries])
+
+    def uncaught(self, rows: Rows, places: Sequence[tuple[int, int]]) -> float:
+        """Return how much of an output the bases do not hold, at most: what attention in a row's set can miss it by."""
+        outside = rows.attention.clone()
+        for group, some in rows.by_group():
+            outside[some] -= rows.attention[some] @ rows.basis[group] @ rows.basis[group].mT
+        return float(self.missed_by(outside.masked_fill(~rows.free[:, None], 0.0), places).max())
+
+
+def _values(call: AttentionCall, heads: Tensor) -> Float[Tensor, "kv key d_v"]:
+    """Return the values of the chosen heads; with all of them, in order, one per group."""
+    return call.value[0] if _all_of(call, heads) else call.value[0, heads // call.groups]
+
+
+def _all_of(call: AttentionCall, heads: Tensor) -> bool:
+    return torch.equal(heads, torch.arange(call.query.shape[1], device=heads.device))

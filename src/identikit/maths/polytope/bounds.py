@@ -1,0 +1,202 @@
+r"""What is asked of rows, and what is known about it: ends that hold in a row's whole set, with a proof.
+
+For any vector $y$, and $u_m$ the rows of the basis $U$ of the set (see `rows`),
+
+$$c \cdot a' \le y \cdot U^\top a + \varepsilon \|o\|\,\|\Sigma^{-1} y\| + \max_m (c_m - y \cdot u_m)$$
+
+for every $a'$ of the set, where $m$ runs over the visible keys: it holds because $a'$ is a distribution. It is sharp at
+the best $y$, and valid at every other, whatever computed it. So solvers only propose vectors $y$, and `proven_maximum`
+decides.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from identikit.maths.linalg import BYTES
+from identikit.maths.polytope.rows import Rows
+from identikit.shapes import Bool, Float, Int, Tensor
+
+
+class Wanted(NamedTuple):
+    """What is asked of every row: the weights of keys, other quantities $c \\cdot a'$, and the order of strong edges.
+
+    - `keys`: the keys whose weights are bounded; None: none
+    - `objectives`: real numbers $c$, shared by all rows or given for each; None: none
+    - `top`: of how many of the strongest asked edges the order is found
+    """
+
+    keys: Bool[Tensor, "key"] | None = None
+    objectives: Float[Tensor, "*row quantity key"] | None = None
+    top: int = 0
+
+    def all_objectives(self, rows: Rows) -> Float[Tensor, "_ quantity key"]:
+        """Return every $c$ that is asked of rows: the unit vectors of all keys, if any is asked, then the others."""
+        n = rows.attention.shape[1]
+        objectives = rows.attention.new_zeros(1, 0, n) if self.objectives is None else self.objectives
+        objectives = objectives.to(rows.attention)
+        objectives = objectives if objectives.ndim == 3 else objectives[None]
+        if self.keys is None:
+            return objectives
+        unit = torch.eye(n).to(rows.attention).expand(len(objectives), n, n)
+        return torch.cat([unit, objectives], dim=1)
+
+    def of_rows(self, chosen: Tensor) -> "Wanted":
+        """Return what is asked of some rows."""
+        shared = self.objectives is None or self.objectives.ndim == 2
+        return self if shared or self.objectives is None else self._replace(objectives=self.objectives[chosen])
+
+
+class Bounds(NamedTuple):
+    """Proven ends of what was asked of each row, and how far the sharp ends can be from them.
+
+    Quantities are the weights of all keys, if any was asked, then the objectives.
+
+    - `lower`, `upper`: no attention of the row's set has less or more
+    - `gap`: at most how far an end is from what some attention attains; NaN where none is known
+    - `order`: how many of the strongest edges have the same order in all attention, as far as is known; -1 where not
+      even that of the strongest is decided
+    """
+
+    lower: Float[Tensor, "row quantity"]
+    upper: Float[Tensor, "row quantity"]
+    gap: Float[Tensor, "row quantity"]
+    order: Int[Tensor, "row"]
+
+    def columns(self, chosen: slice) -> "Bounds":
+        """Return some of the quantities."""
+        return Bounds(self.lower[:, chosen], self.upper[:, chosen], self.gap[:, chosen], self.order)
+
+
+def unbounded(rows: Rows, wanted: Wanted) -> Bounds:
+    """Return what is known without solving anything: the least and the greatest $c$ of a visible key.
+
+    Where the row is the only attention with its output, both ends are its own.
+    """
+    c = wanted.all_objectives(rows)
+    own = (rows.attention[:, None] @ c.mT)[:, 0]
+    hidden = ~rows.visible[:, None]
+    lower = c.masked_fill(hidden, torch.inf).amin(-1)
+    upper = c.masked_fill(hidden, -torch.inf).amax(-1)
+    fixed = (~rows.free | ~rows.visible.any(-1))[:, None] | (lower == upper)
+    if wanted.keys is not None:  # what is not seen has weight 0
+        fixed[:, : rows.visible.shape[1]] |= ~rows.visible
+    strongest = torch.where(rows.free, -1, rows.visible.sum(-1))
+    gap = torch.where(fixed, 0.0, torch.nan).to(own)
+    return Bounds(torch.where(fixed, own, lower), torch.where(fixed, own, upper), gap, strongest)
+
+
+class Proposed(NamedTuple):
+    """What a solver proposes for each row: dual vectors to prove ends with, and what its vertices attain.
+
+    - `upper`, `lower`: vectors $y$ for the greatest and the least of each quantity
+    - `greatest`, `least`: the quantity at the vertices that were found; `off`: how far these are from the row's set
+    - `ahead`: by how much a key is ahead of each of the strongest keys, where it is greatest itself
+    - `vertices`: the least and the greatest attention of each objective, where that was asked for
+    - `failed`: rows that were given up
+    """
+
+    upper: Float[Tensor, "row quantity rank"]
+    lower: Float[Tensor, "row quantity rank"]
+    greatest: Float[Tensor, "row quantity"]
+    least: Float[Tensor, "row quantity"]
+    off: Float[Tensor, "row"]
+    ahead: Float[Tensor, "row top key"]
+    vertices: Float[Tensor, "row quantity_ 2 key_"]
+    failed: Bool[Tensor, "row"]
+
+    @classmethod
+    def nothing(cls, rows: Rows, wanted: Wanted, *, vertices: bool = False) -> "Proposed":
+        """Return what is proposed before anything is solved: vectors of 0, and the row's own attention."""
+        own = (rows.attention[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
+        count, n = rows.attention.shape
+        zero = own.new_zeros(*own.shape, rows.basis.shape[2])
+        objectives = own.shape[1] - (0 if wanted.keys is None else n)
+        ahead = own.new_full((count, wanted.top, n), -torch.inf)
+        shown = own.new_zeros(count, objectives if vertices else 0, 2, n)
+        failed = torch.zeros_like(rows.free)
+        return cls(zero, zero.clone(), own, own.clone(), own.new_zeros(count), ahead, shown, failed)
+
+
+def proven_bounds(rows: Rows, wanted: Wanted, proposed: Proposed) -> Bounds:
+    """Prove the ends that a solver proposes; what it gave up keeps what holds for any attention."""
+    known = unbounded(rows, wanted)
+    c = wanted.all_objectives(rows)
+    own = (rows.attention[:, None] @ c.mT)[:, 0]
+    upper = proven_maximum(rows, c, proposed.upper).minimum(known.upper)
+    lower = (-proven_maximum(rows, -c, proposed.lower)).maximum(known.lower)
+    gap = torch.maximum((upper - proposed.greatest).abs(), (proposed.least - lower).abs()) + proposed.off[:, None]
+    solved = (known.gap != 0) & ~proposed.failed[:, None]
+    if wanted.keys is not None:
+        n = rows.attention.shape[1]
+        solved[:, :n] &= wanted.keys.to(solved.device)
+    return Bounds(
+        torch.where(solved, lower.minimum(own), known.lower),
+        torch.where(solved, upper.maximum(own), known.upper),
+        torch.where(solved, gap, known.gap),
+        known.order,
+    )
+
+
+def proven_maximum(
+    rows: Rows,
+    objectives: Float[Tensor, "_ quantity key"],
+    y: Float[Tensor, "row quantity rank"],
+    *,
+    epsilon: float = 0.0,
+) -> Float[Tensor, "row quantity"]:
+    r"""Bound the greatest $c \cdot a'$ of each row from above, at the vectors $y$ that are given, in float64.
+
+    `objectives` are the $c$, shared by all rows or given for each. What rounding can have taken from the bound is
+    added: a product $y \cdot u_m$ of k numbers is off by at most $k\,\mathrm{eps}\,\|y\|\,\|u_m\|$, with
+    $\|u_m\| \le 1$, and a weighted mean of n such products by n eps more. A $y$ that is not finite counts as 0.
+    """
+    keys, rank = rows.basis.shape[1:]
+    y = y.double().nan_to_num(0.0, 0.0, 0.0)
+    y[..., 0] = 0.0  # it adds a constant to all products, and would only cost digits
+    margin = 2 * (keys + rank + 8) * torch.finfo(torch.float64).eps
+    hidden = ~rows.visible
+    bound = torch.empty(y.shape[:2], dtype=torch.float64, device=y.device)
+    fits = max(1, BYTES // (16 * max(1, y.shape[1]) * keys))
+    for group, every in rows.by_group():
+        for start in range(every.start, every.stop, fits):
+            some = slice(start, min(every.stop, start + fits))
+            c = objectives if len(objectives) == 1 else objectives[some]
+            scores = y[some] @ rows.basis[group].mT
+            best = (c - scores).masked_fill(hidden[some, None], -torch.inf).amax(-1)
+            level = (scores @ rows.attention[some, :, None])[..., 0]
+            moved = 0.0
+            if epsilon:
+                moved = epsilon * rows.output[some, None] * (y[some] / rows.scale[group]).norm(dim=-1)
+            size = y[some].norm(dim=-1) + moved + c.abs().amax(-1)
+            bound[some] = level + moved + best + margin * size
+    return bound
+
+
+def ordered(rows: Rows, bounds: Bounds, top: int) -> Bounds:
+    """Read from the ends of all keys how many of the strongest edges, up to `top`, are certainly in that order.
+
+    An edge is certainly above another if its lower end is above the other's upper end. It is certainly not if some
+    attention gives the other more than this one can have there.
+    """
+    place = strongest_keys(rows, rows.visible)
+    lower = bounds.lower.gather(1, place)
+    upper = bounds.upper.gather(1, place)
+    attained = upper - bounds.gap.gather(1, place).nan_to_num(1.0)
+    count = torch.zeros_like(bounds.order)
+    certain = torch.ones_like(rows.free)
+    beaten = torch.zeros_like(certain)
+    for at in range(min(top, place.shape[1])):
+        others = upper[:, at + 1 :]
+        reached = attained[:, at + 1 :]
+        above = (lower[:, at, None] >= others).all(-1) & (rows.visible.sum(-1) > at)
+        if at == 0:
+            beaten = (reached > torch.minimum(upper[:, :1], 1 - reached)).any(-1)
+        certain = certain & above
+        count += certain
+    return bounds._replace(order=torch.where((count == 0) & ~beaten, -1, count))
+
+
+def strongest_keys(rows: Rows, asked: Bool[Tensor, "row key"]) -> Int[Tensor, "row key"]:
+    """Return the keys of each row, the strongest asked one first."""
+    return rows.attention.masked_fill(~asked, -1.0).argsort(dim=-1, descending=True, stable=True)

@@ -1,0 +1,115 @@
+"""Results by words instead of pieces, and the difference of two results."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from identikit.errors import InputError
+from identikit.results.axis import Axis
+from identikit.results.source import Held
+from identikit.shapes import Tensor
+
+if TYPE_CHECKING:
+    from identikit.results.result import Result
+
+R = TypeVar("R", bound="Result")
+_WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "sum": lambda part, axis: part.sum(axis),
+    "mean": lambda part, axis: part.mean(axis),
+    "all": lambda part, axis: part.all(axis),
+    "min": lambda part, axis: part.amin(axis),
+}
+
+
+def by_words(result: R) -> R:
+    """Return a result by words instead of pieces; see `Result.words`."""
+    groups = _word_groups(result)
+    declared = {name: result.measures[name].words for name in result.arrays if name in result.measures}
+    ways = {name: how for name, how in declared.items() if how is not None}
+    result.refuse_large(ways)
+    axes = {axis.name: axis for axis in result.axes}
+    for name in dict.fromkeys(name for how in ways.values() for name in how):
+        if not axes[name].single:
+            axes[name] = _word_axis(result, axes[name], groups)
+    arrays = {name: _gathered(result, name, how, groups) for name, how in ways.items()}
+    dims = {name: result.source.dims[name] for name in arrays}
+    about = {**result.about, "tokens": [joined(result.tokens, group) for group in groups], "words": None}
+    kept = tuple(_from_the_start(axes[axis.name]) for axis in result.axes)
+    return replace(result, axes=kept, source=Held(arrays, dims), about=about)
+
+
+def _word_groups(result: "Result") -> list[list[int]]:
+    """Return the pieces of each word of a result's text, or say why there are none."""
+    if all(declared.words is None for declared in result.measures.values()):
+        raise InputError(f"{result.a_kind.capitalize()} has no tokens to gather into words.")
+    if result.about.get("words", ()) is None:
+        raise InputError(f"This {result.kind} result is by words already.")
+    spans = result.about.get("words")
+    if not spans:
+        raise InputError(
+            f"Gathering {result.a_kind} into words: its tokens are not aligned with words. Pass a text instead of "
+            "token ids, and use a tokenizer that keeps offsets (a fast one)."
+        )
+    return word_groups(len(result.tokens), spans)
+
+
+def _word_axis(result: "Result", axis: Axis, groups: Sequence[Sequence[int]]) -> Axis:
+    if axis.tokens != result.tokens:
+        raise InputError(f"Gathering {result.a_kind} into words: call words() before selecting some {axis.plural}.")
+    return Axis(axis.name, tuple(range(len(groups))), tuple(joined(result.tokens, group) for group in groups))
+
+
+def _from_the_start(axis: Axis) -> Axis:
+    """Return an axis of arrays that hold nothing else."""
+    return replace(axis, places=tuple(range(len(axis))))
+
+
+def _gathered(result: "Result", name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
+    array = result.read(name)
+    for place, axis in enumerate(map(result.axis, result.source.dims[name])):
+        if axis.name in ways and not axis.single:
+            gather = _WAYS[ways[axis.name]]
+            before = (slice(None),) * place
+            array = torch.stack([gather(array[(*before, list(group))], place) for group in groups], place)
+    return array
+
+
+def difference(one: R, other: R) -> R:
+    """Return a result minus another of the same kind; see `Result.__sub__`."""
+    for mine, theirs in zip(one.axes, other.axes, strict=True):
+        if (mine.values, mine.tokens, mine.single) != (theirs.values, theirs.tokens, theirs.single):
+            raise InputError(
+                f"Subtracting {one.kind} results: they differ on the {mine.name} axis ({mine.summary()} against "
+                f"{theirs.summary()}). Select the same parts, of the same tokens."
+            )
+    names = [name for name in one.arrays if name in other.arrays]
+    one.refuse_large(names)
+    arrays = {}
+    for name in names:
+        first = one.read(name)
+        second = other.read(name).to(first.device)
+        dtype = torch.float64 if first.is_floating_point() else torch.long
+        arrays[name] = first.to(dtype) - second.to(dtype)
+    dims = {name: one.source.dims[name] for name in names}
+    axes = tuple(_from_the_start(axis) for axis in one.axes)
+    return replace(one, axes=axes, source=Held(arrays, dims), about={**one.about, "minus": other.model_name})
+
+
+def word_groups(n: int, spans: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the pieces of each word in order; a token that belongs to no word stands alone."""
+    stops = {span[0]: span[1] for span in spans}
+    groups = []
+    place = 0
+    while place < n:
+        stop = stops.get(place, place + 1)
+        groups.append(list(range(place, stop)))
+        place = stop
+    return groups
+
+
+def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
+    """Return a word out of its pieces."""
+    first, *rest = (tokens[place] for place in group)
+    return "".join([first, *(piece.removeprefix("##") for piece in rest)])
