@@ -31,7 +31,7 @@ GROUPS = ("special", "first", "cls", "sep", "punctuation")
 separates or closes it; period and comma."""
 
 READ = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undecided")
-"""What is summed over rows; `runs.columns` says what each is."""
+"""What is summed over rows; `tables` says what each is."""
 
 WEIGHTS = ("raw", "effective", "lower", "upper")
 

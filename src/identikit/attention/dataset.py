@@ -9,12 +9,13 @@ import torch
 from identikit.attention import certainty
 from identikit.attention.effective import Options, attend
 from identikit.attention.result import EffectiveAttention
+from identikit.attention.tables import ATTENTION
 from identikit.attention.token_types import TypeAverages, type_sums
 from identikit.checks import random_seed
 from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
-from identikit.runs.columns import ATTENTION, texts_table
+from identikit.results.table import texts_table
 from identikit.runs.run import Block, Run, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
@@ -115,7 +116,7 @@ def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions)
 def attention_tables(
     model: Model, texts: Iterable[Text], run: Run, options: AttentionOptions
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset into a run's folder; `runs.columns.ATTENTION` describes them.
+    """Compute the tables of a dataset into a run's folder; `tables.ATTENTION` describes them.
 
     All layers and heads are read; layers, heads and texts count from 0.
     """

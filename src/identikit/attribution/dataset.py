@@ -10,11 +10,12 @@ import torch
 from identikit.attribution.attribute import attribute, mixing
 from identikit.attribution.plan import Options, estimate
 from identikit.attribution.result import TokenAttribution
+from identikit.attribution.tables import ATTRIBUTION
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress
-from identikit.runs.columns import ATTRIBUTION, texts_table
+from identikit.results.table import texts_table
 from identikit.runs.run import Block, Run, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
@@ -83,7 +84,7 @@ def encoded_texts(model: Model, texts: list[Text], options: AttributionOptions) 
 def attribution_tables(
     model: Model, texts: Iterable[Text], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset into a run's folder; `runs.columns.ATTRIBUTION` describes them.
+    """Compute the tables of a dataset into a run's folder; `tables.ATTRIBUTION` describes them.
 
     All layers and tokens are read; layers, positions and texts count from 0. With a `tagger`, own contributions are
     also given by tag.

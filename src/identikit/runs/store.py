@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from identikit.errors import InputError
 from identikit.results.sealed import Damaged, Sealed, seal, seal_json, seal_record, unseal, unseal_json, unseal_record
-from identikit.runs.columns import Table, data_dictionary
+from identikit.results.table import Table, data_dictionary
 from identikit.runs.lock import LOCK, FolderLock
 from identikit.shapes import Tensor
 

@@ -8,7 +8,7 @@ from identikit.checks import known
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress, silent
-from identikit.runs.columns import INVERSION, TOKENS, texts_table
+from identikit.results.table import texts_table
 from identikit.runs.run import Block, Run, blocks_of, plain_row, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
@@ -21,6 +21,7 @@ from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
 from identikit.tokens.search import Found
 from identikit.tokens.states import HiddenStates, hidden_states
+from identikit.tokens.tables import INVERSION, TOKENS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -83,7 +84,7 @@ def identifiability_rates(model: Model, texts: list[Text], run: Run, options: Id
 def identifiability_tables(
     model: Model, texts: Iterable[Text], run: Run, options: IdentifiabilityOptions
 ) -> dict[str, "DataFrame"]:
-    """Run an experiment over a dataset into a run's folder; `runs.columns.TOKENS` describes its tables.
+    """Run an experiment over a dataset into a run's folder; `tables.TOKENS` describes its tables.
 
     Layers, folds and texts count from 0.
     """
@@ -153,7 +154,7 @@ class InversionJob:
 def inversion_tables(
     model: Model, texts: Iterable[Text], run: Run, options: InversionOptions
 ) -> dict[str, "DataFrame"]:
-    """Invert every token of a dataset into a run's folder; `runs.columns.INVERSION` describes the tables.
+    """Invert every token of a dataset into a run's folder; `tables.INVERSION` describes the tables.
 
     Layers, positions and texts count from 0.
     """
