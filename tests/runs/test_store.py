@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +15,15 @@ from identikit.progress import Progress, silent
 from identikit.results.sealed import Damaged, seal, seal_json, unseal, unseal_json, unseal_record
 from identikit.runs import run as runs
 from identikit.runs.lock import LOCK
-from identikit.runs.run import BLOCK_TEXTS, Run, blocks_of
+from identikit.runs.run import BLOCK_TEXTS, Run, Stored, blocks_of
 from identikit.runs.store import ERROR, MANIFEST, Store
 from tests.models import tiny
 
 TEXTS = [f"text {i}" for i in range(2 * BLOCK_TEXTS + 5)]
 LENGTHS = [len(text) for text in TEXTS]
+
+
+STORED = {"tokens": Stored("text"), "mean": Stored(real=True)}
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,7 @@ class Count:
     refuse: str = ""
     shift: float = 0.0
     what = "characters"
-    names = frozenset(["tokens", "mean"])
-    measured = frozenset({"mean"})
-    undefined = frozenset[str]()
-
-    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
-        return {"tokens": len(lengths)}
+    stored = STORED
 
     def cost(self, length: int) -> float:
         return float(length)
@@ -100,12 +97,18 @@ def test_a_shard_that_is_damaged_or_holds_something_else_is_computed_again(tmp_p
     assert len(shards) == 3
     about = unseal(shards[0].read_bytes()).about
     tokens = torch.tensor(LENGTHS[:BLOCK_TEXTS])
+    mean = torch.ones(())
     wrong = {
         "its content does not have its SHA-256": shards[0].read_bytes()[:-1] + b"\0",
         "it is not a sealed safetensors file": b"junk",
-        "'tokens' is missing": seal({"0/mean": torch.ones(())}, about),
-        r"'tokens' has the shape \[31\], and 32 rows are expected": seal({"0/tokens": tokens[1:]}, about),
-        "some numbers of 'mean' are not finite": seal({"0/tokens": tokens, "0/mean": torch.tensor(torch.nan)}, about),
+        "'tokens' is missing": seal({"0/mean": mean}, about),
+        "'mean' is missing": seal({"0/tokens": tokens}, about),
+        "'tag' is not expected": seal({"0/tokens": tokens, "0/mean": mean, "0/tag": mean}, about),
+        "'mean' is stored as torch.int64": seal({"0/tokens": tokens, "0/mean": mean.long()}, about),
+        r"'tokens' has the shape \[31\], and 32 rows are expected": seal(
+            {"0/tokens": tokens[1:], "0/mean": mean}, about
+        ),
+        "'mean' has numbers that are not finite": seal({"0/tokens": tokens, "0/mean": mean * torch.nan}, about),
         "it holds other texts": seal({"0/tokens": tokens}, about | {"blocks": {"0": "of other texts"}}),
         "it holds no block": seal({"0/tokens": tokens}, {}),
     }
@@ -118,7 +121,7 @@ def test_a_shard_that_is_damaged_or_holds_something_else_is_computed_again(tmp_p
 
 
 def test_numbers_that_are_not_finite_are_never_kept(tmp_path: Path):
-    with pytest.raises(InputError, match="Computing texts 0 to 31: some numbers of 'mean' are not finite"):
+    with pytest.raises(InputError, match="Computing texts 0 to 31: 'mean' has numbers that are not finite"):
         counted(tmp_path / "run", Count(shift=torch.nan))
     assert not (tmp_path / "run").exists()
 

@@ -39,10 +39,6 @@ Place = tuple[int, int, int]
 _UNLIMITED = Bounding("exact", seconds=math.inf)  # the caller has chosen how many rows
 
 
-NUMBERS = ("row_sums", "group_sums", "value_size", "group_keys")
-"""What `certainty` returns of each text."""
-
-
 def checked_rows(rows: Any) -> int | str:
     """Return how many rows per text are asked for, or raise."""
     with suppress(InputError):

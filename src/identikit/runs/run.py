@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -34,6 +34,28 @@ _DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 Numbers = dict[str, Tensor]
 
 
+class Stored(NamedTuple):
+    """What a stored tensor holds: a row `per` text or token, or any number of rows if that is None.
+
+    The numbers are `real`, or else whole ones, or yes and no; real ones may be `undefined` (NaN).
+    """
+
+    per: Literal["text", "token"] | None = None
+    real: bool = False
+    undefined: bool = False
+
+    def flaw(self, tensor: Tensor, lengths: Sequence[int]) -> str | None:
+        """Say what is wrong with the tensor of a block of texts of these lengths, if anything is."""
+        rows = {"text": len(lengths), "token": sum(lengths)}.get(self.per or "")
+        if rows is not None and (tensor.ndim == 0 or len(tensor) != rows):
+            return f"has the shape {list(tensor.shape)}, and {rows} rows are expected"
+        if tensor.dtype not in _DTYPES or tensor.is_floating_point() != self.real:
+            return f"is stored as {tensor.dtype}"
+        if self.real and not self.undefined and not tensor.isfinite().all():
+            return "has numbers that are not finite"
+        return None
+
+
 @runtime_checkable
 class BlockJob(Job, Protocol):
     """What is computed for each block: `compute` is given a list of texts, and returns named tensors."""
@@ -43,23 +65,12 @@ class BlockJob(Job, Protocol):
         """What is counted, for showing progress."""
         ...
 
-    def rows(self, lengths: Sequence[int]) -> Mapping[str, int]:
-        """Return how many rows each tensor has for texts of these lengths; the others may have any number."""
-        ...
-
     @property
-    def names(self) -> frozenset[str]:
-        """The tensors there can be, beside those of tags."""
-        ...
+    def stored(self) -> Mapping[str, Stored]:
+        """What each tensor holds, by name.
 
-    @property
-    def measured(self) -> frozenset[str]:
-        """The tensors of real numbers; all others hold whole ones, or yes and no."""
-        ...
-
-    @property
-    def undefined(self) -> frozenset[str]:
-        """The tensors in which some numbers may be undefined (NaN)."""
+        A name that ends with `*` stands for any number of tensors whose names begin so; all others have to be there.
+        """
         ...
 
     def cost(self, length: int) -> float:
@@ -298,18 +309,22 @@ def held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> lis
 
 def flaw(job: BlockJob, block: Block, numbers: Numbers) -> str | None:
     """Say what is wrong with the numbers of a block, if anything is: missing tensors, rows, or undefined numbers."""
-    for name, rows in job.rows(block.lengths).items():
-        if name not in numbers:
+    for name in job.stored:
+        if name not in numbers and not name.endswith("*"):
             return f"{name!r} is missing"
-        if numbers[name].ndim == 0 or len(numbers[name]) != rows:
-            return f"{name!r} has the shape {list(numbers[name].shape)}, and {rows} rows are expected"
     for name, tensor in numbers.items():
-        if name not in job.names and not name.startswith("tag "):
+        stored = _declared(job, name)
+        if stored is None:
             return f"{name!r} is not expected"
-        if tensor.dtype not in _DTYPES or tensor.is_floating_point() != (name in job.measured):
-            return f"{name!r} is stored as {tensor.dtype}"
-        if tensor.is_floating_point() and name not in job.undefined and not tensor.isfinite().all():
-            return f"some numbers of {name!r} are not finite"
+        if why := stored.flaw(tensor, block.lengths):
+            return f"{name!r} {why}"
+    return None
+
+
+def _declared(job: BlockJob, name: str) -> Stored | None:
+    for declared, stored in job.stored.items():
+        if declared == name or (declared.endswith("*") and name.startswith(declared[:-1])):
+            return stored
     return None
 
 

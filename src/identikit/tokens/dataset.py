@@ -1,6 +1,6 @@
 """Token identifiability and inversion over a dataset, as tidy tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress, silent
 from identikit.results.table import texts_table
-from identikit.runs.run import Block, Run, blocks_of, plain_row, restored_row
+from identikit.runs.run import Block, Run, Stored, blocks_of, plain_row, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
@@ -19,7 +19,6 @@ from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.invert import Inversion, Options, judged, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
-from identikit.tokens.search import Found
 from identikit.tokens.states import HiddenStates, hidden_states
 from identikit.tokens.tables import INVERSION, TOKENS
 
@@ -108,20 +107,25 @@ class InversionOptions(Options):
     max_tokens: int | None = None
 
 
+_STORED = {  # rows are layers and noises
+    "recovered": Stored(),
+    "winner": Stored(),
+    "runner_up": Stored(),
+    "margin": Stored(real=True),
+    "winner_distance": Stored(real=True),
+    "runner_up_distance": Stored(real=True),
+    "own_distance": Stored(real=True),
+}
+
+
 @dataclass(frozen=True)
 class InversionJob:
     """Inverts every token of one text, in all layers and with all noises in one pass over the vocabulary."""
 
     options: InversionOptions
     what = "inversion, tokens"
-    names = frozenset(["recovered", "margin", *Found._fields])
-    measured = frozenset({"margin", "winner_distance", "runner_up_distance", "own_distance"})
-    undefined = frozenset[str]()
+    stored = _STORED
     _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
-
-    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
-        """Leave all shapes open: rows are layers and noises."""
-        return {}
 
     def cost(self, length: int) -> float:
         """Return the number of tokens, each of which is sought in the whole vocabulary."""
