@@ -6,15 +6,16 @@ words agree if they are equal, and a missing value agrees with a missing value.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from identikit.errors import InputError
+from identikit.results.files import plain
 from identikit.results.result import Result, open_result
 from identikit.runs.inspect import is_run, open_run
-from identikit.runs.store import COLUMNS, Store, leaves, opened
+from identikit.runs.store import COLUMNS, Store, opened, unequal
 from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
@@ -63,10 +64,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, as JSON can hold it."""
-        return asdict(self) | {
-            "equal": self.equal,
-            "differences": [difference._asdict() for difference in self.differences],
-        }
+        differences = [difference._asdict() for difference in self.differences]
+        return plain(asdict(self) | {"equal": self.equal, "differences": differences})
 
     def words(self) -> list[str]:
         """Say what differs, in a line each."""
@@ -105,8 +104,8 @@ class Comparison:
                 rows=int(differ.sum()),
                 by=most if most < math.inf else None,
                 where=_place(pairs.iloc[row], keys),
-                one=_as_json(one.iloc[row]),
-                other=_as_json(other.iloc[row]),
+                one=_value(one.iloc[row]),
+                other=_value(other.iloc[row]),
             )
         )
 
@@ -131,21 +130,14 @@ def _has_result(folder: str) -> bool:
     return files.exists(f"{path}/result.json")
 
 
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> _Pairs:
-    first = dict(leaves(one))
-    second = dict(leaves(other))
-    names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
-
-
 # Tables of runs
 
 
 def _compare_runs(one: str, other: str, comparison: Comparison) -> None:
     store, recorded = open_run(one)
     other_store, other_recorded = open_run(other)
-    comparison.settings = _unequal(store.settings, other_store.settings)
-    for name, values in _unequal(recorded, other_recorded).items():
+    comparison.settings = unequal(store.settings, other_store.settings)
+    for name, values in unequal(recorded, other_recorded).items():
         if name.startswith(("versions", "device")):
             comparison.recorded[name] = values
     tables = _tables(one)
@@ -254,16 +246,13 @@ def _distance(one: "Series", other: "Series") -> "Series":
 
 
 def _place(row: "Series", keys: Sequence[str]) -> str:
-    return ", ".join(f"{key} {_as_json(row[key])}" for key in keys)
+    return ", ".join(f"{key} {_value(row[key])}" for key in keys)
 
 
-def _as_json(value: Any) -> str | int | float | bool | None:
-    """Return the value of a cell as JSON can hold it."""
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float):
-        return None if math.isnan(value) else value
-    return value if isinstance(value, str | int | bool) else None
+def _value(cell: Any) -> str | int | float | None:
+    """Return the value of a cell, or None if it is missing."""
+    value = cell.item() if hasattr(cell, "item") else cell
+    return value if isinstance(value, str | int | float) and value == value else None
 
 
 # Arrays of saved results
@@ -273,8 +262,8 @@ def _compare_results(one: Result, other: Result, comparison: Comparison) -> None
     first = asdict(one.provenance) | {"kind": one.kind}
     second = asdict(other.provenance) | {"kind": other.kind}
     for name in ("versions", "device"):
-        comparison.recorded |= _unequal({name: first.pop(name)}, {name: second.pop(name)})
-    comparison.settings = _unequal(first, second)
+        comparison.recorded |= unequal({name: first.pop(name)}, {name: second.pop(name)})
+    comparison.settings = unequal(first, second)
     dims = one.source.dims
     for name in sorted({*dims} ^ {*other.source.dims}):
         comparison.other.append(f"{name} is only in one of the two")

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from identikit.errors import InputError
-from identikit.results.sealed import Damaged, Sealed
-from identikit.runs.lock import FolderLock, owner_words
+from identikit.results.files import Damaged, Sealed
+from identikit.runs.lock import FolderLock, Owner
 from identikit.runs.run import PART, part_folder, shard_files
 from identikit.runs.store import CHECKSUMS, COMPUTED, ERROR, MANIFEST, PART_FOLDER, PLAN, Store, leaves, opened
 
@@ -52,7 +52,7 @@ class State:
     seconds: float
     sealed: int
     damaged: dict[str, str]
-    writer: dict[str, Any] | None
+    writer: Owner | None
     error: dict[str, Any] | None
     complete: bool
 
@@ -260,7 +260,7 @@ def state_line(one: State) -> str:
     told = "complete" if one.complete else "not complete"
     amount = "" if not one.done and not one.missing else f", {_amount(one)}"
     wrong = "".join(f"; {file} is damaged" for file in one.damaged)
-    writing = "" if one.writer is None else f"; {owner_words(one.writer)} is writing to it"
+    writing = "" if one.writer is None else f"; {one.writer.words()} is writing to it"
     failed = "" if one.error is None else f"; ended with an error: {one.error['error']}"
     return f"{told}{amount}{wrong}{writing}{failed}"
 
@@ -323,7 +323,7 @@ def _trouble(one: State) -> Iterator[str]:
 
 def _ending(one: State) -> str:
     if one.writer is not None:
-        return f"Now: {owner_words(one.writer)} is writing to it."
+        return f"Now: {one.writer.words()} is writing to it."
     if one.complete:
         return (
             "Complete: nothing is left to compute." if "shard" in one.settings else "Complete: all results are written."

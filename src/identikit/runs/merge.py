@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from identikit.errors import InputError
 from identikit.runs.command import Noted, noted
 from identikit.runs.inspect import State, absent_parts, listed, parts_of, state
-from identikit.runs.lock import owner_words
 from identikit.runs.run import PART, shard_files
-from identikit.runs.store import Store, leaves
+from identikit.runs.store import Store, unequal
 
 _HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
 
@@ -49,7 +48,7 @@ def _all_parts(folder: str) -> list[str]:
 
 def _check_complete(folder: str, part: State) -> None:
     if part.writer is not None:
-        raise InputError(f"Cannot merge {folder}: {owner_words(part.writer)} is writing to {part.folder}. Wait for it.")
+        raise InputError(f"Cannot merge {folder}: {part.writer.words()} is writing to {part.folder}. Wait for it.")
     for file, why in part.damaged.items():
         raise InputError(
             f"Cannot merge {folder}: {part.folder}/{file} is damaged ({why}). `identikit resume {part.folder}` "
@@ -68,12 +67,11 @@ def _check_same(folder: str, first: State, part: State) -> None:
             f"Cannot merge {folder}: {part.folder} holds shard {part.settings.get('shard')}. Rename it, or compute its "
             "own shard."
         )
-    before, now = ({**dict(leaves(one.settings)), "shard": None} for one in (first, part))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
+    for key, (value, other) in unequal(first.settings, part.settings).items():
+        if key != "shard":
             raise InputError(
-                f"Cannot merge {folder}: its shards are of different runs; {key} is {before.get(key)!r} in "
-                f"{first.folder}, and {now.get(key)!r} in {part.folder}. Compute all with the same settings."
+                f"Cannot merge {folder}: its shards are of different runs; {key} is {value!r} in {first.folder}, and "
+                f"{other!r} in {part.folder}. Compute all with the same settings."
             )
 
 

@@ -18,8 +18,8 @@ import torch
 from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
+from identikit.results.files import Damaged
 from identikit.results.provenance import text_hash
-from identikit.results.sealed import Damaged
 from identikit.runs.engines import Engine, Job, Local, Task
 from identikit.runs.store import Store
 from identikit.shapes import Tensor
