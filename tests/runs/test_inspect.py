@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from identikit.errors import InputError
-from identikit.runs.command import note, noted
+from identikit.runs.command import note, noted_command
 from identikit.runs.inspect import absent_parts, inputs_of, listed, open_run, parts_of, state, state_words
 from identikit.runs.lock import NOTE, FolderLock
 from identikit.runs.store import Store
@@ -119,7 +119,7 @@ def test_a_command_is_noted_as_it_was_given(tmp_path: Path, monkeypatch: pytest.
     store = Store("run/shard-0001-of-0002", {})
     note(store, "attention", {"data": "texts.txt", "out": "run", "shard": "1/2", "as_json": True})
     monkeypatch.chdir(tmp_path / "run" / "shard-0001-of-0002")
-    found = noted(".")
+    found = noted_command(".")
     assert found.arguments == {"data": "texts.txt", "out": str(tmp_path / "run"), "shard": "1/2"}
     with found.there():
         assert Path.cwd() == tmp_path

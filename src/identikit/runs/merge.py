@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from identikit.errors import InputError
-from identikit.runs.command import Noted, noted
+from identikit.runs.command import NotedCommand, noted_command
 from identikit.runs.inspect import State, absent_parts, listed, parts_of, state
 from identikit.runs.run import PART, shard_files
 from identikit.runs.store import Store, unequal
@@ -11,7 +11,7 @@ from identikit.runs.store import Store, unequal
 _HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
 
 
-def merge(folder: str) -> Noted:
+def merge(folder: str) -> NotedCommand:
     """Copy what the shards in a folder hold into the folder itself, and return the command that makes the tables.
 
     Shards that are missing, not complete, damaged or of different runs are refused. Stopped at any moment, it can be
@@ -23,7 +23,7 @@ def merge(folder: str) -> Noted:
         _check_same(folder, parts[0], part)
     settings = {name: value for name, value in parts[0].settings.items() if name != "shard"}
     recorded = parts[0].recorded | {"shards": {str(part.settings["shard"]): part.recorded for part in parts}}
-    command = noted(parts[0].folder)
+    command = noted_command(parts[0].folder)
     _copy(Store(folder, settings, recorded), _sources(folder, parts))
     return command._replace(arguments=command.arguments | _HERE)
 
