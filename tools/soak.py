@@ -109,7 +109,7 @@ def is_worker(process: int) -> bool:
         words = Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
-    return words.startswith(b"ray::Worker") or b"multiprocessing.spawn" in words
+    return words.startswith(b"ray::RunWorker") or b"multiprocessing.spawn" in words
 
 
 def wait_until_gone(place: Path, seconds: float = 180.0) -> None:

@@ -2,9 +2,9 @@
 
 import fcntl
 import json
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -43,19 +43,17 @@ def elsewhere(tmp_path: Path) -> Iterator[str]:
     Elsewhere.clear_instance_cache()
 
 
+def refused(folder: Path) -> bool:
+    with pytest.raises(InputError, match=HELD), Store(folder, {}):
+        pass
+    return True
+
+
 def test_two_stores_of_one_process(tmp_path: Path):
     with Store(tmp_path / "run", {}) as first:
-        refused: list[str] = []
-
-        def second() -> None:
-            with pytest.raises(InputError, match=HELD) as caught, Store(tmp_path / "run", {}):
-                pass
-            refused.append(str(caught.value))
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-        assert len(refused) == 1
+        assert refused(tmp_path / "run")
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(refused, tmp_path / "run").result()
         first.write("one", b"1")
         with first:  # the owner may enter again
             first.write("two", b"2")

@@ -10,7 +10,7 @@ from identikit.errors import IdentikitError, InputError
 
 if TYPE_CHECKING:
     from identikit.runs.command import NotedCommand
-    from identikit.runs.inspect import State
+    from identikit.runs.inspect import RunState
 
 FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as --out named it.")]
 _RESUMED = ("attention", "attribution", "tokens", "reproduce")
@@ -36,7 +36,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     whole = state(folder) if is_run(folder) else None
     if whole is None and not parts:
         open_run(folder)  # it says why it is none
-    nested: dict[str, State | str] = {}  # what each holds, or why that is not known
+    nested: dict[str, RunState | str] = {}  # what each holds, or why that is not known
     for place in (*parts.values(), *inputs_of(folder)):
         name = place.removeprefix(f"{folder.rstrip('/')}/")
         try:

@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from identikit.errors import InputError
-from identikit.results.files import plain
+from identikit.results.files import ABOUT, plain
 from identikit.results.result import Result, open_result
 from identikit.runs.inspect import is_run, open_run
 from identikit.runs.store import COLUMNS, Store, opened, unequal
@@ -127,7 +127,7 @@ def compare(one: str, other: str, tolerance: float) -> Comparison:
 
 def _has_result(folder: str) -> bool:
     files, path = opened(folder)
-    return files.exists(f"{path}/result.json")
+    return files.exists(f"{path}/{ABOUT}")
 
 
 # Tables of runs

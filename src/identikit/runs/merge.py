@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from identikit.errors import InputError
 from identikit.runs.command import NotedCommand, noted_command
-from identikit.runs.inspect import State, absent_parts, listed, parts_of, state
+from identikit.runs.inspect import RunState, absent_parts, listed, parts_of, state
 from identikit.runs.run import PART, shard_files
 from identikit.runs.store import Store, unequal
 
-_HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
+_MERGED_HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
 
 
 def merge(folder: str) -> NotedCommand:
@@ -25,7 +25,7 @@ def merge(folder: str) -> NotedCommand:
     recorded = parts[0].recorded | {"shards": {str(part.settings["shard"]): part.recorded for part in parts}}
     command = noted_command(parts[0].folder)
     _copy(Store(folder, settings, recorded), _sources(folder, parts))
-    return command._replace(arguments=command.arguments | _HERE)
+    return command._replace(arguments=command.arguments | _MERGED_HERE)
 
 
 def _all_parts(folder: str) -> list[str]:
@@ -46,7 +46,7 @@ def _all_parts(folder: str) -> list[str]:
     return list(parts.values())
 
 
-def _check_complete(folder: str, part: State) -> None:
+def _check_complete(folder: str, part: RunState) -> None:
     if part.writer is not None:
         raise InputError(f"Cannot merge {folder}: {part.writer.words()} is writing to {part.folder}. Wait for it.")
     for file, why in part.damaged.items():
@@ -60,9 +60,9 @@ def _check_complete(folder: str, part: State) -> None:
         )
 
 
-def _check_same(folder: str, first: State, part: State) -> None:
-    named = part.folder.rpartition("/")[2].split("-")
-    if part.settings.get("shard") != f"{int(named[1])}/{int(named[3])}":
+def _check_same(folder: str, first: RunState, part: RunState) -> None:
+    _, index, _, count = part.folder.rpartition("/")[2].split("-")
+    if part.settings.get("shard") != f"{int(index)}/{int(count)}":
         raise InputError(
             f"Cannot merge {folder}: {part.folder} holds shard {part.settings.get('shard')}. Rename it, or compute its "
             "own shard."
@@ -75,9 +75,9 @@ def _check_same(folder: str, first: State, part: State) -> None:
             )
 
 
-def _sources(folder: str, parts: list[State]) -> dict[str, Store]:
+def _sources(folder: str, parts: list[RunState]) -> dict[str, Store]:
     """Return the files to copy, each with its shard; no block and no part is there twice."""
-    found: dict[str, Store] = {}
+    sources: dict[str, Store] = {}
     done: dict[int | str, str] = {}
     for part in parts:
         for piece in part.done:
@@ -88,8 +88,8 @@ def _sources(folder: str, parts: list[State]) -> dict[str, Store]:
                 )
             done[piece] = part.folder
         store = Store(part.folder, part.settings)
-        found |= dict.fromkeys(_results(store), store)
-    return found
+        sources |= dict.fromkeys(_results(store), store)
+    return sources
 
 
 def _results(store: Store) -> list[str]:
