@@ -16,7 +16,7 @@ from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.runs.run import Block, Run, Stored, blocks_of
+from identikit.runs.run import Run, Stored, TextBlock, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
@@ -112,7 +112,7 @@ class AttentionJob:
         return {**_readings(result, options.mass), **bounded, "type_sums": sums, "type_texts": (number > 0).double()}
 
 
-def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions) -> list[Block]:
+def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions) -> list[TextBlock]:
     """Return texts as the blocks that are read together."""
     read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     return blocks_of(texts, [len(one) for one in read])

@@ -16,7 +16,7 @@ from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.runs.run import Block, Run, Stored, blocks_of
+from identikit.runs.run import Run, Stored, TextBlock, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import Encoded, Text
@@ -106,7 +106,7 @@ def attribution_statistics(
     blocks = blocks_of(texts, [len(one) for one in encoded])
     job = AttributionJob(options, tagger)
 
-    def before(missing: list[Block]) -> None:
+    def before(missing: list[TextBlock]) -> None:
         expected = estimate(model, [length for block in missing for length in block.lengths], options.request(model))
         if expected.said:
             warnings.warn(expected.words(), stacklevel=5)

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from identikit.attention.intervals import Bounding, bounds_of, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.polytope.exact import FEW
 from identikit.progress import Progress, silent
+from identikit.results.files import tensor_file
 from identikit.shapes import Float, Int, Tensor
 
 SECONDS = 20.0  # how long `explain` bounds rows
@@ -49,7 +50,7 @@ class Sample(NamedTuple):
     def to_bytes(self) -> bytes:
         """Return it as the content of a safetensors file."""
         named = self._replace(rows=torch.tensor(self.rows))._asdict()  # pyright: ignore[reportArgumentType]
-        return save({name: tensor.contiguous() for name, tensor in named.items()})
+        return tensor_file(named)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Sample":

@@ -35,7 +35,7 @@ from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis
-from identikit.results.folders import Files
+from identikit.results.files import Files
 from identikit.results.result import Held, Result, result_of
 from identikit.shapes import Tensor
 from identikit.texts.data import sample_text, sample_texts

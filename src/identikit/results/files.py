@@ -43,8 +43,8 @@ class Damaged(Exception):  # noqa: N818 - says what a file is; whoever reads it 
 
 
 def partial_name(name: str) -> str:
-    """Return a name for a file while it is being written; no two are equal."""
-    return f".{name}.{uuid4().hex}.partial"
+    """Return a name for a file while it is being written; no two are equal, and none is too long."""
+    return f".{name[:40]}.{uuid4().hex}.partial"
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -90,6 +90,12 @@ def write_through(files: "AbstractFileSystem", path: str, content: bytes) -> Non
         with suppress(OSError):
             files.rm(partial)
         raise
+
+
+def read_through(files: "AbstractFileSystem", path: str) -> bytes:
+    """Return the content of a file of any file system."""
+    content = files.cat_file(path)
+    return content if isinstance(content, bytes) else content.encode()
 
 
 @contextmanager

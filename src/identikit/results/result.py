@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload, ru
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from identikit.checks import function, shortened
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index
-from identikit.results.folders import Files, described, description_of, read_folder, write_folder
+from identikit.results.files import (
+    Files,
+    described,
+    description_of,
+    plain,
+    read_folder,
+    tensor_file,
+    write_folder,
+)
 from identikit.results.provenance import Provenance
 from identikit.shapes import Tensor
 from identikit.texts.text import shown
@@ -279,10 +287,7 @@ class Result(ABC):
 
     def _files(self) -> Files:
         """Return the files that hold the arrays, and what a class adds to them."""
-        arrays = self._checked(self.source.dims)
-        # The format refuses tensors that share memory, so each is written from a copy of its own.
-        copies = {name: array.cpu().clone(memory_format=torch.contiguous_format) for name, array in arrays.items()}
-        return {_ARRAYS: save(copies)}
+        return {_ARRAYS: tensor_file(self._checked(self.source.dims))}
 
     @classmethod
     def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
@@ -480,15 +485,6 @@ _WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
 def _numpy(array: Tensor) -> Any:
     array = array.detach().cpu()
     return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON holds it, with None in place of NaN and infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _tupled(value: Any) -> Any:

@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from identikit.errors import InputError
-from identikit.results.files import ABOUT, plain
+from identikit.results.files import ABOUT, plain, read_through
 from identikit.results.result import Result, open_result
 from identikit.runs.inspect import is_run, open_run
 from identikit.runs.store import COLUMNS, Store, opened, unequal
@@ -179,7 +179,7 @@ def _frame(folder: str, name: str) -> "DataFrame":
 
     files, path = opened(folder)
     try:
-        return pd.read_parquet(BytesIO(files.cat_file(f"{path}/{name}.parquet")))
+        return pd.read_parquet(BytesIO(read_through(files, f"{path}/{name}.parquet")))
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0][:80].rstrip(".")
         raise InputError(

@@ -82,7 +82,7 @@ class BlockJob(RunJob, Protocol):
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """A range of texts that are read together."""
 
     number: int
@@ -100,7 +100,7 @@ class Block:
         return sum(self.lengths)
 
 
-def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = None) -> list[Block]:
+def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = None) -> list[TextBlock]:
     """Cut texts into blocks of at most `most` texts (`BLOCK_TEXTS`) and, if they are several, `BLOCK_TOKENS` tokens."""
     most = most or BLOCK_TEXTS
     cuts = [0]
@@ -112,7 +112,7 @@ def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = 
         tokens += length
     ends = [*cuts[1:], len(texts)]
     return [
-        Block(number, tuple(texts[first:last]), tuple(lengths[first:last]))
+        TextBlock(number, tuple(texts[first:last]), tuple(lengths[first:last]))
         for number, (first, last) in enumerate(zip(cuts, ends, strict=True))
     ]
 
@@ -146,9 +146,9 @@ class Run:
         self,
         model: Model,
         job: BlockJob,
-        blocks: Sequence[Block],
+        blocks: Sequence[TextBlock],
         *,
-        before: Callable[[list[Block]], None] = lambda missing: None,
+        before: Callable[[list[TextBlock]], None] = lambda missing: None,
     ) -> list[Numbers]:
         """Return what a job computes for each block; what the store holds is not computed again.
 
@@ -229,7 +229,7 @@ class _OfBlock:
 
     job: BlockJob
 
-    def compute(self, model: Model, task: Block, told: Progress) -> Numbers:
+    def compute(self, model: Model, task: TextBlock, told: Progress) -> Numbers:
         return dict(self.job.compute(model, list(task.texts), told))
 
 
@@ -257,11 +257,11 @@ class _Shards:
         self.store = store
         self.model = model
         self.fingerprint = model.fingerprint
-        self.blocks: dict[int, tuple[Block, Numbers]] = {}
+        self.blocks: dict[int, tuple[TextBlock, Numbers]] = {}
         self.bytes = 0
         self.started = time.monotonic()
 
-    def add(self, block: Block, numbers: Numbers) -> None:
+    def add(self, block: TextBlock, numbers: Numbers) -> None:
         self.blocks[block.number] = block, numbers
         self.bytes += sum(tensor.nbytes for tensor in numbers.values())
         if time.monotonic() - self.started >= SHARD_SECONDS or self.bytes >= SHARD_BYTES:
@@ -294,7 +294,7 @@ def shard_files(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith(_SHARD) and name.endswith(".safetensors")]
 
 
-def kept(store: Store, job: BlockJob, blocks: Sequence[Block]) -> Iterator[tuple[int, Numbers]]:
+def kept(store: Store, job: BlockJob, blocks: Sequence[TextBlock]) -> Iterator[tuple[int, Numbers]]:
     """Yield the stored blocks; a shard that is damaged or belongs to other texts is removed with a warning."""
     for file in shard_files(store.names()):
         try:
@@ -303,7 +303,7 @@ def kept(store: Store, job: BlockJob, blocks: Sequence[Block]) -> Iterator[tuple
             discard(store, file, why)
 
 
-def _held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> dict[int, Numbers]:
+def _held(store: Store, file: str, job: BlockJob, blocks: Sequence[TextBlock]) -> dict[int, Numbers]:
     """Return the blocks of one shard, or raise `Damaged`."""
     tensors, about = store.read_tensors(file)
     hashes = about.get("blocks") if isinstance(about, dict) else None
@@ -323,7 +323,7 @@ def _held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> di
     return held
 
 
-def flaw(job: BlockJob, block: Block, numbers: Numbers) -> str | None:
+def flaw(job: BlockJob, block: TextBlock, numbers: Numbers) -> str | None:
     """Say what is wrong with the numbers of a block, if anything is: missing tensors, rows, or undefined numbers."""
     for name in job.stored:
         if name not in numbers and not name.endswith("*"):
@@ -350,13 +350,8 @@ def discard(store: Store, file: str, why: Damaged) -> None:
     store.remove(file)
 
 
-def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as JSON can hold it: None for what is undefined."""
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
-
-
 def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row that `plain_row` was given."""
+    """Return the row that `plain` was given, with NaN for what is undefined."""
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 
@@ -369,6 +364,6 @@ def _part_file(name: str) -> str:
     return f"{PART}{name}.json"
 
 
-def _range(block: Block, blocks: Sequence[Block]) -> str:
+def _range(block: TextBlock, blocks: Sequence[TextBlock]) -> str:
     first = sum(len(one.texts) for one in blocks[: block.number])
     return f"{first} to {first + len(block.texts) - 1}"

@@ -22,6 +22,7 @@ from identikit.errors import InputError
 from identikit.results.files import (
     Damaged,
     Sealed,
+    read_through,
     seal,
     seal_json,
     seal_record,
@@ -185,8 +186,7 @@ class Store:
         try:
             if self.has(name) and not self.files.isfile(self._path(name)):  # such as a device, which has no end
                 raise OSError("it is not a file")
-            with self.files.open(self._path(name), "rb") as file:
-                return file.read()
+            return read_through(self.files, self._path(name))
         except OSError as error:
             reason = error.strerror or error
             raise InputError(f"Cannot read {self._path(name)}: {reason}. Make it readable.") from None
@@ -230,7 +230,7 @@ def opened(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
 def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any]:
     """Return what `run.json` in a folder says, or say that it is damaged."""
     try:
-        record = unseal_record(files.cat_file(f"{folder}/{MANIFEST}"))
+        record = unseal_record(read_through(files, f"{folder}/{MANIFEST}"))
         if isinstance(record.get("run"), dict):
             return record
     except (OSError, Damaged):

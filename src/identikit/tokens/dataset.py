@@ -8,8 +8,9 @@ from identikit.checks import known
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress, silent
+from identikit.results.files import plain
 from identikit.results.table import texts_table
-from identikit.runs.run import Block, Run, Stored, blocks_of, plain_row, restored_row
+from identikit.runs.run import Run, Stored, TextBlock, blocks_of, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
@@ -58,7 +59,7 @@ class IdentifiabilityJob:
         choice = MapChoice((kind,), self.options.distances, (layer,))
         settings = Settings(folds=self.options.folds, seed=self.options.seed, device=str(model.device))
         done = EXPERIMENTS[self.options.experiment](self.states(model), choice, settings)
-        return [plain_row(rate._asdict()) for rate in done.rates]
+        return plain([rate._asdict() for rate in done.rates])
 
     def states(self, model: Model, progress: Progress = silent) -> HiddenStates:
         """Return the hidden vectors of all texts."""
@@ -182,7 +183,7 @@ def inverted(model: Model, texts: list[Text], run: Run, options: InversionOption
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
     blocks = blocks_of(texts, [len(one) for one in encoded], most=1)
 
-    def before(missing: list[Block]) -> None:
+    def before(missing: list[TextBlock]) -> None:
         Inversion.of(model, options, steps=sum(sum(block.lengths) for block in missing), depth=model.n_layers)
 
     return run.blocks(model, InversionJob(options), blocks, before=before)  # before: it warns if that takes long

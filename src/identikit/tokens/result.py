@@ -12,9 +12,9 @@ from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis
-from identikit.results.folders import Files
+from identikit.results.files import Files, plain
 from identikit.results.provenance import Provenance
-from identikit.results.result import Array, Fact, Held, Result, plain
+from identikit.results.result import Array, Fact, Held, Result
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import shown
 from identikit.tokens.evaluate import Rate
