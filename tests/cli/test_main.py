@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from identikit.attribution import dataset as attribution_tables
 from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
 from identikit.paper.figures.catalogue import FIGURES
 from tests.cli.conftest import Command
-from tests.runs.made import save_model, tables
+from tests.runs.made import save_model
 
 
 @pytest.fixture(autouse=True)
@@ -60,15 +59,26 @@ def test_explain_stops_bounding_rows_in_time(run: Command):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", ""], "blank"),
-        (["explain", "a", "--pair", "  "], "blank"),
-        (["explain", "--pair", "b"], "--pair needs a first text"),
-        (["explain", "a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
-        (["explain", "word " * 600], "602 tokens and the model reads at most 512"),
+        ([""], "blank"),
+        (["a", "--pair", "  "], "blank"),
+        (["--pair", "b"], "--pair needs a first text"),
+        (["word " * 600], "602 tokens and the model reads at most 512"),
+        (["a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
+        (["a", "--model", ""], "Loading a model: got ''"),
+        (["a", "--model", "a\n\nb"], "Loading a b: there is no such folder"),
+        (["a", "--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
+        (["a", "--seconds", "-1"], "seconds=-1.0 cannot be used"),
+        (["a", "--dtype", "int8"], "The dtype 'int8' is not known"),
+        (["a", "--device", ""], "The device '' cannot be used here"),
+        (["a", "--device", "meta"], "The device 'meta' cannot be used here: tensors hold no numbers there"),
+        (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
+        (["a", "--probes", ""], "probes='' cannot be used"),
+        (["a", "--probes", "1e3"], "probes='1e3' cannot be used"),
+        (["a", "--probes", "9" * 5000], "probes='999"),
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(run: Command, arguments: list[str], message: str):
-    assert run(*arguments).refused(message)
+    assert run("explain", *arguments).refused(message)
 
 
 def test_truncate_is_explicit(run: Command):
@@ -220,30 +230,6 @@ def test_ctrl_c_promises_no_folder_where_there_is_none(run: Command, monkeypatch
     assert done.status == 130 and done.stderr == "identikit: Interrupted.\n"
 
 
-def test_ctrl_c_keeps_what_is_done(run: Command, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Interrupted in its second shard of texts, a run ends in one line, and resumes from there."""
-    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
-    read, texts = attribution_tables.mixing, []
-
-    def interrupted(results, tags):
-        if texts:
-            raise KeyboardInterrupt
-        texts.extend(results)
-        return read(results, tags)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(attribution_tables, "mixing", interrupted)
-        done = run(*command, "--out", str(tmp_path / "run"))
-    assert done.status == 130 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("identikit: Interrupted. Run the same command again:")
-    assert len(texts) == 32 and [file.name for file in tmp_path.rglob("shard*")] == ["shard-000000.safetensors"]
-    for name in ("run", "whole"):
-        assert run(*command, "--out", str(tmp_path / name)).status == 0
-    assert tables(tmp_path / "run") == tables(tmp_path / "whole") and "own.csv" in tables(tmp_path / "run")
-    manifests = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("run", "whole")]
-    assert manifests[0]["run"] == manifests[1]["run"]  # only the date differs
-
-
 def test_tokens_over_a_file(run: Command, saved: Path, tmp_path: Path):
     command = ["tokens", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--folds", "2"]
     done = run(*command, "--map", "ridge", "--distance", "cosine", "--out", str(tmp_path / "run"))
@@ -355,13 +341,13 @@ def test_mistakes_of_reproduce_and_finetune(run: Command, tmp_path: Path):
 
 
 def test_the_number_format_is_an_option_and_part_of_the_run(run: Command, saved: Path, tmp_path: Path):
-    out, model = tmp_path / "run", str(saved / "model")
+    out = tmp_path / "run"
+    model = str(saved / "model")
     command = ["attention", "--data", str(saved / "texts.txt"), "--model", model, "--out", str(out)]
     assert run(*command, "--dtype", "float64").status == 0
     assert json.loads((out / "run.json").read_text())["run"]["dtype"] == "float64"
     other = run(*command)
     assert other.status == 1 and "it holds another run, whose dtype is 'float64', not 'float32'" in other.stderr
-    assert "The dtype 'int7' is not known" in run("explain", "w5 w6", "--model", model, "--dtype", "int7").stderr
     told = run("explain", "w5 w6 w7", "--model", model, "--dtype", "bfloat16", "--seconds", "0.1", "--json")
     assert told.status == 0 and '"dtype": "bfloat16"' in told.stdout
 
@@ -399,26 +385,6 @@ def test_json_has_no_nan_in_any_command(run: Command, saved: Path, tmp_path: Pat
         if command[0] == "explain":
             for name, why in found["null_because"].items():
                 assert "null" in json.dumps(found[name]) and why.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
-        (["--seconds", "-1"], "seconds=-1.0 cannot be used"),
-        (["--dtype", "int8"], "The dtype 'int8' is not known"),
-        (["--device", ""], "The device '' cannot be used here"),
-        (["--device", "meta"], "The device 'meta' cannot be used here: tensors hold no numbers there"),
-        (["--probes", ""], "probes='' cannot be used"),
-        (["--device", "abacus"], "The device 'abacus' cannot be used here"),
-        (["--probes", "1e3"], "probes='1e3' cannot be used"),
-        (["--probes", "9" * 5000], "probes='999"),
-        (["--model", ""], "Loading a model: got ''"),
-        (["--model", "a\n\nb"], "Loading a b: there is no such folder"),
-    ],
-)
-def test_values_that_no_option_takes_are_one_line(run: Command, saved: Path, options: list[str], words: str):
-    assert run("explain", "w5 w6", "--model", str(saved / "model"), *options).refused(words)
 
 
 def test_no_limit_of_time_is_a_limit_too(run: Command, saved: Path):

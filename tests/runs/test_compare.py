@@ -120,6 +120,8 @@ def test_saved_results_are_compared_too(tmp_path: Path):
     found = compare(one, str(tmp_path / "other"), 1e-6)
     assert "text" in found.settings and {"raw"} <= {difference.column for difference in found.differences}
     assert any("has the shape" in line for line in compare(one, str(tmp_path / "long"), 0.0).other)
+    effective_attention(tiny.shared("bert"), "w3 w4 w5").sel(layer=1, head=0).save(tmp_path / "head")
+    assert compare(str(tmp_path / "head"), str(tmp_path / "head"), 0.0).equal
     Store(tmp_path / "run", {}).write("x", b"")
     with pytest.raises(InputError, match=r"it has no run.json"):
         compare(one, str(tmp_path / "run"), 0.0)

@@ -80,7 +80,8 @@ def test_a_note_that_cannot_be_written_does_not_keep_the_lock(tmp_path: Path):
 
 
 def test_a_whole_run_elsewhere(elsewhere: str, tmp_path: Path):
-    model, texts = tiny.shared("bert"), made_texts(5)
+    model = tiny.shared("bert")
+    texts = made_texts(5)
     for out in (elsewhere, tmp_path / "here"):
         attention_tables(model, texts, Run(Store(out, {})), AttentionOptions())
     assert tables(tmp_path / "run") == tables(tmp_path / "here") != {}

@@ -265,13 +265,15 @@ def _compare_results(one: Result, other: Result, comparison: Comparison) -> None
         comparison.recorded |= unequal({name: first.pop(name)}, {name: second.pop(name)})
     comparison.settings = unequal(first, second)
     dims = one.source.dims
+    single = {axis.name for axis in one.axes if axis.single}  # arrays do not have these
     for name in sorted({*dims} ^ {*other.source.dims}):
         comparison.other.append(f"{name} is only in one of the two")
     for name in sorted({*dims} & {*other.source.dims}):
         array = one.array(name).double()
         other_array = other.array(name).double()
         if array.shape == other_array.shape:
-            _compare_arrays(name, dims[name], array, other_array, comparison)
+            left = [dim for dim in dims[name] if dim not in single]
+            _compare_arrays(name, left, array, other_array, comparison)
         else:
             comparison.other.append(
                 f"{name} has the shape {list(array.shape)} in one and {list(other_array.shape)} in the other"
