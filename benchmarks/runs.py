@@ -25,7 +25,7 @@ from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.runs.cluster import Cluster
-from identikit.runs.engines import Engine, Job, Local, Processes, Task
+from identikit.runs.engines import Engine, Local, Processes, RunJob, RunTask
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from identikit.texts.data import read_texts, sample_texts
@@ -147,7 +147,7 @@ def _peak_mib() -> float:
 def by_engine(options: Options, progress: Progress) -> list[Row]:
     """Measure what engines add to each task, and attention with one and two workers."""
     model, rows = load(options.model), []
-    empty = [Task(number, number) for number in range(options.tasks)]
+    empty = [RunTask(number, number) for number in range(options.tasks)]
     for done, name in enumerate(options.engines):
         progress("engines", done, len(options.engines))
         taken = between(engine(name, 1), model, Nothing(), empty)
@@ -161,7 +161,7 @@ def by_engine(options: Options, progress: Progress) -> list[Row]:
 def _scaling(options: Options, name: str, model: Model) -> list[Row]:
     job, size = AttentionJob(AttentionOptions(truncate=True)), 16
     texts = options.texts(min(options.counts))
-    tasks = [Task(place, texts[place : place + size]) for place in range(0, len(texts), size)]
+    tasks = [RunTask(place, texts[place : place + size]) for place in range(0, len(texts), size)]
     one, two = (between(engine(name, workers), model, job, tasks) for workers in (1, 2))
     case = f"attention, {size} texts per task, {name}"
     return [
@@ -175,7 +175,7 @@ def engine(name: str, workers: int) -> Engine:
     return {"local": Local(1), "processes": Processes(1, workers), "ray": Cluster(1, workers)}[name]
 
 
-def between(engine: Engine, model: Model, job: Job, tasks: Sequence[Task]) -> float:
+def between(engine: Engine, model: Model, job: RunJob, tasks: Sequence[RunTask]) -> float:
     """Return the seconds per task after the first results, one per worker, have come: workers have started then."""
     workers, times = getattr(engine, "workers", 1), []
     for _ in engine.run(model, job, tasks, lambda task, done: None):

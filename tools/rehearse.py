@@ -37,7 +37,7 @@ from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.paper.inputs import INPUTS, PAPER, SAMPLE, Effort, Work
 from identikit.paper.texts import PASSAGE, SENTENCE, paper_texts
-from identikit.runs.engines import Job, Local, Results, Task, Told
+from identikit.runs.engines import Local, Results, RunJob, RunTask, TaskProgress
 from identikit.runs.store import Store
 from identikit.texts.tags import penn_tags, tagger_missing
 from identikit.texts.text import Text
@@ -147,7 +147,7 @@ class Only:
     kind: str | None = None
     threads: int = field(default_factory=torch.get_num_threads)
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
         """Compute tasks in their order."""
         return Local(self.threads).run(model, job, [one for one in tasks if self.kind in (None, one.given)], told)
 

@@ -39,13 +39,16 @@ class Soak:
 
     def start(self) -> int:
         """Start or resume the run."""
-        given = ["--engine", self.engine] + ([] if self.engine == "local" else ["--workers", "2"])
+        line = [*command(self.place, self.out), "--engine", self.engine]
+        if self.engine != "local":
+            line += ["--workers", "2"]
         self.counts["starts"] += 1
-        return forked([*command(self.place, self.out), *given], self.place / f"{self.engine}.log")
+        return forked(line, self.place / f"{self.engine}.log")
 
     def round(self, longest: float) -> bool:
         """Start the run and kill it after a while, or some of its workers before; say whether it ended by itself."""
-        process, until = self.start(), time.monotonic() + self.chance.uniform(0, longest)
+        process = self.start()
+        until = time.monotonic() + self.chance.uniform(0, longest)
         while time.monotonic() < until:
             done, status = os.waitpid(process, os.WNOHANG)
             if done:
@@ -59,14 +62,15 @@ class Soak:
 
     def kill_a_worker(self, process: int) -> None:
         """Kill one of the processes that compute."""
-        computing = [one for one in under(process) if is_worker(one)]
-        if computing:
-            os.kill(self.chance.choice(computing), signal.SIGKILL)
+        workers = [child for child in under(process) if is_worker(child)]
+        if workers:
+            os.kill(self.chance.choice(workers), signal.SIGKILL)
             self.counts["worker kills"] += 1
 
     def run(self, longest: float) -> str:
         """Kill until it was often enough; return what happened."""
-        started, blocks = time.monotonic(), 0
+        started = time.monotonic()
+        blocks = 0
         while self.counts["kills"] + self.counts["worker kills"] < self.kills:
             if self.round(longest):  # it ended too early: it loses half of what it had, and goes on
                 for path in shards(self.out)[::2]:
@@ -97,10 +101,11 @@ def processes() -> Iterator[tuple[int, int]]:
 
 def under(process: int) -> list[int]:
     """Return the processes that a process has started, and those that they have."""
-    parents, found = dict(processes()), [process]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
+    parents = dict(processes())
+    family = [process]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return family[1:]
 
 
 def is_worker(process: int) -> bool:
@@ -109,13 +114,14 @@ def is_worker(process: int) -> bool:
         words = Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
-    return words.startswith(b"ray::Worker") or b"multiprocessing.spawn" in words
+    return words.startswith(b"ray::RunWorker") or b"multiprocessing.spawn" in words
 
 
 def wait_until_gone(place: Path, seconds: float = 180.0) -> None:
     """Make sure that no process is left that was started for a run."""
-    mark, until = f"IDENTIKIT_SOAK={place}".encode(), time.monotonic() + seconds
-    while left := [one for one, _ in processes() if one != os.getpid() and mark in environment(one)]:
+    mark = f"IDENTIKIT_SOAK={place}".encode()
+    until = time.monotonic() + seconds
+    while left := [process for process, _ in processes() if process != os.getpid() and mark in environment(process)]:
         assert time.monotonic() < until, f"processes are left: {left}"
         time.sleep(0.5)
 
@@ -135,20 +141,20 @@ def main() -> None:
     options.add_argument("--engine", action="append", help="local, processes or ray; repeat for more")
     options.add_argument("--texts", type=int, default=400)
     options.add_argument("--seed", type=int, default=0)
-    asked = options.parse_args()
+    chosen = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         os.environ["IDENTIKIT_SOAK"] = str(place)  # what is started for a run inherits it
         save_model(place / "model")
-        save_texts(place / "texts.txt", asked.texts)
+        save_texts(place / "texts.txt", chosen.texts)
         started = time.monotonic()
         assert ended(forked(command(place, place / "whole"), place / "whole.log")) == 0
         whole = time.monotonic() - started
         print(f"undisturbed: {len(shards(place / 'whole'))} blocks in {whole:.1f} s", flush=True)
-        for engine in asked.engine or ["local", "processes", "ray"]:
+        for engine in chosen.engine or ["local", "processes", "ray"]:
             longest = whole / 4 if engine == "local" else max(whole / 4, 30.0)  # workers take a while to start
-            print(Soak(engine, asked.kills, place, random.Random(asked.seed)).run(longest), flush=True)
+            print(Soak(engine, chosen.kills, place, random.Random(chosen.seed)).run(longest), flush=True)
 
 
 if __name__ == "__main__":

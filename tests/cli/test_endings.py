@@ -41,7 +41,7 @@ def ended(
         ("raise RuntimeError('CUDA out of memory. Tried')", 1, "This needs more than the GPU's memory."),
         ("raise RuntimeError('[enforce fail] not enough memory: you tried')", 1, "This needs more than memory."),
         ("open('no-such-file')", 1, "No such file or directory (no-such-file)."),
-        ("import errno; raise OSError(errno.EMFILE, 'Too many open files')", 1, "Too many open files. Mend that"),
+        ("import errno; raise OSError(errno.EMFILE, 'Too many open files')", 1, "Too many open files. Fix this"),
         ("command()", 70, "An internal error, which is not your fault: RecursionError: maximum recursion depth"),
         ("1 / 0", 70, "An internal error, which is not your fault: ZeroDivisionError: division by zero."),
     ],

@@ -6,37 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from identikit.__main__ import main
-from identikit.attribution import dataset as attribution_tables
 from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
 from identikit.paper.figures.catalogue import FIGURES
-from tests.models import tiny
-
-
-class Done(NamedTuple):
-    status: int
-    stdout: str
-    stderr: str
+from tests.cli.conftest import Command
+from tests.runs.made import save_model
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["identikit", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Done(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def test_explain_gives_a_verdict_on_the_embedded_sample():
@@ -59,7 +40,7 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     assert "Where did it come from? A token contributes" in told
 
 
-def test_explain_short_text_as_json(run):
+def test_explain_short_text_as_json(run: Command):
     done = run("explain", "A short text.", "--pair", "And another.", "--json")
     told = json.loads(done.stdout)
     assert told["tokens"] == ["[CLS]", "a", "short", "text", ".", "[SEP]", "and", "another", ".", "[SEP]"]
@@ -69,7 +50,7 @@ def test_explain_short_text_as_json(run):
     assert told["provenance"]["model"] == "all-MiniLM-L6-v2"
 
 
-def test_explain_stops_bounding_rows_in_time(run):
+def test_explain_stops_bounding_rows_in_time(run: Command):
     text = " ".join(["the cat sat on a mat and the dog ran to a tree by the old red house near the river ."] * 2)
     told = json.loads(run("explain", text, "--seconds", "0.01", "--json").stdout)
     assert 0 < told["certain"]["bounded_rows"] < told["certain"]["free_rows"]
@@ -78,28 +59,34 @@ def test_explain_stops_bounding_rows_in_time(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "A text.", "--seconds", "0"], "seconds=0.0 cannot be used: expected a number above 0"),
-        (["explain", ""], "blank"),
-        (["explain", "a", "--pair", "  "], "blank"),
-        (["explain", "--pair", "b"], "--pair needs a first text"),
-        (["explain", "a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
-        (["explain", "word " * 600], "602 tokens and the model reads at most 512"),
+        ([""], "blank"),
+        (["a", "--pair", "  "], "blank"),
+        (["--pair", "b"], "--pair needs a first text"),
+        (["word " * 600], "602 tokens and the model reads at most 512"),
+        (["a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
+        (["a", "--model", ""], "Loading a model: got ''"),
+        (["a", "--model", "a\n\nb"], "Loading a b: there is no such folder"),
+        (["a", "--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
+        (["a", "--seconds", "-1"], "seconds=-1.0 cannot be used"),
+        (["a", "--dtype", "int8"], "The dtype 'int8' is not known"),
+        (["a", "--device", ""], "The device '' cannot be used here"),
+        (["a", "--device", "meta"], "The device 'meta' cannot be used here: tensors hold no numbers there"),
+        (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
+        (["a", "--probes", ""], "probes='' cannot be used"),
+        (["a", "--probes", "1e3"], "probes='1e3' cannot be used"),
+        (["a", "--probes", "9" * 5000], "probes='999"),
     ],
 )
-def test_a_mistake_is_one_line_and_no_traceback(run, arguments: list[str], message: str):
-    done = run(*arguments)
-    assert done.status == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("identikit: ") and done.stderr.count("\n") == 1
-    assert message in done.stderr
+def test_a_mistake_is_one_line_and_no_traceback(run: Command, arguments: list[str], message: str):
+    assert run("explain", *arguments).refused(message)
 
 
-def test_truncate_is_explicit(run):
+def test_truncate_is_explicit(run: Command):
     done = run("explain", "word " * 600, "--truncate", "--json")
     assert len(json.loads(done.stdout)["tokens"]) == 512
 
 
-def test_models_are_listed(run):
+def test_models_are_listed(run: Command):
     rows = {row["family"]: row for row in json.loads(run("models", "--json").stdout)}
     assert {"bert", "llama", "xlnet", "vit", "gemma3_text"} <= set(rows)
     assert rows["llama"] | {"name": "", "checkpoints": []} == {
@@ -121,7 +108,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_attention_over_a_file(run, data: Path, tmp_path: Path):
+def test_attention_over_a_file(run: Command, data: Path, tmp_path: Path):
     import pandas as pd
 
     out = tmp_path / "run"
@@ -150,7 +137,7 @@ def test_attention_over_a_file(run, data: Path, tmp_path: Path):
     assert "it holds another run, whose data.sha256 is" in run(*command).stderr
 
 
-def test_attention_says_how_certain_it_is(run, saved: Path, tmp_path: Path):
+def test_attention_says_how_certain_it_is(run: Command, saved: Path, tmp_path: Path):
     import pandas as pd
 
     out = tmp_path / "run"
@@ -170,7 +157,7 @@ def test_attention_says_how_certain_it_is(run, saved: Path, tmp_path: Path):
     assert wrong.status == 1 and "intervals='many' cannot be used: expected a number of rows per text" in wrong.stderr
 
 
-def test_a_run_says_what_it_was_computed_from(run, saved: Path, tmp_path: Path):
+def test_a_run_says_what_it_was_computed_from(run: Command, saved: Path, tmp_path: Path):
     texts, model = saved / "texts.txt", saved / "model"
     command = ["attribution", "--data", str(texts), "--model", str(model), "--sample", "3", "--probes", "4"]
     assert run(*command, "--out", str(tmp_path / "run")).status == 0
@@ -186,7 +173,7 @@ def test_a_run_says_what_it_was_computed_from(run, saved: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
-def test_commands_over_a_dataset_share_their_options(run, command: str):
+def test_commands_over_a_dataset_share_their_options(run: Command, command: str):
     told = run(command, "--help").stdout
     shared = ("data", "out", "data-dir", "column", "split", "sample", "model", "device", "truncate", "json")
     for option in shared:
@@ -205,10 +192,11 @@ def test_commands_over_a_dataset_share_their_options(run, command: str):
         (["--data", "mrpc"], "data_dir"),
     ],
 )
-def test_mistakes_about_data_leave_nothing_behind(run, data: Path, tmp_path: Path, options: list[str], message: str):
+def test_mistakes_about_data_leave_nothing_behind(
+    run: Command, data: Path, tmp_path: Path, options: list[str], message: str
+):
     options = [option.replace("{data}", str(data)) for option in options]
-    done = run("attention", *options, "--out", str(tmp_path / "run"))
-    assert done.status == 1 and done.stderr.count("\n") == 1 and message in done.stderr
+    assert run("attention", *options, "--out", str(tmp_path / "run")).refused(message)
     assert not (tmp_path / "run").exists()
 
 
@@ -216,14 +204,13 @@ def test_mistakes_about_data_leave_nothing_behind(run, data: Path, tmp_path: Pat
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model in a folder, and texts that it reads."""
     folder = tmp_path_factory.mktemp("tiny")
-    tiny.build("bert").save_pretrained(folder / "model")
-    tiny.tokenizer().save_pretrained(folder / "model")
+    save_model(folder / "model")
     texts = [f"w{i} w{i + 1} w{i + 2} w{i + 3} w{i + 4}" for i in range(3, 43)]
     (folder / "texts.txt").write_text("\n".join(texts))
     return folder
 
 
-def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
+def test_attribution_over_a_file(run: Command, saved: Path, tmp_path: Path):
     command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--tags"]
     done = run(*command, "--out", str(tmp_path / "run"))
     assert done.status == 0 and "texts, tokens, own, groups, offsets, tags." in done.stdout
@@ -234,7 +221,7 @@ def test_attribution_over_a_file(run, saved: Path, tmp_path: Path):
     assert done.status == 1 and "probes='many'" in done.stderr
 
 
-def test_ctrl_c_promises_no_folder_where_there_is_none(run, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_promises_no_folder_where_there_is_none(run: Command, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -243,33 +230,7 @@ def test_ctrl_c_promises_no_folder_where_there_is_none(run, monkeypatch: pytest.
     assert done.status == 130 and done.stderr == "identikit: Interrupted.\n"
 
 
-def test_ctrl_c_keeps_what_is_done(run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Interrupted in its second shard of texts, a run ends in one line, and resumes from there."""
-    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
-    read, texts = attribution_tables.mixing, []
-
-    def interrupted(results, tags):
-        if texts:
-            raise KeyboardInterrupt
-        texts.extend(results)
-        return read(results, tags)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(attribution_tables, "mixing", interrupted)
-        done = run(*command, "--out", str(tmp_path / "run"))
-    assert done.status == 130 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("identikit: Interrupted. Run the same command again:")
-    assert len(texts) == 32 and [file.name for file in tmp_path.rglob("shard*")] == ["shard-000000.safetensors"]
-    for name in ("run", "whole"):
-        assert run(*command, "--out", str(tmp_path / name)).status == 0
-    folders = (tmp_path / name for name in ("run", "whole"))
-    resumed, whole = ({path.name: path.read_bytes() for path in folder.glob("*.*[tv]")} for folder in folders)
-    assert resumed == whole and "own.csv" in whole
-    manifests = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("run", "whole")]
-    assert manifests[0]["run"] == manifests[1]["run"]  # only the date differs
-
-
-def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
+def test_tokens_over_a_file(run: Command, saved: Path, tmp_path: Path):
     command = ["tokens", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--folds", "2"]
     done = run(*command, "--map", "ridge", "--distance", "cosine", "--out", str(tmp_path / "run"))
     assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: ridge cosine 0.")
@@ -280,9 +241,8 @@ def test_tokens_over_a_file(run, saved: Path, tmp_path: Path):
     assert done.status == 1 and "--experiment 'magic' is not known" in done.stderr
 
 
-def test_inversion_over_a_file(run, saved: Path, tmp_path: Path):
-    tiny.build("llama").save_pretrained(tmp_path / "llama")
-    tiny.tokenizer().save_pretrained(tmp_path / "llama")
+def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
+    save_model(tmp_path / "llama", "llama")
     command = ["tokens", "--experiment", "inversion", "--data", str(saved / "texts.txt"), "--sample", "2"]
     causal = [*command, "--model", str(tmp_path / "llama"), "--max-tokens", "5", "--truncate"]
     done = run(*causal, "--noise", "0", "--noise", "0.1", "--out", str(tmp_path / "run"))
@@ -298,27 +258,32 @@ def test_inversion_over_a_file(run, saved: Path, tmp_path: Path):
         ([*command, "--model", str(saved / "model")], "it is not causal"),
         (["tokens", *command[3:], "--noise", "1"], "--noise and --prefix are for --experiment inversion"),
     ):
-        done = run(*wrong, "--out", str(tmp_path / "refused"))
-        assert done.status == 1 and words in done.stderr and not (tmp_path / "refused").exists()
+        assert run(*wrong, "--out", str(tmp_path / "refused")).refused(words)
+        assert not (tmp_path / "refused").exists()
 
 
-def test_refused_options_leave_nothing_behind(run, saved: Path, tmp_path: Path):
+def test_refused_options_leave_nothing_behind(run: Command, saved: Path, tmp_path: Path):
     command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
-    done = run(*command, "--norm", "foo", "--out", str(tmp_path / "run"))
-    assert done.status == 1 and "norm='foo' is not known" in done.stderr and not (tmp_path / "run").exists()
     few = tmp_path / "few.txt"
     few.write_text("w3 w4 w5\nw6 w7 w8")
-    done = run("tokens", "--data", str(few), "--model", str(saved / "model"), "--out", str(tmp_path / "run"))
-    assert done.status == 1 and not (tmp_path / "run").exists()
-    explain = ["explain", "hello", "--model", str(saved / "model")]
-    for asked in (explain, [*command, "--out", str(tmp_path / "run")]):
-        done = run(*asked, "--probes", "0")
-        assert done.status == 1 and "probes=0 cannot be used" in done.stderr and not (tmp_path / "run").exists()
+    for wrong, words in (
+        ([*command, "--norm", "foo"], "norm='foo' is not known"),
+        ([*command, "--probes", "0"], "probes=0 cannot be used"),
+        (["tokens", *command[1:], "--seed", str(2**70)], "seed=1180591620717411303424 cannot be used"),
+        (["attention", *command[1:], "--intervals", "2", "--seed", str(2**70)], "cannot be used"),
+        (["attention", *command[1:], "--intervals", ""], "intervals='' cannot be used"),
+        (["attention", *command[1:], "--truncate", "--skip-long"], "exclude each other"),
+        (["tokens", "--data", str(few), *command[3:]], "2 texts"),
+    ):
+        done = run(*wrong, "--out", str(tmp_path / "run"))
+        assert done.refused(words) and not (tmp_path / "run").exists(), done
+    for wrong in (["attention", "--sample", "0"], ["tokens", "--experiment", "inversion", "--noise", "nan"]):
+        assert run(*wrong, *command[1:], "--out", str(tmp_path / "run")).status == 2
 
 
 @pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
 def test_a_place_that_cannot_be_written_to_is_told_first(
-    run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    run: Command, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed, and cannot be kept")
@@ -332,11 +297,10 @@ def test_a_place_that_cannot_be_written_to_is_told_first(
     (tmp_path / "file").write_text("in the way")
     texts, model = str(saved / "texts.txt"), str(saved / "model")
     done = run(command, "--data", texts, "--model", model, "--out", str(tmp_path / "file" / "under"))
-    assert done.status == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("identikit: Cannot write run.json to") and "choose another folder" in done.stderr
+    assert done.refused("identikit: Cannot write run.json to") and "choose another folder" in done.stderr
 
 
-def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):
+def test_reproduce_a_figure_and_a_claim(run: Command, tmp_path: Path):
     out = str(tmp_path / "paper")
     command = ["reproduce", "fig1a", "fig38", "null-space-bound", "--sample", "3", "--out", out]
     done = run(*command)
@@ -350,7 +314,7 @@ def test_reproduce_a_figure_and_a_claim(run, tmp_path: Path):
     assert found["listed"] == [{"name": "fig38", "why": "needs --data cola"}]
 
 
-def test_what_can_be_reproduced_is_listed(run):
+def test_what_can_be_reproduced_is_listed(run: Command):
     done = run("reproduce", "--list")
     names = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert done.status == 0 and done.stderr == "" and len(names) == len({*names})
@@ -358,13 +322,13 @@ def test_what_can_be_reproduced_is_listed(run):
     assert all(f"needs {needed(claim.texts)})" in done.stdout for claim in CLAIMS.values())
 
 
-def test_help_of_reproduce_says_how_many_texts_claims_need(run):
+def test_help_of_reproduce_says_how_many_texts_claims_need(run: Command):
     told = " ".join(run("reproduce", "--help").stdout.split())
     for line in sample_sizes():
         assert line in told
 
 
-def test_mistakes_of_reproduce_and_finetune(run, tmp_path: Path):
+def test_mistakes_of_reproduce_and_finetune(run: Command, tmp_path: Path):
     out = str(tmp_path / "out")
     for command, message in (
         (["reproduce", "fig99", "--out", out], "'fig99' is not known"),
@@ -372,19 +336,18 @@ def test_mistakes_of_reproduce_and_finetune(run, tmp_path: Path):
         (["reproduce", "fig1a", "--precision", "float8", "--out", out], "precision"),
         (["finetune", "sst2", "--data-dir", str(tmp_path), "--out", out], "mrpc"),
     ):
-        done = run(*command)
-        assert done.status == 1 and done.stdout == "" and done.stderr.count("\n") == 1 and message in done.stderr
+        assert run(*command).refused(message)
     assert not Path(out).exists()
 
 
-def test_the_number_format_is_an_option_and_part_of_the_run(run, saved: Path, tmp_path: Path):
-    out, model = tmp_path / "run", str(saved / "model")
+def test_the_number_format_is_an_option_and_part_of_the_run(run: Command, saved: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    model = str(saved / "model")
     command = ["attention", "--data", str(saved / "texts.txt"), "--model", model, "--out", str(out)]
     assert run(*command, "--dtype", "float64").status == 0
     assert json.loads((out / "run.json").read_text())["run"]["dtype"] == "float64"
     other = run(*command)
     assert other.status == 1 and "it holds another run, whose dtype is 'float64', not 'float32'" in other.stderr
-    assert "The dtype 'int7' is not known" in run("explain", "w5 w6", "--model", model, "--dtype", "int7").stderr
     told = run("explain", "w5 w6 w7", "--model", model, "--dtype", "bfloat16", "--seconds", "0.1", "--json")
     assert told.status == 0 and '"dtype": "bfloat16"' in told.stdout
 
@@ -398,7 +361,7 @@ def strict(words: str) -> dict:
     return json.loads(words, parse_constant=refuse)
 
 
-def test_json_has_no_nan_in_any_command(run, saved: Path, tmp_path: Path):
+def test_json_has_no_nan_in_any_command(run: Command, saved: Path, tmp_path: Path):
     """One token repeated has constant attention, and one row in time leaves layers without a bounded row."""
     model = ["--model", str(saved / "model")]
     texts = tmp_path / "texts.txt"
@@ -424,40 +387,10 @@ def test_json_has_no_nan_in_any_command(run, saved: Path, tmp_path: Path):
                 assert "null" in json.dumps(found[name]) and why.endswith(".")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
-        (["--seconds", "-1"], "seconds=-1.0 cannot be used"),
-        (["--dtype", "int8"], "The dtype 'int8' is not known"),
-        (["--device", ""], "The device '' cannot be used here"),
-        (["--device", "meta"], "The device 'meta' cannot be used here: tensors hold no numbers there"),
-        (["--probes", ""], "probes='' cannot be used"),
-        (["--device", "abacus"], "The device 'abacus' cannot be used here"),
-        (["--probes", "1e3"], "probes='1e3' cannot be used"),
-        (["--probes", "9" * 5000], "probes='999"),
-        (["--model", ""], "Loading a model: got ''"),
-        (["--model", "a\n\nb"], "Loading a b: there is no such folder"),
-    ],
-)
-def test_values_that_no_option_takes_are_one_line(run, saved: Path, options: list[str], words: str):
-    done = run("explain", "w5 w6", "--model", str(saved / "model"), *options)
-    assert done.status == 1 and done.stdout == "" and done.stderr.count("\n") == 1 and words in done.stderr
-
-
-def test_no_limit_of_time_is_a_limit_too(run, saved: Path):
+def test_no_limit_of_time_is_a_limit_too(run: Command, saved: Path):
     done = run("explain", "w5 w6 w7 w8 w9 w10 w11", "--model", str(saved / "model"), "--seconds", "inf", "--json")
     found = strict(done.stdout)["certain"]
     assert found["seconds"] is None and found["bounded_rows"] == found["free_rows"]
-
-
-def test_seeds_beyond_any_generator_are_refused(run, saved: Path, tmp_path: Path):
-    data = ["--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--out", str(tmp_path / "run")]
-    for command in (["attention", "--intervals", "2"], ["tokens"]):
-        done = run(*command, *data, "--seed", str(2**70))
-        assert done.status == 1 and "seed=1180591620717411303424 cannot be used" in done.stderr
-        assert not (tmp_path / "run").exists()
-    assert run("attention", *data, "--sample", "0").status == 2
 
 
 def test_homes_and_caches_that_are_not_there_are_no_matter(saved: Path):
@@ -470,15 +403,3 @@ def test_homes_and_caches_that_are_not_there_are_no_matter(saved: Path):
     warned = environment | {"PYTHONWARNINGS": "error", "XDG_CACHE_HOME": "", "IDENTIKIT_CACHE": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=warned)
     assert done.returncode == 0 and done.stderr == ""
-
-
-def test_blank_and_undefined_options_over_a_dataset_are_refused(run, saved: Path, tmp_path: Path):
-    given = ("--model", str(saved / "model"), "--data", str(saved / "texts.txt"), "--out", str(tmp_path / "out"))
-    for words, told in {
-        ("attention", "--intervals", ""): "intervals='' cannot be used",
-        ("attribution", "--probes", ""): "probes='' cannot be used",
-        ("tokens", "--experiment", "inversion", "--noise", "nan"): "'--noise'",
-    }.items():
-        done = run(words[0], *given, *words[1:])
-        assert done.status in (1, 2) and done.stdout == "" and told in done.stderr
-    assert not (tmp_path / "out").exists()

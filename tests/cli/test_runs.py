@@ -4,61 +4,39 @@ import json
 import math
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from identikit import effective_attention
-from identikit.__main__ import main
 from identikit.attention.dataset import AttentionJob
 from identikit.attribution.dataset import AttributionJob
 from identikit.errors import InputError
 from identikit.runs.lock import FolderLock
 from identikit.runs.store import Store
 from identikit.tokens.dataset import IdentifiabilityJob
+from tests.cli.conftest import Command, Done
 from tests.models import tiny
+from tests.runs.made import save_model, tables
 
 JOBS = {"attention": AttentionJob, "attribution": AttributionJob, "tokens": IdentifiabilityJob}
 OPTIONS = {"attention": [], "attribution": ["--probes", "4"], "tokens": ["--folds", "2"]}
 
 
-class Done(NamedTuple):
-    status: int
-    stdout: str
-    stderr: str
-
-    def refused(self, words: str, status: int = 1) -> bool:
-        return self.status == status and self.stderr.count("\n") == 1 and words in self.stderr
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process; blocks have four texts, and no progress is told."""
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks have four texts, and no progress is printed."""
     monkeypatch.setattr("identikit.runs.run.BLOCK_TEXTS", 4)
     monkeypatch.setattr("identikit.cli.terminal.QUIET_SECONDS", math.inf)
-
-    def run(*arguments: str | Path) -> Done:
-        monkeypatch.setattr(sys, "argv", ["identikit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Done(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model, and 21 texts."""
     folder = tmp_path_factory.mktemp("place")
-    tiny.build("bert").save_pretrained(folder / "model")
-    tiny.tokenizer().save_pretrained(folder / "model")
+    save_model(folder / "model")
     texts = [f"w{i + 4} w{i + 5} w{i + 9} w{i + 7} w{i + 6} w{i + 8}" for i in range(21)]
     (folder / "texts.txt").write_text("\n".join(texts))
     return folder
@@ -82,7 +60,8 @@ def stopped(compute: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command that fails in its third block or part."""
 
     def stopped(command: str, out: Path, *options: str) -> Done:
-        read, calls = JOBS[command].compute, []
+        read = JOBS[command].compute
+        calls = []
 
         def failing(*given: Any) -> Any:
             calls.append(given)
@@ -97,13 +76,8 @@ def stopped(compute: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     return stopped
 
 
-def tables(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.iterdir() if path.suffix in (".parquet", ".csv") or path.name == "columns.json"]
-    return {path.name: path.read_bytes() for path in files}
-
-
 @pytest.mark.parametrize("command", JOBS)
-def test_shards_merge_into_what_one_run_gives(run, compute, tmp_path: Path, command: str):
+def test_shards_merge_into_what_one_run_gives(run: Command, compute: Command, tmp_path: Path, command: str):
     assert compute(command, tmp_path / "whole").status == 0
     assert run("merge", tmp_path / "whole").refused("it holds no shards")
     for shard in ("2/2", "1/2"):
@@ -118,7 +92,9 @@ def test_shards_merge_into_what_one_run_gives(run, compute, tmp_path: Path, comm
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_a_run_resumes_from_its_folder_alone(run, compute, stopped, tmp_path: Path, command: str):
+def test_a_run_resumes_from_its_folder_alone(
+    run: Command, compute: Command, stopped: Command, tmp_path: Path, command: str
+):
     """From another folder, with paths that were relative to the first one."""
     assert stopped(command, tmp_path / "run").refused("The third failed.")
     told = run("status", tmp_path / "run").stdout
@@ -134,7 +110,7 @@ def test_a_run_resumes_from_its_folder_alone(run, compute, stopped, tmp_path: Pa
     assert json.loads(run("resume", tmp_path / "run", "--json").stdout)["tables"]
 
 
-def test_status_of_a_run_and_of_its_shards(run, compute, stopped, tmp_path: Path):
+def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopped: Command, tmp_path: Path):
     out = tmp_path / "run"
     stopped("attention", out)
     lines = run("status", out).stdout.splitlines()
@@ -165,7 +141,7 @@ def test_status_of_a_run_and_of_its_shards(run, compute, stopped, tmp_path: Path
     assert "Shard 1/3 is complete" in run("resume", shards / "shard-0001-of-0003").stdout
 
 
-def test_folders_that_are_no_runs_are_refused(run, tmp_path: Path):
+def test_folders_that_are_no_runs_are_refused(run: Command, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "damaged").mkdir()
@@ -185,23 +161,23 @@ def test_folders_that_are_no_runs_are_refused(run, tmp_path: Path):
         ('{"command": "explain", "arguments": {}}', "names the command 'explain'"),
         ('{"command": "attention", "arguments": {"rm": "/"}}', "'rm' is no argument of attention"),
         ('{"command": "attention", "arguments": {"data": {"a": 1}}}', "data has the value {'a': 1}"),
-        ('{"command": "attention", "arguments": {"data": ["a"]}}', "data has the value ['a']"),
         ('{"command": "attention", "arguments": {"data": "a\\u0000"}}', "data has the value"),
-        ('{"command": "attention", "arguments": {"data": "a", "mass": "yes"}}', "expected true or false"),
+        ('{"command": "attention", "arguments": {"data": "a", "mass": "much"}}', "does not hold a command"),
         ('{"command": "attention", "arguments": {"data": "a", "sample": "many"}}', "does not hold a command"),
         ('{"command": "attention", "arguments": {"data": "a", "address": "ray://b"}}', "Give --address again"),
         ('{"command": "attention", "arguments": {"data": "--help"}, "place": 3}', "--help"),
+        ('{"command": "attention", "arguments": {"data": "a", "columns": "b"}}', "does not hold a command"),
         ('{"command": "attention", "arguments": {}}', "does not hold a command"),
     ],
 )
-def test_a_noted_command_is_not_trusted(run, tmp_path: Path, content: str, words: str):
+def test_a_noted_command_is_not_trusted(run: Command, tmp_path: Path, content: str, words: str):
     (tmp_path / "run.json").write_text('{"run": {}}')
     (tmp_path / "command.json").write_text(content)
     done = run("resume", tmp_path)
     assert done.refused(words), done
 
 
-def test_what_cannot_be_merged_is_refused(run, compute, tmp_path: Path):
+def test_what_cannot_be_merged_is_refused(run: Command, compute: Command, tmp_path: Path):
     out = tmp_path / "run"
     assert compute("attention", out, "--shard", "1/2").status == 0
     assert run("merge", out).refused("shard-0002-of-0002 of 2 shards is missing")
@@ -229,11 +205,14 @@ def test_what_cannot_be_merged_is_refused(run, compute, tmp_path: Path):
     assert run("merge", out).refused("it already holds results of its own, such as shard-000009.safetensors")
 
 
-def test_a_merge_that_was_stopped_can_be_run_again(run, compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_merge_that_was_stopped_can_be_run_again(
+    run: Command, compute: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     out = tmp_path / "run"
     for shard in ("1/2", "2/2"):
         compute("attention", out, "--shard", shard)
-    write, written = Store.write, []
+    write = Store.write
+    written = []
 
     def failing(store: Store, name: str, content: bytes) -> None:
         written.append(name)
@@ -249,8 +228,9 @@ def test_a_merge_that_was_stopped_can_be_run_again(run, compute, tmp_path: Path,
     assert run("merge", out).status == 0 and run("verify", out).status == 0
 
 
-def test_verify_finds_every_kind_of_damage(run, compute, tmp_path: Path):
-    whole, out = tmp_path / "whole", tmp_path / "run"
+def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_path: Path):
+    whole = tmp_path / "whole"
+    out = tmp_path / "run"
     compute("attention", whole)
     done = run("verify", whole)
     assert done.status == 0
@@ -292,8 +272,9 @@ def test_verify_finds_every_kind_of_damage(run, compute, tmp_path: Path):
     assert "Damaged: shard-000000.safetensors" in run("status", out).stdout
 
 
-def test_diff_says_what_differs(run, compute, tmp_path: Path):
-    one, other = tmp_path / "one", tmp_path / "other"
+def test_diff_says_what_differs(run: Command, compute: Command, tmp_path: Path):
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     compute("attention", one)
     compute("attention", other, "--mass")
     assert run("diff", one, one).stdout.startswith("Equal: no number in ")
@@ -308,7 +289,7 @@ def test_diff_says_what_differs(run, compute, tmp_path: Path):
         assert run("diff", one, other, "--tolerance", wrong).status == 2
 
 
-def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run, place: Path, tmp_path: Path):
+def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run: Command, place: Path, tmp_path: Path):
     out = tmp_path / "run"
     given = ["--data", place / "texts.txt", "--sample", "12", "--model", place / "model"]
     assert run("reproduce", "fig1a", *given, "--out", out).status == 0
@@ -324,7 +305,7 @@ def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run, place: 
     assert done.status == 1 and "attention/shard-000000.safetensors: " in done.stdout
 
 
-def test_saved_results_are_verified_and_compared(run, tmp_path: Path):
+def test_saved_results_are_verified_and_compared(run: Command, tmp_path: Path):
     effective_attention(tiny.shared("bert"), "w3 w4 w5").save(tmp_path / "result")
     assert run("verify", tmp_path / "result").status == run("diff", *[tmp_path / "result"] * 2).status == 0
     arrays = tmp_path / "result" / "arrays.safetensors"
@@ -333,7 +314,7 @@ def test_saved_results_are_verified_and_compared(run, tmp_path: Path):
     assert run("diff", *[tmp_path / "result"] * 2).refused("it is damaged (arrays.safetensors does not have", 2)
 
 
-def test_the_page_on_runs_names_commands_and_options_that_there_are(run):
+def test_the_page_on_runs_names_commands_and_options_that_there_are(run: Command):
     page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
     lines = re.findall(r"identikit (attention|status|resume|verify|merge|diff)\b([^`\n#]*)", page)
     assert {command for command, _ in lines} == {"attention", "status", "resume", "verify", "merge", "diff"}

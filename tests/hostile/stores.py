@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
-from identikit.results.sealed import seal, unseal
+from identikit.results.files import seal, unseal
 from identikit.runs import run as runs
 from tests.hostile.cases import Case, Refused, crossed, kept, proved
 from tests.hostile.damages import CUTS, DAMAGES, FLIPS, STANDINS, Damage

@@ -18,7 +18,7 @@ from identikit.paper.claims.judgements import Verdict
 from identikit.paper.claims.report import read_rows, rows
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.reproduce import Plan, Report
-from identikit.results.sealed import seal_json, unseal_json
+from identikit.results.files import seal_json, unseal_json
 from tests.models import tiny
 
 PAIRS = [(f"w{i % 40 + 3} w{i * 7 % 40 + 3} w{i + 4} .", f"w{i * 3 % 40 + 3} w{i + 5} w{i + 6} w9") for i in range(22)]

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import identikit as ik
+from identikit.results.files import seal_json, unseal_json
 from identikit.results.result import _CLASSES, Array, Result
-from identikit.results.sealed import seal_json, unseal_json
 from identikit.tokens.protocol import Settings
 from tests.models import tiny
 

@@ -48,7 +48,8 @@ def tables(folder: str | Path) -> dict[str, str]:
 
 def small_blocks(seconds: float = 0.0, tokens: int = 40) -> None:
     """Make blocks of few tokens, each written at once."""
-    runs.SHARD_SECONDS, runs.BLOCK_TOKENS = seconds, tokens
+    runs.SHARD_SECONDS = seconds
+    runs.BLOCK_TOKENS = tokens
 
 
 def forked(arguments: Sequence[str], errors: Path | None = None) -> int:

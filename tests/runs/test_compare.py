@@ -8,8 +8,8 @@ import pytest
 
 from identikit import effective_attention
 from identikit.errors import InputError
-from identikit.runs.columns import COMMANDS
-from identikit.runs.compare import KEYS, Comparison, compare
+from identikit.results.table import Table, number
+from identikit.runs.compare import Comparison, compare
 from identikit.runs.store import Store, write_tables
 from tests.models import tiny
 
@@ -70,18 +70,32 @@ def test_rows_columns_and_tables_of_one_run_alone(tmp_path: Path):
     assert found.other == [f"more is only in {tmp_path / 'other'}"]
 
 
-def test_rows_that_nothing_names_are_matched_in_order(tmp_path: Path):
-    one, other = ({"t": pd.DataFrame({"layer": [0, 0], "x": [1.0, last]})} for last in (2.0, 3.0))
-    write_tables(Store(tmp_path / "one", {}), one)
-    write_tables(Store(tmp_path / "other", {}), other)
+NOISES = {"noise": [0.5, 1.0], "layer": [0, 0], "x": [1.0, 2.0]}
+LAYERS = {"layer": [0, 0], "noise": [0.5, 1.0], "x": [1.0, 2.0]}
+WORDS = {"layer": [0, 0], "word": ["a", "b"], "x": [1.0, 2.0]}
+DESCRIBED = {"t": Table("A table.", "one row per noise", {"noise": number("noise", "any", key=True)})}
+
+
+@pytest.mark.parametrize(
+    ("columns", "dictionary", "where"),
+    [
+        (NOISES, DESCRIBED, "noise 1.0"),  # marked in columns.json, though it holds real numbers
+        (WORDS, None, "layer 0, word b"),  # the first columns identify the rows
+        (NOISES, None, "row 1"),
+        (LAYERS, None, "row 1"),
+        (LAYERS | {"noise": [1.0, 1.0]}, DESCRIBED, "row 1"),  # marked, but not true
+    ],
+)
+def test_rows_are_matched_by_what_identifies_them_or_in_order(
+    tmp_path: Path, columns: dict[str, list[float]], dictionary: dict[str, Table] | None, where: str
+):
+    for name, last in (("one", 2.0), ("other", 3.0)):
+        frame = pd.DataFrame(columns | {"x": [1.0, last]})
+        if where == "noise 1.0" and name == "other":
+            frame = frame.iloc[::-1].reset_index(drop=True)
+        write_tables(Store(tmp_path / name, {}), {"t": frame}, dictionary)
     (difference,) = compare(str(tmp_path / "one"), str(tmp_path / "other"), 0.0).differences
-    assert difference.where == "row 1" and difference.column == "x"
-
-
-def test_every_table_has_a_column_that_names_rows():
-    for tables in COMMANDS.values():
-        for table in tables.values():
-            assert KEYS & {*table.columns}
+    assert difference.where == where and difference.column == "x"
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path):
@@ -106,6 +120,8 @@ def test_saved_results_are_compared_too(tmp_path: Path):
     found = compare(one, str(tmp_path / "other"), 1e-6)
     assert "text" in found.settings and {"raw"} <= {difference.column for difference in found.differences}
     assert any("has the shape" in line for line in compare(one, str(tmp_path / "long"), 0.0).other)
+    effective_attention(tiny.shared("bert"), "w3 w4 w5").sel(layer=1, head=0).save(tmp_path / "head")
+    assert compare(str(tmp_path / "head"), str(tmp_path / "head"), 0.0).equal
     Store(tmp_path / "run", {}).write("x", b"")
     with pytest.raises(InputError, match=r"it has no run.json"):
         compare(one, str(tmp_path / "run"), 0.0)

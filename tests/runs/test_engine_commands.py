@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.runs.made import ended, forked, save_model, save_texts, shards, tables, wait_for
-from tests.soak import wait_until_gone
+from tools.soak import wait_until_gone
 
 pytestmark = pytest.mark.slow
 

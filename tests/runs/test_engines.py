@@ -14,7 +14,7 @@ from identikit.errors import InputError, ModelError
 from identikit.models.model import Model
 from identikit.runs import run as runs
 from identikit.runs.cluster import Cluster
-from identikit.runs.engines import AHEAD, Engine, Local, Processes, Task, Worker, Workers, by_cost
+from identikit.runs.engines import AHEAD, Engine, Local, Processes, RunTask, RunWorker, Workers, by_cost
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import tiny
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def squares(engine: Engine, model: Model, job: Squares, number: int = 8) -> dict[int, dict[str, int]]:
-    tasks = [Task(place, place) for place in range(number)]
+    tasks = [RunTask(place, place) for place in range(number)]
     return {task.number: found for task, found in engine.run(model, job, tasks, lambda task, done: None)}
 
 
@@ -77,7 +77,7 @@ def test_ray(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
 
 
 def test_long_tasks_are_first():
-    tasks = [Task(0, "", 3.0), Task(1, "", 9.0), Task(2, "", 3.0), Task(3, "", 4.0)]
+    tasks = [RunTask(number, "", cost) for number, cost in enumerate((3.0, 9.0, 3.0, 4.0))]
     assert [task.number for task in by_cost(tasks)] == [1, 3, 0, 2]
 
 
@@ -94,11 +94,11 @@ def test_results_are_not_computed_far_ahead_of_who_takes_them(model: Model, monk
         def submit(self, compute, task):
             from concurrent.futures import Future
 
-            from identikit.runs.engines import Found
+            from identikit.runs.engines import WorkerResult
 
             Pool.given += 1
             future = Future()
-            future.set_result(Found(task.given))
+            future.set_result(WorkerResult(task.given))
             return future
 
         def shutdown(self, **options):
@@ -106,7 +106,9 @@ def test_results_are_not_computed_far_ahead_of_who_takes_them(model: Model, monk
 
     monkeypatch.setattr("identikit.runs.engines.ProcessPoolExecutor", Pool)
     taken = 0
-    for _ in Processes(1, WORKERS).run(model, Squares(), [Task(place, place) for place in range(50)], lambda *_: None):
+    for _ in Processes(1, WORKERS).run(
+        model, Squares(), [RunTask(place, place) for place in range(50)], lambda *_: None
+    ):
         taken += 1
         assert Pool.given - taken < AHEAD * WORKERS
     assert taken == 50
@@ -118,7 +120,7 @@ def test_a_model_in_memory_cannot_be_sent_and_another_one_is_noticed(model: Mode
             squares(engine, tiny.shared("bert"), Squares())
     assert model.recipe is not None
     with pytest.raises(ModelError, match=r"in another process: its weights, .* Start it again, with the same files"):
-        Worker(model.recipe, "another", Squares(), 1).compute(Task(0, 0))
+        RunWorker(model.recipe, "another", Squares(), 1).compute(RunTask(0, 0))
 
 
 @pytest.mark.parametrize(

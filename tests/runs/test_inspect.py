@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from identikit.errors import InputError
-from identikit.runs.command import note, noted
+from identikit.runs.command import note, noted_command
 from identikit.runs.inspect import absent_parts, inputs_of, listed, open_run, parts_of, state, state_words
-from identikit.runs.lock import LOCK, FolderLock
+from identikit.runs.lock import NOTE, FolderLock
 from identikit.runs.store import Store
 
 
@@ -91,12 +91,12 @@ def test_a_note_of_a_killed_owner_is_not_taken_for_one_that_lives(store: Store):
     """Its process number may be another's by now; the system's lock tells."""
     lock = FolderLock(store.files, store.folder)
     lock.acquire()
-    held = Path(store.folder, LOCK).read_text()
-    assert state(store.folder).writer == json.loads(held)
+    held = Path(store.folder, NOTE).read_text()
+    assert state(store.folder).to_dict()["writer"] == json.loads(held)
     lock.release()
-    Path(store.folder, LOCK).write_text(held)
+    Path(store.folder, NOTE).write_text(held)
     assert state(store.folder).writer is None
-    Path(store.folder, LOCK).write_text('{"host": 1, "process": [], "since": 2, "beat": "x"}')
+    Path(store.folder, NOTE).write_text('{"host": 1, "process": [], "since": 2, "beat": "x"}')
     assert state(store.folder).writer is None
 
 
@@ -119,7 +119,7 @@ def test_a_command_is_noted_as_it_was_given(tmp_path: Path, monkeypatch: pytest.
     store = Store("run/shard-0001-of-0002", {})
     note(store, "attention", {"data": "texts.txt", "out": "run", "shard": "1/2", "as_json": True})
     monkeypatch.chdir(tmp_path / "run" / "shard-0001-of-0002")
-    found = noted(".")
+    found = noted_command(".")
     assert found.arguments == {"data": "texts.txt", "out": str(tmp_path / "run"), "shard": "1/2"}
     with found.there():
         assert Path.cwd() == tmp_path

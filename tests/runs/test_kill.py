@@ -29,7 +29,9 @@ def command(place: Path, out: Path) -> list[str]:
 
 def test_killed_at_random_moments(place: Path, tmp_path: Path):
     assert ended(forked(command(place, tmp_path / "whole"))) == 0
-    chance, out, kills = random.Random(0), tmp_path / "out", 0
+    chance = random.Random(0)
+    out = tmp_path / "out"
+    kills = 0
     for _ in range(KILLS):
         done = len(shards(out))
         process = forked(command(place, out))
@@ -46,7 +48,8 @@ def test_killed_at_random_moments(place: Path, tmp_path: Path):
 
 
 def test_ctrl_c_is_one_line_and_keeps_what_is_done(place: Path, tmp_path: Path):
-    out, errors = tmp_path / "out", tmp_path / "errors"
+    out = tmp_path / "out"
+    errors = tmp_path / "errors"
     process = forked(command(place, out), errors)
     wait_for(lambda: len(shards(out)) > 1)
     os.killpg(process, signal.SIGINT)
@@ -59,7 +62,8 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_done(place: Path, tmp_path: Path):
 
 
 def test_another_process_is_told_who_writes(place: Path, tmp_path: Path):
-    out, errors = tmp_path / "out", tmp_path / "errors"
+    out = tmp_path / "out"
+    errors = tmp_path / "errors"
     first = forked(command(place, out))
     wait_for(lambda: shards(out))
     os.kill(first, signal.SIGSTOP)  # it lives, and does not end meanwhile
@@ -75,7 +79,8 @@ def test_another_process_is_told_who_writes(place: Path, tmp_path: Path):
 def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(place: Path, tmp_path: Path):
     resource = pytest.importorskip("resource")
     assert ended(forked(command(place, tmp_path / "whole"))) == 0
-    out, errors = tmp_path / "out", tmp_path / "errors"
+    out = tmp_path / "out"
+    errors = tmp_path / "errors"
     sizes = sorted(path.stat().st_size for path in shards(tmp_path / "whole"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

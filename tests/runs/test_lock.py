@@ -1,9 +1,10 @@
 """One writer per folder, on a local disk and elsewhere; a dead owner does not keep it."""
 
+import fcntl
 import json
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -14,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.errors import InputError
 from identikit.runs import lock
-from identikit.runs.lock import LOCK, FolderLock
+from identikit.runs.lock import LOCK, NOTE, FolderLock
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import tiny
@@ -42,19 +43,17 @@ def elsewhere(tmp_path: Path) -> Iterator[str]:
     Elsewhere.clear_instance_cache()
 
 
+def refused(folder: Path) -> bool:
+    with pytest.raises(InputError, match=HELD), Store(folder, {}):
+        pass
+    return True
+
+
 def test_two_stores_of_one_process(tmp_path: Path):
     with Store(tmp_path / "run", {}) as first:
-        refused: list[str] = []
-
-        def second() -> None:
-            with pytest.raises(InputError, match=HELD) as caught, Store(tmp_path / "run", {}):
-                pass
-            refused.append(str(caught.value))
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-        assert len(refused) == 1
+        assert refused(tmp_path / "run")
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(refused, tmp_path / "run").result()
         first.write("one", b"1")
         with first:  # the owner may enter again
             first.write("two", b"2")
@@ -66,7 +65,7 @@ def test_a_file_system_without_locks_is_locked_by_a_note(tmp_path: Path, monkeyp
     def none(*given: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     with Store(tmp_path / "run", {}), pytest.raises(InputError, match=HELD), Store(tmp_path / "run", {}):
         pass
     with Store(tmp_path / "run", {}) as again:
@@ -74,30 +73,29 @@ def test_a_file_system_without_locks_is_locked_by_a_note(tmp_path: Path, monkeyp
 
 
 def test_a_note_that_cannot_be_written_does_not_keep_the_lock(tmp_path: Path):
-    (tmp_path / "run" / LOCK).mkdir(parents=True)
-    with (
-        pytest.raises(InputError, match=r"Cannot write run\.json to .*: Is a directory\."),
-        Store(tmp_path / "run", {}),
-    ):
-        pass
+    (tmp_path / "run" / NOTE).mkdir(parents=True)
+    for number in (b"1", b"2"):
+        with Store(tmp_path / "run", {}) as store:
+            store.write(f"file {number}", number)
 
 
 def test_a_whole_run_elsewhere(elsewhere: str, tmp_path: Path):
-    model, texts = tiny.shared("bert"), made_texts(5)
+    model = tiny.shared("bert")
+    texts = made_texts(5)
     for out in (elsewhere, tmp_path / "here"):
         attention_tables(model, texts, Run(Store(out, {})), AttentionOptions())
     assert tables(tmp_path / "run") == tables(tmp_path / "here") != {}
-    assert not (tmp_path / "run" / LOCK).exists()
+    assert not {LOCK, NOTE} & {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_an_owner_elsewhere_is_noticed_until_it_is_silent(elsewhere: str, tmp_path: Path):
     owner = {"host": "far away", "process": 7, "since": "2026-01-01T00:00:00+00:00", "key": "k", "beat": time.time()}
-    note = tmp_path / "run" / LOCK
+    note = tmp_path / "run" / NOTE
     note.parent.mkdir()
     note.write_text(json.dumps(owner))
     with pytest.raises(InputError, match=r"process 7 on far away, started 2026-01-01"), Store(elsewhere, {}):
         pass
-    note.write_text(json.dumps(owner | {"beat": time.time() - lock._SILENT - 1}))
+    note.write_text(json.dumps(owner | {"beat": time.time() - lock.SILENT_SECONDS - 1}))
     with Store(elsewhere, {}) as store:
         store.write("one", b"1")
         note.write_text(json.dumps(owner | {"beat": time.time()}))  # it wakes up, and takes the folder for its own
@@ -107,11 +105,11 @@ def test_an_owner_elsewhere_is_noticed_until_it_is_silent(elsewhere: str, tmp_pa
 
 
 def test_a_live_owner_is_never_silent(elsewhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lock, "_BEAT", 0.02)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
     with Store(elsewhere, {}), pytest.raises(InputError, match=HELD):
-        first = json.loads((tmp_path / "run" / LOCK).read_text())
+        first = json.loads((tmp_path / "run" / NOTE).read_text())
         time.sleep(0.2)
-        later = json.loads((tmp_path / "run" / LOCK).read_text())
+        later = json.loads((tmp_path / "run" / NOTE).read_text())
         assert later["beat"] > first["beat"] + 0.1 and later["since"] == first["since"]
         with Store(elsewhere, {}):
             pass
@@ -120,7 +118,7 @@ def test_a_live_owner_is_never_silent(elsewhere: str, tmp_path: Path, monkeypatc
 def test_a_damaged_note_is_nobodys(elsewhere: str, tmp_path: Path):
     (tmp_path / "run").mkdir()
     for damaged in (b"", b"{", b"[]", b'{"host": 1}', b"\xff"):
-        (tmp_path / "run" / LOCK).write_bytes(damaged)
+        (tmp_path / "run" / NOTE).write_bytes(damaged)
         found = FolderLock(fsspec.filesystem("elsewhere"), "run")
         assert found.holder() is None
         found.acquire()

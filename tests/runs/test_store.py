@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +12,18 @@ from hypothesis import strategies as st
 
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
-from identikit.results.sealed import Damaged, seal, seal_json, unseal, unseal_json, unseal_record
+from identikit.results.files import Damaged, seal, seal_json, unseal, unseal_json, unseal_record
 from identikit.runs import run as runs
 from identikit.runs.lock import LOCK
-from identikit.runs.run import BLOCK_TEXTS, Run, blocks_of
+from identikit.runs.run import BLOCK_TEXTS, Run, Stored, blocks_of
 from identikit.runs.store import ERROR, MANIFEST, Store
 from tests.models import tiny
 
 TEXTS = [f"text {i}" for i in range(2 * BLOCK_TEXTS + 5)]
 LENGTHS = [len(text) for text in TEXTS]
+
+
+STORED = {"tokens": Stored("text"), "mean": Stored(real=True)}
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,7 @@ class Count:
     refuse: str = ""
     shift: float = 0.0
     what = "characters"
-    names = frozenset(["tokens", "mean"])
-    measured = frozenset({"mean"})
-    undefined = frozenset[str]()
-
-    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
-        return {"tokens": len(lengths)}
+    stored = STORED
 
     def cost(self, length: int) -> float:
         return float(length)
@@ -76,7 +73,8 @@ def test_a_stopped_run_keeps_what_is_finished_and_computes_the_rest(tmp_path: Pa
     assert (tmp_path / "run" / "shard-000000.safetensors").exists()  # two blocks were done, and are kept
     told: list[tuple[str, int, int]] = []
     assert counted(tmp_path / "run", Count(stop=TEXTS[0]), progress=lambda *step: told.append(step)) == LENGTHS
-    before, total = sum(LENGTHS[: 2 * BLOCK_TEXTS]), sum(LENGTHS)
+    before = sum(LENGTHS[: 2 * BLOCK_TEXTS])
+    total = sum(LENGTHS)
     steps = (before, before + LENGTHS[2 * BLOCK_TEXTS], total)
     assert told == [("characters", tokens, total) for tokens in steps]
 
@@ -100,12 +98,18 @@ def test_a_shard_that_is_damaged_or_holds_something_else_is_computed_again(tmp_p
     assert len(shards) == 3
     about = unseal(shards[0].read_bytes()).about
     tokens = torch.tensor(LENGTHS[:BLOCK_TEXTS])
+    mean = torch.ones(())
     wrong = {
         "its content does not have its SHA-256": shards[0].read_bytes()[:-1] + b"\0",
         "it is not a sealed safetensors file": b"junk",
-        "'tokens' is missing": seal({"0/mean": torch.ones(())}, about),
-        r"'tokens' has the shape \[31\], and 32 rows are expected": seal({"0/tokens": tokens[1:]}, about),
-        "some numbers of 'mean' are not finite": seal({"0/tokens": tokens, "0/mean": torch.tensor(torch.nan)}, about),
+        "'tokens' is missing": seal({"0/mean": mean}, about),
+        "'mean' is missing": seal({"0/tokens": tokens}, about),
+        "'tag' is not expected": seal({"0/tokens": tokens, "0/mean": mean, "0/tag": mean}, about),
+        "'mean' is stored as torch.int64": seal({"0/tokens": tokens, "0/mean": mean.long()}, about),
+        r"'tokens' has the shape \[31\], and 32 rows are expected": seal(
+            {"0/tokens": tokens[1:], "0/mean": mean}, about
+        ),
+        "'mean' has numbers that are not finite": seal({"0/tokens": tokens, "0/mean": mean * torch.nan}, about),
         "it holds other texts": seal({"0/tokens": tokens}, about | {"blocks": {"0": "of other texts"}}),
         "it holds no block": seal({"0/tokens": tokens}, {}),
     }
@@ -118,7 +122,7 @@ def test_a_shard_that_is_damaged_or_holds_something_else_is_computed_again(tmp_p
 
 
 def test_numbers_that_are_not_finite_are_never_kept(tmp_path: Path):
-    with pytest.raises(InputError, match="Computing texts 0 to 31: some numbers of 'mean' are not finite"):
+    with pytest.raises(InputError, match="Computing texts 0 to 31: 'mean' has numbers that are not finite"):
         counted(tmp_path / "run", Count(shift=torch.nan))
     assert not (tmp_path / "run").exists()
 
@@ -189,7 +193,7 @@ def test_nothing_is_made_before_there_is_a_result(tmp_path: Path):
     assert json.loads((tmp_path / "run" / MANIFEST).read_text())["run"] == {"norm": "sum"}
 
 
-def test_places_that_cannot_be_written_and_damaged_manifests(tmp_path: Path):
+def test_places_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(InputError, match="choose another folder with --out"):
         Store(tmp_path / "file" / "under", {}).write("table.csv", b"")
@@ -199,31 +203,11 @@ def test_places_that_cannot_be_written_and_damaged_manifests(tmp_path: Path):
         Store("memory://run", {})
     with pytest.raises(InputError, match=f"Cannot write {MANIFEST} to .*choose another folder with --out"):
         counted(tmp_path / "file" / "under", Count(stop=TEXTS[0]))
-    Store(tmp_path / "run", {}).write("table.csv", b"whole")
-    for damaged in ("{bad", "[]", '{"seed": 1}', '{"run": 1}'):
-        (tmp_path / "run" / MANIFEST).write_text(damaged)
-        with pytest.raises(InputError, match=r"Cannot resume .*: run.json is damaged\."):
-            Store(tmp_path / "run", {})
-
-
-def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path):
-    first, second = Store(tmp_path / "run", {"seed": 1}), Store(tmp_path / "run", {"seed": 1})
-    with first:
-        with pytest.raises(InputError, match=f"process {os.getpid()} on .*, started .*, is writing to it. Wait until"):
-            second.write("table.csv", b"")
-        first.write("table.csv", b"first")
-    second.write("other.csv", b"second")
-    assert sorted(content(tmp_path / "run")) == [LOCK, "other.csv", MANIFEST, "table.csv"]
-
-
-def test_other_settings_are_refused(tmp_path: Path):
-    Store(tmp_path / "run", {"model": "a", "seed": 1}).write("table.csv", b"whole")
-    with pytest.raises(InputError, match=r"Cannot resume .* another run, whose seed is 1, not 2. Use the same"):
-        Store(tmp_path / "run", {"model": "a", "seed": 2})
 
 
 def test_a_run_that_another_process_began_meanwhile_is_not_mixed_with(tmp_path: Path):
-    ours, theirs = Store(tmp_path / "run", {"seed": 1}), Store(tmp_path / "run", {"seed": 2})
+    ours = Store(tmp_path / "run", {"seed": 1})
+    theirs = Store(tmp_path / "run", {"seed": 2})
     theirs.write("table.csv", b"theirs")
     with pytest.raises(InputError, match="it holds another run, whose seed is 2, not 1"):
         ours.write("table.csv", b"ours")
@@ -238,7 +222,9 @@ def test_what_identifies_a_run_is_apart_from_what_is_recorded(tmp_path: Path):
     with Store(tmp_path / "run", settings, {"date": "tomorrow", "device": "cuda"}):
         pass
     assert content(tmp_path / "run") == before
-    with pytest.raises(InputError, match=r"another run, whose data.sample is 3, not None"):
+    with pytest.raises(
+        InputError, match=r"Cannot resume .* another run, whose data.sample is 3, not None. Use the same"
+    ):
         Store(tmp_path / "run", settings | {"data": {"source": "mrpc"}})
 
 

@@ -30,12 +30,10 @@ GROUPS = ("special", "first", "cls", "sep", "punctuation")
 separates or closes it; period and comma."""
 
 READ = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undecided")
-"""What is summed over rows; `runs.columns` says what each is."""
+"""What is summed over rows; `tables` says what each is."""
 
 WEIGHTS = ("raw", "effective", "lower", "upper")
 
-NUMBERS = ("row_sums", "group_sums", "value_size", "group_keys")
-"""What `certainty` returns of each text."""
 
 
 def checked_rows(rows: Any) -> int | str:

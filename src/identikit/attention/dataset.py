@@ -10,13 +10,14 @@ from identikit.attention import certainty
 from identikit.attention.effective import attend
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
+from identikit.attention.tables import ATTENTION
 from identikit.attention.token_types import TypeAverages, type_sums
 from identikit.checks import random_seed
 from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
-from identikit.runs.columns import ATTENTION, texts_table
-from identikit.runs.run import Block, Run, blocks_of
+from identikit.results.table import texts_table
+from identikit.runs.run import Run, Stored, TextBlock, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
@@ -24,15 +25,29 @@ from identikit.texts.text import Text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_READINGS = (
-    "pearson", "pearson_layer", "pearson_head", "least", "greatest", "residual", "slack_least", "slack_greatest",
-)  # fmt: skip
-_SUMMED = {"type_sums", "type_texts"}  # over the texts of a block
+_CORRELATION = Stored("text", real=True, undefined=True)  # where a map is constant
+_READINGS = {
+    "pearson": _CORRELATION,
+    "pearson_layer": _CORRELATION,
+    "pearson_head": _CORRELATION,
+    "least": Stored("text"),
+    "greatest": Stored("text"),
+    "residual": Stored("text", real=True),
+    "slack_least": Stored("text"),
+    "slack_greatest": Stored("text"),
+}
+_BOUNDED = {  # what `certainty` returns
+    "row_sums": Stored("text", real=True),
+    "group_sums": Stored("text", real=True),
+    "value_size": Stored("text", real=True, undefined=True),  # of groups that a text does not have
+    "group_keys": Stored("text"),
+}
+_SUMMED = {"type_sums": Stored(real=True), "type_texts": Stored(real=True)}  # over the texts of a block
 
 
 @dataclass(frozen=True)
 class AttentionOptions(EffectiveOptions):
-    """How the attention of a dataset is computed: `EffectiveOptions`, what becomes of long texts, and which rows are bounded.
+    """How the attention of a dataset is computed, what becomes of long texts, and which rows are bounded.
 
     - `intervals`: how many rows per text are bounded, drawn with `seed` over all layers, heads and queries; 0 is none
       and "all" is all
@@ -62,24 +77,14 @@ class AttentionJob:
         return f"{'attention intervals' if self.only_intervals else 'effective attention'}, tokens"
 
     @property
-    def measured(self) -> frozenset[str]:
-        """All but counts and dimensions."""
-        return self.undefined | {"residual", "row_sums", "group_sums", "type_sums", "type_texts"}
-
-    @property
-    def undefined(self) -> frozenset[str]:
-        """Correlations of constant maps, and sizes of groups that a text does not have."""
-        return frozenset({"pearson", "pearson_layer", "pearson_head", "value_size"})
-
-    @property
-    def names(self) -> frozenset[str]:
+    def stored(self) -> dict[str, Stored]:
         """What is kept of each text, and what is summed over texts."""
-        return frozenset({*self.rows(()), "tokens", *(() if self.only_intervals else _SUMMED)})
-
-    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
-        """Return the number of texts, for all but what is summed over texts."""
-        names = () if self.only_intervals else ("tokens", *_READINGS)
-        return dict.fromkeys([*names, *(certainty.NUMBERS if self.options.intervals else ())], len(lengths))
+        stored = {"tokens": Stored("text")}
+        if not self.only_intervals:
+            stored |= _READINGS | _SUMMED
+        if self.options.intervals:
+            stored |= _BOUNDED
+        return stored
 
     def cost(self, length: int) -> float:
         """Return a sum of products that grow with the length and with its square."""
@@ -96,7 +101,8 @@ class AttentionJob:
             rows.append({name: part.cpu() for name, part in numbers.items()})
             told(self.what, done, int(tokens.sum()))
         gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        return {"tokens": tokens, **gathered, **{name: gathered[name].sum(0) for name in _SUMMED & gathered.keys()}}
+        summed = {name: gathered[name].sum(0) for name in _SUMMED if name in gathered}
+        return {"tokens": tokens, **gathered, **summed}
 
     def _read(self, result: EffectiveAttention) -> dict[str, Tensor]:
         options = self.options
@@ -107,7 +113,7 @@ class AttentionJob:
         return {**_readings(result, options.mass), **bounded, "type_sums": sums, "type_texts": (number > 0).double()}
 
 
-def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions) -> list[Block]:
+def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions) -> list[TextBlock]:
     """Return texts as the blocks that are read together."""
     read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     return blocks_of(texts, [len(one) for one in read])
@@ -116,7 +122,7 @@ def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions)
 def attention_tables(
     model: Model, texts: Iterable[Text], run: Run, options: AttentionOptions
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset into a run's folder; `runs.columns.ATTENTION` describes them.
+    """Compute the tables of a dataset into a run's folder; `tables.ATTENTION` describes them.
 
     All layers and heads are read; layers, heads and texts count from 0.
     """

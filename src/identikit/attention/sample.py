@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from identikit.attention.captured import Place
 from identikit.attention.intervals import EXACTLY, TOP, bounds_of, edges_wanted, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.progress import Progress, silent
+from identikit.results.files import tensor_file
 from identikit.shapes import Bool, Float, Int, Tensor
 
 ALL = "all"
@@ -117,7 +118,7 @@ class RowSample(NamedTuple):
     def to_bytes(self) -> bytes:
         """Return it as the content of a safetensors file."""
         named = {"rows": torch.tensor(self.rows), "free rows": self.free, **self.bounded._asdict()}
-        return save({name: tensor.contiguous() for name, tensor in named.items()})
+        return tensor_file(named)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "RowSample":

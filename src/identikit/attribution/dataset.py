@@ -1,7 +1,7 @@
 """Hidden Token Attribution over a dataset, as tidy tables: what Figures 3, 4, 18 and 26 to 37 are drawn from."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,12 +10,13 @@ import torch
 from identikit.attribution.attribute import attribute, mixing
 from identikit.attribution.plan import Options, estimate
 from identikit.attribution.result import TokenAttribution
+from identikit.attribution.tables import ATTRIBUTION
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress
-from identikit.runs.columns import ATTRIBUTION, texts_table
-from identikit.runs.run import Block, Run, blocks_of
+from identikit.results.table import texts_table
+from identikit.runs.run import Run, Stored, TextBlock, blocks_of
 from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import Encoded, Text
@@ -43,6 +44,15 @@ class PerToken(NamedTuple):
     outweighed: Bool[Tensor, "token layer"]
 
 
+_STORED = {
+    **dict.fromkeys((*_PLAIN, "tokens", "own bins", "own counts"), Stored()),
+    **dict.fromkeys((f"{name} {kind}" for name in _OFFSETS for kind in ("sums", "pairs")), Stored()),
+    "token own": Stored("token", real=True),
+    "token outweighed": Stored("token"),
+    "tag *": Stored(),
+}
+
+
 @dataclass(frozen=True)
 class AttributionJob:
     """Attributes a block of texts, each by itself; with a `tagger`, own contributions are also counted by tag."""
@@ -50,16 +60,7 @@ class AttributionJob:
     options: AttributionOptions
     tagger: Tagger | None = None
     what = "attribution, tokens"
-    names = frozenset(
-        [*_PLAIN, "tokens", *(f"token {name}" for name in PerToken._fields), "own bins", "own counts"]
-        + [f"{name} {kind}" for name in _OFFSETS for kind in ("sums", "pairs")]
-    )
-    measured = frozenset({"token own"})
-    undefined = frozenset[str]()
-
-    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
-        """Return the number of tokens for what is kept of each."""
-        return {f"token {name}": sum(lengths) for name in PerToken._fields}
+    stored = _STORED
 
     def cost(self, length: int) -> float:
         """Return a sum of products that grow with the square of the length and with its cube."""
@@ -83,7 +84,7 @@ def encoded_texts(model: Model, texts: list[Text], options: AttributionOptions) 
 def attribution_tables(
     model: Model, texts: Iterable[Text], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
 ) -> dict[str, "DataFrame"]:
-    """Compute the tables of a dataset into a run's folder; `runs.columns.ATTRIBUTION` describes them.
+    """Compute the tables of a dataset into a run's folder; `tables.ATTRIBUTION` describes them.
 
     All layers and tokens are read; layers, positions and texts count from 0. With a `tagger`, own contributions are
     also given by tag.
@@ -105,7 +106,7 @@ def attribution_statistics(
     blocks = blocks_of(texts, [len(one) for one in encoded])
     job = AttributionJob(options, tagger)
 
-    def before(missing: list[Block]) -> None:
+    def before(missing: list[TextBlock]) -> None:
         expected = estimate(model, [length for block in missing for length in block.lengths], options.request(model))
         if expected.said:
             warnings.warn(expected.words(), stacklevel=5)

@@ -1,13 +1,12 @@
 """The commands over a dataset: attention, attribution and tokens."""
 
 import inspect
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial, wraps
 from itertools import islice
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -29,6 +28,11 @@ from identikit.cli.options import (
     WorkersOption,
 )
 from identikit.errors import TooLongError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Tables = dict[str, Any]  # data frames by name; pandas is imported when they are made
 
 
 @dataclass(frozen=True)
@@ -65,70 +69,73 @@ class DatasetRun:
     as_json: JsonOption = False
     given: dict[str, Any] = field(default_factory=dict)  # all of the command's arguments, noted for `resume`
 
-    def do(self, task: "Task", options: Any, also: dict[str, Any] | None = None) -> None:
+    def do(self, command: "DatasetCommand", options: "DataclassInstance", also: dict[str, Any] | None = None) -> None:
         """Compute the tables into the folder, with progress, and print what they say.
 
         `also` are settings that are not among the options.
         """
         from identikit.cli.terminal import step_progress
         from identikit.runs.command import note
+        from identikit.runs.engines import Workers
         from identikit.runs.manifest import manifest
         from identikit.runs.run import Run, part_folder
         from identikit.runs.store import Store
 
-        part, workers = _part(self.shard), self._workers()
-        texts, model = self._texts(), identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
+        part = _part(self.shard)
+        workers = Workers(self.engine, self.workers, self.threads, self.address, self.gpus)
+        texts = self._texts()
+        model = identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
         data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
         if self.skip_long:
             texts, data["skipped"] = _fitting(model, texts, getattr(options, "max_tokens", None))
         folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
         engine = workers.start(folder)
         settings, recorded = manifest(
-            task.command, model, texts, data=data, options=asdict(options) | (also or {}), threads=engine.threads
+            command.name, model, texts, data=data, options=asdict(options) | (also or {}), threads=engine.threads
         )
-        store = Store(folder, settings | ({} if part is None else {"shard": self.shard}), recorded)
+        if part is not None:
+            settings["shard"] = self.shard
+        store = Store(folder, settings, recorded)
+        tables: Tables = {}
         with step_progress() as told, store:
-            note(store, task.command, self.given)
-            run, tables = Run(store, engine, part, told), {}
+            note(store, command.name, self.given)
+            run = Run(store, engine, part, told)
             if part is None:
-                tables = task.tables(model, texts, run, options)
-            else:
-                task.gather(model, texts, run, options)
-            if part is None:
+                tables = command.tables(model, texts, run, options)
                 store.finish()
-        self._report(task, tables)
-
-    def _workers(self) -> Any:
-        from identikit.runs.engines import Workers
-
-        return Workers(self.engine, self.workers, self.threads, self.address, self.gpus)
+            else:
+                command.gather(model, texts, run, options)
+        self._report(command, tables)
 
     def _texts(self) -> list[Any]:
-        found = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
-        return list(islice(found, self.sample))
+        texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
+        return list(islice(texts, self.sample))
 
-    def _report(self, task: "Task", tables: dict[str, Any]) -> None:
+    def _report(self, command: "DatasetCommand", tables: Tables) -> None:
+        from identikit.cli.terminal import print_json
+
         if not tables:
-            said = f"Shard {self.shard} is complete. When all shards are, run `identikit merge {self.out}`."
-            typer.echo(json.dumps({"shard": self.shard}) if self.as_json else said)
+            if self.as_json:
+                print_json({"shard": self.shard})
+            else:
+                typer.echo(f"Shard {self.shard} is complete. When all shards are, run `identikit merge {self.out}`.")
             return
-        words, numbers = task.said(tables)
+        words, numbers = command.report(tables)
         if self.as_json:
-            named = {"tables": [f"{self.out}/{name}.parquet" for name in tables]}
-            typer.echo(json.dumps(numbers | named, ensure_ascii=False, allow_nan=False))
+            print_json({**numbers, "tables": [f"{self.out}/{name}.parquet" for name in tables]})
         else:
             typer.echo(words)
             typer.echo(f"The tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.")
             typer.echo(f"{self.out}/columns.json says what their columns mean.")
 
 
-class Task(NamedTuple):
-    """A command over a dataset: what gathers its numbers, what makes them into tables, and what is said of these."""
+class DatasetCommand(NamedTuple):
+    """A command over a dataset: what gathers its numbers, what makes tables of them, and what is said of these."""
 
-    command: str
+    name: str
     gather: Callable[..., Any]
-    tables: Callable[..., dict[str, Any]]
-    said: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+    tables: Callable[..., Tables]
+    report: Callable[[Tables], tuple[str, dict[str, Any]]]  # in words, and as numbers
 
 
 def _part(shard: str | None) -> tuple[int, int] | None:
@@ -140,9 +147,10 @@ def _part(shard: str | None) -> tuple[int, int] | None:
     return int(index), int(number)
 
 
-def _fitting(model: Any, texts: list[Any], max_tokens: int | None) -> tuple[list[Any], list[int]]:
+def _fitting(model: "identikit.Model", texts: list[Any], max_tokens: int | None) -> tuple[list[Any], list[int]]:
     """Return the texts that are not too long, and the numbers of the others."""
-    kept, skipped = [], []
+    kept = []
+    skipped = []
     for number, text in enumerate(texts):
         try:
             model.encode(text, max_tokens=max_tokens, features=False)
@@ -159,7 +167,7 @@ def _fitting(model: Any, texts: list[Any], max_tokens: int | None) -> tuple[list
 
 def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `DatasetRun` before its own; it gets them as its first argument."""
-    names = [one.name for one in fields(DatasetRun) if one.name != "given"]
+    names = [option.name for option in fields(DatasetRun) if option.name != "given"]
 
     @wraps(command)
     def called(**given: Any) -> None:
@@ -168,9 +176,10 @@ def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
             raise identikit.InputError("--truncate and --skip-long exclude each other. Give one of them.")
         command(run, **{name: value for name, value in given.items() if name not in names})
 
-    (*shared, _), (_, *own) = (inspect.signature(one).parameters.values() for one in (DatasetRun, command))
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
-    called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
+    *shared, _ = inspect.signature(DatasetRun).parameters.values()
+    _, *special = inspect.signature(command).parameters.values()
+    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (*shared, *special)]
+    called.__dict__["__signature__"] = inspect.Signature(options)  # what typer reads the options from
     return called
 
 
@@ -196,15 +205,15 @@ def attention(
 
     rows: Any = 0 if intervals is None else count(intervals)
     options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, seed=seed)
-    run.do(Task("attention", attention_statistics, attention_tables, _attention_said), options)
+    run.do(DatasetCommand("attention", attention_statistics, attention_tables, _attention_report), options)
 
 
-def _attention_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
     from identikit.attention.certainty import length_words
 
     overall = tables["correlation"]["pearson"]
     null = tables["null_dimension"]
-    numbers = {
+    numbers: dict[str, Any] = {
         "texts": len(overall),
         "correlation": float(overall.mean()),
         "null_dim": int(null["greatest"].max()),
@@ -218,7 +227,7 @@ def _attention_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     )
     if "intervals_by_length" in tables:
         by_length = tables["intervals_by_length"]
-        numbers["intervals_by_length"] = json.loads(by_length.to_json(orient="records", double_precision=15))
+        numbers["intervals_by_length"] = by_length.to_dict("records")
         words += (
             f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
             "any attention with the same output.\nFree rows see linearly dependent values; all others are certain. "
@@ -244,15 +253,22 @@ def attribution(
     from identikit.attribution.dataset import AttributionOptions, attribution_statistics, attribution_tables
     from identikit.texts.tags import penn_tags
 
-    asked, tagger = count(probes), penn_tags if tags else None
+    tagger = penn_tags if tags else None
+    asked = count(probes)
     options = AttributionOptions(probes=asked, norm=norm, precision=precision, truncate=run.truncate)
-    gather, tables = partial(attribution_statistics, tagger=tagger), partial(attribution_tables, tagger=tagger)
-    run.do(Task("attribution", gather, tables, partial(_attribution_said, asked, norm)), options, {"tags": tags})
+    command = DatasetCommand(
+        "attribution",
+        partial(attribution_statistics, tagger=tagger),
+        partial(attribution_tables, tagger=tagger),
+        partial(_attribution_report, asked, norm),
+    )
+    run.do(command, options, {"tags": tags})
 
 
-def _attribution_said(probes: Any, norm: str, tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _attribution_report(probes: int | str | None, norm: str, tables: Tables) -> tuple[str, dict[str, Any]]:
     own = tables["own"]
-    first, last = own.iloc[0], own.iloc[-1]
+    first = own.iloc[0]
+    last = own.iloc[-1]
     how = "exact" if probes == "exact" else f"estimated from {probes} random directions"
     final = f"layer {len(own) - 1}"
     return (
@@ -304,7 +320,15 @@ def tokens(
     ] = None,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
-    from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_rates, identifiability_tables
+    from identikit.tokens.dataset import (
+        NOISES,
+        IdentifiabilityOptions,
+        InversionOptions,
+        identifiability_rates,
+        identifiability_tables,
+        inversion_tables,
+        inverted,
+    )
     from identikit.tokens.experiments import EXPERIMENTS
 
     if experiment not in (*EXPERIMENTS, "inversion"):
@@ -312,7 +336,21 @@ def tokens(
             f"--experiment {experiment!r} is not known. Use one of: {', '.join((*EXPERIMENTS, 'inversion'))}."
         )
     if experiment == "inversion":
-        _inversion(run, maps, distances or ["l2"], noises=noises, prefix=prefix, seed=seed, max_tokens=max_tokens)
+        distances = distances or ["l2"]
+        if maps or len(distances) > 1:
+            raise identikit.InputError(
+                "--experiment inversion uses no maps and one distance. Leave out --map, and give --distance once."
+            )
+        inversion = InversionOptions(
+            noises=tuple(noises or NOISES),
+            distance=distances[0],
+            prefix=prefix,
+            seed=seed,
+            truncate=run.truncate,
+            max_tokens=max_tokens,
+        )
+        command = DatasetCommand("tokens", inverted, inversion_tables, _inversion_report)
+        run.do(command, inversion, {"experiment": "inversion"})
         return
     if noises or prefix != "given":
         raise identikit.InputError("--noise and --prefix are for --experiment inversion. Leave them out.")
@@ -325,39 +363,25 @@ def tokens(
         truncate=run.truncate,
         max_tokens=max_tokens,
     )
-    run.do(Task("tokens", identifiability_rates, identifiability_tables, _rates_said), options)
+    run.do(DatasetCommand("tokens", identifiability_rates, identifiability_tables, _rates_report), options)
 
 
-def _rates_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _rates_report(tables: Tables) -> tuple[str, dict[str, Any]]:
     summary = tables["summary"]
     final = summary["layer"].max()
     last = summary[(summary["layer"] == final) & (summary["test_layer"] == final)]
-    told = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
-    rates = summary.to_json(orient="records", double_precision=15)  # with null for what is missing
-    return f"Recovered from layer {final}: {told}.", {"rates": json.loads(rates)}
+    rates = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
+    return f"Recovered from layer {final}: {rates}.", {"rates": summary.to_dict("records")}
 
 
-def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **given: Any) -> None:
-    from identikit.tokens.dataset import NOISES, InversionOptions, inversion_tables, inverted
-
-    if maps or len(distances) > 1:
-        raise identikit.InputError(
-            "--experiment inversion uses no maps and one distance. Leave out --map, and give --distance once."
-        )
-    given["noises"] = tuple(given["noises"] or NOISES)
-    options = InversionOptions(distance=distances[0], truncate=run.truncate, **given)
-    run.do(Task("tokens", inverted, inversion_tables, _inversion_said), options, {"experiment": "inversion"})
-
-
-def _inversion_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    found = tables["inversion"]
-    final = found[found["layer"] == found["layer"].max()]
-    told = "; ".join(
+def _inversion_report(tables: Tables) -> tuple[str, dict[str, Any]]:
+    rates = tables["inversion"]
+    final = rates["layer"].max()
+    words = "; ".join(
         f"noise {row['noise']:g}: {row['rate']:.1%}, smallest margin {row['margin_least']:.2g}"
-        for _, row in final.iterrows()
+        for _, row in rates[rates["layer"] == final].iterrows()
     )
-    rows = json.loads(found.to_json(orient="records", double_precision=15))
-    return f"Recovered from layer {found['layer'].max()}: {told}.", {"inversion": rows}
+    return f"Recovered from layer {final}: {words}.", {"inversion": rates.to_dict("records")}
 
 
 def count(probes: str | None) -> int | str | None:

@@ -1,6 +1,6 @@
 """How a command ends: in order, in one line that says what is wrong, or quietly where nobody reads.
 
-The statuses are 0, 1 for what the user or the machine can mend, 2 for wrong options, 70 for an error of ours, 130 after
+The statuses are 0, 1 for what the user can fix, 2 for wrong options, 70 for an error of ours, 130 after
 Ctrl-C and 143 after SIGTERM. This module is loaded before anything slow, so that starting up ends as well.
 """
 
@@ -20,7 +20,9 @@ from typing import Any, TextIO
 
 from identikit.errors import IdentikitError, InputError
 
-FAILED, INTERNAL, INTERRUPTED = 1, 70, 130
+FAILED = 1
+INTERNAL = 70
+INTERRUPTED = 130
 _STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
@@ -46,11 +48,12 @@ def _status(command: Callable[[], object], signals: list[int]) -> int:
             status = signals[0]
         if status in _STOPPED:
             _tell(_stopped(_STOPPED[status]))
-        elif isinstance(error, SystemExit):
-            return status if isinstance(status, int) else 0 if status is None else FAILED
-        else:
-            status = _told(error)
-        return status
+            return status
+        if not isinstance(error, SystemExit):
+            return _explained(error)
+        if status is None:
+            return 0
+        return status if isinstance(status, int) else FAILED
 
 
 def _check_folder() -> None:
@@ -58,21 +61,23 @@ def _check_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise InputError("The working folder no longer exists. Change to another one, and run it again.") from None
+        raise InputError(
+            "The working folder no longer exists. Change to another one and run the command again."
+        ) from None
 
 
-def _told(error: BaseException) -> int:
-    """Tell what went wrong, and return the status."""
+def _explained(error: BaseException) -> int:
+    """Say what went wrong, and return the status."""
     words = " ".join(str(error).split())
     if isinstance(error, IdentikitError):
         _tell(words)
     elif isinstance(error, OSError):
         if error.errno != errno.EPIPE:
             where = f" ({error.filename})" if error.filename else ""
-            _tell(f"{error.strerror or words}{where}. Mend that, and run the command again.")
+            _tell(f"{error.strerror or words}{where}. Fix this and run the command again.")
     elif isinstance(error, ModuleNotFoundError) and error.name:
         _tell(f"This needs the package {error.name}, which is not installed. Run `pip install {error.name}`.")
-    elif isinstance(error, MemoryError) or any(one in words.lower() for one in _MEMORY):
+    elif isinstance(error, MemoryError) or any(phrase in words.lower() for phrase in _MEMORY):
         where = "the GPU's memory" if "cuda" in words.lower() else "memory"
         _tell(f"This needs more than {where}. Pass a shorter text or a smaller model, or use a larger machine.")
     else:
@@ -85,7 +90,7 @@ def _told(error: BaseException) -> int:
 
 
 def _report() -> str:
-    """Write all that is known about the error being handled to a file, and say where it is."""
+    """Write the traceback of the error being handled to a file, and say where it is."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="identikit-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
@@ -164,15 +169,15 @@ def _open_streams() -> None:
 
 
 def _flushed(status: int) -> int:
-    """Write out what is still held; return the status, or that of a failure, which is told if nothing was before."""
+    """Write out what is still held; return the status, or that of a failure, which is explained if it is the first."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError) as error:
-            told, status = status, status or FAILED
             _give_up(stream)
-            if not told and stream is sys.stdout and getattr(error, "errno", None) != errno.EPIPE:
-                _tell(f"Writing the output: {getattr(error, 'strerror', None) or error}.")
+            if not status and stream is sys.stdout and getattr(error, "errno", None) != errno.EPIPE:
+                _tell(f"Cannot write the output: {getattr(error, 'strerror', None) or error}.")
+            status = status or FAILED
     return status
 
 

@@ -1,6 +1,5 @@
 """The command line: parse, call the public API, print."""
 
-import inspect
 import json
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from identikit.cli.datasets import attention, attribution, count, tokens
 from identikit.cli.options import (
     AddressOption,
     ColumnOption,
+    Context,
     DataDirOption,
     DeviceOption,
     DtypeOption,
@@ -129,6 +129,7 @@ class _WithSampleSizes(TyperCommand):
 
 @app.command(cls=_WithSampleSizes)
 def reproduce(
+    context: Context,
     out: OutOption,
     names: Annotated[
         list[str] | None,
@@ -168,7 +169,7 @@ def reproduce(
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
     as_json: JsonOption = False,
-    _: Annotated[
+    listing: Annotated[
         bool,
         typer.Option("--list", is_eager=True, callback=_list_the_paper, help="List all figures and claims, and exit."),
     ] = False,
@@ -183,12 +184,10 @@ def reproduce(
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
     plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
-    arguments = {key: value for key, value in locals().items() if key in inspect.signature(reproduce).parameters}
-    del arguments["_"]
     where = Workers(engine, workers, threads, address, gpus).start(out)
     with step_progress() as told:
         read = identikit.load(model, device=device, dtype=dtype)
-        report = reproduced(read, plan, out, engine=where, arguments=arguments, progress=told)
+        report = reproduced(read, plan, out, engine=where, arguments=context.params, progress=told)
     if as_json:
         listed = [{"name": name, "why": why} for name, why in report.listed]
         found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}

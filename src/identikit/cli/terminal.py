@@ -14,21 +14,21 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from identikit.progress import Progress
-from identikit.results.result import plain
+from identikit.results.files import plain
 
 NARROWEST = 40  # columns
 QUIET_SECONDS = 30.0  # how long a log stays silent before the next line
 
 
 def console(**options: Any) -> Console:
-    """Return a console wide enough for words, whatever width the surroundings claim."""
-    made = Console(**options)
-    if made.width < NARROWEST:
-        made.width = 80
-    return made
+    """Return a console wide enough for words, whatever width the environment claims."""
+    console = Console(**options)
+    if console.width < NARROWEST:
+        console.width = 80
+    return console
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON on one line, with null in place of what is not a finite number."""
     print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
@@ -61,9 +61,9 @@ def step_progress() -> Iterator[Progress]:
     of a long run shows that it moves. Parts per second and the time left leave out what was done before the first
     report.
     """
-    shown = console(stderr=True)
-    if shown.is_terminal:
-        with _bars(shown) as told:
+    errors = console(stderr=True)
+    if errors.is_terminal:
+        with _bars(errors) as told:
             yield told
     else:
         yield _lines()

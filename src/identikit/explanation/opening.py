@@ -5,8 +5,7 @@ import os
 from identikit.attention import result as _attention
 from identikit.attribution import result as _attribution
 from identikit.explanation import result as _explanation
-from identikit.results.folders import read_folder
-from identikit.results.result import Result, result_of
+from identikit.results.result import Result, saved_result
 from identikit.tokens import result as _tokens
 
 ROOMS = (_attention, _tokens, _attribution, _explanation)
@@ -15,4 +14,4 @@ ROOMS = (_attention, _tokens, _attribution, _explanation)
 
 def open_result(folder: str | os.PathLike[str]) -> Result:
     """Open a result that `Result.save` wrote. It has no model, so it cannot be verified or continued."""
-    return result_of(read_folder(folder), str(folder))
+    return saved_result(folder)

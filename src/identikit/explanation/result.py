@@ -10,7 +10,7 @@ from identikit.attribution.result import TokenAttribution
 from identikit.checks import known
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.sources import as_dict, strongest_sources
-from identikit.results.folders import Files
+from identikit.results.files import Files
 from identikit.results.measure import Attribute, held
 from identikit.results.result import Result, result_of
 from identikit.tokens.result import IdentityMap

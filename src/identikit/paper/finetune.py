@@ -7,12 +7,10 @@ folder like that of any other model, which `identikit.load` reads.
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +23,8 @@ from identikit.errors import InputError
 from identikit.models.load.load import load, quiet
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
+from identikit.results.files import plain, whole_folder
 from identikit.results.provenance import text_hash
-from identikit.results.result import plain
 from identikit.texts.data import read_labelled
 from identikit.texts.text import Encoded, Text, collate, in_order
 
@@ -355,17 +353,8 @@ def _free_folder(out: str | os.PathLike[str]) -> Path:
 @contextmanager
 def _written_whole(folder: Path) -> Iterator[Path]:
     """Give a folder beside `folder` to write to; it takes that place if all goes well, and is removed if not."""
-    partial = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=folder.parent))
-        yield partial
-        if folder.is_dir():
-            folder.rmdir()
-        partial.chmod(0o755)  # mkdtemp makes a folder for its owner alone
-        partial.rename(folder)
+        with whole_folder(folder) as partial:
+            yield partial
     except (OSError, SafetensorError) as error:
         raise InputError(f"Fine-tuning into {folder}: it cannot be written ({error}). Choose another --out.") from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)

@@ -30,10 +30,10 @@ from identikit.paper import collapse
 from identikit.paper.evidence import SHARES
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
 from identikit.progress import Progress, silent
+from identikit.results.files import Damaged, plain
 from identikit.results.provenance import text_hash
-from identikit.results.sealed import Damaged
 from identikit.runs.engines import Engine, Local
-from identikit.runs.run import Run, discard, plain_row, restored_row
+from identikit.runs.run import Run, discard, restored_row
 from identikit.runs.store import COMPUTED, Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
@@ -264,7 +264,7 @@ class _RatesJob:
         if work.model is not model:
             work = self._own.setdefault(model.fingerprint, replace(work, model=model))
         with products(work.precision):
-            return [plain_row(row) for row in self.measure(work, task)]
+            return plain(list(self.measure(work, task)))
 
 
 def _identity(name: str, kinds: Callable[[Work], tuple[str, ...]], measure: Callable[[Work, str], Rows]) -> Input:
@@ -409,7 +409,7 @@ def _sentence_frames(gathered: Any) -> "dict[str, DataFrame]":
 
 def _collapse(work: Work, store: Store) -> Any:
     def compute() -> None:
-        store.write_json(file, [plain_row(row) for row in collapse.measure(work.model, seed=work.seed)])
+        store.write_json(file, plain(list(collapse.measure(work.model, seed=work.seed))))
 
     file = "collapse.json"
     return _kept(store, file, store.read_json, compute)

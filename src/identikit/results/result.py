@@ -16,13 +16,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from identikit.checks import function, shortened
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index
-from identikit.results.folders import Files, described, description_of, write_folder
+from identikit.results.files import (
+    Files,
+    described,
+    description_of,
+    plain,
+    read_folder,
+    tensor_file,
+    write_folder,
+)
 from identikit.results.gathered import by_words, difference
 from identikit.results.measure import NOT_FINITE, Measure, declared_in
 from identikit.results.provenance import Provenance
@@ -254,10 +262,8 @@ class Result(ABC):
 
     def _files(self) -> Files:
         """Return the files that hold the arrays, and what a class adds to them."""
-        arrays = self._checked(name for name in self.source.dims if not self._on_request(name))
-        # The format refuses tensors that share memory, so each is written from a copy of its own.
-        copies = {name: array.cpu().clone(memory_format=torch.contiguous_format) for name, array in arrays.items()}
-        return {_ARRAYS: save(copies)}
+        names = (name for name in self.source.dims if not self._on_request(name))
+        return {_ARRAYS: tensor_file(self._checked(names))}
 
     @classmethod
     def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
@@ -356,6 +362,11 @@ class Result(ABC):
         return f'<div style="max-width:60em">{image}{words}</div>'
 
 
+def saved_result(folder: str | os.PathLike[str]) -> Result:
+    """Open a result that `Result.save` wrote; its class must be loaded, as `explanation.opening` does."""
+    return result_of(read_folder(folder), str(folder))
+
+
 def result_of(files: Files, where: str) -> Result:
     """Return the result that files hold; `where` they are is said if it cannot be. Its class must be loaded."""
     about = description_of(files, where)
@@ -374,15 +385,6 @@ def result_of(files: Files, where: str) -> Result:
 def _numpy(array: Tensor) -> Any:
     array = array.detach().cpu()
     return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON holds it, with None in place of NaN and infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _tupled(value: Any) -> Any:

@@ -16,9 +16,19 @@ from typing import Any
 
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
-from identikit.runs.engines import AHEAD, RETRIES, Job, Results, Task, Told, Worker, by_cost, sendable
+from identikit.runs.engines import (
+    AHEAD,
+    RETRIES,
+    Results,
+    RunJob,
+    RunTask,
+    RunWorker,
+    TaskProgress,
+    by_cost,
+    workers_here,
+)
 
-_REACH = 5.0  # seconds in which a cluster has to answer
+_ANSWER_SECONDS = 5.0  # in which a cluster has to answer
 _SETTINGS = {  # of Ray, where the user has not set them
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what it will do by itself, and warns about
@@ -36,24 +46,27 @@ class Cluster:
     address: str | None = None
     gpus: float = 0.0
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
         """Compute tasks, the longest first."""
         if not tasks:
             return
         ray = _ray()
-        given = sendable(model, "ray"), model.fingerprint, job, self.threads
-        ours = not ray.is_initialized()
+        worker = RunWorker.of(model, job, "ray", self.threads)
+        was_connected = ray.is_initialized()
         # Ray prints what workers die of; what is printed for the user stays apart.
         with redirect_stdout(sys.stderr), self._connected(ray), _in_one_line(ray):
             # An actor may die often in a long run on machines that come and go; a task may not.
-            kind = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
-            actors = [kind(Worker).remote(*given) for _ in range(min(self._count(ray), len(tasks)))]
+            remote = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
+            number = min(self._count(ray), len(tasks))
+            parts = (worker.recipe, worker.fingerprint, worker.job, worker.threads)
+            actors = [remote(RunWorker).remote(*parts) for _ in range(number)]
             try:
                 yield from _results(ray, actors, by_cost(tasks))
             finally:
-                for actor in () if ours else actors:  # they end with our connection
-                    with suppress(Exception):
-                        ray.kill(actor)
+                if was_connected:  # otherwise they end with our connection
+                    for actor in actors:
+                        with suppress(Exception):
+                            ray.kill(actor)
 
     @contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
@@ -61,50 +74,48 @@ class Cluster:
         if ray.is_initialized():
             yield
             return
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
-            try:
-                with _own_signals():
-                    if self.address is None:
-                        here = (self.workers or max(1, (os.cpu_count() or 1) // self.threads)) * self.threads
-                        ray.init(address="local", num_cpus=here, include_dashboard=False, **quiet)
-                    else:
-                        _reach(self.address)
-                        ray.init(address=self.address, **quiet)
-            except (
-                ConnectionError,
-                RuntimeError,
-                ValueError,
-                OSError,
-                OverflowError,
-                ray.exceptions.RayError,
-            ) as error:
-                where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
-                raise InputError(
-                    f"Cannot reach {where}: {_short(error)}. Check --address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN if "
-                    "the cluster asks for a token; or leave --address out to start one here."
-                ) from None
+            self._connect(ray)
             yield
         finally:
             ray.shutdown()
 
+    def _connect(self, ray: Any) -> None:
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            with _own_signals():
+                if self.address is None:
+                    cpus = (self.workers or workers_here(self.threads)) * self.threads
+                    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+                else:
+                    _reach(self.address)
+                    ray.init(address=self.address, **quiet)
+        except (RuntimeError, ValueError, OSError, OverflowError, ray.exceptions.RayError) as error:
+            where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
+            raise InputError(
+                f"Cannot reach {where}: {_short(error)}. Check --address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN if the "
+                "cluster asks for a token; or leave --address out to start one here."
+            ) from None
+
     def _count(self, ray: Any) -> int:
         """Return how many workers there are: as many as asked for, or as fit into the cluster."""
-        has = ray.cluster_resources()
-        fits = [int(has.get("CPU", 0) // self.threads)]
+        resources = ray.cluster_resources()
+        cpus = resources.get("CPU", 0)
+        gpus = resources.get("GPU", 0)
+        fitting = int(cpus // self.threads)
         if self.gpus:
-            fits.append(int(has.get("GPU", 0) // self.gpus))
-        if min(fits) < 1:
+            fitting = min(fitting, int(gpus // self.gpus))
+        if fitting < 1:
             raise InputError(
-                f"The Ray cluster has {has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs, and a worker needs "
-                f"{self.threads} and {self.gpus:g}. Ask for fewer with --threads and --gpus-per-worker."
+                f"The Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs, and a worker needs {self.threads} and "
+                f"{self.gpus:g}. Ask for fewer with --threads and --gpus-per-worker."
             )
-        return min(self.workers or min(fits), min(fits))
+        return min(self.workers or fitting, fitting)
 
 
-def _results(ray: Any, actors: Sequence[Any], tasks: Sequence[Task]) -> Results:
+def _results(ray: Any, actors: Sequence[Any], tasks: Sequence[RunTask]) -> Results:
     waiting = iter(tasks)
-    running: dict[Any, tuple[Task, Any]] = {}
+    running: dict[Any, tuple[RunTask, Any]] = {}
 
     def give(actor: Any) -> None:
         if (task := next(waiting, None)) is not None:
@@ -116,9 +127,9 @@ def _results(ray: Any, actors: Sequence[Any], tasks: Sequence[Task]) -> Results:
     while running:
         (done, *_), _ = ray.wait(list(running))
         task, actor = running.pop(done)
-        found = ray.get(done)
+        result = ray.get(done)
         give(actor)
-        yield task, found.told()
+        yield task, result.unpacked()
 
 
 @contextmanager
@@ -167,7 +178,7 @@ def _reach(address: str) -> None:
     """Find out whether anything listens at an address; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in address:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
 
 
 def _short(error: Exception) -> str:

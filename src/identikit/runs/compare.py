@@ -4,27 +4,24 @@ Numbers agree if they are no further apart than the tolerance times the largest 
 words agree if they are equal, and a missing value agrees with a missing value.
 """
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from identikit.errors import InputError
-from identikit.results.folders import read_folder
-from identikit.results.result import Result, result_of
+from identikit.results.files import ABOUT, plain, read_through
+from identikit.results.result import Result, saved_result
 from identikit.runs.inspect import is_run, open_run
-from identikit.runs.store import leaves, opened
+from identikit.runs.store import COLUMNS, Store, opened, unequal
+from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-KEYS = {
-    "text", "layer", "test_layer", "head", "position", "map", "source", "target", "tokens_from", "group", "distance",
-    "view", "offset", "tag", "data_share", "fold", "split", "noise", "name",
-}  # fmt: skip
-"""Columns that say what a row is about, in whichever table they are."""
+_Pairs = dict[str, tuple[Any, Any]]  # by name, the values of the two runs
 
 
 class Difference(NamedTuple):
@@ -53,8 +50,8 @@ class Comparison:
     """What differs between two runs; `other` is about tables and rows that only one of them has."""
 
     tolerance: float
-    settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    recorded: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    settings: _Pairs = field(default_factory=dict)
+    recorded: _Pairs = field(default_factory=dict)
     other: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     compared: int = 0
@@ -67,70 +64,114 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, as JSON can hold it."""
-        return asdict(self) | {"equal": self.equal, "differences": [one._asdict() for one in self.differences]}
+        differences = [difference._asdict() for difference in self.differences]
+        return plain(asdict(self) | {"equal": self.equal, "differences": differences})
 
     def words(self) -> list[str]:
         """Say what differs, in a line each."""
-        told = [f"Setting {name}: {one!r} and {other!r}." for name, (one, other) in self.settings.items()]
-        told += [f"Recorded {name}: {one!r} and {other!r}." for name, (one, other) in self.recorded.items()]
-        told += [f"{line}." for line in (*self.other, *(one.words() for one in self.differences))]
-        counted = "1 column" if self.compared == 1 else f"{self.compared:,} columns"
+        lines = [f"Setting {name}: {one!r} and {other!r}." for name, (one, other) in self.settings.items()]
+        lines += [f"Recorded {name}: {one!r} and {other!r}." for name, (one, other) in self.recorded.items()]
+        lines += [f"{line}." for line in self.other]
+        lines += [f"{difference.words()}." for difference in self.differences]
+        columns = "1 column" if self.compared == 1 else f"{self.compared:,} columns"
         if self.equal:
-            told.append(
-                f"Equal: no number in {counted} differs by more than {self.tolerance:g} (the largest difference is "
+            lines.append(
+                f"Equal: no number in {columns} differs by more than {self.tolerance:g} (the largest difference is "
                 f"{self.largest:.3g}), relative to the largest of 1 and the two."
             )
         else:
-            told.append(f"Different: compared {counted} with the tolerance {self.tolerance:g}.")
-        return told
+            lines.append(f"Different: compared {columns} with the tolerance {self.tolerance:g}.")
+        return lines
+
+    def add(self, table: str, column: str, pairs: "DataFrame", keys: Sequence[str]) -> None:
+        """Compare a column of rows that were matched: `COLUMN one` with `COLUMN other`."""
+        one = pairs.loc[:, f"{column} one"]
+        other = pairs.loc[:, f"{column} other"]
+        distance = _distance(one, other)
+        self.compared += 1
+        finite = distance[distance < math.inf]
+        if len(finite):
+            self.largest = max(self.largest, float(finite.max()))
+        differ = distance > self.tolerance
+        if not differ.any():
+            return
+        row = int(distance.to_numpy().argmax())
+        most = float(distance.iloc[row])
+        self.differences.append(
+            Difference(
+                table,
+                column,
+                rows=int(differ.sum()),
+                by=most if most < math.inf else None,
+                where=_place(pairs.iloc[row], keys),
+                one=_value(one.iloc[row]),
+                other=_value(other.iloc[row]),
+            )
+        )
 
 
 def compare(one: str, other: str, tolerance: float) -> Comparison:
     """Compare two folders, of runs or of saved results."""
-    if not 0 <= tolerance < float("inf"):
+    if not 0 <= tolerance < math.inf:
         raise InputError(f"--tolerance {tolerance} cannot be used: expected a number, 0 or more.")
-    kinds = [is_run(folder) for folder in (one, other)]
-    if all(kinds):
-        return _compare_runs(one, other, Comparison(tolerance))
-    if not any(kinds) and all(_has(folder, "result.json") for folder in (one, other)):
-        return _compare_results(result_of(read_folder(one), one), result_of(read_folder(other), other), Comparison(tolerance))
-    open_run(other if kinds[0] else one)  # it says what is wrong with it
-    raise InputError(f"Cannot compare {one} with {other}: one is a run, the other is not.")
+    comparison = Comparison(tolerance)
+    if is_run(one) and is_run(other):
+        _compare_runs(one, other, comparison)
+    elif not is_run(one) and not is_run(other) and _has_result(one) and _has_result(other):
+        _compare_results(saved_result(one), saved_result(other), comparison)
+    else:
+        open_run(other if is_run(one) else one)  # it says what is wrong with it
+        raise InputError(f"Cannot compare {one} with {other}: one is a run, the other is not.")
+    return comparison
 
 
-def _has(folder: str, name: str) -> bool:
+def _has_result(folder: str) -> bool:
     files, path = opened(folder)
-    return files.exists(f"{path}/{name}")
+    return files.exists(f"{path}/{ABOUT}")
 
 
-def _compare_runs(one: str, other: str, found: Comparison) -> Comparison:
-    (store, recorded), (second, also) = open_run(one), open_run(other)
-    found.settings = _unequal(store.settings, second.settings)
-    found.recorded = {
-        name: both for name, both in _unequal(recorded, also).items() if name.startswith(("versions", "device"))
-    }
-    tables = {folder: _tables(folder) for folder in dict.fromkeys((one, other))}
-    for folder, names in tables.items():
-        if not names:
+# Tables of runs
+
+
+def _compare_runs(one: str, other: str, comparison: Comparison) -> None:
+    store, recorded = open_run(one)
+    other_store, other_recorded = open_run(other)
+    comparison.settings = unequal(store.settings, other_store.settings)
+    for name, values in unequal(recorded, other_recorded).items():
+        if name.startswith(("versions", "device")):
+            comparison.recorded[name] = values
+    tables = _tables(one)
+    other_tables = _tables(other)
+    for folder, found in ((one, tables), (other, other_tables)):
+        if not found:
             raise InputError(f"Cannot compare {folder}: it has no tables. `identikit resume {folder}` makes them.")
-    for name in sorted(tables[one] ^ tables[other]):
-        found.other.append(f"{name} is only in {one if name in tables[one] else other}")
-    for name in sorted(tables[one] & tables[other]):
-        _compare_tables(name, _frame(one, name), _frame(other, name), found)
-    return found
-
-
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    first, second = dict(leaves(one)), dict(leaves(other))
-    names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
+    for name in sorted(tables ^ other_tables):
+        comparison.other.append(f"{name} is only in {one if name in tables else other}")
+    marked = _marked_keys(other_store) | _marked_keys(store)
+    for name in sorted(tables & other_tables):
+        _compare_tables(name, _frame(one, name), _frame(other, name), marked.get(name, []), comparison)
 
 
 def _tables(folder: str) -> set[str]:
     """Return the names of a run's tables, those of a reproduction's figures too."""
-    found = {name.removesuffix(".parquet") for name in open_run(folder)[0].names() if name.endswith(".parquet")}
+    store, _ = open_run(folder)
+    names = {name.removesuffix(".parquet") for name in store.names() if name.endswith(".parquet")}
     figures = f"{folder.rstrip('/')}/figures"
-    return found | ({f"figures/{name}" for name in _tables(figures)} if is_run(figures) else set())
+    if is_run(figures):
+        names |= {f"figures/{name}" for name in _tables(figures)}
+    return names
+
+
+def _marked_keys(store: Store) -> dict[str, list[str]]:
+    """Return the columns of each table that `columns.json` marks as keys; nothing where it cannot be read."""
+    keys: dict[str, list[str]] = {}
+    try:
+        described = json.loads(store.read(COLUMNS)) if store.has(COLUMNS) else {}
+        for table, columns in described.items():
+            keys[table] = [column for column, about in columns.items() if about.get("key") is True]
+    except (InputError, ValueError, AttributeError):
+        return {}
+    return keys
 
 
 def _frame(folder: str, name: str) -> "DataFrame":
@@ -138,7 +179,7 @@ def _frame(folder: str, name: str) -> "DataFrame":
 
     files, path = opened(folder)
     try:
-        return pd.read_parquet(BytesIO(files.cat_file(f"{path}/{name}.parquet")))
+        return pd.read_parquet(BytesIO(read_through(files, f"{path}/{name}.parquet")))
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0][:80].rstrip(".")
         raise InputError(
@@ -146,37 +187,49 @@ def _frame(folder: str, name: str) -> "DataFrame":
         ) from None
 
 
-def _compare_tables(name: str, one: "DataFrame", other: "DataFrame", found: Comparison) -> None:
-    for column in [*(set(one) - set(other)), *(set(other) - set(one))]:
-        found.other.append(f"{name}: only one of the two has the column {column}")
-    keys = [column for column in one if column in KEYS and column in other]
-    if not keys or one.duplicated(keys).any() or other.duplicated(keys).any():
-        keys = ["row"]  # rows that nothing names are matched in their order
-        one, other = (frame.rename_axis("row").reset_index() for frame in (one, other))
-    both: Any = one.merge(other, on=keys, how="outer", suffixes=(" one", " other"), indicator=True)
-    alone = both[both["_merge"] != "both"]
+def _compare_tables(
+    name: str, one: "DataFrame", other: "DataFrame", marked: Sequence[str], comparison: Comparison
+) -> None:
+    for column in sorted({*one} ^ {*other}):
+        comparison.other.append(f"{name}: only one of the two has the column {column}")
+    keys = _keys(one, other, marked)
+    if not keys:  # rows that nothing identifies are matched in their order
+        keys = ["row"]
+        one = one.rename_axis("row").reset_index()
+        other = other.rename_axis("row").reset_index()
+    pairs: Any = one.merge(other, on=keys, how="outer", suffixes=(" one", " other"), indicator=True)
+    alone = pairs[pairs["_merge"] != "both"]
     if len(alone):
         rows = "1 row is" if len(alone) == 1 else f"{len(alone):,} rows are"
-        found.other.append(f"{name}: {rows} only in one of the two, such as {_place(alone.iloc[0], keys)}")
-    both = both[both["_merge"] == "both"]
-    for column in [column for column in one if column in other and column not in keys]:
-        _compare_columns((name, str(column)), both, keys, found)
+        comparison.other.append(f"{name}: {rows} only in one of the two, such as {_place(alone.iloc[0], keys)}")
+    matched = pairs[pairs["_merge"] == "both"]
+    for column in one:
+        if column in other and column not in keys:
+            comparison.add(name, str(column), matched, keys)
 
 
-def _compare_columns(named: tuple[str, str], both: "DataFrame", keys: list[Any], found: Comparison) -> None:
-    one, other = (both.loc[:, f"{named[1]} {side}"] for side in ("one", "other"))
-    by = _distance(one, other)
-    found.compared += 1
-    differ = by > found.tolerance
-    finite = by[by < float("inf")]
-    found.largest = max(found.largest, float(finite.max()) if len(finite) else 0.0)
-    if differ.any():
-        row = int(by.to_numpy().argmax())
-        most, where = float(by.iloc[row]), _place(both.iloc[row], keys)
-        values = _plain(one.iloc[row]), _plain(other.iloc[row])
-        found.differences.append(
-            Difference(*named, int(differ.sum()), most if most < float("inf") else None, where, *values)
-        )
+def _keys(one: "DataFrame", other: "DataFrame", marked: Sequence[str]) -> list[str]:
+    """Return the columns that identify a row in both tables, or none.
+
+    These are the columns that `columns.json` marks; without marks, the fewest of the first columns, up to the first
+    that holds real numbers.
+    """
+    from pandas.api.types import is_float_dtype
+
+    if marked:
+        return list(marked) if _identify(marked, one, other) else []
+    first: list[str] = []
+    for column in one:
+        if column not in other or is_float_dtype(one[column].dtype):
+            return []
+        first.append(str(column))
+        if _identify(first, one, other):
+            return first
+    return []
+
+
+def _identify(keys: Sequence[str], *frames: "DataFrame") -> bool:
+    return all({*keys} <= {*frame} and not frame.duplicated([*keys]).any() for frame in frames)
 
 
 def _distance(one: "Series", other: "Series") -> "Series":
@@ -185,48 +238,56 @@ def _distance(one: "Series", other: "Series") -> "Series":
     from pandas.api.types import is_float_dtype
 
     same = (one == other).fillna(False).astype(bool) | (one.isna() & other.isna())
-    by = pd.Series(float("inf"), index=one.index)
+    distance = pd.Series(math.inf, index=one.index)
     if is_float_dtype(one.dtype) and is_float_dtype(other.dtype):
         scale = pd.concat([one.abs(), other.abs()], axis=1).max(axis=1).clip(lower=1)
-        by = ((one - other).abs() / scale).fillna(float("inf")).astype(float)
-    return by.mask(same, 0.0)
+        distance = ((one - other).abs() / scale).fillna(math.inf).astype(float)
+    return distance.mask(same, 0.0)
 
 
-def _place(row: "Series", keys: list[Any]) -> str:
-    return ", ".join(f"{key} {_plain(row[key])}" for key in keys)
+def _place(row: "Series", keys: Sequence[str]) -> str:
+    return ", ".join(f"{key} {_value(row[key])}" for key in keys)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it."""
-    value = value.item() if hasattr(value, "item") else value
-    return value if isinstance(value, str | int | bool) or (isinstance(value, float) and value == value) else None
+def _value(cell: Any) -> str | int | float | None:
+    """Return the value of a cell, or None if it is missing."""
+    value = cell.item() if hasattr(cell, "item") else cell
+    return value if isinstance(value, str | int | float) and value == value else None
 
 
-def _compare_results(one: Result, other: Result, found: Comparison) -> Comparison:
-    """Compare the arrays of two saved results."""
-    first, second = asdict(one.provenance), asdict(other.provenance)
-    found.recorded = _unequal(
-        *({"versions": about.pop("versions"), "device": about.pop("device")} for about in (first, second))
-    )
-    found.settings = _unequal(first | {"kind": one.kind}, second | {"kind": other.kind})
-    for name in sorted({*one.source.dims} ^ {*other.source.dims}):
-        found.other.append(f"{name} is only in one of the two")
-    for name in sorted({*one.source.dims} & {*other.source.dims}):
-        values, others = one.array(name).double(), other.array(name).double()
-        if values.shape != others.shape:
-            found.other.append(
-                f"{name} has the shape {list(values.shape)} in one and {list(others.shape)} in the other"
+# Arrays of saved results
+
+
+def _compare_results(one: Result, other: Result, comparison: Comparison) -> None:
+    first = asdict(one.provenance) | {"kind": one.kind}
+    second = asdict(other.provenance) | {"kind": other.kind}
+    for name in ("versions", "device"):
+        comparison.recorded |= unequal({name: first.pop(name)}, {name: second.pop(name)})
+    comparison.settings = unequal(first, second)
+    dims = one.source.dims
+    single = {axis.name for axis in one.axes if axis.single}  # arrays do not have these
+    for name in sorted({*dims} ^ {*other.source.dims}):
+        comparison.other.append(f"{name} is only in one of the two")
+    for name in sorted({*dims} & {*other.source.dims}):
+        array = one.array(name).double()
+        other_array = other.array(name).double()
+        if array.shape == other_array.shape:
+            left = [dim for dim in dims[name] if dim not in single]
+            _compare_arrays(name, left, array, other_array, comparison)
+        else:
+            comparison.other.append(
+                f"{name} has the shape {list(array.shape)} in one and {list(other_array.shape)} in the other"
             )
-            continue
-        _compare_arrays(name, values, others, (one.source.dims[name], found))
-    return found
 
 
-def _compare_arrays(name: str, one: torch.Tensor, other: torch.Tensor, about: tuple[Any, Comparison]) -> None:
+def _compare_arrays(name: str, dims: Sequence[str], one: Tensor, other: Tensor, comparison: Comparison) -> None:
     import pandas as pd
 
-    dims, found = about
-    places = pd.MultiIndex.from_product([range(size) for size in one.shape] or [[0]], names=list(dims) or ["place"])
-    frame = places.to_frame(index=False)
-    frame[f"{name} one"], frame[f"{name} other"] = one.flatten().numpy(), other.flatten().numpy()
-    _compare_columns(("result", name), frame, list(frame.columns[:-2]), found)
+    if one.ndim:
+        places = pd.MultiIndex.from_product([range(size) for size in one.shape], names=dims)
+    else:
+        places = pd.MultiIndex.from_arrays([[0]], names=["place"])
+    pairs = places.to_frame(index=False)
+    pairs[f"{name} one"] = one.flatten().numpy()
+    pairs[f"{name} other"] = other.flatten().numpy()
+    comparison.add("result", name, pairs, list(places.names))

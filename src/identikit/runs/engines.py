@@ -31,7 +31,7 @@ RETRIES = 3  # how often a task whose worker died is tried again
 
 
 @runtime_checkable
-class Job(Protocol):
+class RunJob(Protocol):
     """What is computed for each task; it can be pickled, so that it can be sent to other processes."""
 
     def compute(self, model: Model, task: Any, told: Progress) -> Any:
@@ -40,7 +40,7 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """One piece of work: its number, what a job's `compute` is given, and about how long it takes, in any unit."""
 
     number: int
@@ -48,8 +48,8 @@ class Task:
     cost: float = 1.0
 
 
-Results = Generator[tuple[Task, Any], None, None]  # each task with its result
-Told = Callable[[Task, int], None]  # called with a task and how many parts of it are done
+Results = Generator[tuple[RunTask, Any], None, None]  # each task with its result
+TaskProgress = Callable[[RunTask, int], None]  # called with a task and how many parts of it are done
 
 
 @runtime_checkable
@@ -61,7 +61,7 @@ class Engine(Protocol):
         """How many threads compute a task."""
         ...
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
         """Compute tasks."""
         ...
 
@@ -78,29 +78,36 @@ class Workers:
 
     def __post_init__(self) -> None:
         known("--engine", self.engine, ENGINES)
-        for name, given in (("--workers", self.workers), ("--threads", self.threads)):
-            if given is not None:
-                whole_number(name, given, least=1)
-        for name, given, engines in (
-            ("--workers", self.workers, ENGINES[1:]),
-            ("--address", self.address, ENGINES[2:]),
-            ("--gpus-per-worker", self.gpus, ENGINES[2:]),
-        ):
-            if given and self.engine not in engines:
-                raise InputError(
-                    f"{name} is for --engine {' and --engine '.join(engines)}. Add it, or leave {name} out."
-                )
+        if self.workers is not None:
+            whole_number("--workers", self.workers, least=1)
+        if self.threads is not None:
+            whole_number("--threads", self.threads, least=1)
+        self._refuse("--workers", self.workers, "processes", "ray")
+        self._refuse("--address", self.address, "ray")
+        self._refuse("--gpus-per-worker", self.gpus, "ray")
+
+    def _refuse(self, option: str, value: object, *engines: str) -> None:
+        """Refuse an option that the chosen engine does not have."""
+        if value and self.engine not in engines:
+            raise InputError(
+                f"{option} is for --engine {' and --engine '.join(engines)}. Add it, or leave {option} out."
+            )
 
     def start(self, folder: str) -> Engine:
-        """Return the engine; if nobody says how many threads, those that a run in the folder was started with."""
+        """Return the engine; if nobody says how many threads, with those that a run in the folder was started with."""
         threads = self.threads or settings_in(folder).get("threads") or torch.get_num_threads()
         if self.engine == "local":
             return Local(threads)
         if self.engine == "processes":
-            return Processes(threads, self.workers or max(1, (os.cpu_count() or 1) // threads))
+            return Processes(threads, self.workers or workers_here(threads))
         from identikit.runs.cluster import Cluster
 
         return Cluster(threads, self.workers, self.address, self.gpus)
+
+
+def workers_here(threads: int) -> int:
+    """Return how many workers of so many threads this machine has cores for."""
+    return max(1, (os.cpu_count() or 1) // threads)
 
 
 @contextmanager
@@ -120,36 +127,52 @@ class Local:
 
     threads: int = field(default_factory=torch.get_num_threads)
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
         """Compute tasks in their order."""
         for task in tasks:
             with with_threads(self.threads):
-                found = job.compute(model, task.given, lambda _, done, __, task=task: told(task, done))
-            yield task, found
+                result = job.compute(model, task.given, lambda _, done, __, task=task: told(task, done))
+            yield task, result
+
+
+# Workers in other processes
 
 
 @dataclass(frozen=True)
-class Found:
+class WorkerResult:
     """The result of a task that was computed in another process, and the warnings given there."""
 
     result: Any
-    warned: tuple[tuple[str, type[Warning]], ...] = ()
+    warnings: tuple[tuple[str, type[Warning]], ...] = ()
 
-    def told(self) -> Any:
+    def unpacked(self) -> Any:
         """Return the result, and give the warnings here."""
-        for message, kind in self.warned:
-            warnings.warn(message, kind, stacklevel=3)
+        for message, category in self.warnings:
+            warnings.warn(message, category, stacklevel=3)
         return self.result
 
 
-class Worker:
+@dataclass
+class RunWorker:
     """Computes tasks in a process of its own, with a model of its own.
 
     The model is loaded with the first task, so that an error in it comes out like one in the task.
     """
 
-    def __init__(self, recipe: Recipe, fingerprint: str, job: Job, threads: int):
-        self.recipe, self.fingerprint, self.job, self.threads = recipe, fingerprint, job, threads
+    recipe: Recipe
+    fingerprint: str
+    job: RunJob
+    threads: int
+
+    @classmethod
+    def of(cls, model: Model, job: RunJob, engine: str, threads: int) -> "RunWorker":
+        """Return a worker that can be sent to other processes."""
+        if model.recipe is None:
+            raise InputError(
+                f"--engine {engine} loads {model.name} once per worker, and a model in memory cannot be loaded again. "
+                "Save it with save_pretrained(folder), and name that folder."
+            )
+        return cls(model.recipe, model.fingerprint, job, threads)
 
     @cached_property
     def model(self) -> Model:
@@ -162,34 +185,26 @@ class Worker:
             )
         return model
 
-    def compute(self, task: Task) -> Found:
+    def compute(self, task: RunTask) -> WorkerResult:
         """Compute one task."""
-        with with_threads(self.threads), warnings.catch_warnings(record=True) as warned:
+        with with_threads(self.threads), warnings.catch_warnings(record=True) as caught:
             result = self.job.compute(self.model, task.given, silent)
-        return Found(result, tuple((str(one.message), one.category) for one in warned))
+        return WorkerResult(result, tuple((str(warning.message), warning.category) for warning in caught))
 
 
-def sendable(model: Model, engine: str) -> Recipe:
-    """Return how other processes load the same model."""
-    if model.recipe is None:
-        raise InputError(
-            f"--engine {engine} loads {model.name} once per worker, and a model in memory cannot be loaded again. Save "
-            "it with save_pretrained(folder), and name that folder."
-        )
-    return model.recipe
-
-
-def by_cost(tasks: Sequence[Task]) -> list[Task]:
+def by_cost(tasks: Sequence[RunTask]) -> list[RunTask]:
     """Return tasks with the longest first, so that no worker starts a long one when the others are done."""
     return sorted(tasks, key=lambda task: (-task.cost, task.number))
 
 
-_worker: Worker | None = None
+# Processes of this machine
+
+_worker: RunWorker | None = None
 
 
-def _begin(*given: Any) -> None:
+def _begin(worker: RunWorker) -> None:
     global _worker
-    _worker = Worker(*given)
+    _worker = worker
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -201,7 +216,7 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def _compute(task: Task) -> Found:
+def _compute(task: RunTask) -> WorkerResult:
     assert _worker is not None
     return _worker.compute(task)
 
@@ -213,29 +228,30 @@ class Processes:
     threads: int
     workers: int
 
-    def run(self, model: Model, job: Job, tasks: Sequence[Task], told: Told) -> Results:
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
         """Compute tasks, the longest first; when a worker dies, all start again with what is left."""
-        given = sendable(model, "processes"), model.fingerprint, job, self.threads
-        left, tries = by_cost(tasks), 0
+        worker = RunWorker.of(model, job, "processes", self.threads)
+        left = by_cost(tasks)
+        deaths = 0  # in a row
         while left:
             done: set[int] = set()
             try:
-                for task, found in self._pooled(given, left):
+                for task, result in self._pooled(worker, left):
                     done.add(task.number)
-                    yield task, found
+                    yield task, result
             except BrokenExecutor:
-                tries = 1 if done else tries + 1
-                if tries > RETRIES:
+                deaths = 1 if done else deaths + 1
+                if deaths > RETRIES:
                     raise InputError(
-                        f"A worker process died {tries} times in a row. There may be too little memory for "
+                        f"A worker process died {deaths} times in a row. There may be too little memory for "
                         f"{self.workers} workers: run the same command again with fewer --workers."
                     ) from None
             left = [task for task in left if task.number not in done]
 
-    def _pooled(self, given: tuple[Any, ...], tasks: Sequence[Task]) -> Results:
+    def _pooled(self, worker: RunWorker, tasks: Sequence[RunTask]) -> Results:
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, _begin, given)
-        running: dict[Future[Found], Task] = {}
+        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, _begin, (worker,))
+        running: dict[Future[WorkerResult], RunTask] = {}
         waiting = iter(tasks)
         try:
             while True:
@@ -246,7 +262,7 @@ class Processes:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task = running.pop(future)
-                    yield task, future.result().told()
+                    yield task, future.result().unpacked()
         finally:
             for process in (pool._processes or {}).values():  # not to wait for what nobody wants any more
                 process.terminate()
@@ -255,8 +271,9 @@ class Processes:
 
 @contextmanager
 def _starting(threads: int) -> Iterator[None]:
-    """Let processes that are started here have so many threads from the start, and leave Ctrl-C to this one."""
-    name, before = "OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS")
+    """Give processes that are started here so many threads from the start, and leave Ctrl-C to this one."""
+    name = "OMP_NUM_THREADS"
+    before = os.environ.get(name)
     os.environ[name] = str(threads)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:

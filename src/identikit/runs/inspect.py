@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from fsspec import AbstractFileSystem
+
 from identikit.errors import InputError
-from identikit.results.sealed import Damaged, Sealed
-from identikit.runs.lock import FolderLock, owner_words
+from identikit.results.files import Damaged, Sealed
+from identikit.runs.lock import FolderLock, Owner
 from identikit.runs.run import PART, part_folder, shard_files
 from identikit.runs.store import CHECKSUMS, COMPUTED, ERROR, MANIFEST, PART_FOLDER, PLAN, Store, leaves, opened
 
@@ -30,7 +32,7 @@ class Amount(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """What the folder of one run holds.
 
     - `settings`, `recorded`: what identifies the run, and what else was noted when it was started
@@ -52,8 +54,8 @@ class State:
     seconds: float
     sealed: int
     damaged: dict[str, str]
-    writer: dict[str, Any] | None
-    error: dict[str, Any] | None
+    writer: Owner | None
+    error: dict[str, str] | None
     complete: bool
 
     @property
@@ -61,8 +63,8 @@ class State:
         """The share of the tokens that is done, or of the parts; None if it is not known."""
         if self.tokens.total:
             return self.tokens.done / self.tokens.total
-        known = len(self.done) + len(self.missing)
-        return len(self.done) / known if known else None
+        pieces = len(self.done) + len(self.missing)
+        return len(self.done) / pieces if pieces else None
 
     @property
     def rate(self) -> float | None:
@@ -72,15 +74,19 @@ class State:
     @property
     def seconds_left(self) -> float | None:
         """The time that the rest takes at that rate."""
-        return (
-            None if not self.rate or self.tokens.total is None else (self.tokens.total - self.tokens.done) / self.rate
-        )
+        if not self.rate or self.tokens.total is None:
+            return None
+        return (self.tokens.total - self.tokens.done) / self.rate
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, as JSON can hold it."""
-        amounts = {name: getattr(self, name)._asdict() for name in ("texts", "tokens")}
-        derived = {"share": self.share, "tokens_per_second": self.rate, "seconds_left": self.seconds_left}
-        return asdict(self) | amounts | derived
+        return asdict(self) | {
+            "texts": self.texts._asdict(),
+            "tokens": self.tokens._asdict(),
+            "share": self.share,
+            "tokens_per_second": self.rate,
+            "seconds_left": self.seconds_left,
+        }
 
 
 def open_run(folder: str) -> tuple[Store, dict[str, Any]]:
@@ -91,113 +97,118 @@ def open_run(folder: str) -> tuple[Store, dict[str, Any]]:
     if not files.exists(f"{path}/{MANIFEST}"):
         raise InputError(f"Cannot read {folder}: it has no {MANIFEST}. Give the folder of a run, as --out named it.")
     try:
-        found = json.loads(files.cat_file(f"{path}/{MANIFEST}"))
-        if isinstance(found["run"], dict):
-            recorded = found.get("recorded")
-            return Store(folder, found["run"]), recorded if isinstance(recorded, dict) else {}
+        manifest = json.loads(files.cat_file(f"{path}/{MANIFEST}"))
+        if isinstance(manifest["run"], dict):
+            recorded = manifest.get("recorded")
+            return Store(folder, manifest["run"]), recorded if isinstance(recorded, dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise InputError(f"Cannot read {folder}: {MANIFEST} is damaged, so it is not known what was computed there.")
 
 
 @dataclass
-class _Found:
+class _Holdings:
     """What the sealed files of a folder hold."""
 
     blocks: dict[int, str] = field(default_factory=dict)  # the file of each block
     parts: list[str] = field(default_factory=list)
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("texts", "tokens", "seconds"), 0.0))
+    texts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
     damaged: dict[str, str] = field(default_factory=dict)
     sealed: int = 0  # files that notice damage
     plan: dict[str, Any] = field(default_factory=dict)
 
-    def shard(self, file: str, held: Sealed) -> None:
-        """Count the blocks of a shard, or raise `Damaged`."""
+    def add(self, store: Store, name: str) -> None:
+        """Count what a sealed file holds; one that is damaged is noted."""
+        self.sealed += 1
         try:
-            numbers = [int(key) for key in held.about["blocks"]]
-            sums = {name: self.sums[name] + float(held.about[name]) for name in self.sums}
-        except (KeyError, TypeError, ValueError):
+            if name.endswith(".safetensors"):
+                content = store.read_tensors(name)
+                if shard_files([name]):
+                    self._add_shard(name, content)
+                return
+            value = store.read_json(name)
+            if name == PLAN:
+                self.plan = dict(value)
+            elif name.startswith(PART):
+                self.parts.append(name.removeprefix(PART).removesuffix(".json"))
+        except (Damaged, InputError, ValueError, TypeError) as why:
+            self.damaged[name] = str(why).rstrip(".")
+
+    def _add_shard(self, file: str, content: Sealed) -> None:
+        try:
+            numbers = [int(key) for key in content.about["blocks"]]
+            texts = int(content.about["texts"])
+            tokens = int(content.about["tokens"])
+            seconds = float(content.about["seconds"])
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise Damaged("it does not say which blocks it holds") from None
-        if {key.partition("/")[0] for key in held.tensors} != {str(number) for number in numbers}:
+        if {key.partition("/")[0] for key in content.tensors} != {str(number) for number in numbers}:
             raise Damaged("it does not hold the numbers of its blocks")
         for number in numbers:
             if number in self.blocks:
                 raise Damaged(f"block {number} is also in {self.blocks[number]}")
         self.blocks |= dict.fromkeys(numbers, file)
-        self.sums = sums
+        self.texts += texts
+        self.tokens += tokens
+        self.seconds += seconds
 
-
-def _found(store: Store) -> _Found:
-    found = _Found()
-    for name in filter(_SEALED.fullmatch, store.names()):
-        found.sealed += 1
+    def planned(self) -> tuple[str, Sequence[int | str]]:
+        """Return what the work is cut into, and the numbers or names of all pieces; none where no plan can be read."""
         try:
-            if name.endswith(".safetensors"):
-                held = store.read_tensors(name)
-                if shard_files([name]):
-                    found.shard(name, held)
-                continue
-            value = store.read_json(name)
-            if name == PLAN:
-                found.plan = dict(value)
-            elif name.startswith(PART):
-                found.parts.append(name.removeprefix(PART).removesuffix(".json"))
-        except (Damaged, InputError, ValueError, TypeError) as why:
-            found.damaged[name] = str(why).rstrip(".")
-    return found
+            if "parts" in self.plan:
+                return "parts", [str(name) for name in self.plan["parts"]]
+            if "blocks" in self.plan:
+                blocks = range(*map(int, self.plan["blocks"]))
+                if len(blocks) <= _MOST:
+                    return "blocks", blocks
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            self.damaged[PLAN] = "it does not say what there is to do"
+        return ("parts" if self.parts else "blocks"), ()
 
 
-def state(folder: str) -> State:
+def state(folder: str) -> RunState:
     """Return what the folder of a run holds."""
     store, recorded = open_run(folder)
-    found = _found(store)
-    unit, planned = _planned(found)
-    done: Sequence[Any] = sorted(found.blocks) if unit == "blocks" else sorted(found.parts)
-    missing = tuple(one for one in planned if one not in set(done))
-    for number in set(done) - set(planned) if planned else ():
-        file = found.blocks[number] if unit == "blocks" else f"{PART}{number}.json"
-        found.damaged[file] = f"{number} is none of the run's {unit}"
-    return State(
+    holdings = _Holdings()
+    for name in filter(_SEALED.fullmatch, store.names()):
+        holdings.add(store, name)
+    unit, planned = holdings.planned()
+    done: Sequence[Any] = sorted(holdings.blocks) if unit == "blocks" else sorted(holdings.parts)
+    missing = tuple(piece for piece in planned if piece not in set(done))
+    for piece in set(done) - set(planned) if planned else ():
+        file = holdings.blocks[piece] if unit == "blocks" else f"{PART}{piece}.json"
+        holdings.damaged[file] = f"{piece} is none of the run's {unit}"
+    return RunState(
         folder=folder,
         settings=store.settings,
         recorded=recorded,
         unit=unit,
         done=tuple(done),
         missing=missing,
-        texts=Amount(int(found.sums["texts"]), _whole(found.plan.get("texts"))),
-        tokens=Amount(int(found.sums["tokens"]), _whole(found.plan.get("tokens"))),
-        seconds=round(found.sums["seconds"], 3),
-        sealed=found.sealed,
-        damaged=found.damaged,
+        texts=Amount(holdings.texts, _whole(holdings.plan.get("texts"))),
+        tokens=Amount(holdings.tokens, _whole(holdings.plan.get("tokens"))),
+        seconds=round(holdings.seconds, 3),
+        sealed=holdings.sealed,
+        damaged=holdings.damaged,
         writer=FolderLock(store.files, store.folder).holder(),
         error=_error(store),
-        complete=not missing and not found.damaged and _is_written(store, bool(planned)),
+        complete=not missing and not holdings.damaged and _is_written(store, bool(planned)),
     )
 
 
-def _planned(found: _Found) -> tuple[str, Sequence[Any]]:
-    """Return what the work is cut into, and the numbers or names of all pieces; none where no plan can be read."""
-    try:
-        if "parts" in found.plan:
-            return "parts", [str(name) for name in found.plan["parts"]]
-        if "blocks" in found.plan:
-            planned = range(*map(int, found.plan["blocks"]))
-            if len(planned) <= _MOST:
-                return "blocks", planned
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        found.damaged[PLAN] = "it does not say what there is to do"
-    return ("parts" if found.parts else "blocks"), ()
-
-
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _error(store: Store) -> dict[str, Any] | None:
+def _error(store: Store) -> dict[str, str] | None:
+    if not store.has(ERROR):
+        return None
     try:
-        found = json.loads(store.read(ERROR)) if store.has(ERROR) else None
-        return {"date": str(found["date"]), "error": str(found["error"])} if found is not None else None
+        note = json.loads(store.read(ERROR))
+        return {"date": str(note["date"]), "error": str(note["error"])}
     except (InputError, ValueError, KeyError, TypeError):
         return {"date": "unknown", "error": f"{ERROR} cannot be read"}
 
@@ -212,9 +223,11 @@ def _is_written(store: Store, planned: bool) -> bool:
 def parts_of(folder: str) -> dict[tuple[int, int], str]:
     """Return the folders of the shards of a run that are there, by number and how many there are."""
     files, path = opened(folder)
-    matches = [PART_FOLDER.fullmatch(name) for name in _folders(files, path)]
-    found = {(int(one[1]), int(one[2])): f"{folder.rstrip('/')}/{one[0]}" for one in matches if one is not None}
-    return dict(sorted(found.items()))
+    parts = {}
+    for name in _folders(files, path):
+        if match := PART_FOLDER.fullmatch(name):
+            parts[int(match[1]), int(match[2])] = f"{folder.rstrip('/')}/{name}"
+    return dict(sorted(parts.items()))
 
 
 def inputs_of(folder: str) -> list[str]:
@@ -227,11 +240,11 @@ def inputs_of(folder: str) -> list[str]:
     ]
 
 
-def _folders(files: Any, path: str) -> list[str]:
+def _folders(files: AbstractFileSystem, path: str) -> list[str]:
     if not files.isdir(path):
         return []
-    listing = files.ls(path, True)
-    return sorted(one["name"].rstrip("/").rpartition("/")[2] for one in listing if one["type"] == "directory")
+    entries = files.ls(path, True)
+    return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory")
 
 
 def is_run(folder: str) -> bool:
@@ -250,94 +263,102 @@ def absent_parts(parts: Iterable[tuple[int, int]]) -> list[str]:
 # In words
 
 
-def state_words(one: State) -> list[str]:
+def state_words(run: RunState) -> list[str]:
     """Say what a folder holds, in a few lines."""
-    return [f"{one.folder}: {_about(one)}.", *_options(one), *_progress(one), *_trouble(one), _ending(one)]
+    return [f"{run.folder}: {_about(run)}.", *_options(run), *_progress(run), *_trouble(run), _ending(run)]
 
 
-def state_line(one: State) -> str:
+def state_line(run: RunState) -> str:
     """Say how far a run is, in one line."""
-    told = "complete" if one.complete else "not complete"
-    amount = "" if not one.done and not one.missing else f", {_amount(one)}"
-    wrong = "".join(f"; {file} is damaged" for file in one.damaged)
-    writing = "" if one.writer is None else f"; {owner_words(one.writer)} is writing to it"
-    failed = "" if one.error is None else f"; ended with an error: {one.error['error']}"
-    return f"{told}{amount}{wrong}{writing}{failed}"
+    line = "complete" if run.complete else "not complete"
+    if run.done or run.missing:
+        line += f", {_amount(run)}"
+    for file in run.damaged:
+        line += f"; {file} is damaged"
+    if run.writer is not None:
+        line += f"; {run.writer.words()} is writing to it"
+    if run.error is not None:
+        line += f"; ended with an error: {run.error['error']}"
+    return line
 
 
-def _about(one: State) -> str:
-    settings = one.settings
-    command, model, data = settings.get("command", "an input of reproduce"), settings.get("model"), settings.get("data")
+def _about(run: RunState) -> str:
+    settings = run.settings
+    words = [str(settings.get("command", "an input of reproduce"))]
+    if "shard" in settings:
+        words.append(f"shard {settings['shard']}")
+    model = settings.get("model")
     if isinstance(model, dict):
         model = model.get("name")
-    texts = f" ({data['texts']:,} texts)" if isinstance(data, dict) and isinstance(data.get("texts"), int) else ""
+    words.append(f"model {model} in {settings['dtype']}" if "dtype" in settings else f"model {model}")
+    data = settings.get("data")
     if isinstance(data, dict):
+        texts = data.get("texts")
         data = data.get("source")
-    kind = f" in {settings['dtype']}" if "dtype" in settings else ""
-    told = [f"{command}", f"model {model}{kind}", *([f"data {data}{texts}"] if data else [])]
-    if "shard" in settings:
-        told.insert(1, f"shard {settings['shard']}")
-    return ", ".join(told)
+        if data and isinstance(texts, int):
+            data = f"{data} ({texts:,} texts)"
+    if data:
+        words.append(f"data {data}")
+    return ", ".join(words)
 
 
-def _options(one: State) -> Iterator[str]:
-    known = {"command", "data", "model", "dtype", "options", "shard"}
-    rest = {name: value for name, value in one.settings.items() if name not in known}
-    chosen = leaves({"": one.settings.get("options", {})} | rest)
+def _options(run: RunState) -> Iterator[str]:
+    told_above = {"command", "data", "model", "dtype", "options", "shard"}
+    others = {name: value for name, value in run.settings.items() if name not in told_above}
+    chosen = leaves({"": run.settings.get("options", {})} | others)
     yield f"Settings: {', '.join(f'{name} {value}' for name, value in chosen if value is not None)}."
-    noted = [f"{name} {one.recorded[name]}" for name in ("date", "device", "machine") if one.recorded.get(name)]
+    noted = [f"{name} {run.recorded[name]}" for name in ("date", "device", "machine") if run.recorded.get(name)]
     if noted:
         yield f"Started: {', '.join(noted)}."
 
 
-def _amount(one: State) -> str:
-    total = len(one.done) + len(one.missing)
-    told = [f"{len(one.done):,} of {total:,} {one.unit}"]
-    for name in ("texts", "tokens"):
-        done, of = getattr(one, name)
-        if of is not None:
-            told.append(f"{done:,} of {of:,} {name}")
-    return ", ".join(told) + ("" if one.share is None else f" ({one.share:.0%})")
+def _amount(run: RunState) -> str:
+    words = f"{len(run.done):,} of {len(run.done) + len(run.missing):,} {run.unit}"
+    for name, amount in (("texts", run.texts), ("tokens", run.tokens)):
+        if amount.total is not None:
+            words += f", {amount.done:,} of {amount.total:,} {name}"
+    return words if run.share is None else f"{words} ({run.share:.0%})"
 
 
-def _progress(one: State) -> Iterator[str]:
-    if not one.done and not one.missing:
-        if not one.complete and "command" in one.settings and one.settings["command"] != "reproduce":
+def _progress(run: RunState) -> Iterator[str]:
+    if not run.done and not run.missing:
+        if not run.complete and run.settings.get("command", "reproduce") != "reproduce":
             yield "Nothing is computed yet."
         return
-    yield f"Done: {_amount(one)}."
-    if one.missing:
-        yield f"Missing: {one.unit} {listed(one.missing)}."
-    if one.rate is not None:
-        left = one.seconds_left
-        ahead = f"; {timedelta(seconds=round(left))} left at that rate" if one.missing and left is not None else ""
-        yield f"Rate: {one.rate:,.0f} tokens/s while it was computed{ahead}."
+    yield f"Done: {_amount(run)}."
+    if run.missing:
+        yield f"Missing: {run.unit} {listed(run.missing)}."
+    if run.rate is not None:
+        rate = f"Rate: {run.rate:,.0f} tokens/s while it was computed"
+        if run.missing and run.seconds_left is not None:
+            rate += f"; {timedelta(seconds=round(run.seconds_left))} left at that rate"
+        yield f"{rate}."
 
 
-def _trouble(one: State) -> Iterator[str]:
-    for file, why in one.damaged.items():
+def _trouble(run: RunState) -> Iterator[str]:
+    for file, why in run.damaged.items():
         yield f"Damaged: {file} ({why}). What it held is computed again when the run is resumed."
-    if one.error is not None:
-        yield f"The last run ended with an error ({one.error['date']}): {one.error['error']}"
+    if run.error is not None:
+        yield f"The last run ended with an error ({run.error['date']}): {run.error['error']}"
 
 
-def _ending(one: State) -> str:
-    if one.writer is not None:
-        return f"Now: {owner_words(one.writer)} is writing to it."
-    if one.complete:
-        return (
-            "Complete: nothing is left to compute." if "shard" in one.settings else "Complete: all results are written."
-        )
-    return f"Nobody is writing to it. `identikit resume {one.folder}` goes on."
+def _ending(run: RunState) -> str:
+    if run.writer is not None:
+        return f"Now: {run.writer.words()} is writing to it."
+    if not run.complete:
+        return f"Nobody is writing to it. `identikit resume {run.folder}` goes on."
+    if "shard" in run.settings:
+        return "Complete: nothing is left to compute."
+    return "Complete: all results are written."
 
 
 def listed(pieces: Sequence[int | str]) -> str:
     """List numbers as ranges, and names; only the first of many."""
-    runs: list[list[Any]] = []
-    for one in pieces:
-        if runs and isinstance(one, int) and one == runs[-1][-1] + 1:
-            runs[-1][1:] = [one]
+    ranges: list[list[Any]] = []  # the first and the last of each, or a single one
+    for piece in pieces:
+        if ranges and isinstance(piece, int) and piece == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [piece]
         else:
-            runs.append([one])
-    told = [" to ".join(map(str, run)) for run in runs[:_SHOWN]]
-    return ", ".join(told) + (", …" if len(runs) > _SHOWN else "")
+            ranges.append([piece])
+    words = ", ".join(" to ".join(map(str, ends)) for ends in ranges[:_SHOWN])
+    return f"{words}, …" if len(ranges) > _SHOWN else words

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 
 from identikit.errors import InputError
-from identikit.runs.command import Noted, noted
-from identikit.runs.inspect import State, absent_parts, listed, parts_of, state
-from identikit.runs.lock import owner_words
+from identikit.runs.command import NotedCommand, noted_command
+from identikit.runs.inspect import RunState, absent_parts, listed, parts_of, state
 from identikit.runs.run import PART, shard_files
-from identikit.runs.store import Store, leaves
+from identikit.runs.store import Store, unequal
 
-_HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
+_MERGED_HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
 
 
-def merge(folder: str) -> Noted:
+def merge(folder: str) -> NotedCommand:
     """Copy what the shards in a folder hold into the folder itself, and return the command that makes the tables.
 
     Shards that are missing, not complete, damaged or of different runs are refused. Stopped at any moment, it can be
@@ -24,9 +23,9 @@ def merge(folder: str) -> Noted:
         _check_same(folder, parts[0], part)
     settings = {name: value for name, value in parts[0].settings.items() if name != "shard"}
     recorded = parts[0].recorded | {"shards": {str(part.settings["shard"]): part.recorded for part in parts}}
-    command = noted(parts[0].folder)
+    command = noted_command(parts[0].folder)
     _copy(Store(folder, settings, recorded), _sources(folder, parts))
-    return command._replace(arguments=command.arguments | _HERE)
+    return command._replace(arguments=command.arguments | _MERGED_HERE)
 
 
 def _all_parts(folder: str) -> list[str]:
@@ -47,9 +46,9 @@ def _all_parts(folder: str) -> list[str]:
     return list(parts.values())
 
 
-def _check_complete(folder: str, part: State) -> None:
+def _check_complete(folder: str, part: RunState) -> None:
     if part.writer is not None:
-        raise InputError(f"Cannot merge {folder}: {owner_words(part.writer)} is writing to {part.folder}. Wait for it.")
+        raise InputError(f"Cannot merge {folder}: {part.writer.words()} is writing to {part.folder}. Wait for it.")
     for file, why in part.damaged.items():
         raise InputError(
             f"Cannot merge {folder}: {part.folder}/{file} is damaged ({why}). `identikit resume {part.folder}` "
@@ -61,25 +60,24 @@ def _check_complete(folder: str, part: State) -> None:
         )
 
 
-def _check_same(folder: str, first: State, part: State) -> None:
-    named = part.folder.rpartition("/")[2].split("-")
-    if part.settings.get("shard") != f"{int(named[1])}/{int(named[3])}":
+def _check_same(folder: str, first: RunState, part: RunState) -> None:
+    _, index, _, count = part.folder.rpartition("/")[2].split("-")
+    if part.settings.get("shard") != f"{int(index)}/{int(count)}":
         raise InputError(
             f"Cannot merge {folder}: {part.folder} holds shard {part.settings.get('shard')}. Rename it, or compute its "
             "own shard."
         )
-    before, now = ({**dict(leaves(one.settings)), "shard": None} for one in (first, part))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
+    for key, (value, other) in unequal(first.settings, part.settings).items():
+        if key != "shard":
             raise InputError(
-                f"Cannot merge {folder}: its shards are of different runs; {key} is {before.get(key)!r} in "
-                f"{first.folder}, and {now.get(key)!r} in {part.folder}. Compute all with the same settings."
+                f"Cannot merge {folder}: its shards are of different runs; {key} is {value!r} in {first.folder}, and "
+                f"{other!r} in {part.folder}. Compute all with the same settings."
             )
 
 
-def _sources(folder: str, parts: list[State]) -> dict[str, Store]:
+def _sources(folder: str, parts: list[RunState]) -> dict[str, Store]:
     """Return the files to copy, each with its shard; no block and no part is there twice."""
-    found: dict[str, Store] = {}
+    sources: dict[str, Store] = {}
     done: dict[int | str, str] = {}
     for part in parts:
         for piece in part.done:
@@ -90,8 +88,8 @@ def _sources(folder: str, parts: list[State]) -> dict[str, Store]:
                 )
             done[piece] = part.folder
         store = Store(part.folder, part.settings)
-        found |= dict.fromkeys(_results(store), store)
-    return found
+        sources |= dict.fromkeys(_results(store), store)
+    return sources
 
 
 def _results(store: Store) -> list[str]:

@@ -8,34 +8,59 @@ so a run that is stopped loses little, however long a text takes.
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
+from identikit.results.files import Damaged
 from identikit.results.provenance import text_hash
-from identikit.results.sealed import Damaged
-from identikit.runs.engines import Engine, Job, Local, Task
+from identikit.runs.engines import Engine, Local, RunJob, RunTask
 from identikit.runs.store import Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
 
-BLOCK_TEXTS, BLOCK_TOKENS = 32, 4096
-SHARD_SECONDS, SHARD_BYTES = 20.0, 1 << 26
-_SHARD, PART = "shard-", "part-"
+BLOCK_TEXTS = 32
+BLOCK_TOKENS = 4096
+SHARD_SECONDS = 20.0
+SHARD_BYTES = 1 << 26
+PART = "part-"
+_SHARD = "shard-"
 
 _DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 
 Numbers = dict[str, Tensor]
 
 
+class Stored(NamedTuple):
+    """What a stored tensor holds: a row `per` text or token, or any number of rows if that is None.
+
+    The numbers are `real`, or else whole ones, or yes and no; real ones may be `undefined` (NaN).
+    """
+
+    per: Literal["text", "token"] | None = None
+    real: bool = False
+    undefined: bool = False
+
+    def flaw(self, tensor: Tensor, lengths: Sequence[int]) -> str | None:
+        """Say what is wrong with the tensor of a block of texts of these lengths, if anything is."""
+        rows = {"text": len(lengths), "token": sum(lengths)}.get(self.per or "")
+        if rows is not None and (tensor.ndim == 0 or len(tensor) != rows):
+            return f"has the shape {list(tensor.shape)}, and {rows} rows are expected"
+        if tensor.dtype not in _DTYPES or tensor.is_floating_point() != self.real:
+            return f"is stored as {tensor.dtype}"
+        if self.real and not self.undefined and not tensor.isfinite().all():
+            return "has numbers that are not finite"
+        return None
+
+
 @runtime_checkable
-class BlockJob(Job, Protocol):
+class BlockJob(RunJob, Protocol):
     """What is computed for each block: `compute` is given a list of texts, and returns named tensors."""
 
     @property
@@ -43,23 +68,12 @@ class BlockJob(Job, Protocol):
         """What is counted, for showing progress."""
         ...
 
-    def rows(self, lengths: Sequence[int]) -> Mapping[str, int]:
-        """Return how many rows each tensor has for texts of these lengths; the others may have any number."""
-        ...
-
     @property
-    def names(self) -> frozenset[str]:
-        """The tensors there can be, beside those of tags."""
-        ...
+    def stored(self) -> Mapping[str, Stored]:
+        """What each tensor holds, by name.
 
-    @property
-    def measured(self) -> frozenset[str]:
-        """The tensors of real numbers; all others hold whole ones, or yes and no."""
-        ...
-
-    @property
-    def undefined(self) -> frozenset[str]:
-        """The tensors in which some numbers may be undefined (NaN)."""
+        A name that ends with `*` stands for any number of tensors whose names begin so; all others have to be there.
+        """
         ...
 
     def cost(self, length: int) -> float:
@@ -68,7 +82,7 @@ class BlockJob(Job, Protocol):
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """A range of texts that are read together."""
 
     number: int
@@ -80,11 +94,17 @@ class Block:
         """The SHA-256 of the texts."""
         return text_hash(list(self.texts))
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are in all."""
+        return sum(self.lengths)
 
-def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = None) -> list[Block]:
+
+def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = None) -> list[TextBlock]:
     """Cut texts into blocks of at most `most` texts (`BLOCK_TEXTS`) and, if they are several, `BLOCK_TOKENS` tokens."""
     most = most or BLOCK_TEXTS
-    cuts, tokens = [0], 0
+    cuts = [0]
+    tokens = 0
     for place, length in enumerate(lengths):
         if place > cuts[-1] and (place - cuts[-1] == most or tokens + length > BLOCK_TOKENS):
             cuts.append(place)
@@ -92,14 +112,14 @@ def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = 
         tokens += length
     ends = [*cuts[1:], len(texts)]
     return [
-        Block(number, tuple(texts[first:last]), tuple(lengths[first:last]))
+        TextBlock(number, tuple(texts[first:last]), tuple(lengths[first:last]))
         for number, (first, last) in enumerate(zip(cuts, ends, strict=True))
     ]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run's results are kept, what computes them, and who is told how far it is.
+    """Where a run's results are kept, what computes them, and where progress is reported.
 
     `part` is (i, n) for the i-th of n parts, counted from 1, of a run that is spread over several folders.
     """
@@ -109,62 +129,61 @@ class Run:
     part: tuple[int, int] | None = None
     progress: Progress = silent
 
-    def mine(self, tasks: Sequence[Task]) -> list[Task]:
+    def mine(self, tasks: Sequence[RunTask]) -> list[RunTask]:
         """Return the tasks of this part."""
         if self.part is None:
             return list(tasks)
         index, count = self.part
-        own = [task for task in tasks if task.number % count == index - 1]
-        if not own:
+        mine = [task for task in tasks if task.number % count == index - 1]
+        if not mine:
             raise InputError(
                 f"--shard {index}/{count}: there is nothing for it to do, as the run has only {len(tasks)} blocks of "
                 f"texts. Use at most {len(tasks)} shards."
             )
-        return own
+        return mine
 
     def blocks(
         self,
         model: Model,
         job: BlockJob,
-        blocks: Sequence[Block],
+        blocks: Sequence[TextBlock],
         *,
-        before: Callable[[list[Block]], None] = lambda missing: None,
+        before: Callable[[list[TextBlock]], None] = lambda missing: None,
     ) -> list[Numbers]:
         """Return what a job computes for each block; what the store holds is not computed again.
 
         `before` is called with the blocks that are missing, before any is computed.
         """
         with self.store:
-            found = dict(kept(self.store, job, blocks))
-            tasks = [Task(one.number, one, sum(map(job.cost, one.lengths))) for one in blocks]
-            own = self.mine(tasks)
+            computed = dict(kept(self.store, job, blocks))
+            mine = self.mine([RunTask(block.number, block, sum(map(job.cost, block.lengths))) for block in blocks])
             index, count = self.part or (1, 1)
             self.store.plan(
                 blocks=[index - 1, len(blocks), count],  # as of a range
-                texts=sum(len(task.given.texts) for task in own),
-                tokens=sum(sum(task.given.lengths) for task in own),
+                texts=sum(len(task.given.texts) for task in mine),
+                tokens=sum(task.given.tokens for task in mine),
             )
-            tasks = [task for task in own if task.number not in found]
-            if tasks:
-                before([task.given for task in tasks])
+            missing = [task for task in mine if task.number not in computed]
+            if missing:
+                before([task.given for task in missing])
             shards = _Shards(self.store, model)
-            told = _Told(self, job, sum(sum(blocks[number].lengths) for number in found), tasks)
+            told = _TokenProgress(self, job, sum(blocks[number].tokens for number in computed), missing)
             try:
-                with closing(self.engine.run(model, _OfBlock(job), tasks, told)) as results:
+                with closing(self.engine.run(model, _OfBlock(job), missing, told)) as results:
                     for task, numbers in results:
                         if why := flaw(job, task.given, numbers):
                             raise InputError(f"Computing texts {_range(task.given, blocks)}: {why}.")
-                        found[task.number] = numbers
+                        computed[task.number] = numbers
                         shards.add(task.given, numbers)
-                        told(task, sum(task.given.lengths))
+                        told(task, task.given.tokens)
             finally:
                 shards.write()
-        return [found[number] for number in sorted(found)]
+        return [computed[number] for number in sorted(computed)]
 
     def parts(
         self,
         model: Model,
-        job: Job,
+        job: RunJob,
         names: Mapping[str, Any],
         *,
         what: str,
@@ -175,30 +194,33 @@ class Run:
         `before` is called before anything is computed, if something is.
         """
         with self.store:
-            found = {name: value for name in names for value in self._kept_part(name)}
-            tasks = self.mine([Task(number, given) for number, given in enumerate(names.values())])
-            listed = list(names)
-            self.store.plan(parts=[listed[task.number] for task in tasks])
-            missing = [task for task in tasks if listed[task.number] not in found]
+            computed = self._kept_parts(names)
+            tasks = self.mine([RunTask(number, given) for number, given in enumerate(names.values())])
+            name_of = dict(enumerate(names))
+            self.store.plan(parts=[name_of[task.number] for task in tasks])
+            missing = [task for task in tasks if name_of[task.number] not in computed]
             if missing:
                 before()
             self.progress(what, len(names) - len(missing), len(names))
             with closing(self.engine.run(model, job, missing, lambda task, done: None)) as results:
                 for task, value in results:
-                    name = listed[task.number]
+                    name = name_of[task.number]
                     model.check_unchanged()
                     self.store.write_json(_part_file(name), value)
-                    found[name] = value
-                    self.progress(what, len(found), len(names))
-        return [found[name] for name in names if name in found]
+                    computed[name] = value
+                    self.progress(what, len(computed), len(names))
+        return [computed[name] for name in names if name in computed]
 
-    def _kept_part(self, name: str) -> Iterator[Any]:
-        file = _part_file(name)
-        if self.store.has(file):
-            try:
-                yield self.store.read_json(file)
-            except Damaged as why:
-                discard(self.store, file, why)
+    def _kept_parts(self, names: Iterable[str]) -> dict[str, Any]:
+        parts = {}
+        for name in names:
+            file = _part_file(name)
+            if self.store.has(file):
+                try:
+                    parts[name] = self.store.read_json(file)
+                except Damaged as why:
+                    discard(self.store, file, why)
+        return parts
 
 
 @dataclass(frozen=True)
@@ -207,20 +229,22 @@ class _OfBlock:
 
     job: BlockJob
 
-    def compute(self, model: Model, task: Block, told: Progress) -> Numbers:
+    def compute(self, model: Model, task: TextBlock, told: Progress) -> Numbers:
         return dict(self.job.compute(model, list(task.texts), told))
 
 
-class _Told:
-    """Tells how many tokens of the whole dataset are done: those in stored blocks, and those of each task."""
+class _TokenProgress:
+    """Reports how many tokens of the whole dataset are done: those in stored blocks, and those of each task."""
 
-    def __init__(self, run: Run, job: BlockJob, before: int, tasks: Sequence[Task]):
-        self.run, self.job, self.sum = run, job, before
-        self.total = before + sum(sum(task.given.lengths) for task in tasks)
+    def __init__(self, run: Run, job: BlockJob, before: int, tasks: Sequence[RunTask]):
+        self.run = run
+        self.job = job
+        self.sum = before
+        self.total = before + sum(task.given.tokens for task in tasks)
         self.done = {task.number: 0 for task in tasks}
         run.progress(job.what, self.sum, self.total)
 
-    def __call__(self, task: Task, done: int) -> None:
+    def __call__(self, task: RunTask, done: int) -> None:
         self.sum += done - self.done[task.number]
         self.done[task.number] = done
         self.run.progress(self.job.what, self.sum, self.total)
@@ -230,12 +254,14 @@ class _Shards:
     """Collects finished blocks, and writes those of some seconds to one file."""
 
     def __init__(self, store: Store, model: Model):
-        self.store, self.model, self.fingerprint = store, model, model.fingerprint
-        self.blocks: dict[int, tuple[Block, Numbers]] = {}
+        self.store = store
+        self.model = model
+        self.fingerprint = model.fingerprint
+        self.blocks: dict[int, tuple[TextBlock, Numbers]] = {}
         self.bytes = 0
         self.started = time.monotonic()
 
-    def add(self, block: Block, numbers: Numbers) -> None:
+    def add(self, block: TextBlock, numbers: Numbers) -> None:
         self.blocks[block.number] = block, numbers
         self.bytes += sum(tensor.nbytes for tensor in numbers.values())
         if time.monotonic() - self.started >= SHARD_SECONDS or self.bytes >= SHARD_BYTES:
@@ -244,21 +270,22 @@ class _Shards:
     def write(self) -> None:
         if self.blocks:
             self.model.check_unchanged(self.fingerprint)
-            named = {
-                f"{number}/{name}": tensor for number, (_, held) in self.blocks.items() for name, tensor in held.items()
-            }
+            tensors: Numbers = {}
+            for number, (_, numbers) in self.blocks.items():
+                tensors |= {f"{number}/{name}": tensor for name, tensor in numbers.items()}
             about = {
                 "blocks": {str(number): block.hash for number, (block, _) in self.blocks.items()},
                 "texts": sum(len(block.texts) for block, _ in self.blocks.values()),
-                "tokens": sum(sum(block.lengths) for block, _ in self.blocks.values()),
+                "tokens": sum(block.tokens for block, _ in self.blocks.values()),
                 "seconds": round(time.monotonic() - self.started, 3),
             }
-            self.store.write_tensors(_shard_file(self.blocks), named, about)
-            self.blocks, self.bytes = {}, 0
+            self.store.write_tensors(_shard_file(self.blocks), tensors, about)
+            self.blocks = {}
+            self.bytes = 0
         self.started = time.monotonic()
 
 
-def _shard_file(blocks: Mapping[int, Any]) -> str:
+def _shard_file(blocks: Iterable[int]) -> str:
     return f"{_SHARD}{min(blocks):06d}.safetensors"
 
 
@@ -267,49 +294,53 @@ def shard_files(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith(_SHARD) and name.endswith(".safetensors")]
 
 
-def kept(store: Store, job: BlockJob, blocks: Sequence[Block]) -> Iterator[tuple[int, Numbers]]:
-    """Yield the stored blocks; a shard that is damaged or belongs to other texts is removed, and a line is said."""
+def kept(store: Store, job: BlockJob, blocks: Sequence[TextBlock]) -> Iterator[tuple[int, Numbers]]:
+    """Yield the stored blocks; a shard that is damaged or belongs to other texts is removed with a warning."""
     for file in shard_files(store.names()):
         try:
-            yield from held(store, file, job, blocks)
+            yield from _held(store, file, job, blocks).items()
         except Damaged as why:
             discard(store, file, why)
 
 
-def held(store: Store, file: str, job: BlockJob, blocks: Sequence[Block]) -> list[tuple[int, Numbers]]:
+def _held(store: Store, file: str, job: BlockJob, blocks: Sequence[TextBlock]) -> dict[int, Numbers]:
     """Return the blocks of one shard, or raise `Damaged`."""
     tensors, about = store.read_tensors(file)
-    noted = about.get("blocks") if isinstance(about, dict) else None
-    found: list[tuple[int, Numbers]] = []
-    for key, digest in noted.items() if isinstance(noted, dict) else ():
+    hashes = about.get("blocks") if isinstance(about, dict) else None
+    if not isinstance(hashes, dict) or not hashes:
+        raise Damaged("it holds no block")
+    held: dict[int, Numbers] = {}
+    for key, digest in hashes.items():
         number = int(key) if key.isdecimal() else len(blocks)
         if number >= len(blocks) or blocks[number].hash != digest:
             raise Damaged("it holds other texts")
-        numbers = {name.partition("/")[2]: one for name, one in tensors.items() if name.partition("/")[0] == key}
-        if why := flaw(job, blocks[number], numbers):
+        prefix = f"{key}/"
+        held[number] = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+        if why := flaw(job, blocks[number], held[number]):
             raise Damaged(why)
-        found.append((number, numbers))
-    if not found:
-        raise Damaged("it holds no block")
-    if file != _shard_file(dict(found)):
+    if file != _shard_file(held):
         raise Damaged("its blocks are not those that its name says")
-    return found
+    return held
 
 
-def flaw(job: BlockJob, block: Block, numbers: Numbers) -> str | None:
+def flaw(job: BlockJob, block: TextBlock, numbers: Numbers) -> str | None:
     """Say what is wrong with the numbers of a block, if anything is: missing tensors, rows, or undefined numbers."""
-    for name, rows in job.rows(block.lengths).items():
-        if name not in numbers:
+    for name in job.stored:
+        if name not in numbers and not name.endswith("*"):
             return f"{name!r} is missing"
-        if numbers[name].ndim == 0 or len(numbers[name]) != rows:
-            return f"{name!r} has the shape {list(numbers[name].shape)}, and {rows} rows are expected"
     for name, tensor in numbers.items():
-        if name not in job.names and not name.startswith("tag "):
+        stored = _declared(job, name)
+        if stored is None:
             return f"{name!r} is not expected"
-        if tensor.dtype not in _DTYPES or tensor.is_floating_point() != (name in job.measured):
-            return f"{name!r} is stored as {tensor.dtype}"
-        if tensor.is_floating_point() and name not in job.undefined and not tensor.isfinite().all():
-            return f"some numbers of {name!r} are not finite"
+        if why := stored.flaw(tensor, block.lengths):
+            return f"{name!r} {why}"
+    return None
+
+
+def _declared(job: BlockJob, name: str) -> Stored | None:
+    for declared, stored in job.stored.items():
+        if declared == name or (declared.endswith("*") and name.startswith(declared[:-1])):
+            return stored
     return None
 
 
@@ -319,13 +350,8 @@ def discard(store: Store, file: str, why: Damaged) -> None:
     store.remove(file)
 
 
-def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as JSON can hold it: None for what is undefined."""
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
-
-
 def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row that `plain_row` was given."""
+    """Return the row that `plain` was given, with NaN for what is undefined."""
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 
@@ -338,6 +364,6 @@ def _part_file(name: str) -> str:
     return f"{PART}{name}.json"
 
 
-def _range(block: Block, blocks: Sequence[Block]) -> str:
+def _range(block: TextBlock, blocks: Sequence[TextBlock]) -> str:
     first = sum(len(one.texts) for one in blocks[: block.number])
     return f"{first} to {first + len(block.texts) - 1}"

@@ -10,19 +10,29 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from fsspec import AbstractFileSystem
 
 from identikit.errors import InputError
-from identikit.results.sealed import Damaged, Sealed, seal, seal_json, seal_record, unseal, unseal_json, unseal_record
-from identikit.runs.columns import Table, data_dictionary
-from identikit.runs.lock import LOCK, FolderLock
+from identikit.results.files import (
+    Damaged,
+    Sealed,
+    read_through,
+    seal,
+    seal_json,
+    seal_record,
+    unseal,
+    unseal_json,
+    unseal_record,
+    write_through,
+)
+from identikit.results.table import Table, data_dictionary
+from identikit.runs.lock import LOCK, NOTE, FolderLock
 from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
@@ -51,9 +61,11 @@ class Store:
         self, folder: str | os.PathLike[str], settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
     ):
         self.files, self.folder = opened(folder)
-        self.settings, self.recorded = _plain(settings), _plain(recorded or {})
-        self._lock, self._entered = FolderLock(self.files, self.folder), 0
-        self._made = False
+        self.settings = _as_json(settings)
+        self.recorded = _as_json(recorded or {})
+        self._lock = FolderLock(self.files, self.folder)
+        self._entered = 0
+        self._is_new = False
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
@@ -71,20 +83,18 @@ class Store:
     def _same_run(self) -> None:
         if self._is_unused():
             return  # nothing was computed yet: another run may take the folder
-        before = dict(leaves(read_manifest(self.files, self.folder)["run"]))
-        now = dict(leaves(self.settings))
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                raise InputError(
-                    f"Cannot resume {self.folder}: it holds another run, whose {key} is {before.get(key)!r}, not "
-                    f"{now.get(key)!r}. Use the same settings to resume it, or choose another folder with --out."
-                )
+        before = read_manifest(self.files, self.folder)["run"]
+        for key, (then, now) in unequal(before, self.settings).items():
+            raise InputError(
+                f"Cannot resume {self.folder}: it holds another run, whose {key} is {then!r}, not {now!r}. Use the "
+                "same settings to resume it, or choose another folder with --out."
+            )
 
     def __enter__(self) -> "Store":
         """Take the folder's lock, and make the folder and its manifest if they are not there."""
         if not self._entered:
-            self._made = not self.files.exists(self.folder)
-            with self._telling(MANIFEST):
+            self._is_new = not self.files.exists(self.folder)
+            with self._explained(MANIFEST):
                 self.files.makedirs(self.folder, exist_ok=True)
                 self._lock.acquire()
             try:
@@ -100,11 +110,11 @@ class Store:
         self._entered -= 1
         if self._entered:
             return
-        empty = error is not None and self._made and all(map(_is_ours, self.names()))
+        empty = error is not None and self._is_new and all(map(_is_ours, self.names()))
         if isinstance(error, Exception) and not empty:
             with suppress(InputError):  # a folder that cannot be written to
-                noted = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
-                self._try_to_write(ERROR, json.dumps(noted, indent=1, ensure_ascii=False).encode())
+                note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
+                self._try_to_write(ERROR, json.dumps(note, indent=1, ensure_ascii=False).encode())
         if empty:
             for name in self.names():  # while nobody else can write
                 self.remove(name)
@@ -140,34 +150,23 @@ class Store:
             self._try_to_write(name, content)
 
     def _try_to_write(self, name: str, content: bytes) -> None:
-        with self._telling(name):
+        with self._explained(name):
             self._lock.check()
             if self.files.isdir(self._path(name)):
                 raise IsADirectoryError(f"{name} is a folder there")
-            partial = self._path(f".{name}.{uuid4().hex}.partial")
-            try:
-                with self.files.open(partial, "wb") as file:
-                    file.write(content)
-                    if isinstance(self.files, LocalFileSystem):
-                        file.flush()
-                        os.fsync(file.fileno())
-                self.files.mv(partial, self._path(name))
-                self._sync_folder()
-            except BaseException:
-                with suppress(OSError):
-                    self.files.rm(partial)
-                raise
+            write_through(self.files, self._path(name), content)
 
-    def _sync_folder(self) -> None:
-        if isinstance(self.files, LocalFileSystem) and os.name == "posix":
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-    def _telling(self, name: str) -> "_Telling":
-        return _Telling(name, self.folder)
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Turn an error of the file system into a sentence."""
+        try:
+            yield
+        except (OSError, NotImplementedError) as error:
+            reason = getattr(error, "strerror", None) or error or "it is not supported there"
+            raise InputError(
+                f"Cannot write {name} to {self.folder}: {str(reason).rstrip('.')}. Make room there, or choose another "
+                "folder with --out. What was finished before stays, and is used when the run is resumed."
+            ) from None
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write tensors with a few words about them."""
@@ -187,8 +186,7 @@ class Store:
         try:
             if self.has(name) and not self.files.isfile(self._path(name)):  # such as a device, which has no end
                 raise OSError("it is not a file")
-            with self.files.open(self._path(name), "rb") as file:
-                return file.read()
+            return read_through(self.files, self._path(name))
         except OSError as error:
             reason = error.strerror or error
             raise InputError(f"Cannot read {self._path(name)}: {reason}. Make it readable.") from None
@@ -208,31 +206,13 @@ class Store:
 
     def finish(self) -> None:
         """List the checksums of all files, as `sha256sum --check` reads them: the run is complete."""
-        apart = (CHECKSUMS, LOCK, COMMAND, ERROR)  # they say how the run went, and change when it is run again
+        apart = (CHECKSUMS, LOCK, NOTE, COMMAND, ERROR)  # they say how the run went, and change when it is run again
         named = [name for name in self.names() if name not in apart and not self.files.isdir(self._path(name))]
         lines = [f"{hashlib.sha256(self.read(name)).hexdigest()}  {name}\n" for name in named]
         self.write(CHECKSUMS, "".join(lines).encode())
 
 
-class _Telling:
-    """Turns an error of the file system into a sentence."""
-
-    def __init__(self, name: str, folder: str):
-        self.name, self.folder = name, folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        if isinstance(error, OSError | NotImplementedError):
-            reason = getattr(error, "strerror", None) or error or "it is not supported there"
-            raise InputError(
-                f"Cannot write {self.name} to {self.folder}: {str(reason).rstrip('.')}. Make room there, or choose "
-                "another folder with --out. What was finished before stays, and is used when the run is resumed."
-            ) from None
-
-
-def opened(folder: str | os.PathLike[str]) -> tuple[Any, str]:
+def opened(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
     """Return the file system of a folder, and its path there."""
     try:
         files, path = fsspec.url_to_fs(os.fspath(folder))
@@ -247,13 +227,12 @@ def opened(folder: str | os.PathLike[str]) -> tuple[Any, str]:
     return files, path
 
 
-def read_manifest(files: Any, folder: str) -> dict[str, Any]:
+def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any]:
     """Return what `run.json` in a folder says, or say that it is damaged."""
     try:
-        with files.open(f"{folder}/{MANIFEST}", "rb") as file:
-            found = unseal_record(file.read())
-        if isinstance(found.get("run"), dict):
-            return found
+        record = unseal_record(read_through(files, f"{folder}/{MANIFEST}"))
+        if isinstance(record.get("run"), dict):
+            return record
     except (OSError, Damaged):
         pass
     raise InputError(f"Cannot resume {folder}: {MANIFEST} is damaged. Choose another folder with --out.")
@@ -270,21 +249,29 @@ def settings_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def _is_ours(name: str) -> bool:
     """Say whether a file is one that a run has before its first result."""
     partial = _PARTIAL.fullmatch(name) is not None
-    return partial or name in (LOCK, MANIFEST, COMMAND, ERROR, PLAN)
+    return partial or name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN)
 
 
-def _plain(settings: Mapping[str, Any]) -> Any:
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as JSON gives them back."""
     return json.loads(json.dumps(settings, sort_keys=True, default=str))
 
 
-def leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(settings: object, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested settings by dotted name, such as `data.columns`."""
     if not isinstance(settings, dict):
         yield name, settings
         return
     for key, value in settings.items():
         yield from leaves(value, f"{name}.{key}" if name else key)
+
+
+def unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the values in which nested settings differ, by dotted name; None for one that is not there."""
+    first = dict(leaves(one))
+    second = dict(leaves(other))
+    names = sorted(first.keys() | second.keys())
+    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
 
 
 def write_tables(

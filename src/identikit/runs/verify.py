@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from identikit.errors import InputError
-from identikit.results.folders import read_folder
-from identikit.results.result import result_of
-from identikit.runs.inspect import State, absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
+from identikit.results.files import ABOUT
+from identikit.results.result import saved_result
+from identikit.runs.inspect import RunState, absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
 from identikit.runs.store import CHECKSUMS, COLUMNS, Store, opened
 
 _SUM = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
-_RESULT = "result.json"
 
 
 @dataclass
@@ -41,41 +40,45 @@ def verify(folder: str) -> Verified:
 
     Nothing is computed again, so it is not checked that the numbers are those that the model gives.
     """
-    found, (files, path) = Verified(), opened(folder)
-    if not is_run(folder) and files.exists(f"{path}/{_RESULT}"):
-        result_of(read_folder(path), str(path))  # it checks the SHA-256 of the arrays
-        found.checksums += 1
-        return found
+    report = Verified()
+    files, path = opened(folder)
+    if not is_run(folder) and files.exists(f"{path}/{ABOUT}"):
+        saved_result(path)  # it checks the SHA-256 of the arrays
+        report.checksums += 1
+        return report
     parts = parts_of(folder)
     if is_run(folder) or not parts:
-        _check(folder, found)
-    found.wrong += [(f"{folder.rstrip('/')}/{name}", "it is missing") for name in absent_parts(parts)]
+        _check(folder, report)
+    report.wrong += [(f"{folder.rstrip('/')}/{name}", "it is missing") for name in absent_parts(parts)]
+    nested = [*parts.values(), *inputs_of(folder)]
     figures = f"{folder.rstrip('/')}/figures"
-    for nested in (*parts.values(), *inputs_of(folder), *([figures] if is_run(figures) else [])):
+    if is_run(figures):
+        nested.append(figures)
+    for place in nested:
         try:
-            _check(nested, found)
+            _check(place, report)
         except InputError as why:
-            found.wrong.append((nested, str(why)))
-    return found
+            report.wrong.append((place, str(why)))
+    return report
 
 
-def _check(folder: str, found: Verified) -> None:
-    one, (store, _) = state(folder), open_run(folder)
-    found.seals += one.sealed
-    found.wrong += [(f"{folder}/{name}", why) for name, why in one.damaged.items()]
-    if one.missing or not (one.complete or one.damaged):
-        found.wrong.append((folder, _unfinished(one)))
-    for check in (_checksums, _tables):
-        for name, why in check(store, found):
-            found.wrong.append((f"{folder}/{name}", why))
+def _check(folder: str, report: Verified) -> None:
+    store, _ = open_run(folder)
+    run = state(folder)
+    report.seals += run.sealed
+    report.wrong += [(f"{folder}/{name}", why) for name, why in run.damaged.items()]
+    if run.missing or not (run.complete or run.damaged):
+        report.wrong.append((folder, _unfinished(run)))
+    for name, why in (*_checksums(store, report), *_tables(store, report)):
+        report.wrong.append((f"{folder}/{name}", why))
 
 
-def _unfinished(one: State) -> str:
-    rest = f"{one.unit} {listed(one.missing)} are missing" if one.missing else f"{CHECKSUMS} is missing"
-    return f"it is not complete: {rest}; `identikit resume {one.folder}` goes on"
+def _unfinished(run: RunState) -> str:
+    rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
+    return f"it is not complete: {rest}; `identikit resume {run.folder}` goes on"
 
 
-def _checksums(store: Store, found: Verified) -> Iterator[tuple[str, str]]:
+def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
     if not store.has(CHECKSUMS):
         return
     for line in store.read(CHECKSUMS).decode(errors="replace").splitlines():
@@ -83,7 +86,7 @@ def _checksums(store: Store, found: Verified) -> Iterator[tuple[str, str]]:
         if match is None:
             yield CHECKSUMS, f"it has the line {line[:80]!r}, which is no checksum"
             continue
-        found.checksums += 1
+        report.checksums += 1
         digest, name = match.groups()
         if not store.has(name):
             yield name, f"it is missing, and {CHECKSUMS} lists it"
@@ -91,7 +94,7 @@ def _checksums(store: Store, found: Verified) -> Iterator[tuple[str, str]]:
             yield name, f"its SHA-256 is not the one in {CHECKSUMS}"
 
 
-def _tables(store: Store, found: Verified) -> Iterator[tuple[str, str]]:
+def _tables(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
     """Check that tables have the columns that `columns.json` describes, of these types, and no undue gaps."""
     if not store.has(COLUMNS):
         return
@@ -105,7 +108,7 @@ def _tables(store: Store, found: Verified) -> Iterator[tuple[str, str]]:
         if "/" in table or not store.has(name):
             yield name, f"it is missing, and {COLUMNS} describes it"
             continue
-        found.tables += 1
+        report.tables += 1
         if why := _table_flaw(store.read(name), columns):
             yield name, why
 
@@ -121,10 +124,10 @@ def _table_flaw(content: bytes, columns: dict[str, Any]) -> str | None:
     if table.column_names != list(columns):
         return f"its columns are not those in {COLUMNS}"
     for column, about in columns.items():
-        found = table.column(column)
-        if not isinstance(about, dict) or str(found.type).removeprefix("large_") != about.get("type"):
-            return f"column {column!r} is of the type {found.type}, which {COLUMNS} does not say"
-        gaps = found.null_count or (pa.types.is_floating(found.type) and np.isnan(found.to_numpy()).any())
+        values = table.column(column)
+        if not isinstance(about, dict) or str(values.type).removeprefix("large_") != about.get("type"):
+            return f"column {column!r} is of the type {values.type}, which {COLUMNS} does not say"
+        gaps = values.null_count or (pa.types.is_floating(values.type) and np.isnan(values.to_numpy()).any())
         if about.get("missing") == "never" and gaps:
             return f"column {column!r} has missing values, and should have none"
     return None

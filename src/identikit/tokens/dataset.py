@@ -1,6 +1,6 @@
 """Token identifiability and inversion over a dataset, as tidy tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +8,9 @@ from identikit.checks import known
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress, silent
-from identikit.runs.columns import INVERSION, TOKENS, texts_table
-from identikit.runs.run import Block, Run, blocks_of, plain_row, restored_row
+from identikit.results.files import plain
+from identikit.results.table import texts_table
+from identikit.runs.run import Run, Stored, TextBlock, blocks_of, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
@@ -19,8 +20,8 @@ from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.invert import Inversion, Options, judged, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
-from identikit.tokens.search import Found
 from identikit.tokens.states import HiddenStates, hidden_states
+from identikit.tokens.tables import INVERSION, TOKENS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,7 +59,7 @@ class IdentifiabilityJob:
         choice = MapChoice((kind,), self.options.distances, (layer,))
         settings = Settings(folds=self.options.folds, seed=self.options.seed, device=str(model.device))
         done = EXPERIMENTS[self.options.experiment](self.states(model), choice, settings)
-        return [plain_row(rate._asdict()) for rate in done.rates]
+        return plain([rate._asdict() for rate in done.rates])
 
     def states(self, model: Model, progress: Progress = silent) -> HiddenStates:
         """Return the hidden vectors of all texts."""
@@ -83,7 +84,7 @@ def identifiability_rates(model: Model, texts: list[Text], run: Run, options: Id
 def identifiability_tables(
     model: Model, texts: Iterable[Text], run: Run, options: IdentifiabilityOptions
 ) -> dict[str, "DataFrame"]:
-    """Run an experiment over a dataset into a run's folder; `runs.columns.TOKENS` describes its tables.
+    """Run an experiment over a dataset into a run's folder; `tables.TOKENS` describes its tables.
 
     Layers, folds and texts count from 0.
     """
@@ -107,20 +108,25 @@ class InversionOptions(Options):
     max_tokens: int | None = None
 
 
+_STORED = {  # rows are layers and noises
+    "recovered": Stored(),
+    "winner": Stored(),
+    "runner_up": Stored(),
+    "margin": Stored(real=True),
+    "winner_distance": Stored(real=True),
+    "runner_up_distance": Stored(real=True),
+    "own_distance": Stored(real=True),
+}
+
+
 @dataclass(frozen=True)
 class InversionJob:
     """Inverts every token of one text, in all layers and with all noises in one pass over the vocabulary."""
 
     options: InversionOptions
     what = "inversion, tokens"
-    names = frozenset(["recovered", "margin", *Found._fields])
-    measured = frozenset({"margin", "winner_distance", "runner_up_distance", "own_distance"})
-    undefined = frozenset[str]()
+    stored = _STORED
     _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
-
-    def rows(self, lengths: Sequence[int]) -> dict[str, int]:
-        """Leave all shapes open: rows are layers and noises."""
-        return {}
 
     def cost(self, length: int) -> float:
         """Return the number of tokens, each of which is sought in the whole vocabulary."""
@@ -153,7 +159,7 @@ class InversionJob:
 def inversion_tables(
     model: Model, texts: Iterable[Text], run: Run, options: InversionOptions
 ) -> dict[str, "DataFrame"]:
-    """Invert every token of a dataset into a run's folder; `runs.columns.INVERSION` describes the tables.
+    """Invert every token of a dataset into a run's folder; `tables.INVERSION` describes the tables.
 
     Layers, positions and texts count from 0.
     """
@@ -177,7 +183,7 @@ def inverted(model: Model, texts: list[Text], run: Run, options: InversionOption
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
     blocks = blocks_of(texts, [len(one) for one in encoded], most=1)
 
-    def before(missing: list[Block]) -> None:
+    def before(missing: list[TextBlock]) -> None:
         Inversion.of(model, options, steps=sum(sum(block.lengths) for block in missing), depth=model.n_layers)
 
     return run.blocks(model, InversionJob(options), blocks, before=before)  # before: it warns if that takes long

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile, gettempdir
+from tempfile import gettempdir
 from typing import Any
 
 from identikit.checks import flag, function, known, known_names, shortened
@@ -18,6 +18,7 @@ from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.files import write_file
 from identikit.results.provenance import text_hash
 from identikit.results.source import Held
 from identikit.texts.text import Text, is_several
@@ -144,7 +145,8 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent)
     choice, settings = MapChoice(("ridge",), ("cosine",)), Settings(folds=1)
     maps = fit_maps(states, choice, tasks=[Task()], settings=settings, progress=progress).maps
     with suppress(OSError):  # nor is one that cannot be written
-        _keep(path, sealed_maps(maps))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, sealed_maps(maps))
     return maps
 
 
@@ -154,16 +156,3 @@ def _cache() -> Path:
     except RuntimeError:  # there is no home
         home = gettempdir()
     return Path(os.environ.get("IDENTIKIT_CACHE") or Path(home, "identikit"))
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, delete=False) as partial:
-        try:
-            partial.write(content)
-            partial.flush()
-            Path(partial.name).replace(path)
-        except OSError:
-            Path(partial.name).unlink(missing_ok=True)
-            raise

@@ -9,8 +9,7 @@ import torch
 
 from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.results.result import plain
-from identikit.results.sealed import Damaged, seal, unseal
+from identikit.results.files import Damaged, plain, seal, unseal
 from identikit.shapes import Float, Tensor
 from identikit.tokens.protocol import Task, stream
 

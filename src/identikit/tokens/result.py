@@ -12,10 +12,10 @@ from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis
-from identikit.results.folders import Files
+from identikit.results.files import Files, plain
 from identikit.results.measure import Attribute, held, sometimes_held
 from identikit.results.provenance import Provenance
-from identikit.results.result import Fact, Result, plain
+from identikit.results.result import Fact, Result
 from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import shown

@@ -4,11 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from safetensors.torch import save
-
 from identikit.errors import InputError
-from identikit.results.result import plain
+from identikit.results.files import plain, tensor_file
 from identikit.shapes import Tensor
 
 FORMAT = "identikit-view-1"
@@ -25,12 +22,11 @@ class File:
 
     def bytes(self) -> bytes:
         """Return the safetensors file, or refuse one that no browser would like."""
-        whole = torch.contiguous_format
-        arrays = {name: array.detach().cpu().clone(memory_format=whole) for name, array in self.arrays.items()}
-        size = sum(array.nbytes for array in arrays.values())
+        size = sum(array.nbytes for array in self.arrays.values())
         if size > LARGEST:
             raise InputError(
                 f"A page of this result would take {size / 2**20:,.0f} MiB, and browsers get slow above "
                 f"{LARGEST / 2**20:,.0f}. Show fewer layers: effective_attention(model, text, layers=…).save_html(…)."
             )
-        return save(arrays, {"identikit": json.dumps(plain(self.about), ensure_ascii=False, allow_nan=False)})
+        about = json.dumps(plain(self.about), ensure_ascii=False, allow_nan=False)
+        return tensor_file(self.arrays, {"identikit": about})

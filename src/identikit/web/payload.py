@@ -20,7 +20,8 @@ from identikit.errors import InputError, Unavailable
 from identikit.explanation.result import NEAR, Explanation
 from identikit.explanation.words import sections
 from identikit.progress import Progress, silent
-from identikit.results.result import Result, plain
+from identikit.results.files import plain
+from identikit.results.result import Result
 from identikit.shapes import Tensor
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion

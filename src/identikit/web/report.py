@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.progress import Progress, silent
+from identikit.results.files import write_file
 from identikit.results.result import Result
 from identikit.web.bundle import bundle, style
 from identikit.web.payload import packed
@@ -53,9 +54,8 @@ def save_report(result: Result, path: str | os.PathLike[str], *, progress: Progr
     """Write the page of a result, whole or not at all; a page that is there already is replaced. Returns its path."""
     target = checked_target(path)
     page = report(result, progress=progress).encode()
-    with _beside(target) as folder:
-        (folder / "page").write_bytes(page)
-        (folder / "page").replace(target)
+    with _beside(target):
+        write_file(target, page)
     return target
 
 

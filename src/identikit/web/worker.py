@@ -222,7 +222,7 @@ def _failure(error: Exception) -> Failure:
 def _explain(desk: Desk, task: Task) -> tuple[bytes, bytes]:
     """Explain a text: as JSON, and packed for the views."""
     from identikit.explanation.explain import explain
-    from identikit.results.result import plain
+    from identikit.results.files import plain
     from identikit.web.payload import packed
 
     with warnings.catch_warnings(record=True) as warned:

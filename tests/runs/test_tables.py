@@ -12,8 +12,9 @@ from pandas.api.types import infer_dtype
 
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attribution.dataset import AttributionOptions, attribution_tables
+from identikit.cli.tables import TABLES
 from identikit.results.provenance import text_hash
-from identikit.runs.columns import COMMANDS, markdown, texts_table
+from identikit.results.table import markdown, texts_table
 from identikit.runs.run import Run
 from identikit.runs.store import Store, write_tables
 from identikit.tokens.dataset import (
@@ -46,26 +47,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", TABLES)
 def test_every_column_is_described_as_it_is_written(runs: Path, command: str):
     written = {path.stem for path in (runs / command).glob("*.parquet")}
-    assert written == {*COMMANDS[command]} == {path.stem for path in (runs / command).glob("*.csv")}
+    assert written == {*TABLES[command]} == {path.stem for path in (runs / command).glob("*.csv")}
     described = json.loads((runs / command / "columns.json").read_text())
     assert described.keys() == written
-    for name, table in COMMANDS[command].items():
+    for name, table in TABLES[command].items():
         schema = pq.read_schema(runs / command / f"{name}.parquet")
         types = {field.name: str(field.type).removeprefix("large_") for field in schema}
         assert types == {column: about.type for column, about in table.columns.items()}
         assert [*described[name]] == [*table.columns]
         assert all(described[name][column]["meaning"] for column in types)
-        missing = pd.read_parquet(runs / command / f"{name}.parquet").isna().any()
+        assert [column for column, about in described[name].items() if about["key"]] == [*table.keys] != []
+        frame = pd.read_parquet(runs / command / f"{name}.parquet")
+        assert not frame.duplicated([*table.keys]).any(), name
+        missing = frame.isna().any()
         allowed = {column for column, about in table.columns.items() if about.missing != "never"}
         assert {column for column, found in missing.items() if found} <= allowed
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", TABLES)
 def test_words_and_counts_are_what_the_dictionary_says(runs: Path, command: str):
-    for name, table in COMMANDS[command].items():
+    for name, table in TABLES[command].items():
         frame = pd.read_parquet(runs / command / f"{name}.parquet")
         for column, about in table.columns.items():
             if about.type == "string" and "," in about.range:
@@ -78,11 +82,11 @@ def test_words_and_counts_are_what_the_dictionary_says(runs: Path, command: str)
 
 def test_a_table_that_is_not_described_is_refused(tmp_path: Path):
     with pytest.raises(KeyError, match="unknown"):
-        write_tables(Store(tmp_path, {}), {"unknown": pd.DataFrame({"a": [1]})}, COMMANDS["attention"])
+        write_tables(Store(tmp_path, {}), {"unknown": pd.DataFrame({"a": [1]})}, TABLES["attention"])
 
 
 def test_the_docs_hold_the_dictionary():
-    assert DOCS.read_text().endswith(markdown()), "paste what identikit.runs.columns.markdown() returns"
+    assert DOCS.read_text().endswith(markdown(TABLES)), "paste what identikit.results.table.markdown returns"
 
 
 def test_texts_are_there_to_join_on(runs: Path):
@@ -143,12 +147,12 @@ def read_by_all(path: Path) -> dict[str, pd.DataFrame]:
     }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", TABLES)
 def test_every_reader_finds_the_same(runs: Path, command: str):
     """Types too; a CSV file does not tell a float from a double, nor what is in a column without any value."""
     for path in sorted((runs / command).glob("*.parquet")):
         written = pd.read_parquet(path)
-        types = [about.type for about in COMMANDS[command][path.stem].columns.values()]
+        types = [about.type for about in TABLES[command][path.stem].columns.values()]
         assert [str(kind) for kind in pl.read_parquet_schema(path).values()] == [TYPES[kind][0] for kind in types]
         assert [str(kind) for kind in duckdb.read_parquet(str(path)).types] == [TYPES[kind][1] for kind in types]
         for reader, read in read_by_all(path).items():

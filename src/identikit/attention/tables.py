@@ -1,0 +1,154 @@
+"""The tables of `identikit attention`."""
+
+from collections.abc import Mapping
+
+from identikit.results.table import HEAD, LAYER, TEXT, TEXTS, TOKENS, Column, Table, count, number, word
+
+_DRAWN = "no row was drawn there"
+_FIRST = {  # means over texts of the weight of the first token
+    "raw": ("what the first token receives", "0 to 1"),
+    "effective": ("effective attention to the first token", "any number"),
+    "lower": ("the least that the first token receives in any attention with the same output", "0 to 1"),
+    "upper": ("the most that the first token receives in any attention with the same output", "0 to 1"),
+}
+
+
+def _with_error(name: str, meaning: str, range: str, missing: str = "never") -> dict[str, Column]:
+    """Return the columns of a mean over texts and of its standard error."""
+    return {
+        name: number(f"{meaning}; mean over texts", range, missing),
+        f"{name}_error": number("its standard error over texts", "0 or more", "there is one text"),
+    }
+
+
+_PEARSON = number("correlation of raw and effective attention over all visible entries", "−1 to 1", "it is undefined")
+
+ATTENTION: Mapping[str, Table] = {
+    "texts": TEXTS,
+    "correlation": Table(
+        "How similar raw and effective attention are, over all layers and heads of a text (Fig. 1a).",
+        "one row per text",
+        {"text": TEXT, "tokens": TOKENS, "pearson": _PEARSON},
+    ),
+    "correlation_by_layer": Table(
+        "The same by layer, over all heads of the layer.",
+        "one row per text and layer",
+        {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "pearson": _PEARSON},
+    ),
+    "correlation_by_head": Table(
+        "The same by head.",
+        "one row per text, layer and head",
+        {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "head": HEAD, "pearson": _PEARSON},
+    ),
+    "null_dimension": Table(
+        "How many dimensions of attention do not affect the output, and how exactly that was computed.",
+        "one row per text and layer",
+        {
+            "text": TEXT,
+            "tokens": TOKENS,
+            "layer": LAYER,
+            "least": count("smallest dimension of the null space of any head and query", "0 to tokens"),
+            "greatest": count("largest dimension of the null space of any head and query", "0 to tokens"),
+            "residual": number("largest relative change of a head's output under effective attention", "0 or more"),
+            "slack_least": count(
+                "smallest min(visible keys, size of a value vector) − rank, as in Eq. 3; with --mass the size plus 1"
+            ),
+            "slack_greatest": count("the largest; above 0 where values are linearly dependent"),
+        },
+    ),
+    "types": Table(
+        "Average attention from kinds of queries to kinds of keys (Fig. 1b, 1c and 5).",
+        "one row per map, layer, head, source and target",
+        {
+            "map": word(
+                "which part of attention: raw = effective + null_space", "raw", "effective", "null_space", key=True
+            ),
+            "layer": LAYER,
+            "head": HEAD,
+            "source": word(
+                "which queries: all, all but [SEP] (rest), or those of a kind",
+                *("all", "rest", "cls", "sep", "punctuation", "other"),
+                key=True,
+            ),
+            "target": word("which keys", "cls", "sep", "punctuation", "other", key=True),
+            "attention": number(
+                "attention to all keys of the target together, averaged over the source's queries, then over texts",
+                "raw: 0 to 1; others: any number",
+            ),
+            "texts": count("number of texts that have a query of the source", "1 or more"),
+        },
+    ),
+    "intervals": Table(
+        "How certain attention is, measured on rows of attention (one query in one head) drawn at random. An interval "
+        "is the range of a weight over all attention with the same output. Written with `--intervals`.",
+        "one row per text, layer and head that rows were drawn from",
+        {
+            "text": TEXT,
+            "tokens": TOKENS,
+            "layer": LAYER,
+            "head": HEAD,
+            "rows": count("number of rows drawn", "1 or more"),
+            "free": count("number of them that see linearly dependent values; all other rows are certain"),
+            "certain_mass": number("sum of a row's lower bounds, mean over rows", "0 to 1"),
+            "strongest": number("largest raw weight of a row, mean over rows", "0 to 1"),
+            "width": number("width of that weight's interval, mean over rows", "0 to 1"),
+            "certain": number(
+                "share of the decided rows whose strongest edge is the strongest in all attention with the same output",
+                "0 to 1",
+                "no row is decided",
+            ),
+            "undecided": count("number of rows for which that was not decided"),
+        },
+    ),
+    "intervals_by_length": Table(
+        "The same by length: each text is the mean of its rows. Written with `--intervals`.",
+        "one row per range of lengths",
+        {
+            "tokens_from": count("least number of tokens of the range", "1 or more", key=True),
+            "tokens_to": count("greatest number of tokens of the range", "16 or more"),
+            "texts": count("number of texts", "1 or more"),
+            "rows": count("number of rows drawn", "1 or more"),
+            "tokens": number("mean number of tokens", "1 or more"),
+            **_with_error("free", "share of rows that see linearly dependent values", "0 to 1"),
+            **_with_error("certain_mass", "sum of a row's lower bounds", "0 to 1"),
+            **_with_error("strongest", "largest raw weight of a row", "0 to 1"),
+            **_with_error("width", "width of that weight's interval", "0 to 1"),
+            **_with_error(
+                "certain", "share of decided rows whose strongest edge is certain", "0 to 1", "no row is decided"
+            ),
+            "undecided": count("number of rows for which that was not decided"),
+            **{
+                key: column
+                for name, (meaning, range) in _FIRST.items()
+                for key, column in _with_error(f"first_{name}", meaning, range).items()
+            },
+        },
+    ),
+    "groups": Table(
+        "What groups of keys, such as attention sinks, receive from the drawn rows, and how large their values are. "
+        "Written with `--intervals`.",
+        "one row per text, layer, head and group that the text has",
+        {
+            "text": TEXT,
+            "tokens": TOKENS,
+            "layer": LAYER,
+            "head": HEAD,
+            "group": word(
+                "which keys: all special tokens, the first token, what opens a text and what separates or closes it "
+                "(cls and sep, in models that are not causal), or periods and commas",
+                *("special", "first", "cls", "sep", "punctuation"),
+                key=True,
+            ),
+            "rows": count("number of rows drawn; the next four are means over them"),
+            "raw": number("attention to all keys of the group together", "0 to 1", _DRAWN),
+            "effective": number("effective attention to them", "any number", _DRAWN),
+            "lower": number("the least that they receive in any attention with the same output", "0 to 1", _DRAWN),
+            "upper": number("the most that they receive in any attention with the same output", "0 to 1", _DRAWN),
+            "value_size": number(
+                "mean norm of their values, as the output projection passes them on, over the median of the other keys",
+                "0 or more",
+                "there are no others, or most are 0",
+            ),
+        },
+    ),
+}

@@ -1,0 +1,15 @@
+"""The tables that each command writes, as `docs/tables.md` lists them."""
+
+from collections.abc import Mapping
+
+from identikit.attention.tables import ATTENTION
+from identikit.attribution.tables import ATTRIBUTION
+from identikit.results.table import Table
+from identikit.tokens.tables import INVERSION, TOKENS
+
+TABLES: Mapping[str, Mapping[str, Table]] = {
+    "attention": ATTENTION,
+    "attribution": ATTRIBUTION,
+    "tokens": TOKENS,
+    "tokens --experiment inversion": INVERSION,
+}
