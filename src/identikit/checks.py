@@ -9,7 +9,7 @@ import numbers
 import operator
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -97,7 +97,7 @@ def known_names(name: str, given: Any, names: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def is_collection(given: Any) -> bool:
+def is_collection(given: object) -> TypeGuard[Collection[object]]:
     """Whether an argument holds several things; an iterator does not, for it can be read only once, or without end."""
     return isinstance(given, Collection) and not isinstance(given, str | bytes) and getattr(given, "ndim", 1) != 0
 
