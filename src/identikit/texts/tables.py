@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import PurePosixPath
 from typing import IO, Any, Literal, TypeVar
 
@@ -238,11 +239,11 @@ def _parquet_table(path: str) -> TextTable:
     text_columns = tuple(field.name for field in schema if field.type in text_types)
 
     def rows(columns: Sequence[str]) -> Rows:
-        number = 0
+        numbers = count(1)
         with _parquet_file(path) as file:
             for batch in file.iter_batches(1024, columns=list(columns)):
-                for number, record in enumerate(batch.to_pylist(), number + 1):
-                    yield f"row {number}", record
+                for record in batch.to_pylist():
+                    yield f"row {next(numbers)}", record
 
     return TextTable(path, tuple(schema.names), text_columns, rows)
 

@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload, runtime_checkable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeGuard, TypeVar, cast, overload, runtime_checkable
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -91,7 +91,7 @@ class TokenBatch:
         return self.keep[row].nonzero().squeeze(-1)
 
 
-def is_several(texts: object) -> bool:
+def is_several(texts: object) -> TypeGuard[list[Any]]:
     """Whether an argument holds several texts: a list does, unless it is a list of token ids, which is one text."""
     return isinstance(texts, list) and not (texts and _is_number(texts[0]))
 
