@@ -373,7 +373,7 @@ def checked_model(model: object) -> Model:
 
 
 def _accepted(hf: PreTrainedModel) -> frozenset[str]:
-    """Return the arguments that a model's forward takes; those it hands on to its text model may include `use_cache`."""
+    """Return the arguments that a model's forward takes; if it hands others on to a text model, also `use_cache`."""
     parameters = inspect.signature(hf.forward).parameters
     hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     caches = hands_on and hasattr(hf.config.get_text_config(), "use_cache")

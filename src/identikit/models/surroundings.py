@@ -39,13 +39,13 @@ _inside = threading.local()
 def turn(module: nn.Module) -> Iterator[bool]:
     """Wait until no other thread reads the model of this module; yield whether this is the thread's outermost turn."""
     with _turns_lock:
-        own = _turns.setdefault(module, _Turn())
-    with own.lock:
-        own.depth += 1
+        state = _turns.setdefault(module, _Turn())
+    with state.lock:
+        state.depth += 1
         try:
-            yield own.depth == 1
+            yield state.depth == 1
         finally:
-            own.depth -= 1
+            state.depth -= 1
 
 
 @contextmanager
