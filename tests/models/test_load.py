@@ -113,21 +113,6 @@ def test_incomplete_checkpoint_is_refused(tmp_path: Path, folder: Path):
         ik.load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused_by_name(value: float):
-    model = tiny.build("bert")
-    with torch.no_grad():
-        model.encoder.layer[1].output.dense.weight[0, 0] = value
-    with pytest.raises(ik.ModelError, match=r"layer\.1\.output\.dense\.weight' holds NaN or infinity"):
-        ik.load(model, tiny.tokenizer())
-
-
-def test_unsupported_architecture():
-    model = hf.FNetModel(hf.FNetConfig(vocab_size=60, hidden_size=24, num_hidden_layers=1))
-    with pytest.raises(ik.ModelError, match="the architecture 'fnet' has no softmax attention"):
-        ik.load(model, tiny.tokenizer())
-
-
 def test_model_in_memory_keeps_its_place():
     model = tiny.build("bert", dtype=torch.float64)
     assert ik.load(model, tiny.tokenizer()).dtype == torch.float64
@@ -276,20 +261,6 @@ def test_text_longer_than_the_positions(folder: Path):
     with pytest.raises(ik.InputError, match="102 tokens and max_tokens allows at most 9"):
         model.encode(text, max_tokens=9)
     assert model.limit == 64
-
-
-def test_images(tmp_path: Path):
-    from PIL import Image
-
-    processor = hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
-    model = ik.load(tiny.build("vit"), processor)
-    Image.new("RGB", (40, 30), "teal").save(tmp_path / "teal.png")
-    encoded = model.encode([tmp_path / "teal.png", Image.new("RGB", (20, 20))])
-    (batch,) = model.batches(encoded)
-    assert batch.tokens[0][:3] == ("[CLS]", "r0c0", "r0c1") and len(batch.tokens[0]) == 17
-    assert model.trace(batch).hidden[-1].shape == (2, 17, 24)
-    with pytest.raises(ik.InputError, match=r"the image: there is no file 'a text'\. The model reads images"):
-        model.encode("a text")
 
 
 # The recipe

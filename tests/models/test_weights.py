@@ -255,7 +255,7 @@ def test_fp8_is_read_with_its_scales_or_not_at_all(tmp_path: Path):
 def test_mxfp4_is_read_as_the_numbers_that_it_stands_for(tmp_path: Path):
     """Four bits per number, a power of two per 32: as gpt-oss ships its experts."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_local_experts": 2, "num_experts_per_tok": 1}
-    config = tiny.BUILDERS["gpt_oss"]().config.to_dict() | sizes
+    config = tiny.BUILDERS["gpt_oss"].config().to_dict() | sizes
     torch.manual_seed(0)
     model = hf.GptOssForCausalLM(hf.GptOssConfig(**config))
     model.save_pretrained(tmp_path)
@@ -294,15 +294,6 @@ def test_other_quantised_checkpoints_are_refused_before_they_are_read(tmp_path: 
     assert settings["quant_method"] in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_integers_in_the_place_of_weights_are_refused(tmp_path: Path):
-    folder = saved(tmp_path)
-    stored = load_file(folder / "model.safetensors")
-    stored["model.layers.1.mlp.up_proj.weight"] = torch.ones(40, 24, dtype=torch.int8)
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ik.ModelError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' is stored as I8"):
-        ik.load(folder)
-
-
 def test_quantised_models_in_memory_are_refused():
     model = tiny.build("llama")
     packed = torch.nn.Parameter(torch.ones(40, 24, dtype=torch.uint8), requires_grad=False)
@@ -321,23 +312,6 @@ def test_gguf_files_are_refused_with_the_way_out(tmp_path: Path):
     for given in (file, str(file), tmp_path):
         with pytest.raises(ik.ModelError, match=r"is a GGUF file.*gguf_file='tiny\.gguf'\)\.save_pretrained"):
             ik.load(given)
-
-
-def test_damaged_checkpoints_end_in_one_line(tmp_path: Path):
-    folder = saved(tmp_path / "whole")
-    broken = [("model.safetensors", "nothing"), ("config.json", "{"), ("tokenizer.json", '{"version": "1.0"}')]
-    for name, content in [*broken, ("config.json", '{"model_type": 3}')]:
-        damaged = tmp_path / "damaged"
-        shutil.copytree(folder, damaged)
-        (damaged / name).write_text(content)
-        with pytest.raises(ik.ModelError, match=rf"^Loading {damaged}: ") as caught:
-            ik.load(damaged)
-        assert "\n" not in str(caught.value)
-        shutil.rmtree(damaged)
-    rewritten(folder, lambda config: config.update(intermediate_size=41))
-    with pytest.raises(ik.ModelError, match=rf"^Loading {folder}: ") as caught:
-        ik.load(folder)
-    assert "\n" not in str(caught.value)
 
 
 # Devices
