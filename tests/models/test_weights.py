@@ -1,9 +1,6 @@
 """Weights of every kind that a model may have: number formats, adapters, quantised, damaged, offloaded, spread."""
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +16,7 @@ import identikit as ik
 from identikit.models.load.check import prove
 from identikit.models.load.weights import linear_bias, linear_weight
 from tests.models import tiny
+from tests.models.hub import put_in_cache, run_offline
 from tests.models.test_contract import snapshot
 
 TEXT = "w5 w6 w7 w8 w9 w10 w11"
@@ -188,15 +186,10 @@ def test_the_hub_id_of_an_adapter_is_read_with_its_base(adapter: Path, tmp_path:
     """Offline, from a cache laid out as huggingface_hub lays it out; the tokenizer comes with the base."""
     config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": "someone/base"}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    for folder, commit in ((adapter, "a" * 40), (tmp_path / "base", "b" * 40)):
-        repository = tmp_path / "hub" / f"models--someone--{folder.name}"
-        shutil.copytree(folder, repository / "snapshots" / commit)
-        (repository / "refs").mkdir()
-        (repository / "refs" / "main").write_text(commit)
+    put_in_cache(tmp_path, "adapter", adapter, "a" * 40)
+    put_in_cache(tmp_path, "base", tmp_path / "base", "b" * 40)
     script = "import identikit as ik; m = ik.load('someone/adapter'); print(m.name, m.revision, *m.hf.peft_config)"
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == f"someone/adapter {'a' * 40} default", done.stderr
+    assert run_offline(tmp_path, script) == f"someone/adapter {'a' * 40} default"
 
 
 def test_adapters_that_cannot_be_read_are_refused_in_words(adapter: Path, monkeypatch: pytest.MonkeyPatch):
@@ -301,7 +294,8 @@ def test_quantised_models_in_memory_are_refused():
     with pytest.raises(ik.ModelError, match=r"layers\.1\.mlp\.up_proj\.weight' is quantised \(uint8\).*dequantize\(\)"):
         ik.load(model, tiny.tokenizer())
     model = tiny.build("llama")
-    model.is_quantized, model.quantization_method = True, "gptq"
+    model.is_quantized = True
+    model.quantization_method = "gptq"
     with pytest.raises(ik.ModelError, match=r"its weights are quantised by gptq \(packed\)"):
         ik.load(model, tiny.tokenizer())
 

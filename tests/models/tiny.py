@@ -19,30 +19,10 @@ _COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_
 _SMALL = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
 _GROUPED = _COMMON | _SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
 _PATCHES = _SMALL | {"image_size": 16, "patch_size": 4, "num_channels": 3}
-_WAVES = (
-    _COMMON
-    | _SMALL
-    | {
-        "conv_dim": [16, 16],
-        "conv_kernel": [8, 4],
-        "conv_stride": [4, 2],
-        "num_feat_extract_layers": 2,
-        "num_conv_pos_embeddings": 6,
-        "num_conv_pos_embedding_groups": 4,
-    }
-)
-_WHISPER = _COMMON | {
-    "d_model": 24,
-    "encoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 40,
-    "decoder_layers": 1,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 40,
-    "num_mel_bins": 8,
-    "max_source_positions": 50,
-    "decoder_start_token_id": 1,
-}
+_WAVES = _COMMON | _SMALL | {
+    "conv_dim": [16, 16], "conv_kernel": [8, 4], "conv_stride": [4, 2], "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
 _ENCODER = _COMMON | _SMALL | {"max_position_embeddings": 64}
 _WIDE = _GROUPED | {"head_dim": 8}  # heads together wider than the model
 _WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -56,6 +36,7 @@ _TWO_STACKS = _COMMON | {
     "encoder_ffn_dim": 40, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
     "decoder_start_token_id": 0, "scale_embedding": True,
 }  # fmt: skip
+_WHISPER = _TWO_STACKS | {"num_mel_bins": 8, "max_source_positions": 50, "decoder_start_token_id": 1}
 _LATENT = _COMMON | _SMALL | _EXPERTS | {
     "num_key_value_heads": 4, "max_position_embeddings": 64, "kv_lora_rank": 12, "q_lora_rank": 16,
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "n_routed_experts": 4, "n_shared_experts": 1,

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
 from identikit.models.load.weights import linear_bias, linear_weight
-from identikit.models.table import FAMILIES, Family
+from identikit.models.row import Family
+from identikit.models.table import FAMILIES
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names

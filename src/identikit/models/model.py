@@ -328,8 +328,8 @@ class Model:
     def ready(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
         with self.alone(), undisturbed(), torch.no_grad(), ExitStack() as stack:
-            for part in (uncompiled, evaluating, without_gradients, plain_outputs, plain_experts):
-                stack.enter_context(part(self.hf))
+            for setting in (uncompiled, evaluating, without_gradients, plain_outputs, plain_experts):
+                stack.enter_context(setting(self.hf))
             yield
 
     @contextmanager

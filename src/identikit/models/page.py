@@ -2,7 +2,8 @@
 
 from typing import TypedDict
 
-from identikit.models.table import FAMILIES, Family
+from identikit.models.row import Family
+from identikit.models.table import FAMILIES
 
 _READS = ("text", "image", "sound")
 _COLUMNS = {
