@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import PurePosixPath
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import fsspec
-import pyarrow
-from pyarrow.parquet import ParquetFile
 
 from identikit.errors import InputError
 from identikit.texts.text import LONGEST
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 HUB = "datasets:"
 Row = Mapping[str, object]
@@ -220,11 +221,14 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-# Parquet
+# Parquet; pyarrow is imported here, so that bare GPU images do without it
 
 
 @contextmanager
-def _parquet_file(path: str) -> Iterator[ParquetFile]:
+def _parquet_file(path: str) -> Iterator["ParquetFile"]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
     try:
         with _opened(path, "rb") as file:
             yield ParquetFile(file)
@@ -233,10 +237,11 @@ def _parquet_file(path: str) -> Iterator[ParquetFile]:
 
 
 def _parquet_table(path: str) -> TextTable:
+    from pyarrow.types import is_large_string, is_string
+
     with _parquet_file(path) as file:
         schema = file.schema_arrow
-    text_types = (pyarrow.string(), pyarrow.large_string())
-    text_columns = tuple(field.name for field in schema if field.type in text_types)
+    text_columns = tuple(field.name for field in schema if is_string(field.type) or is_large_string(field.type))
 
     def rows(columns: Sequence[str]) -> Rows:
         numbers = count(1)
