@@ -1,7 +1,6 @@
 """One check for each kind of argument, so that every public call refuses what it cannot use in the same words.
 
-Numbers and truth values of NumPy and torch are taken as Python's own. True and False are no numbers, and neither are
-strings, NaN and infinity.
+Numbers and truth values of NumPy and torch become Python's own. True, False, strings, NaN and infinity are not numbers.
 """
 
 import math
@@ -9,7 +8,7 @@ import numbers
 import operator
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, cast
 
 import torch
 
@@ -18,31 +17,32 @@ from identikit.errors import InputError
 _SEEDS = 2**32  # more than anyone needs, and few enough for every generator
 
 
-def whole_number(name: str, given: Any, *, least: int = 0, most: int | None = None) -> int:
+def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None) -> int:
     """Return a whole number."""
-    found = as_whole(given)
-    if found is None or found < least or (most is not None and found > most):
+    number = as_whole(value)
+    if number is None or number < least or (most is not None and number > most):
         limit = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise _refused(name, given, f"a whole number {limit}")
-    return found
+        raise _refused(name, value, f"a whole number {limit}")
+    return number
 
 
-def random_seed(given: Any) -> int:
+def random_seed(value: object) -> int:
     """Return a random seed."""
-    return whole_number("seed", given, most=_SEEDS - 1)
+    return whole_number("seed", value, most=_SEEDS - 1)
 
 
 def real_number(
     name: str,
-    given: Any,
+    value: object,
     *,
     least: float | int | None = None,
     above: float | int | None = None,
     most: float | int | None = None,
     below: float | int | None = None,
 ) -> float:
-    """Return a number within these bounds, of which `above` and `below` are no part; infinity only with `most=inf`."""
-    below = math.inf if most is None and below is None else below
+    """Return a number within these bounds; `above` and `below` are excluded, infinity is taken only with `most=inf`."""
+    if most is None and below is None:
+        below = math.inf
     bounds = (
         ("of at least", least, operator.ge),
         ("above", above, operator.gt),
@@ -50,96 +50,96 @@ def real_number(
         ("below", below, operator.lt),
     )
     asked = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-    found = as_real(given)
-    if found is None or not all(holds(found, bound) for _, bound, holds in asked):
+    number = as_real(value)
+    if number is None or not all(holds(number, bound) for _, bound, holds in asked):
         limits = " and ".join(f"{words} {bound:g}" for words, bound, _ in asked if bound != math.inf)
-        raise _refused(name, given, f"a {'' if most == math.inf else 'finite '}number {limits}".rstrip())
-    return found
+        raise _refused(name, value, f"a {'' if most == math.inf else 'finite '}number {limits}".rstrip())
+    return number
 
 
-def flag(name: str, given: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Return a truth value."""
-    if not _is_truth(given):
-        raise _refused(name, given, "True or False")
-    return bool(given)
+    if not _is_truth(value):
+        raise _refused(name, value, "True or False")
+    return bool(value)
 
 
-def float_dtype(name: str, given: Any, names: Sequence[str]) -> torch.dtype:
-    """Return a number format of torch, given as itself or by its name, that is among those named."""
-    short = str(given).removeprefix("torch.") if isinstance(given, torch.dtype | str) else ""
+def float_dtype(name: str, value: object, names: Sequence[str]) -> torch.dtype:
+    """Return a torch dtype, given as itself or by its name, that is among those named."""
+    short = str(value).removeprefix("torch.") if isinstance(value, torch.dtype | str) else ""
     if short not in names:
-        raise _refused(name, given, " or ".join(f"torch.{one}" for one in names))
+        raise _refused(name, value, " or ".join(f"torch.{dtype}" for dtype in names))
     return getattr(torch, short)
 
 
-def function(name: str, given: Any) -> Callable[..., Any]:
+def function(name: str, value: object) -> Callable[..., Any]:
     """Return a function."""
-    if not callable(given):
-        raise _refused(name, given, "a function")
-    return given
+    if not callable(value):
+        raise _refused(name, value, "a function")
+    return value
 
 
-def known(name: str, given: Any, names: Sequence[str]) -> str:
+def known(name: str, value: object, names: Sequence[str]) -> str:
     """Return a name that is among those known."""
-    if not isinstance(given, str) or given not in names:
-        raise InputError(f"{name}={shortened(given)} is not known: use {', '.join(map(repr, names))}.")
-    return given
+    if not isinstance(value, str) or value not in names:
+        raise InputError(f"{name}={shortened(value)} is not known: use {', '.join(map(repr, names))}.")
+    return value
 
 
-def known_names(name: str, given: Any, names: Sequence[str]) -> tuple[str, ...]:
+def known_names(name: str, value: object, names: Sequence[str]) -> tuple[str, ...]:
     """Return one or several names that are among those known, each once."""
-    several = [given] if isinstance(given, str) else given
+    several = [value] if isinstance(value, str) else value
     if not is_collection(several):
-        raise _refused(name, given, f"some of {', '.join(map(repr, names))}")
-    found = tuple(dict.fromkeys(known(name, one, names) for one in several))
-    if not found:
-        raise InputError(f"{name}={shortened(given)} names nothing: use some of {', '.join(map(repr, names))}.")
-    return found
+        raise _refused(name, value, f"some of {', '.join(map(repr, names))}")
+    chosen = tuple(dict.fromkeys(known(name, each, names) for each in several))
+    if not chosen:
+        raise InputError(f"{name}={shortened(value)} names nothing: use some of {', '.join(map(repr, names))}.")
+    return chosen
 
 
-def is_collection(given: Any) -> bool:
+def is_collection(value: object) -> TypeGuard[Collection[object]]:
     """Whether an argument holds several things; an iterator does not, for it can be read only once, or without end."""
-    return isinstance(given, Collection) and not isinstance(given, str | bytes) and getattr(given, "ndim", 1) != 0
+    return isinstance(value, Collection) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0
 
 
-def as_whole(given: Any) -> int | None:
-    """Return a whole number as Python's own, or None for what is not one."""
-    if _is_truth(given) or getattr(given, "ndim", 0) != 0:
+def as_whole(value: object) -> int | None:
+    """Return a whole number as Python's own, or None for anything else."""
+    if _is_truth(value) or getattr(value, "ndim", 0) != 0:
         return None
     with suppress(TypeError, ValueError):
-        return operator.index(given)
+        return operator.index(cast(SupportsIndex, value))
     return None
 
 
-def as_real(given: Any) -> float | None:
-    """Return a number as Python's own, or None for NaN and what is not one."""
-    if _is_truth(given) or getattr(given, "ndim", 0) != 0:
+def as_real(value: object) -> float | None:
+    """Return a number as Python's own, or None for NaN and anything else."""
+    if _is_truth(value) or getattr(value, "ndim", 0) != 0:
         return None
-    if not isinstance(given, numbers.Real) and not hasattr(given, "ndim"):
+    if not isinstance(value, numbers.Real) and not hasattr(value, "ndim"):
         return None
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-        found = float(given)
-        return None if math.isnan(found) else found
+        number = float(cast(SupportsFloat, value))
+        return None if math.isnan(number) else number
     return None
 
 
-def shortened(given: object) -> str:
-    """Return what was given as a message shows it: short, on one line, and without the addresses of objects."""
+def shortened(value: object) -> str:
+    """Return a value as a message shows it: short, on one line, and without the addresses of objects."""
     try:
-        words = " ".join(repr(given).split())
+        words = " ".join(repr(value).split())
     except Exception:  # a class of the user's may do anything in its repr
         words = "<"
-    if words.startswith("<") or (" at 0x" in words and not isinstance(given, str | bytes)):
-        return f"an object of the class {type(given).__name__}"
+    if words.startswith("<") or (" at 0x" in words and not isinstance(value, str | bytes)):
+        return f"an object of the class {type(value).__name__}"
     return words if len(words) <= 60 else f"{words:.59}…"
 
 
-def _is_truth(given: Any) -> bool:
+def _is_truth(value: object) -> bool:
     """Whether this is one truth value, of Python, NumPy or torch."""
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         return True
-    return getattr(given, "ndim", None) == 0 and str(getattr(given, "dtype", "")).endswith("bool")
+    return getattr(value, "ndim", None) == 0 and str(getattr(value, "dtype", "")).endswith("bool")
 
 
-def _refused(name: str, given: object, expected: str) -> InputError:
-    return InputError(f"{name}={shortened(given)} cannot be used: expected {expected}.")
+def _refused(name: str, value: object, expected: str) -> InputError:
+    return InputError(f"{name}={shortened(value)} cannot be used: expected {expected}.")

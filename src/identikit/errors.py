@@ -7,13 +7,13 @@ only the message, so it must make sense by itself.
 import re
 from dataclasses import dataclass
 
-_ENDLESS_NAME = re.compile(r"(\S{60})\S{140,}?(['\"):,.]{0,3})(?!\S)")  # longer than anyone has to see all of
+_ENDLESS_NAME = re.compile(r"(\S{60})\S{140,}?(['\"):,.]{0,3})(?!\S)")  # longer than anyone wants to read
 
 
 class IdentikitError(Exception):
     """Base of every error that identikit raises on purpose.
 
-    Its message is one line; of an endless name only the start is shown.
+    Its message is one line; only the start of a very long name is shown.
     """
 
     def __init__(self, message: str = ""):
@@ -35,6 +35,6 @@ class ModelError(IdentikitError):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Stands in the place of something that cannot be had, and gives the `reason`."""
+    """Stands in for something that is not available, and gives the `reason`."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""How long work tells how far it is: one signature for everything that takes a `progress` argument."""
+"""How long-running work reports its progress: one signature for everything that takes a `progress` argument."""
 
 from collections.abc import Callable
 
@@ -7,4 +7,4 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""

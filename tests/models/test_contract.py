@@ -1,7 +1,6 @@
 """What every supported family must show, on tiny random models with every parameter drawn anew."""
 
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from torch.func import jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.errors import ModelError
-from identikit.models import families
+from identikit.models import families, parts, sample, watch
 from identikit.models import model as model_module
 from identikit.models.families import FAMILIES
 from identikit.models.load import check, load
-from identikit.models.load.check import prove, stock_hidden
+from identikit.models.load.check import prove
 from identikit.models.model import Model
-from identikit.models.taps.tap import AttentionCall, plain_experts, switched
-from identikit.texts.text import Encoded, TokenBatch, collate
+from identikit.models.taps.tap import AttentionCall, switched
+from identikit.texts.text import Encoded, TokenBatch, collate, text_alone
 from tests.models import tiny
 from tests.reference import attention as reference
 
@@ -100,7 +99,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_what_differs_between_architectures_is_in_the_table():
     """The modules that load, run and prove models name no architecture: the table of families does."""
     names = "|".join({kind.split("_")[0] for kind in FAMILIES} - {"phi"})
-    for module in (check, load, model_module):
+    for module in (check, load, model_module, parts, sample, watch):
         assert not re.findall(rf"\b(?i:{names})(?![a-z])", Path(module.__file__).read_text()), module.__name__
 
 
@@ -109,9 +108,9 @@ def test_every_family_has_a_tiny_model():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_proof_holds_for_every_layer(name: str, dtype: torch.dtype):
-    model = tiny.shared(name, dtype=dtype)
+def test_proof_holds_for_every_layer(name: str):
+    """In float64; `test_model_leaves_as_it_came` proves every family in float32."""
+    model = tiny.shared(name, dtype=torch.float64)
     assert prove(model) == len(model.attention_layers)
     assert model.causal == model.family.causal
 
@@ -122,16 +121,18 @@ def test_head_output_is_rebuilt_from_what_is_captured(name: str):
     model = tiny.shared(name, dtype=torch.float64)
     batch = batch_of(model, (9, 7))
     for call in captured(model, batch):
-        window, chunk = (of.get(name, {}).get(call.layer) for of in (WINDOWS, CHUNKS))
-        kind = ("causal" if name in CAUSAL else "both") + (" window" if window else " chunk" if chunk else "")
+        kind = "causal" if name in CAUSAL else "both"
+        width = None
+        for spans, suffix in ((WINDOWS, " window"), (CHUNKS, " chunk")):
+            if call.layer in spans.get(name, {}):
+                kind += suffix
+                width = spans[name][call.layer]
         for row, length in enumerate(batch.keep.sum(-1).tolist()):
             head = (call.layer + row) % model.n_heads
             shared = head // call.groups
 
-            def sees(
-                i: int, j: int, length: int = length, kind: str = kind, window: int | None = window or chunk
-            ) -> bool:
-                return j < length and reference.visible(kind, i, j, window)
+            def sees(i: int, j: int, length: int = length, kind: str = kind, width: int | None = width) -> bool:
+                return j < length and reference.visible(kind, i, j, width)
 
             seen = torch.tensor([[sees(i, j) for j in range(call.key.shape[2])] for i in range(length)])
             assert torch.equal(call.visible()[row, 0, :length], seen)
@@ -144,21 +145,6 @@ def test_head_output_is_rebuilt_from_what_is_captured(name: str):
             assert relative(call.weights()[row, head, :length] @ call.value[row, shared], expected) < 1e-12
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_output_with_the_tap_is_output_without(name: str):
-    model = tiny.shared(name)
-    batch = batch_of(model, (12,))
-    capped = name in ("gemma2", "vaultgemma")
-    with switched(model.hf, "eager") if capped else nullcontext(), plain_experts(model.hf), torch.no_grad():
-        own = model.hf(**model.arguments(batch))
-        last = stock_hidden(model, batch)
-    trace = model.trace(batch)
-    assert relative(trace.hidden[-1], last) < 1e-5
-    if "logits" in own:
-        assert trace.logits is not None
-        assert relative(trace.logits, own.logits) < 1e-5
-
-
 @pytest.mark.parametrize(
     ("name", "side"),
     [(n, "right") for n in NAMES if n not in tiny.IMAGES | tiny.SOUNDS]
@@ -166,17 +152,13 @@ def test_output_with_the_tap_is_output_without(name: str):
 )
 def test_padded_batch_is_one_by_one(name: str, side: str):
     model = tiny.shared(name)
-    lengths = (11, 4, 8)
-    together = model.trace(batch_of(model, lengths, side))
-    keep = batch_of(model, lengths, side).keep
-    singles = batch_of(model, lengths)
-    for row, length in enumerate(lengths):
-        ids = singles.ids[row, :length] if singles.ids is not None else None
-        encoded = Encoded(tuple(ids.tolist()), None, (False,) * length, ("?",) * length, (), "made up")
-        alone = model.trace(collate([encoded], pad_id=0))
+    batch = batch_of(model, (11, 4, 8), side)
+    together = model.trace(batch)
+    for row, kept in enumerate(batch.keep):
+        alone = model.trace(text_alone(batch, row))
         for layer in range(model.n_layers):
-            assert relative(together.hidden[layer][row][keep[row]], alone.hidden[layer][0]) < 1e-5
-        assert torch.equal(together.inputs[row][keep[row]], alone.inputs[0])
+            assert relative(together.hidden[layer][row][kept], alone.hidden[layer][0]) < 1e-5
+        assert torch.equal(together.inputs[row][kept], alone.inputs[0])
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "bloom", "falcon-rw", "mpnet", "deberta-v2"])
@@ -194,20 +176,20 @@ def test_a_text_of_a_batch_is_the_text_alone(name: str):
 
 
 def test_the_forms_that_break_other_tools_are_among_the_families():
-    assert tiny.loaded("llama").n_key_value_heads == 2  # grouped queries
-    model = tiny.loaded("mistral")
-    assert not captured(model, batch_of(model, (9,)))[0].visible()[0, 0, 8, 2].item()  # sliding window
-    model = tiny.loaded("gemma2")
-    assert captured(model, batch_of(model, (9,)))[0].softcap == 2.0
-    model = tiny.loaded("gpt_oss")
-    assert (captured(model, batch_of(model, (9,)))[1].weights().sum(-1) < 0.999).all()  # a learned sink takes the rest
-    model = tiny.loaded("t5")
-    assert captured(model, batch_of(model, (9,)))[2].bias is not None
+    calls = {}
+    for name in ("llama", "mistral", "gemma2", "gpt_oss", "t5"):
+        model = tiny.shared(name)
+        calls[name] = captured(model, batch_of(model, (9,)))
+    assert calls["llama"][0].groups == 2  # grouped queries
+    assert not calls["mistral"][0].visible()[0, 0, 8, 2].item()  # sliding window
+    assert calls["gemma2"][0].softcap == 2.0
+    assert (calls["gpt_oss"][1].weights().sum(-1) < 0.999).all()  # a learned sink takes the rest
+    assert calls["t5"][2].bias is not None
 
 
 @pytest.mark.parametrize(("name", "layers"), [("albert", 3), ("albert-groups", 4)])
 def test_shared_layers_are_counted_by_call(name: str, layers: int):
-    model = tiny.loaded(name)
+    model = tiny.shared(name)
     calls = captured(model, batch_of(model, (6,)))
     assert model.n_layers == layers
     assert [call.layer for call in calls] == list(range(layers))
@@ -226,11 +208,13 @@ def snapshot(model: hf.PreTrainedModel) -> dict:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_model_leaves_as_it_came(name: str):
-    model = tiny.build(name)
-    list(model.modules())[3].training = True  # a mixed state: restoring with train() or eval() would not do
-    before, weights = snapshot(model), [p.clone() for p in model.parameters()]
+    model = tiny.shared(name).hf
+    mixed = list(model.modules())[3]
+    mixed.training = True  # restoring with train() or eval() would not do
+    before = snapshot(model)
+    weights = [weight.clone() for weight in model.parameters()]
     tapped = Model(model, tiny.tokenizer(), name=name)
-    prove(tapped)
+    assert prove(tapped) == len(tapped.attention_layers)
     assert snapshot(model) == before
 
     def fail(call: AttentionCall) -> None:
@@ -244,13 +228,15 @@ def test_model_leaves_as_it_came(name: str):
             raise RuntimeError("inside")
         assert snapshot(model) == before
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    mixed.training = False
 
 
 def test_a_block_that_does_not_attend_is_refused():
     class Bypass(nn.Module):
         def __init__(self, own: nn.Module):
             super().__init__()
-            self.o_proj, self.v_proj = own.o_proj, own.v_proj
+            self.o_proj = own.o_proj
+            self.v_proj = own.v_proj
 
         def forward(self, hidden_states, **kwargs):
             return hidden_states, None
@@ -298,11 +284,7 @@ def small(name: str, **options: Any) -> hf.PreTrainedModel:
         (lambda: small("FNetModel"), "'fnet' has no softmax attention"),
         (lambda: small("RwkvModel", num_hidden_layers=2), "'rwkv' has no softmax attention"),
         (
-            lambda: hf.GPTNeoModel(
-                hf.GPTNeoConfig(
-                    vocab_size=60, hidden_size=24, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
-                )
-            ),
+            lambda: small("GPTNeoModel", num_hidden_layers=2, attention_types=[[["global", "local"], 1]]),
             "'gpt_neo' is not supported: it computes attention on its own, .*needs a tap of its own",
         ),
         (lambda: small("RoFormerModel"), "'roformer' is not supported: it computes attention on its own"),
@@ -374,7 +356,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
 def test_a_wrong_row_says_which_promise_fails(
     name: str, field: str, wrong: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ):
-    kind = tiny.build(name).config.model_type
+    kind = tiny.BUILDERS[name].config().model_type
     monkeypatch.setitem(FAMILIES, kind, replace(tiny.family(name), **{field: wrong}))
     with pytest.raises(ModelError, match=message):
         prove(tiny.loaded(name))
@@ -435,7 +417,7 @@ def test_block_jacobian_from_the_two_halves(name: str):
 def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
     """The path for long texts, forced on short ones: plain causal, padded, windowed, soft-capped."""
     for name in ("llama", "mistral", "gemma2", "bert", "modernbert", "bloom", "gptj", "falcon", "mpnet"):
-        model = tiny.loaded(name)
+        model = tiny.shared(name)
         for lengths in ((12,), (12, 7)):
             batch = batch_of(model, lengths)
             calls = captured(model, batch)

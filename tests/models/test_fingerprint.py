@@ -92,16 +92,18 @@ def _lower(reader) -> None:
     ids=["rope", "act", "act module", "module", "tokens", "normaliser", "one entry", "negated", "buffer"],
 )
 def test_what_computes_differently_is_another(change: Callable):
-    model, reader = tiny.build("llama"), tiny.tokenizer()
+    model = tiny.build("llama")
+    reader = tiny.tokenizer()
     before = of(model, reader)
     change(model, reader)
     assert of(model, reader) != before
 
 
 def test_what_computes_the_same_is_the_same():
-    model, reader = tiny.build("llama"), tiny.tokenizer()
+    model = tiny.build("llama")
+    reader = tiny.tokenizer()
     before = of(model, reader)
-    model.config.name_or_path, model.config.transformers_version, model.config.use_cache = "elsewhere", "0", False
+    model.config.update({"name_or_path": "elsewhere", "transformers_version": "0", "use_cache": False})
     reader(["w5", "w6 w7"], padding=True, truncation=True, max_length=3)  # leaves its settings in the backend
     model.train().eval().requires_grad_(False)
     assert of(model, reader) == before

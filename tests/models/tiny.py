@@ -4,9 +4,8 @@ Every parameter is redrawn, gains and biases included: the defaults (gain 1, bia
 """
 
 import warnings
-from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers as hf
@@ -20,30 +19,10 @@ _COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_
 _SMALL = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
 _GROUPED = _COMMON | _SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
 _PATCHES = _SMALL | {"image_size": 16, "patch_size": 4, "num_channels": 3}
-_WAVES = (
-    _COMMON
-    | _SMALL
-    | {
-        "conv_dim": [16, 16],
-        "conv_kernel": [8, 4],
-        "conv_stride": [4, 2],
-        "num_feat_extract_layers": 2,
-        "num_conv_pos_embeddings": 6,
-        "num_conv_pos_embedding_groups": 4,
-    }
-)
-_WHISPER = _COMMON | {
-    "d_model": 24,
-    "encoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 40,
-    "decoder_layers": 1,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 40,
-    "num_mel_bins": 8,
-    "max_source_positions": 50,
-    "decoder_start_token_id": 1,
-}
+_WAVES = _COMMON | _SMALL | {
+    "conv_dim": [16, 16], "conv_kernel": [8, 4], "conv_stride": [4, 2], "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
 _ENCODER = _COMMON | _SMALL | {"max_position_embeddings": 64}
 _WIDE = _GROUPED | {"head_dim": 8}  # heads together wider than the model
 _WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -57,6 +36,7 @@ _TWO_STACKS = _COMMON | {
     "encoder_ffn_dim": 40, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
     "decoder_start_token_id": 0, "scale_embedding": True,
 }  # fmt: skip
+_WHISPER = _TWO_STACKS | {"num_mel_bins": 8, "max_source_positions": 50, "decoder_start_token_id": 1}
 _LATENT = _COMMON | _SMALL | _EXPERTS | {
     "num_key_value_heads": 4, "max_position_embeddings": 64, "kv_lora_rank": 12, "q_lora_rank": 16,
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "n_routed_experts": 4, "n_shared_experts": 1,
@@ -78,26 +58,45 @@ _LLAMA4 = _WIDE | _LOCAL | {
     "attn_temperature_tuning": True, "floor_scale": 4,
 }  # fmt: skip
 
-Builder = Callable[[], hf.PreTrainedModel]
 
+class TinyModel(NamedTuple):
+    """A class of transformers and the sizes of its configuration; calling it builds the model."""
 
-def _made(name: str, sizes: dict[str, Any], **options: Any) -> Builder:
-    """Return what builds the class called `name` from its configuration."""
+    name: str
+    sizes: dict[str, Any]
 
-    def build() -> hf.PreTrainedModel:
+    @property
+    def model_class(self) -> type[hf.PreTrainedModel]:
         with warnings.catch_warnings():  # some modules compile a function on import, in a way that torch deprecates
             warnings.filterwarnings("ignore", message=".*torch.jit.script")
-            model = getattr(hf, name)
-        return model(model.config_class(**sizes | options))
+            return getattr(hf, self.name)
 
-    return build
+    def config(self) -> hf.PreTrainedConfig:
+        return self.model_class.config_class(**self.sizes)
+
+    def __call__(self) -> hf.PreTrainedModel:
+        return self.model_class(self.config())
 
 
-def _lm(name: str, sizes: dict[str, Any] = _GROUPED, **options: Any) -> Builder:
+def _made(name: str, sizes: dict[str, Any], **options: Any) -> TinyModel:
+    return TinyModel(name, sizes | options)
+
+
+def _lm(name: str, sizes: dict[str, Any] = _GROUPED, **options: Any) -> TinyModel:
     return _made(f"{name}ForCausalLM", sizes, **options)
 
 
-BUILDERS: dict[str, Builder] = {
+def _falcon(**options: Any) -> TinyModel:
+    return _lm("Falcon", _COMMON | _SMALL, max_position_embeddings=64, **options)
+
+
+def deberta(**options: Any) -> TinyModel:
+    """Return a DeBERTa with both terms by position, unless options say otherwise."""
+    terms = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+    return _made("DebertaV2ForMaskedLM", _ENCODER | terms | {"type_vocab_size": 2} | options)
+
+
+BUILDERS = {
     "bert": _made("BertModel", _ENCODER),
     "bert-mlm": _made("BertForMaskedLM", _ENCODER),
     "roberta": _made("RobertaModel", _ENCODER),
@@ -270,61 +269,35 @@ BUILDERS: dict[str, Builder] = {
     "vit": _made("ViTModel", _SMALL, image_size=16, patch_size=4, num_channels=3),
     "xlnet": _made("XLNetLMHeadModel", _COMMON, d_model=24, n_layer=3, n_head=4, d_inner=40, mem_len=None),
     # Attention of their own
-    "mpnet": lambda: hf.MPNetForMaskedLM(hf.MPNetConfig(**_ENCODER)),
-    "deberta-v2": lambda: deberta(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True),
-    "deberta-v2-conv": lambda: deberta(max_relative_positions=5, conv_kernel_size=3, position_biased_input=True),
-    "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(**_COMMON, hidden_size=24, n_layer=3, n_head=4)),
-    "falcon": lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2),
-    "falcon-7b": lambda: _falcon(new_decoder_architecture=False, multi_query=True, parallel_attn=True),
-    "falcon-rw": lambda: _falcon(
-        new_decoder_architecture=False, multi_query=False, parallel_attn=False, alibi=True, bias=True
-    ),
-    "gptj": lambda: hf.GPTJForCausalLM(
-        hf.GPTJConfig(**_COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64, rotary_dim=4)
-    ),
+    "mpnet": _made("MPNetForMaskedLM", _ENCODER),
+    "deberta-v2": deberta(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True),
+    "deberta-v2-conv": deberta(max_relative_positions=5, conv_kernel_size=3, position_biased_input=True),
+    "bloom": _lm("Bloom", _COMMON, hidden_size=24, n_layer=3, n_head=4),
+    "falcon": _falcon(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-7b": _falcon(new_decoder_architecture=False, multi_query=True, parallel_attn=True),
+    "falcon-rw": _falcon(new_decoder_architecture=False, multi_query=False, parallel_attn=False, alibi=True, bias=True),
+    "gptj": _lm("GPTJ", _COMMON, n_embd=24, n_layer=3, n_head=4, n_positions=64, rotary_dim=4),
     # Images and sounds, and models of two towers
-    "beit": lambda: hf.BeitModel(
-        hf.BeitConfig(**_PATCHES, use_relative_position_bias=True, use_absolute_position_embeddings=True)
-    ),
-    "beit-shared": lambda: hf.BeitModel(hf.BeitConfig(**_PATCHES, use_shared_relative_position_bias=True)),
-    "clip-text": lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**_ENCODER, projection_dim=16)),
-    "clip-vision": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**_PATCHES, projection_dim=16)),
-    "deit": lambda: hf.DeiTModel(hf.DeiTConfig(**_PATCHES)),
-    "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**_PATCHES)),
-    "dinov2-registers": lambda: hf.Dinov2WithRegistersModel(
-        hf.Dinov2WithRegistersConfig(**_PATCHES, num_register_tokens=2)
-    ),
-    "dinov3": lambda: hf.DINOv3ViTModel(
-        hf.DINOv3ViTConfig(**_PATCHES | {"hidden_size": 32}, num_register_tokens=2, use_gated_mlp=True)
-    ),
-    "siglip-text": lambda: hf.SiglipTextModel(hf.SiglipTextConfig(**_ENCODER)),
-    "siglip2-text": lambda: hf.Siglip2TextModel(hf.Siglip2TextConfig(**_ENCODER)),
-    "siglip-vision": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**_PATCHES)),
-    "hubert": lambda: hf.HubertModel(hf.HubertConfig(**_WAVES)),
-    "wav2vec2": lambda: hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_WAVES, ctc_zero_infinity=True)),
-    "wav2vec2-stable": lambda: hf.Wav2Vec2Model(
-        hf.Wav2Vec2Config(**_WAVES, feat_extract_norm="layer", do_stable_layer_norm=True)
-    ),
-    "whisper": lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**_WHISPER)),
+    "beit": _made("BeitModel", _PATCHES, use_relative_position_bias=True, use_absolute_position_embeddings=True),
+    "beit-shared": _made("BeitModel", _PATCHES, use_shared_relative_position_bias=True),
+    "clip-text": _made("CLIPTextModel", _ENCODER, projection_dim=16),
+    "clip-vision": _made("CLIPVisionModel", _PATCHES, projection_dim=16),
+    "deit": _made("DeiTModel", _PATCHES),
+    "dinov2": _made("Dinov2Model", _PATCHES),
+    "dinov2-registers": _made("Dinov2WithRegistersModel", _PATCHES, num_register_tokens=2),
+    "dinov3": _made("DINOv3ViTModel", _PATCHES, hidden_size=32, num_register_tokens=2, use_gated_mlp=True),
+    "siglip-text": _made("SiglipTextModel", _ENCODER),
+    "siglip2-text": _made("Siglip2TextModel", _ENCODER),
+    "siglip-vision": _made("SiglipVisionModel", _PATCHES),
+    "hubert": _made("HubertModel", _WAVES),
+    "wav2vec2": _made("Wav2Vec2ForCTC", _WAVES, ctc_zero_infinity=True),
+    "wav2vec2-stable": _made("Wav2Vec2Model", _WAVES, feat_extract_norm="layer", do_stable_layer_norm=True),
+    "whisper": _made("WhisperForConditionalGeneration", _WHISPER),
 }
 
 IMAGES = frozenset(["vit", "beit", "beit-shared", "clip-vision", "deit", "dinov2", "dinov2-registers", "dinov3",
                     "siglip-vision"])  # fmt: skip
 SOUNDS = frozenset(["hubert", "wav2vec2", "wav2vec2-stable", "whisper"])
-
-
-def _falcon(**options) -> hf.PreTrainedModel:
-    return hf.FalconForCausalLM(hf.FalconConfig(**_COMMON | _SMALL, max_position_embeddings=64, **options))
-
-
-def deberta(**options) -> hf.PreTrainedModel:
-    config = hf.DebertaV2Config(
-        **_ENCODER | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}
-        | {"position_biased_input": False} | options
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.script")  # as its module is imported
-        return hf.DebertaV2ForMaskedLM(config)
 
 
 def build(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> hf.PreTrainedModel:
@@ -365,8 +338,7 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
 @cache
 def family(name: str) -> Family:
     """Return the row of the tiny model called `name`."""
-    with torch.device("meta"):
-        return FAMILIES[BUILDERS[name]().config.model_type]
+    return FAMILIES[BUILDERS[name].config().model_type]
 
 
 def reader(name: str) -> Any:
@@ -375,7 +347,9 @@ def reader(name: str) -> Any:
         return hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
     if name in SOUNDS:
         return hf.Wav2Vec2FeatureExtractor()
-    return hf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if name in IMAGES else tokenizer()
+    if name in IMAGES:
+        return hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
+    return tokenizer()
 
 
 def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:
@@ -385,5 +359,5 @@ def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:
 
 @cache
 def shared(name: str, *, dtype: torch.dtype = torch.float32) -> Model:
-    """Return one and the same tiny model to all tests that only read it."""
+    """Return the tiny model called `name`, built once for all tests that only read it."""
     return loaded(name, dtype=dtype)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from identikit.errors import InputError
 from identikit.texts.data import read_labelled, read_texts
 from identikit.texts.encoding import encode
+from tests.models.real import SHARED
 from tests.texts.test_text import minilm
 
-SHARED = Path(__file__).parents[2] / "../shared/data"
 MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 one_line = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\0"), min_size=1).filter(
@@ -95,50 +95,70 @@ def test_texts_are_read_one_by_one(tmp_path):
         list(texts)
 
 
+TWO_COLUMNS = "one\ttwo\na\tb\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("a.tsv", "one\ttwo\na\tb\n", None, "name the column.*It has 'one', 'two'"),
-        ("a.tsv", "one\ttwo\na\tb\n", "three", "no column 'three'. It has 'one', 'two'"),
-        ("a.tsv", "one\ttwo\na\tb\n", ("one", "two", "one"), "got 3 columns, expected one for texts or two for pairs"),
+        ("a.tsv", TWO_COLUMNS, None, "name the column.*It has 'one', 'two'"),
+        ("a.tsv", TWO_COLUMNS, "three", "no column 'three'. It has 'one', 'two'"),
+        ("a.tsv", TWO_COLUMNS, ("one", "two", "one"), "got 3 columns, expected one for texts or two for pairs"),
+        ("a.tsv", TWO_COLUMNS, ["one", "one"], "the column 'one' is named twice"),
+        ("a.tsv", TWO_COLUMNS, [], r"columns=\[\] cannot be used: expected the name of a column"),
+        ("a.tsv", "text\tid\ttext\na\t1\tb\n", None, "two columns are called 'text'"),
+        ("a.csv", 'text,"text"\na,b\n', None, "two columns are called 'text'"),
         ("a.tsv", "", "one", "is empty"),
         ("a.csv", "", None, "is empty"),
         ("a.jsonl", "\n", None, "is empty"),
         ("a.jsonl", "{'a': 1}\n", None, "line 1: not valid JSON"),
         ("a.jsonl", "[1]\n", None, "line 1: expected a JSON object, got list"),
+        ("a.jsonl", "[" * 100_000, None, "line 1: not valid JSON"),
+        ("a.jsonl", '{"text": "a", "text": "b"}\n', None, r"not valid JSON \(the key 'text' occurs twice\)"),
+        ("a.jsonl", f'{{"text": "a", "n": {"9" * 5000}}}\n', None, "line 1: not valid JSON"),
+        ("a.jsonl", '{"text": 7}\n', None, "name the column of the texts"),
         ("a.parquet", "PAR?", None, "not valid Parquet"),
-        (
-            "a.json",
-            "{}",
-            None,
-            r"expected a file ending in \.txt, \.tsv, \.csv, \.jsonl, \.parquet.*mrpc.*datasets:",
-        ),
+        ("a.json", "{}", None, r"ending in \.txt, \.tsv, \.csv, \.jsonl, \.parquet.*mrpc.*datasets:"),
         ("a.txt", "one", "line", "no column 'line'. It has 'text'"),
     ],
 )
 def test_mistakes_surface_at_the_call(tmp_path, name, content, columns, message):
-    with pytest.raises(InputError, match=message):
-        read_texts(write(tmp_path / name, content), columns=columns)
+    path = write(tmp_path / name, content)
+    with pytest.raises(InputError, match=message) as refused:
+        read_texts(path, columns=columns)
+    assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("a.tsv", "one\ttwo\na\tb\na\n", "one", "line 3: it has 1 cells where 2 were expected"),
+        ("a.tsv", TWO_COLUMNS + "a\n", "one", r"line 3: it has 1 cells where 2 were expected \(one, two\)"),
         ("a.tsv", "one\ttwo\na\tb\tc\n", "one", "line 2: it has 3 cells where 2 were expected"),
-        ("a.tsv", "one\ttwo\na\tb\n\na\t \n", "two", "line 4: column 'two' holds nothing"),
+        ("a.tsv", TWO_COLUMNS + "\na\t \n", "two", "line 4: column 'two' holds nothing"),
+        ("a.tsv", "text\n", None, "it holds no text"),
         ("a.csv", 'one,two\n"a\nb",c\na,\n', "two", "line 4: column 'two' holds nothing"),
         ("a.csv", 'one,two\na,"b\n', "two", "line 2: not valid CSV"),
+        ("a.csv", 'one,two\na,"b"c\n', "two", "line 2: not valid CSV"),
+        ("a.csv", 'text\n"' + "x" * 200_000, None, r"line 2: not valid CSV \(field larger than field limit"),
+        ("a.csv", "text\none\0two\n", None, "line 2: it holds a NUL character"),
         ("a.jsonl", '{"t": "a"}\n\n{"u": "a"}', "t", "line 3: column 't' holds nothing"),
+        ("a.jsonl", '{"t": "a"}\n{"t": null}', "t", "line 2: column 't' holds nothing"),
         ("a.jsonl", '{"t": "a"}\n{"t": 3}', "t", "line 2: column 't' holds int 3, expected a text"),
         ("a.jsonl", '{"t": "a"}\n{"t": ', "t", "line 2: not valid JSON"),
+        ("a.jsonl", '{"t": "a"}\n{"t": "a", "n": NaN}\n', "t", r"line 2: not valid JSON \(NaN is not JSON\)"),
+        ("a.jsonl", '{"t": "a"}\n["b"]\n', "t", "line 2: expected a JSON object, got list"),
         ("a.txt", " \n\n", None, "holds no text"),
+        ("a.txt", "one\0two\n", None, "line 1: it holds a NUL character"),
+        ("a.txt", "one\rtwo\rthree", None, r"its lines end in \\r alone"),
+        ("a.txt", "x" * 20_000_001, None, "line 1: it has more than 20,000,000 characters"),
+        ("a.txt", "ok\n" + "x" * 10_000_001, None, "line 2: column 'text' holds 10,000,001 characters"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, name, content, columns, message):
     texts = read_texts(write(tmp_path / name, content), columns=columns)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as refused:
         list(texts)
+    assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 500
 
 
 def test_a_missing_parquet_cell_is_named(tmp_path):
@@ -165,36 +185,6 @@ def test_text_in_another_encoding_is_refused_at_the_call(tmp_path):
         read_texts(write(tmp_path / "a.csv", "text\nnaïve", "utf-16"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", "text\tid\ttext\na\t1\tb\n", "two columns are called 'text'"),
-        ("a.csv", 'text,"text"\na,b\n', "two columns are called 'text'"),
-        ("a.jsonl", '{"text": "a", "text": "b"}\n', r"line 1: not valid JSON \(the key 'text' occurs twice\)"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "a", "n": NaN}\n', r"line 2: not valid JSON \(NaN is not JSON\)"),
-        ("a.jsonl", f'{{"text": "a", "n": {"9" * 5000}}}\n', "line 1: not valid JSON"),
-        ("a.jsonl", "[" * 100_000, "line 1: not valid JSON"),
-        ("a.jsonl", '{"text": 7}\n', "name the column of the texts"),
-        ("a.jsonl", '{"text": "a"}\n{"text": null}\n', "line 2: column 'text' holds nothing"),
-        ("a.jsonl", '{"text": "a"}\n["b"]\n', "line 2: expected a JSON object, got list"),
-        ("a.txt", "one\0two\n", "line 1: it holds a NUL character"),
-        ("a.csv", "text\none\0two\n", "line 2: it holds a NUL character"),
-        ("a.txt", "one\rtwo\rthree", r"its lines end in \\r alone"),
-        ("a.txt", "", "it holds no text"),
-        ("a.tsv", "", "the file is empty"),
-        ("a.tsv", "text\n", "it holds no text"),
-        ("a.tsv", "text\na\tb\n", r"line 2: it has 2 cells where 1 were expected \(text\)"),
-        ("a.txt", "x" * 20_000_001, "line 1: it has more than 20,000,000 characters"),
-        ("a.txt", "ok\n" + "x" * 10_000_001, "line 2: column 'text' holds 10,000,001 characters"),
-        ("a.csv", 'text\n"' + "x" * 200_000, r"line 2: not valid CSV \(field larger than field limit"),
-    ],
-)
-def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, name: str, content: str, message: str):
-    with pytest.raises(InputError, match=message) as refused:
-        list(read_texts(write(tmp_path / name, content)))
-    assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 500
-
-
 def test_only_files_are_read(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     os.mkfifo(tmp_path / "pipe.txt")
@@ -210,13 +200,6 @@ def test_only_files_are_read(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(InputError, match="two columns are called 'text'"):
         read_texts(tmp_path / "a.parquet")
-
-
-@pytest.mark.parametrize("columns", [[], ["text", "text"], ["text", "id", "more"], "other", ""])
-def test_columns_are_names_of_columns(tmp_path, columns):
-    path = write(tmp_path / "a.tsv", "text\tid\na\t1\n")
-    with pytest.raises(InputError, match="column"):
-        read_texts(path, columns=columns)
 
 
 def test_options_without_effect_are_refused(tmp_path):
@@ -269,27 +252,30 @@ def test_a_glue_folder_comes_before_loose_files(tmp_path):
     assert list(read_texts("cola", data_dir=f"{tmp_path}/")) == ["glue"]
 
 
-def test_training_pairs_leave_out_the_development_pairs(tmp_path):
-    write(tmp_path / "msr_paraphrase_train.txt", f"\ufeff{MRPC_HEADER}\n1\t1\t2\ta\tb\n1\t3\t4\tc\td\n0\t1\t4\te\tf")
-    assert len(list(read_texts("mrpc", data_dir=tmp_path, split="train"))) == 3
+def test_training_pairs_without_ids_are_all_read(tmp_path):
     write(tmp_path / "mrpc_dev.tsv", f"{MRPC_HEADER}\n1\t3\t4\tc\td")
-    assert list(read_texts("mrpc", data_dir=tmp_path, split="train")) == [("a", "b"), ("e", "f")]
     write(tmp_path / "MRPC/train.tsv", "sentence1\tsentence2\nc\td")
-    (tmp_path / "msr_paraphrase_train.txt").unlink()
     assert list(read_texts("mrpc", data_dir=tmp_path, split="train")) == [("c", "d")]
 
 
 MRPC_TRAINING = f"{MRPC_HEADER}\n1\t1\t2\ta\tb\n0\t3\t4\tc\td\n0\t1\t4\te\tf"
 
 
-@pytest.mark.parametrize("training", ["msr_paraphrase_train.txt", "MRPC/msr_paraphrase_train.txt", "MRPC/train.tsv"])
-@pytest.mark.parametrize("development", ["mrpc_dev.tsv", "dev.tsv", "MRPC/dev.tsv"])
+@pytest.mark.parametrize(
+    ("training", "development"),
+    [
+        ("msr_paraphrase_train.txt", "mrpc_dev.tsv"),
+        ("MRPC/msr_paraphrase_train.txt", "dev.tsv"),
+        ("MRPC/train.tsv", "MRPC/dev.tsv"),
+    ],
+)
 def test_labels_come_with_the_texts_that_are_left_in(tmp_path, training, development):
     write(tmp_path / training, f"\ufeff{MRPC_TRAINING}")
     every = [(("a", "b"), 1), (("c", "d"), 0), (("e", "f"), 0)]
     assert list(read_labelled("MRPC", data_dir=tmp_path, split="train")) == every
     write(tmp_path / development, f"{MRPC_HEADER}\n0\t3\t4\tc\td")
     assert list(read_labelled("mrpc", data_dir=tmp_path, split="train")) == [every[0], every[2]]
+    assert list(read_texts("mrpc", data_dir=tmp_path, split="train")) == [("a", "b"), ("e", "f")]
     assert list(read_labelled("mrpc", data_dir=tmp_path)) == [every[1]]
 
 
@@ -399,9 +385,9 @@ def test_a_local_folder_through_datasets(tmp_path, ending):
 
 @pytest.fixture
 def shared():
-    if not SHARED.is_dir():
+    if not (SHARED / "data").is_dir():
         pytest.skip("no datasets beside the repository (shared/data)")
-    return SHARED
+    return SHARED / "data"
 
 
 def piece_counts(texts, **options) -> list[int]:
@@ -417,10 +403,6 @@ def test_mrpc_has_the_papers_counts(shared):
         "He said the foodservice pie business doesn't fit the company's long-term growth strategy.",
         '"The foodservice pie business does not fit our long-term growth strategy.',
     )
-
-
-def test_mrpc_training_has_the_count_of_glue(shared):
-    assert len(list(read_texts("mrpc", data_dir=shared, split="train"))) == 3_668
 
 
 def test_labels_of_mrpc_and_cola(shared):
@@ -440,7 +422,6 @@ def test_labels_of_mrpc_and_cola(shared):
 def test_cola_has_the_papers_counts(shared):
     counts = piece_counts(read_texts("cola", data_dir=shared))
     assert (len(counts), min(counts), max(counts)) == (1_043, 5, 35)
-    assert len(list(read_texts("cola", data_dir=shared, split="train"))) == 8_551
 
 
 def test_mnli_has_the_papers_count_of_its_first_500(shared):

@@ -3,7 +3,6 @@
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import ViTImageProcessorPil, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
+from transformers import (
+    PreTrainedConfig,
+    ViTImageProcessorPil,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+)
 
 import identikit as ik
 from identikit.errors import InputError
 from identikit.models.families import FAMILIES
-from identikit.texts.features import Images, Source, encode_features
+from identikit.texts.encoding import Room
+from identikit.texts.features import FeatureSource, Images, encode_features
 from identikit.texts.text import Encoded, batches, collate, text_alone
 from tests.models import tiny
 
-PIXELS = Source(ViTImageProcessorPil(size={"height": 8, "width": 8}), "pixel_values")
-CONFIG = SimpleNamespace(num_channels=3, image_size=8, patch_size=(4, 2))
+CONFIG = PreTrainedConfig(num_channels=3, image_size=8, patch_size=(4, 2))
 WAVE = np.random.default_rng(0).standard_normal(400).astype(np.float32) / 10
 
 
-def images(given: Any, kind: Images | None = None, **options: Any) -> list[Encoded]:
-    return encode_features(kind or Images(), PIXELS, given, CONFIG, **options)
+def images(given: object, kind: Images | None = None, *, size: int = 8, keep: bool = True) -> list[Encoded]:
+    """Encode images for a model of 8 × 8 pixels, through a processor that makes `size` × `size` of them."""
+    processor = ViTImageProcessorPil(size={"height": size, "width": size})
+    source = FeatureSource(kind or Images(), processor, "pixel_values", CONFIG)
+    return encode_features(source, given, Room(None, "no limit", truncate=False), keep=keep)
 
 
 def test_images_become_patches(tmp_path: Path):
@@ -90,10 +99,9 @@ def test_images_that_cannot_be_read_are_named(given: Any, message: str):
 
 
 def test_an_image_processor_of_another_size_is_refused():
-    other = Source(ViTImageProcessorPil(size={"height": 16, "width": 16}), "pixel_values")
     with pytest.raises(InputError, match="makes pixel_values of 3 × 16 × 16, and the model reads 3 × 8 × 8"):
-        encode_features(Images(), other, Image.new("RGB", (8, 8)), CONFIG)
-    (encoded,) = encode_features(Images(any_size=True), other, Image.new("RGB", (8, 8)), CONFIG)
+        images(Image.new("RGB", (8, 8)), size=16)
+    (encoded,) = images(Image.new("RGB", (8, 8)), Images(any_size=True), size=16)
     assert encoded.tokens[-1] == "r3c7"
 
 
@@ -119,7 +127,7 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytes
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4), st.integers(1, 300))
 def test_tokens_of_a_sound_are_what_its_convolutions_make(layers: list[tuple[int, int]], samples: int):
     kernels, strides = zip(*layers, strict=True)
-    first, step, _ = FAMILIES["wav2vec2"].features.window(SimpleNamespace(conv_kernel=kernels, conv_stride=strides))  # pyright: ignore
+    first, step, _ = FAMILIES["wav2vec2"].features.window(PreTrainedConfig(conv_kernel=kernels, conv_stride=strides))  # pyright: ignore
     wave = torch.zeros(1, 1, samples)
     for kernel, stride in layers:
         if wave.shape[-1] < kernel:
@@ -130,8 +138,6 @@ def test_tokens_of_a_sound_are_what_its_convolutions_make(layers: list[tuple[int
 
 
 def test_the_published_sizes():
-    from transformers import Wav2Vec2Config, WhisperConfig
-
     assert FAMILIES["wav2vec2"].features.window(Wav2Vec2Config()) == (400, 320, None)  # pyright: ignore
     assert FAMILIES["whisper"].features.window(WhisperConfig()) == (1, 320, 1500)  # pyright: ignore
     extractor = WhisperFeatureExtractor()

@@ -25,8 +25,8 @@ from identikit.texts.text import (
     text_alone,
 )
 from tests.models import tiny
+from tests.models.real import STORIES
 
-STORIES = Path(__file__).parents[2] / "../shared/models/stories15m"
 SENTENCE = "Don't distort  unbelievable long-term evidence, okay?"
 WORDS = ["Don", "'", "t", "distort", "unbelievable", "long", "-", "term", "evidence", ",", "okay", "?"]
 CORPUS = ["the cat sat on the mat and the dog barked at the cat"] * 4
@@ -48,7 +48,8 @@ def llama():
 
 def trained(pre_tokenizer, decoder, normalizer=None, alphabet=LETTERS):
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoder
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     trainer = trainers.BpeTrainer(
@@ -144,8 +145,8 @@ def test_words_of_llama():
     assert word_pieces(pair)[0] == ("▁un", "bel", "iev", "able")
     assert "".join(word_pieces(pair)[-1]).removeprefix("▁") == "北京"
     assert word_texts(quoted) == ["He", "said", '"', "Yes", '."']  # the piece ." belongs where it begins
-    assert pair.special[0]
-    assert pair.segments is None
+    assert pair.special[0] and pair.segments is None
+    assert joined_by(pair.tokens, pair.special) == ("<s>",)
 
 
 @pytest.mark.parametrize("tokenizer", [minilm, byte_level, metaspace, unsplit, llama])
@@ -291,17 +292,12 @@ def test_max_tokens_and_the_models_limit_say_which_one_it_was(bert):
     text = "one two three four five"
     with pytest.raises(InputError, match=r"it has 7 tokens and max_tokens allows at most 5\..*truncate=True"):
         encode(bert, text, limit=6, max_tokens=5)
-    with pytest.raises(InputError, match="it has 7 tokens and the model reads at most 6"):
-        encode(bert, text, limit=6, max_tokens=9)
+    with pytest.raises(InputError, match=r"texts\[1\]: it has 7 tokens and the model reads at most 6.*--truncate"):
+        encode(bert, ["one", text], limit=6, max_tokens=9)
     with pytest.raises(InputError, match="it has 7 tokens and max_tokens allows at most 6"):
         encode(bert, [list(encode(bert, text)[0].ids)], max_tokens=6)
-    assert encode(bert, text, limit=6, max_tokens=5, truncate=True)[0].tokens == (
-        "[CLS]",
-        "one",
-        "two",
-        "three",
-        "[SEP]",
-    )
+    cut = encode(bert, text, limit=6, max_tokens=5, truncate=True)[0]
+    assert cut.tokens == ("[CLS]", "one", "two", "three", "[SEP]")
     assert len(encode(bert, text, max_tokens=7)[0]) == 7
     with pytest.raises(InputError, match="max_tokens allows at most 2 tokens, which leaves no room"):
         encode(bert, text, max_tokens=2, truncate=True)
@@ -313,12 +309,9 @@ def test_long_ids_are_cut_at_the_end(bert):
     assert encoded.text == (101, 1037, 4937, 102)
 
 
-@pytest.mark.parametrize("max_tokens", [0, -3, True, 2.5, "ten"])
-def test_a_max_tokens_that_is_no_count_is_refused(bert, max_tokens):
-    with pytest.raises(
-        InputError, match=re.escape(f"max_tokens={max_tokens!r} cannot be used: expected a whole number")
-    ):
-        encode(bert, "a", max_tokens=max_tokens)
+def test_a_max_tokens_that_is_not_a_count_is_refused(bert):
+    with pytest.raises(InputError, match=r"max_tokens=2\.5 cannot be used: expected a whole number of at least 1"):
+        encode(bert, "a", max_tokens=2.5)
 
 
 def between(encoded: Encoded) -> tuple[str, ...]:
@@ -330,10 +323,6 @@ def test_what_joins_the_halves_of_a_pair(bert):
     assert between(encode(tiny.tokenizer(), ("w5 w6", "w7"))[0]) == ("</s>",)
     assert between(encode(ByT5Tokenizer(), ("hi", "b"))[0]) == ("</s>",)
     assert between(encode(byte_level(), ("the cat", "the mat"))[0]) == ()  # simply joined
-
-
-def test_what_joins_the_halves_for_llama():
-    assert between(encode(llama(), ("One day", "It rained"))[0]) == ("<s>",)
 
 
 @pytest.mark.parametrize(
@@ -385,11 +374,6 @@ def test_a_text_of_a_batch_alone(bert, side):
         assert (alone.tokens, alone.words, alone.order) == (expected.tokens, expected.words, (0,))
         for name in ("ids", "keep", "special", "segments"):
             assert torch.equal(getattr(alone, name), getattr(expected, name))
-
-
-def test_a_long_text_is_refused_with_its_length_and_the_way_out(bert):
-    with pytest.raises(InputError, match=r"texts\[1\]: it has 7 tokens.*at most 6.*truncate=True.*--truncate"):
-        encode(bert, ["one two three four", "one two three four five"], limit=6)
 
 
 def test_truncation_keeps_special_tokens_and_cuts_the_longer_half(bert):

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
 from identikit.models.load.weights import linear_bias, linear_weight
-from identikit.models.table import FAMILIES, Family
+from identikit.models.row import Family
+from identikit.models.table import FAMILIES
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
@@ -22,29 +23,31 @@ _REFUSED = dict.fromkeys(["gemma3n", "gemma3n_text"], _STREAMS) | dict.fromkeys(
 
 def family_of(model: PreTrainedModel) -> Family:
     """Return a model's row, or say why the model cannot be read."""
-    family, named = FAMILIES.get(model.config.model_type), type(model).__name__
+    name = type(model).__name__
+    family = FAMILIES.get(model.config.model_type)
     if family is None:
-        raise ModelError(f"Loading {named}: {_unlisted(model)}")
+        raise ModelError(f"Loading {name}: {_unlisted(model)}")
     reason = family.refusal(model.config) or _refusal(model, family)
     if reason is not None:
-        raise ModelError(f"Loading {named}: {reason}")
+        raise ModelError(f"Loading {name}: {reason}")
     _fits(family, stack_of(family, model))
     return family
 
 
 def _unlisted(model: PreTrainedModel) -> str:
-    """Say why an architecture that is not in the table cannot be read."""
-    kind, classes = model.config.model_type, {type(module) for module in model.modules()}
-    if kind in _WITHOUT_SOFTMAX or not any("attention" in one.__name__.lower() for one in classes):
+    """Return why an architecture that is not in the table cannot be read."""
+    kind = model.config.model_type
+    classes = {type(module) for module in model.modules()}
+    if kind in _WITHOUT_SOFTMAX or not any("attention" in module.__name__.lower() for module in classes):
         return f"the architecture {kind!r} has no softmax attention, which is what identikit reads. Use another model."
     if kind in _REFUSED:
         return f"the architecture {kind!r} {_REFUSED[kind]}. It is not supported."
-    if any("Indexer" in one.__name__ for one in classes):
+    if any("Indexer" in module.__name__ for module in classes):
         return (
             f"the architecture {kind!r} picks a few keys for each query (sparse attention), and its attention does not "
             "say which in its mask. Read as dense attention it would be wrong, so it is not supported."
         )
-    if not any(hasattr(sys.modules[one.__module__], "ALL_ATTENTION_FUNCTIONS") for one in classes):
+    if not any(hasattr(sys.modules[module.__module__], "ALL_ATTENTION_FUNCTIONS") for module in classes):
         return (
             f"the architecture {kind!r} is not supported: it computes attention on its own, outside transformers' "
             "attention interface, so it needs a tap of its own ('Add a family' in CONTRIBUTING.md)."
@@ -56,16 +59,17 @@ def _unlisted(model: PreTrainedModel) -> str:
 
 
 def _refusal(model: PreTrainedModel, family: Family) -> str | None:
-    """Say why a class of a supported architecture cannot be read; None if it can."""
-    base, kind = stack_of(family, model).base_model, model.config.model_type
-    if any(base.__name__.endswith("ForMultipleChoice") for base in type(model).__mro__):
+    """Return why a class of a supported architecture cannot be read; None if it can."""
+    base = stack_of(family, model).base_model
+    if any(parent.__name__.endswith("ForMultipleChoice") for parent in type(model).__mro__):
         return (
             "it reads several choices at once (inputs of three dimensions), and identikit reads one text at a time. "
             "Pass its encoder: load(model.base_model, tokenizer)."
         )
     if not find_all(base, family.blocks):
         instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
-        return f"the row of {kind!r} says blocks={family.blocks!r}, and {type(base).__name__} has none there.{instead}"
+        row = f"the row of {model.config.model_type!r} says blocks={family.blocks!r}"
+        return f"{row}, and {type(base).__name__} has none there.{instead}"
     if getattr(model.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
         return "it has an encoder and a decoder, and identikit reads one stack. Pass its encoder: model.get_encoder()."
     return None
@@ -73,35 +77,30 @@ def _refusal(model: PreTrainedModel, family: Family) -> str | None:
 
 def _fits(family: Family, stack: PreTrainedModel) -> None:
     """Refuse a row that names a part which is not there; `check.py` proves that what is there is the right part."""
-    blocks = find_all(stack.base_model, family.blocks)
-    roots = {"output": blocks, "value": blocks, "embedding": [stack.base_model]}
-    for field, modules in roots.items():
-        path = getattr(family, field)
-        for module in modules if path is not None else []:
-            attends = field == "embedding" or mixer_instead(family, module) is None
-            part = next(iter(find_all(module, str(path))), None)
-            bare = isinstance(part, nn.Parameter) and field == "output" and family.watch_output is not None
-            module_fits = isinstance(part, nn.Module) and (field == "embedding" or _is_linear(part))
-            if attends and not (bare or module_fits):
-                raise ModelError(
-                    f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says {field}={path!r}, "
-                    f"and {type(module).__name__} has no {'module' if field == 'embedding' else 'linear layer'} there."
-                )
+    row = f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says"
+    base = stack.base_model
+    if family.embedding is not None and not isinstance(_find(base, family.embedding), nn.Module):
+        raise ModelError(f"{row} embedding={family.embedding!r}, and {type(base).__name__} has no module there.")
+    for block in find_all(base, family.blocks):
+        if mixer_instead(family, block) is not None:
+            continue
+        for field, path in (("output", family.output), ("value", family.value)):
+            layer = None if path is None else _find(block, path)
+            bare = isinstance(layer, nn.Parameter) and field == "output" and family.watch_output is not None
+            if path is not None and not bare and not _is_linear(layer):
+                raise ModelError(f"{row} {field}={path!r}, and {type(block).__name__} has no linear layer there.")
     if family.splits and family.instead is not None:
         raise ModelError(
-            f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says instead={family.instead!r} "
-            "and splits=True, and blocks without softmax attention do not split."
+            f"{row} instead={family.instead!r} and splits=True, and blocks without softmax attention do not split."
         )
     if family.positions and "position_ids" not in inspect.signature(stack.forward).parameters:
-        raise ModelError(
-            f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says positions=True, and its "
-            "forward takes no position_ids."
-        )
+        raise ModelError(f"{row} positions=True, and its forward takes no position_ids.")
 
 
-def _is_linear(part: nn.Module) -> bool:
-    weight = getattr(part, "weight", None)
-    return weight is not None and weight.ndim == 2 and not isinstance(part, nn.Embedding)
+def _is_linear(layer: object) -> bool:
+    weight = getattr(layer, "weight", None)
+    matrix = isinstance(layer, nn.Module) and weight is not None and weight.ndim == 2
+    return matrix and not isinstance(layer, nn.Embedding)
 
 
 def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
@@ -112,8 +111,8 @@ def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
 
 def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:
     """Return what a block has in the place of softmax attention; None: it attends."""
-    found = None if family.instead is None else getattr(block, family.instead, None)
-    return found if isinstance(found, nn.Module) else None
+    mixer = None if family.instead is None else getattr(block, family.instead, None)
+    return mixer if isinstance(mixer, nn.Module) else None
 
 
 def find_all(root: nn.Module, path: str) -> list[Any]:
@@ -122,18 +121,23 @@ def find_all(root: nn.Module, path: str) -> list[Any]:
     Of several paths (`a.b|c.d`), the first that leads anywhere counts.
     """
     path, _, others = path.partition("|")
-    found: list[Any] = [root]
+    parts: list[Any] = [root]
     for name in path.split("."):
         if name == "*":
-            found = [child for module in found for child in module.children()]
+            parts = [child for module in parts for child in module.children()]
         else:
-            found = [getattr(module, name) for module in found if hasattr(module, name)]
-    return find_all(root, others) if others and not found else found
+            parts = [getattr(module, name) for module in parts if hasattr(module, name)]
+    return find_all(root, others) if others and not parts else parts
 
 
 def find(root: nn.Module, path: str) -> Any:
     """Return the module or parameter at a dotted path."""
     return find_all(root, path)[0]
+
+
+def _find(root: nn.Module, path: str) -> object:
+    """Return what is at a dotted path; None if there is nothing."""
+    return next(iter(find_all(root, path)), None)
 
 
 def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Tensor, "head d_v d"]:

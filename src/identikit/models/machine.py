@@ -31,8 +31,8 @@ def free_bytes(device: torch.device) -> int:
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         limits.append(1024 * int(fields["MemAvailable"].split()[0]))
     with suppress(OSError, ValueError):  # a container may have a limit of its own
-        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
-        limits.append(int(limit) - int(used))
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        limits.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return min(limits)
 
 
@@ -54,14 +54,19 @@ def duration(seconds: float) -> str:
     """Return a time in words, such as '5 minutes'."""
     if seconds < 90:
         return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
 
 
 class Shared:
     """A setting of the whole process that several threads need at once: the first makes it, the last takes it back."""
 
-    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]):
-        self._setting, self._lock, self._holders, self._made = setting, threading.Lock(), 0, ExitStack()
+    def __init__(self, setting: Callable[[], AbstractContextManager[object]]):
+        self._setting = setting
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._made = ExitStack()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -81,14 +86,14 @@ class Shared:
 
 @contextmanager
 def _rounding(precision: str) -> Iterator[None]:
-    """Set how float32 products round, and give back what was set, for all backends (before) or each (since 2.9)."""
+    """Set how float32 products round, and restore what was set: for all backends at once, or each (since torch 2.9)."""
     backends: Any = torch.backends
     places = (backends, backends.cuda.matmul, backends.mkldnn.matmul)
-    before = [(one, one.fp32_precision) for one in places if hasattr(one, "fp32_precision")]
+    before = [(place, place.fp32_precision) for place in places if hasattr(place, "fp32_precision")]
     together = None
-    with suppress(RuntimeError):  # torch does not say it where backends differ
+    with suppress(RuntimeError):  # torch raises it where backends differ
         together = torch.get_float32_matmul_precision()
-    if together == precision and all(own in ("none", "ieee") for _, own in before):
+    if together == precision and all(setting in ("none", "ieee") for _, setting in before):
         yield
         return
     torch.set_float32_matmul_precision(precision)
@@ -97,13 +102,13 @@ def _rounding(precision: str) -> Iterator[None]:
     finally:
         if together is not None:
             torch.set_float32_matmul_precision(together)
-        for one, own in before:
-            one.fp32_precision = own
+        for place, setting in before:
+            place.fp32_precision = setting
 
 
 @contextmanager
 def _complete() -> Iterator[None]:
-    """Compute products in full, and have the attention kernel that takes whatever is given."""
+    """Compute products in full precision, and enable the attention kernel that takes every input."""
     with _rounding("highest"), ExitStack() as stack:
         if not torch.backends.cuda.math_sdp_enabled():  # on any device
             stack.callback(torch.backends.cuda.enable_math_sdp, False)
@@ -111,7 +116,8 @@ def _complete() -> Iterator[None]:
         yield
 
 
-_full, _tf32 = Shared(_complete), Shared(lambda: _rounding("high"))
+_full = Shared(_complete)
+_tf32 = Shared(lambda: _rounding("high"))
 _plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 _derivatives = threading.RLock()
 

@@ -4,7 +4,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,73 +15,30 @@ from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models import families
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.weights import broken_weight, wider_dtype
-from identikit.models.surroundings import makeup, refuse_transforms, turn, uncompiled, undisturbed, without_gradients
-from identikit.models.taps.tap import AttentionCall, Place, Visitor, evaluating, plain_experts, plain_outputs, visiting
+from identikit.models.parts import Block, Reached, Split, block_of, embedding_tail
+from identikit.models.sample import sample_features, sample_tokens
+from identikit.models.surroundings import (
+    Makeup,
+    makeup,
+    refuse_transforms,
+    turn,
+    uncompiled,
+    undisturbed,
+    without_gradients,
+)
+from identikit.models.taps.tap import AttentionCall, Visitor, evaluating, plain_experts, plain_outputs
+from identikit.models.watch import Trace, Watch, check_layers_agree, watching
 from identikit.results.axis import Index, chosen
 from identikit.results.provenance import Provenance, package_versions, text_hash
 from identikit.shapes import Float, Tensor
-from identikit.texts.encoding import encode
-from identikit.texts.features import Source, encode_features
+from identikit.texts.encoding import encode, room_for
+from identikit.texts.features import FeatureSource, encode_features
 from identikit.texts.text import Encoded, Text, TokenBatch, batches
 
 if TYPE_CHECKING:
     from identikit.models.load.load import Recipe
 
-
-@dataclass(frozen=True)
-class Trace:
-    """One run of a model: the embedding sum x (`inputs`), every block's output e^l (`hidden`), and the `logits`.
-
-    `hidden` is before any final norm. `blocks` holds each block that ran and what it was called with, so that the run
-    can be taken apart afterwards.
-    """
-
-    inputs: Float[Tensor, "batch n d_x"]
-    hidden: tuple[Float[Tensor, "batch n d"], ...]
-    logits: Tensor | None
-    blocks: tuple[tuple[nn.Module, tuple[Any, ...], dict[str, Any]], ...] = ()
-
-
-@dataclass(frozen=True)
-class Block:
-    """One block as post(x, mix(pre(x))): `pre` and `post` act on each position alone, and only `mix` looks across.
-
-    - `input`: the hidden vectors that enter it; `call`: its attention, as captured
-    - `pre(x)`: queries, keys and values; `post(x, o)`: the block's output for the head output o
-    - `whole(x)`: the whole block
-    - `after(start)`: the same block for the positions from `start` on; only its `input`, `pre` and `post` can be used
-    """
-
-    input: Float[Tensor, "batch n d"]
-    call: AttentionCall
-    pre: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-    post: Callable[[Tensor, Tensor], Tensor]
-    whole: Callable[[Tensor], Tensor]
-    after: Callable[[int], "Block"]
-
-
-@dataclass(frozen=True)
-class Split:
-    """A model taken apart for one batch: x (`inputs`), from there to the first block (`tail`), and its `blocks`."""
-
-    inputs: Float[Tensor, "batch n d_x"]
-    tail: Callable[[Tensor], Tensor]
-    blocks: tuple[Block, ...]
-
-
-class _Reached(Exception):  # noqa: N818 - not an error: it ends a run once the wanted part is done
-    def __init__(self, *parts: Tensor):
-        self.parts = parts
-
-
-@dataclass
-class _Seen:
-    """What the hooks saw in one run."""
-
-    inputs: Tensor | None = None
-    hidden: list[Tensor] = field(default_factory=list)
-    blocks: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
+__all__ = ["Block", "Model", "Split", "Trace", "checked_model"]
 
 
 class Model:
@@ -112,7 +68,7 @@ class Model:
         self.limit = self.family.limit(hf.config)
         self._accepted = _accepted(hf)
         self._first = families.find_all(hf.base_model, self.family.blocks)[0]
-        self.proof: tuple[Any, Callable[[Model], Any]] | None = None  # what `makeup` was when it was proved, and how
+        self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
         with self.alone():
             self._measure()
 
@@ -124,52 +80,22 @@ class Model:
 
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
-        self._modules = families.find_all(self.hf.base_model, self.family.blocks)
         batch = self.sample((6,))
-        with self._tapped(calls.append) as seen, _failing(self.name):
+        with self._tapped(calls.append) as watch, _in_one_line(self.name):
             self._forward(batch)
+        watch.check_vectors(batch.keep, self.hf.config.model_type)
+        check_layers_agree(self.name, calls)
         first = calls[0]
         self.attention_layers = tuple(call.layer for call in calls)
-        self.n_layers = len(seen.blocks)
-        self.n_heads, self.n_key_value_heads = first.query.shape[1], first.key.shape[1]
+        self.blocks = [block.module for block in watch.blocks]
+        self.n_layers = len(self.blocks)
+        self.n_heads = first.query.shape[1]
+        self.n_key_value_heads = first.key.shape[1]
         self.d_value = first.value.shape[-1]
-        inputs = _not_none(seen.inputs)
-        self._check_shapes(batch, inputs, seen.hidden, calls)
-        self.d_model, self.d_input = seen.hidden[0].shape[-1], inputs.shape[-1]
+        self.d_model = watch.hidden[0].shape[-1]
+        self.d_input = watch.inputs.shape[-1]
         self.causal = not first.visible()[0, 0, 0, 1:].any().item()
-        self.blocks = [module for module, _, _ in seen.blocks]
         self.dtype = first.value.dtype
-
-    def _check_shapes(
-        self, batch: TokenBatch, inputs: Tensor, hidden: list[Tensor], calls: list[AttentionCall]
-    ) -> None:
-        """Refuse a row whose vectors are not one per token, and a model whose layers differ in their heads."""
-        row = f"Reading {self.name}: the row of {self.hf.config.model_type!r} says"
-        where = {
-            f"blocks={self.family.blocks!r} and sequence_first={self.family.sequence_first}": hidden,
-            f"embedding={self.family.embedding!r}": [inputs],
-        }
-        for said, tensors in where.items():
-            for one in tensors:
-                if one.ndim != 3 or one.shape[:2] != batch.keep.shape or not one.is_floating_point():
-                    raise ModelError(
-                        f"{row} {said}, and there is a tensor {list(one.shape)} ({one.dtype}) where a vector for each "
-                        f"token of a batch {list(batch.keep.shape)} is expected."
-                    )
-        dtypes = {call.value.dtype: call.layer for call in calls}
-        if len(dtypes) > 1:
-            found = "; ".join(f"layer {layer}: {str(one).removeprefix('torch.')}" for one, layer in dtypes.items())
-            raise ModelError(
-                f"Reading {self.name}: its layers differ in the number format of their values ({found}), so no single "
-                "precision can be told. Convert it with model.to(dtype)."
-            )
-        shapes = {(call.query.shape[1], *call.key.shape[1:2], call.value.shape[-1]): call.layer for call in calls}
-        if len(shapes) > 1:
-            found = "; ".join(f"layer {layer}: {h}, {kv} and {d}" for (h, kv, d), layer in shapes.items())
-            raise ModelError(
-                f"Reading {self.name}: its layers differ in their numbers of heads, key-value heads and value "
-                f"dimensions ({found}), and identikit reads models whose layers agree in them."
-            )
 
     @property
     def device(self) -> torch.device:
@@ -185,7 +111,7 @@ class Model:
     def fingerprint(self) -> str:
         """A SHA-256 over every weight, the configuration, the modules, active adapters and the tokenizer.
 
-        It is taken anew when a public function is given the model, so that a result never claims weights of before.
+        It is taken anew when a public function is given the model, so that a result never reuses an old one.
         """
         return self.identity.model
 
@@ -246,7 +172,7 @@ class Model:
         return wanted
 
     def encode(
-        self, texts: Any, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
+        self, texts: object, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
     ) -> list[Encoded]:
         """Return a text (a string, a pair, or token ids), or a list of texts, as tokens.
 
@@ -255,16 +181,15 @@ class Model:
         paths of sound files or arrays of samples; with `features=False` only the names of their tokens are kept.
         """
         if self.family.features is not None:
-            source, limits = Source(self.tokenizer, self.hf.main_input_name), {"limit": self.limit, "keep": features}
-            return encode_features(
-                self.family.features, source, texts, self.hf.config, max_tokens=max_tokens, truncate=truncate, **limits
-            )
+            source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
+            return encode_features(source, texts, room_for(self.limit, max_tokens, truncate), keep=features)
         encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
-        for one in encoded:
-            if max(one.ids) >= self.vocabulary:
+        for text in encoded:
+            highest = max(text.ids)
+            if highest >= self.vocabulary:
                 raise InputError(
-                    f"Reading a text: its token {one.tokens[one.ids.index(max(one.ids))]!r} has the id {max(one.ids)}, "
-                    f"and {self.name} has embeddings for only {self.vocabulary} ids. Use the model's own tokenizer."
+                    f"Reading a text: its token {text.tokens[text.ids.index(highest)]!r} has the id {highest}, and "
+                    f"{self.name} has embeddings for only {self.vocabulary} ids. Use the model's own tokenizer."
                 )
         return encoded
 
@@ -277,7 +202,7 @@ class Model:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
         if self.modality == "text":
             return texts
-        return [one.text for one in self.encode(texts, truncate=True, features=False)]
+        return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
 
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
         """Yield batches of texts of similar length, padded on the right."""
@@ -286,8 +211,9 @@ class Model:
     @property
     def pad_id(self) -> int:
         """The id that fills up a padded batch; no real token ever looks at it."""
-        own = getattr(self.tokenizer, "pad_token_id", None)
-        pad = getattr(self.hf.config.get_text_config(), "pad_token_id", None) if own is None else own
+        pad = getattr(self.tokenizer, "pad_token_id", None)
+        if pad is None:
+            pad = getattr(self.hf.config.get_text_config(), "pad_token_id", None)
         return pad if pad and self.modality == "text" and 0 < pad < self.vocabulary else 0
 
     def sample(self, lengths: tuple[int, ...]) -> TokenBatch:
@@ -295,17 +221,9 @@ class Model:
 
         Images and sounds are all of one length, whichever lengths are given.
         """
-        kind, config = self.family.features, self.hf.config
-        if kind is not None:
-            made = torch.randn(
-                len(lengths), *kind.shape(config), generator=torch.Generator().manual_seed(0), dtype=torch.float32
-            )
-            n = len(kind.tokens(config, made[0]))
-            return _batch(None, torch.ones(len(lengths), n, dtype=torch.bool), made)
-        n, vocabulary = max(lengths), self.hf.config.get_text_config().vocab_size
-        keep = torch.arange(n) < torch.tensor(lengths)[:, None]
-        ids = (self.pad_id + 1 + torch.arange(n) * 7 % (vocabulary - 1)) % vocabulary
-        return _batch(torch.where(keep, ids, self.pad_id), keep, None)
+        if self.family.features is None:
+            return sample_tokens(self.hf.config, lengths, self.pad_id)
+        return sample_features(self.hf.config, self.family.features, len(lengths))
 
     def trace(self, batch: TokenBatch, visit: Visitor = lambda call: None) -> Trace:
         """Run a batch through the tapped model.
@@ -313,24 +231,24 @@ class Model:
         `visit` sees each layer's attention in turn. It may return another head output, which the model then uses. A run
         whose vectors hold NaN or infinity is refused, with the layer where they first do.
         """
-        with self._tapped(visit) as seen:
+        with self._tapped(visit) as watch:
             output = self._forward(batch)
-        self._check_finite(batch, [_not_none(seen.inputs), *seen.hidden])
-        return Trace(_not_none(seen.inputs), tuple(seen.hidden), getattr(output, "logits", None), tuple(seen.blocks))
+        self._check_finite(batch, [watch.inputs, *watch.hidden])
+        return Trace(watch.inputs, tuple(watch.hidden), getattr(output, "logits", None), tuple(watch.blocks))
 
     def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
         """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
         padding = ~batch.keep.to(vectors[0].device)
-        finite = torch.stack([(one.isfinite().all(-1) | padding).all() for one in vectors]).tolist()
+        finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
         if all(finite):
             return
-        first, dtype = finite.index(False), str(self.dtype).removeprefix("torch.")
+        first = finite.index(False)
         where = "before layer 0" if first == 0 else f"after layer {first - 1}"
         weight = broken_weight(self.hf)
         advice = wider_dtype(self.dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
         raise ModelError(
-            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in {dtype}, so nothing can be read "
-            f"from this text. {advice}"
+            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in "
+            f"{str(self.dtype).removeprefix('torch.')}, so nothing can be read from this text. {advice}"
         )
 
     def at_position(
@@ -346,14 +264,14 @@ class Model:
             arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
 
         def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if len(seen.hidden) == depth:
-                raise _Reached
+            if len(watch.hidden) == depth:
+                raise Reached
 
-        with self._tapped(visit) as seen, ExitStack() as stack, suppress(_Reached):
-            for module in self._modules:
+        with self._tapped(visit) as watch, ExitStack() as stack, suppress(Reached):
+            for module in families.find_all(self.hf.base_model, self.family.blocks):
                 stack.callback(module.register_forward_hook(stop).remove)
             self.hf(**arguments)
-        return tuple(hidden[:, 0] for hidden in seen.hidden)
+        return tuple(hidden[:, 0] for hidden in watch.hidden)
 
     @contextmanager
     def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
@@ -371,59 +289,16 @@ class Model:
             calls: list[AttentionCall] = []
             run = self.trace(batch, calls.append), calls
         trace, calls = run
-        parts = [self._block(*entry, call) for entry, call in zip(trace.blocks, calls, strict=True)]
+        blocks = [block_of(entry, call) for entry, call in zip(trace.blocks, calls, strict=True)]
         with self._switched():
-            yield Split(trace.inputs, lambda x: self._tail(batch, x), tuple(parts))
-
-    def _block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: AttentionCall) -> Block:
-        def run(x: Tensor, visitor: Visitor) -> Tensor:
-            given = ((x, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": x})
-            with visiting(visitor):
-                return _first(module(*given[0], **given[1]))
-
-        def pre(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            def stop(call: AttentionCall) -> None:
-                raise _Reached(call.query, call.key, call.value)
-
-            try:
-                run(x, stop)
-            except _Reached as reached:
-                query, key, value = reached.parts
-                return query, key, value
-            raise ModelError(f"Reading {self.name}: {type(module).__name__} did not call its attention.")
-
-        def post(x: Tensor, output: Tensor) -> Tensor:
-            return run(x, lambda call: output)
-
-        def whole(x: Tensor) -> Tensor:
-            return run(x, lambda call: None)
-
-        def after(start: int) -> Block:
-            n = call.query.shape[2]
-            return self._block(module, _positions_after(args, n, start), _positions_after(kwargs, n, start), call)
-
-        return Block(_hidden(args, kwargs), call, pre, post, whole, after)
+            yield Split(trace.inputs, lambda x: self._tail(batch, x), tuple(blocks))
 
     def _tail(self, batch: TokenBatch, x: Tensor) -> Tensor:
         """Run the rest of the embedding, from the sum x up to the first block."""
-
-        def replace(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (x, *args[1:])
-
-        def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise _Reached(_hidden(args, kwargs))
-
         if self.family.embedding is None:
             return x
-        with ExitStack() as stack:
-            embedding = families.find(self.hf.base_model, self.family.embedding)
-            stack.callback(embedding.register_forward_pre_hook(replace).remove)
-            stack.callback(self.blocks[0].register_forward_pre_hook(stop, with_kwargs=True).remove)
-            try:
-                self._forward(batch)
-            except _Reached as reached:
-                return reached.parts[0]
-        raise ModelError(f"Reading {self.name}: it ended before its first block.")
+        embedding = families.find(self.hf.base_model, self.family.embedding)
+        return embedding_tail(lambda: self._forward(batch), embedding, self.blocks[0], x)
 
     def _forward(self, batch: TokenBatch) -> Any:
         return self.hf(**self.arguments(batch))
@@ -453,8 +328,8 @@ class Model:
     def ready(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
         with self.alone(), undisturbed(), torch.no_grad(), ExitStack() as stack:
-            for part in (uncompiled, evaluating, without_gradients, plain_outputs, plain_experts):
-                stack.enter_context(part(self.hf))
+            for setting in (uncompiled, evaluating, without_gradients, plain_outputs, plain_experts):
+                stack.enter_context(setting(self.hf))
             yield
 
     @contextmanager
@@ -463,67 +338,28 @@ class Model:
             yield
 
     @contextmanager
-    def _tapped(self, visit: Visitor) -> Iterator[_Seen]:
-        """Run with the tap in place and every block watched; at the end, check that each block attended just once."""
-        seen = _Seen()
-        with self._switched(), visiting(visit) as place, ExitStack() as stack:
-            for hook in self._hooks(seen, place):
-                stack.callback(hook.remove)
-            yield seen
-        if not seen.calls or place.calls != sum(seen.calls):
-            raise ModelError(
-                f"Reading {self.name}: its {len(seen.blocks)} blocks called the tapped attention {place.calls} times, "
-                "not once each. Its attention does not go through transformers' attention interface as identikit needs."
-            )
-
-    def _hooks(self, seen: _Seen, place: Place) -> Iterator[Any]:
-        def embedded(module: nn.Module, args: tuple[Any, ...]) -> None:
-            seen.inputs = args[0] if args else None
-
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.family.embedding is None and seen.inputs is None:
-                seen.inputs = self._batch_first(_hidden(args, kwargs))
-            _not_none(seen.inputs)
-            place.block = len(seen.blocks)
-            seen.blocks.append((module, args, kwargs))
-
-        def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            seen.hidden.append(self._batch_first(_first(output)))
-            expected = int(families.mixer_instead(self.family, module) is None)
-            made = place.calls - sum(seen.calls)
-            if made != expected:
-                raise ModelError(
-                    f"Reading {self.name}: block {place.block} ({type(module).__name__}) called the tapped attention "
-                    f"{made} times, not {'once' if expected else 'never'}."
-                )
-            seen.calls.append(made)
-
-        if self.family.embedding is not None:
-            yield families.find(self.hf.base_model, self.family.embedding).register_forward_pre_hook(embedded)
-        for module in self._modules:
-            yield module.register_forward_pre_hook(enter, with_kwargs=True)
-            yield module.register_forward_hook(leave)
-
-    def _batch_first(self, hidden: Tensor) -> Tensor:
-        return hidden.transpose(0, 1) if self.family.sequence_first else hidden
+    def _tapped(self, visit: Visitor) -> Iterator[Watch]:
+        """Run with the tap in place and every block watched."""
+        with self._switched(), watching(self.name, self.family, self.hf.base_model, visit) as watch:
+            yield watch
 
 
 @contextmanager
-def _failing(name: str) -> Iterator[None]:
+def _in_one_line(name: str) -> Iterator[None]:
     """Turn what a model's own forward raises into one line."""
     try:
         yield
     except IdentikitError:
         raise
     except Exception as error:  # the modules are the user's, and raise what they like
-        said = " ".join(str(error).split())[:200].rstrip(".")
+        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise ModelError(
-            f"Reading {name}: it failed on a made-up input ({type(error).__name__}: {said}). identikit runs a model as "
-            "it is, without autocast: its weights must fit together."
+            f"Reading {name}: it failed on a made-up input ({type(error).__name__}: {reason}). identikit runs a model "
+            "as it is, without autocast: its weights must fit together."
         ) from error
 
 
-def checked_model(model: Any) -> Model:
+def checked_model(model: object) -> Model:
     """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
     refuse_transforms()
     if isinstance(model, Model):
@@ -537,53 +373,8 @@ def checked_model(model: Any) -> Model:
 
 
 def _accepted(hf: PreTrainedModel) -> frozenset[str]:
-    """Return the arguments that a model's forward takes; those it hands on to its text model may say `use_cache`."""
-    own = inspect.signature(hf.forward).parameters
-    hands_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
+    """Return the arguments that a model's forward takes; if it hands others on to a text model, also `use_cache`."""
+    parameters = inspect.signature(hf.forward).parameters
+    hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     caches = hands_on and hasattr(hf.config.get_text_config(), "use_cache")
-    return frozenset([*own, "use_cache"] if caches else own)
-
-
-def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]
-
-
-def _positions_after(given: Any, n: int, start: int) -> Any:
-    """Cut what a block was called with to the positions from `start` on; tensors of four axes are maps of positions."""
-    if isinstance(given, tuple):
-        return tuple(_positions_after(one, n, start) for one in given)
-    if isinstance(given, dict):
-        return {name: _positions_after(one, n, start) for name, one in given.items()}
-    if not isinstance(given, Tensor):
-        return given
-    axes = (2, 3) if given.ndim == 4 else (min(1, given.ndim - 1),) if given.ndim else ()
-    for axis in axes:
-        given = given.narrow(axis, start, n - start) if given.shape[axis] == n else given
-    return given
-
-
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
-
-
-def _not_none(inputs: Tensor | None) -> Tensor:
-    if inputs is None:
-        raise ModelError(
-            "Reading a model: its first block ran before the module that the row's `embedding` names, or that module "
-            "was given nothing. `embedding` is the module whose input is the embedding sum."
-        )
-    return inputs
-
-
-def _batch(ids: Tensor | None, keep: Tensor, features: Tensor | None) -> TokenBatch:
-    rows = len(keep)
-    return TokenBatch(
-        ids=ids,
-        keep=keep,
-        special=torch.zeros_like(keep),
-        segments=None,
-        tokens=tuple(tuple("?" for _ in range(int(n))) for n in keep.sum(-1)),
-        words=tuple(() for _ in range(rows)),
-        order=tuple(range(rows)),
-        features=features,
-    )
+    return frozenset([*parameters, "use_cache"] if caches else parameters)

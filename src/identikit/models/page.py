@@ -1,8 +1,9 @@
 """The table of families as people read it: what each is called, checkpoints they know, and what works with it."""
 
-from typing import Any
+from typing import TypedDict
 
-from identikit.models.table import FAMILIES, Family
+from identikit.models.row import Family
+from identikit.models.table import FAMILIES
 
 _READS = ("text", "image", "sound")
 _COLUMNS = {
@@ -32,13 +33,26 @@ checked on small random models against the modules' own outputs, and every model
 """
 
 
-def listed() -> list[dict[str, Any]]:
-    """Return what people want to know of each family, in the order of what it reads and of its name."""
+class FamilyEntry(TypedDict):
+    """What people want to know of a family."""
+
+    family: str
+    name: str
+    checkpoints: list[str]
+    reads: str
+    attention: str
+    attribution: str
+    identifiability: bool
+    inversion: bool
+
+
+def listed() -> list[FamilyEntry]:
+    """Return every family, in the order of what it reads and of its name."""
     rows = [_row(kind, family) for kind, family in FAMILIES.items()]
     return sorted(rows, key=lambda row: (_READS.index(row["reads"]), row["name"].lower(), row["family"]))
 
 
-def _row(kind: str, family: Family) -> dict[str, Any]:
+def _row(kind: str, family: Family) -> FamilyEntry:
     reads = "text" if family.features is None else family.features.modality
     return {
         "family": kind,
@@ -52,18 +66,22 @@ def _row(kind: str, family: Family) -> dict[str, Any]:
     }
 
 
-def in_short(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Return a listed family as a line: its type and name, a checkpoint, how attribution goes, and what else works."""
-    more = [", inversion"] if row["inversion"] else []
-    more += [", attention in some layers"] if row["attention"] == "some layers" else []
-    return row["family"], row["name"], next(iter(row["checkpoints"]), ""), "".join([row["attribution"], *more])
+def in_short(row: FamilyEntry) -> tuple[str, str, str, str]:
+    """Return a listed family as a line: its type and name, a checkpoint, how attribution works, and what else works."""
+    works = row["attribution"]
+    if row["inversion"]:
+        works += ", inversion"
+    if row["attention"] == "some layers":
+        works += ", attention in some layers"
+    return row["family"], row["name"], next(iter(row["checkpoints"]), ""), works
 
 
 def markdown() -> str:
     """Return the page `docs/models.md`."""
     lines = [_INTRODUCTION.format(count=len(FAMILIES))]
     for reads in _READS:
-        lines += [f"## Models that read {reads if reads == 'text' else reads + 's'}\n", f"| {' | '.join(_COLUMNS)} |"]
+        lines.append(f"## Models that read {reads if reads == 'text' else reads + 's'}\n")
+        lines.append(f"| {' | '.join(_COLUMNS)} |")
         lines.append("|---" * len(_COLUMNS) + "|")
         for row in listed():
             if row["reads"] == reads:
@@ -72,7 +90,9 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def _cell(found: Any) -> str:
-    if isinstance(found, list):
-        return ", ".join(f"`{one}`" for one in found)
-    return str(found) if isinstance(found, str) else "yes" if found else "no"
+def _cell(value: str | bool | list[str]) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"`{name}`" for name in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value

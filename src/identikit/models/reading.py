@@ -11,7 +11,7 @@ from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
 from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model, Split, Trace
-from identikit.models.taps.tap import AttentionCall, RowMask
+from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
 from identikit.texts.text import Text, TokenBatch, collate, text_alone
 
@@ -26,12 +26,16 @@ class Change(NamedTuple):
     logits: float | None
 
     def words(self) -> str:
-        """Say the change as the end of a sentence: 'left … bit-identical' or 'changed … by …'."""
-        found = {"the final hidden states": self.hidden, "the logits": self.logits}
-        same = [what for what, size in found.items() if size == 0]
-        moved = [f"{what} by {_short(size)}" for what, size in found.items() if size]
-        said = [f"changed {' and '.join(moved)} (relative to the largest entry)"] if moved else []
-        return " and ".join([*said, f"left {' and '.join(same)} bit-identical"] if same else said)
+        """Return the change as the end of a sentence: 'left … bit-identical' or 'changed … by …'."""
+        sizes = {"the final hidden states": self.hidden, "the logits": self.logits}
+        moved = [f"{what} by {_short(size)}" for what, size in sizes.items() if size]
+        same = [what for what, size in sizes.items() if size == 0]
+        clauses = []
+        if moved:
+            clauses.append(f"changed {' and '.join(moved)} (relative to the largest entry)")
+        if same:
+            clauses.append(f"left {' and '.join(same)} bit-identical")
+        return " and ".join(clauses)
 
     def beyond(self, dtype: str) -> str:
         """Continue the sentence where rounding in this dtype does not explain the change, or else return nothing."""
@@ -46,7 +50,7 @@ def _short(number: float) -> str:
 
 
 def encoded_batches(
-    model: Model, text: Any, *, truncate: bool, max_tokens: int | None = None
+    model: Model, text: object, *, truncate: bool, max_tokens: int | None = None
 ) -> Iterator[tuple[TokenBatch, list[Text]]]:
     """Yield padded batches of texts (or images, or sounds), each with the texts of its rows."""
     encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
@@ -63,8 +67,8 @@ def output_change(before: Trace, after: Trace) -> Change:
 
 
 def _largest_change(before: Tensor, after: Tensor) -> float:
-    before, after = before.double(), after.double()
-    difference = (after - before).abs().max()
+    before = before.double()
+    difference = (after.double() - before).abs().max()
     if not torch.isfinite(difference):
         raise ModelError("Comparing two runs of a model: its logits hold NaN or infinity. Use a wider dtype.")
     return 0.0 if difference == 0 else float(difference / before.abs().max())
@@ -72,7 +76,8 @@ def _largest_change(before: Tensor, after: Tensor) -> float:
 
 def visible_keys(call: AttentionCall) -> Visible | None:
     """Return which keys each query sees (None: all); a long mask is read in ranges of rows, never as a whole."""
-    n, device = call.query.shape[2], call.query.device
+    n = call.query.shape[2]
+    device = call.query.device
     if call.mask is None:
         return None
     if not isinstance(call.mask, RowMask):
@@ -80,17 +85,19 @@ def visible_keys(call: AttentionCall) -> Visible | None:
     if call.mask.plain_causal:
         return visible_window(torch.ones(n, dtype=torch.bool, device=device), after=0)
     places = torch.arange(n, device=device)
-    starts, stops = [], []
+    starts = []
+    stops = []
     for rows in call.row_chunks():
         block = call.visible(rows)[0, 0]
-        start, count = block.byte().argmax(-1), block.sum(-1)
-        if not torch.equal(block, (places >= start[:, None]) & (places < (start + count)[:, None])):
+        start = block.byte().argmax(-1)
+        stop = start + block.sum(-1)
+        if not torch.equal(block, (places >= start[:, None]) & (places < stop[:, None])):
             raise InputError(
                 f"Reading a text of {n} tokens: its mask is too long to hold and not made of runs of keys. Shorten the "
                 "text."
             )
         starts.append(start)
-        stops.append(start + count)
+        stops.append(stop)
     return Visible(n, places, torch.cat(starts), torch.cat(stops))
 
 
@@ -124,37 +131,37 @@ class Reading:
     @contextmanager
     def split(self) -> Iterator[Split]:
         """Take the model apart for this text, without running it again if all layers were captured."""
-        complete = self.trace is not None and len(self.calls) == len(self.model.attention_layers)
-        run = (self.trace, [self.calls[layer] for layer in sorted(self.calls)]) if complete else None
-        with self.model.split(self.batch, run) as split:  # pyright: ignore[reportArgumentType]
+        run = None
+        if self.trace is not None and len(self.calls) == len(self.model.attention_layers):
+            run = (self.trace, [self.calls[layer] for layer in sorted(self.calls)])
+        with self.model.split(self.batch, run) as split:
             yield split
 
-    def changed_by(self, visit: Callable[[AttentionCall], Tensor | None]) -> "Change":
+    def changed_by(self, visit: Visitor) -> Change:
         """Run the model again with `visit` replacing head outputs, and return how much its output changed."""
         before = self.model.trace(self.batch) if self.trace is None else self.trace
         return output_change(before, self.model.trace(self.batch, visit))
 
 
 def readings(
-    model: Model, text: Any, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
+    model: Model, text: object, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
 ) -> list[Reading]:
     """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
-    found: dict[int, Reading] = {}
+    by_index: dict[int, Reading] = {}
     for batch, texts in encoded_batches(model, text, truncate=truncate, max_tokens=max_tokens):
         calls: list[dict[int, AttentionCall]] = [{} for _ in batch.order]
         visible: list[dict[int, Visible | None]] = [{} for _ in batch.order]
         trace = model.trace(batch, _collector(batch, layers, calls, visible))
         for row, index in enumerate(batch.order):
             alone = trace if len(batch) == 1 else None
-            found[index] = Reading(model, text_alone(batch, row), texts[row], calls[row], visible[row], alone)
-    return [found[index] for index in sorted(found)]
+            by_index[index] = Reading(model, text_alone(batch, row), texts[row], calls[row], visible[row], alone)
+    return [by_index[index] for index in sorted(by_index)]
 
 
-def unread(model: Model, text: Any, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
+def unread(model: Model, text: object, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
     """Return each text (or image, or sound) in a batch of its own, which needs no padding, before the model has run."""
     encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
-    batches = [(collate([one], pad_id=model.pad_id), one.text) for one in encoded]
-    return [Reading(model, batch, own, {}, {}, None) for batch, own in batches]
+    return [Reading(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None) for each in encoded]
 
 
 def _collector(
@@ -164,16 +171,17 @@ def _collector(
     visible: list[dict[int, Visible | None]],
 ) -> Callable[[AttentionCall], None]:
     """Return a visitor that takes each chosen layer apart by texts; layers that share a mask share its reading."""
-    seen: dict[tuple[int, int], tuple[Any, Visible | None]] = {}
+    seen: dict[tuple[int, int], tuple[Tensor | RowMask | None, Visible | None]] = {}
 
     def visit(call: AttentionCall) -> None:
         if call.layer not in layers:
             return
         for row in range(len(batch)):
             alone = call.of_text(row, batch.rows(row).to(call.query.device))
-            key = id(call.mask), row
+            key = (id(call.mask), row)
             if key not in seen:
-                seen[key] = call.mask, visible_keys(alone)  # the mask is kept alive so that its id stays its own
-            calls[row][call.layer], visible[row][call.layer] = alone, seen[key][1]
+                seen[key] = (call.mask, visible_keys(alone))  # the mask is kept alive so that its id stays its own
+            calls[row][call.layer] = alone
+            visible[row][call.layer] = seen[key][1]
 
     return visit

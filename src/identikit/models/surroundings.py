@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from identikit.errors import InputError, ModelError
 from identikit.models.machine import products
 
+Makeup = tuple[object, ...]
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
 
@@ -38,13 +39,13 @@ _inside = threading.local()
 def turn(module: nn.Module) -> Iterator[bool]:
     """Wait until no other thread reads the model of this module; yield whether this is the thread's outermost turn."""
     with _turns_lock:
-        own = _turns.setdefault(module, _Turn())
-    with own.lock:
-        own.depth += 1
+        state = _turns.setdefault(module, _Turn())
+    with state.lock:
+        state.depth += 1
         try:
-            yield own.depth == 1
+            yield state.depth == 1
         finally:
-            own.depth -= 1
+            state.depth -= 1
 
 
 @contextmanager
@@ -151,9 +152,10 @@ def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:
     hooks.update(before)
 
 
-def makeup(model: nn.Module) -> tuple[Any, ...]:
+def makeup(model: nn.Module) -> Makeup:
     """Return what a model is made of, but for its numbers: modules, their hooks and methods, dtypes and devices."""
     modules = tuple(
-        (id(one), *one._forward_pre_hooks, *one._forward_hooks, id(vars(one).get("forward"))) for one in model.modules()
+        (id(module), *module._forward_pre_hooks, *module._forward_hooks, id(vars(module).get("forward")))
+        for module in model.modules()
     )
-    return modules, tuple((one.dtype, one.device) for one in model.parameters())
+    return modules, tuple((weight.dtype, weight.device) for weight in model.parameters())

@@ -4,124 +4,62 @@ A row says where an architecture keeps its blocks and projections, and how it is
 against the module's own output. To support another architecture, add its row (CONTRIBUTING.md, 'Add a family').
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from dataclasses import replace as _like
-from typing import Any
 
-from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
+from identikit.models.row import Family, nothing
 from identikit.models.taps import beit, deberta, gated, methods, xlnet
-from identikit.models.taps.tap import switched
-from identikit.shapes import Tensor
 from identikit.texts.features import Images, Sounds
 
-Watch = Callable[[nn.Module, Callable[[Tensor], None]], list[Any]]
-"""Called with a block and what to tell its output to; returns the hooks, to be removed at the end."""
 
-
-def _table_size(config: Any) -> int:
-    return config.get_text_config().max_position_embeddings
-
-
-def _after_padding(config: Any) -> int:
+def _after_padding(config: PreTrainedConfig) -> int:
     return config.max_position_embeddings - config.pad_token_id - 1  # positions count up from the padding index
 
 
-def _none(config: Any) -> None:
-    return None
-
-
-def _own_keys(config: Any) -> str | None:
+def _own_keys(config: PreTrainedConfig) -> str | None:
     if config.multi_query:
         return None
     return "its config says multi_query=False; only multi_query=True is supported, as in StarCoder and SantaCoder."
 
 
-def _no_prefix(config: Any) -> tuple[str, ...]:
+def _no_prefix(config: PreTrainedConfig) -> tuple[str, ...]:
     return ()
 
 
-def _distilled(config: Any) -> tuple[str, ...]:
+def _distilled(config: PreTrainedConfig) -> tuple[str, ...]:
     return "[CLS]", "[DIST]"
 
 
-def _registers(config: Any) -> tuple[str, ...]:
+def _registers(config: PreTrainedConfig) -> tuple[str, ...]:
     return "[CLS]", *(f"reg{index}" for index in range(config.num_register_tokens))
 
 
-def _source_positions(config: Any) -> int:
+def _source_positions(config: PreTrainedConfig) -> int:
     return config.max_source_positions
 
 
-def _spectrogram(config: Any) -> tuple[int, int, int]:
+def _spectrogram(config: PreTrainedConfig) -> tuple[int, int, int]:
     return 1, 320, config.max_source_positions  # frames of 160 samples, and a convolution that takes every other
 
 
-def _mel_bins(config: Any) -> tuple[int, int]:
+def _mel_bins(config: PreTrainedConfig) -> tuple[int, int]:
     return config.num_mel_bins, 2 * config.max_source_positions
 
 
-def _convolutions(config: Any) -> tuple[int, int, None]:
+def _convolutions(config: PreTrainedConfig) -> tuple[int, int, None]:
     """Return the samples under the first token, and from one to the next, of a stack of convolutions over samples."""
-    first, step = 1, 1
+    first = 1
+    step = 1
     for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
-        first, step = first + (kernel - 1) * step, step * stride
+        first += (kernel - 1) * step
+        step *= stride
     return first, step, None
 
 
-def _samples(config: Any) -> tuple[int]:
+def _samples(config: PreTrainedConfig) -> tuple[int]:
     first, step, _ = _convolutions(config)
     return (first + 6 * step,)  # seven tokens
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture: what it calls its parts, and what it does differently.
-
-    - `blocks`: its blocks, from the base model; `*` stands for every entry of a list
-    - `output`: the output projection, from the block: a linear layer, or a bare (d, head, d_v) parameter
-    - `value`: the layer that makes the values, alone or last of query, key, value; None: bare parameters, no bias
-    - `interleaved`: that layer holds, for each key-value head in turn, its queries, its key and its value
-    - `instead`: what some blocks have in the place of softmax attention, from the block; None: every block attends
-    - `embedding`: the module whose input is the embedding sum x; None: the first block
-    - `positions`: takes `position_ids`, so that texts may be padded on the left
-    - `limit`: how many tokens it has positions for
-    - `causal`: a token sees only those before it
-    - `by_place`: what a token does depends on its place in the batch, so that it cannot be tried alone
-    - `splits`: a block is post(x, mix(pre(x))) where mix is only the tap's softmax attention
-    - `sequence_first`: its blocks put the sequence before the batch
-    - `tap`: switches the tap in, and the model's own attention back at the end
-    - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
-    - `stack`: the part that is read, from the base model, such as the encoder of two stacks; None: the whole model
-    - `model_class`: the transformers class to load; None: the one that the checkpoint names
-    - `features`: how it reads images or sounds; None: it reads texts
-    - `refusal`: why a model with this configuration cannot be read; None: it can
-    - `name`, `checkpoints`: what people call it, and hub ids that people know
-    """
-
-    blocks: str
-    output: str
-    value: str | None
-    interleaved: bool = False
-    instead: str | None = None
-    embedding: str | None = None
-    positions: bool = False
-    limit: Callable[[Any], int | None] = _table_size
-    causal: bool = False
-    by_place: bool = False
-    splits: bool = True
-    sequence_first: bool = False
-    tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
-    watch_output: Watch | None = None
-    stack: str | None = None
-    model_class: str | None = None
-    features: Images | Sounds | None = None
-    refusal: Callable[[Any], str | None] = _none
-    name: str = ""
-    checkpoints: str = ""
 
 
 _BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.value", embedding="embeddings.LayerNorm")
@@ -131,9 +69,9 @@ _INSIDE = _like(_LLAMA, blocks="language_model.layers.*")  # the text model of a
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)
 _HYBRID = _like(_LLAMA, instead="linear_attn", splits=False, tap=gated.switched)
 _MAMBA = _like(_LLAMA, instead="mamba", splits=False)
-_T5 = Family("block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=_none, stack="encoder")
+_T5 = Family("block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=nothing, stack="encoder")
 _BART = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", embedding="layernorm_embedding", stack="encoder")
-_VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=_none, features=Images())
+_VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=nothing, features=Images())
 _DINO = _like(
     _VIT,
     blocks="encoder.layer.*",
@@ -143,7 +81,7 @@ _DINO = _like(
 )
 _CLIP = Family("encoder.layers.*", "self_attn.out_proj", "self_attn.v_proj")
 _WAVES = Sounds(_convolutions, _samples)
-_WAV2VEC2 = Family("encoder.layers.*", "attention.out_proj", "attention.v_proj", limit=_none, features=_WAVES)
+_WAV2VEC2 = Family("encoder.layers.*", "attention.out_proj", "attention.v_proj", limit=nothing, features=_WAVES)
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(
@@ -223,7 +161,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "helium": _like(_LLAMA, name="Helium", checkpoints="kyutai/helium-1-preview-2b"),
     "hunyuan_v1_dense": _like(_LLAMA, name="Hunyuan", checkpoints="tencent/Hunyuan-7B-Instruct"),
-    "jamba": _like(_MAMBA, positions=False, limit=_none, name="Jamba", checkpoints="ai21labs/Jamba-v0.1"),
+    "jamba": _like(_MAMBA, positions=False, limit=nothing, name="Jamba", checkpoints="ai21labs/Jamba-v0.1"),
     "lfm2": _like(
         _MAMBA,
         output="self_attn.out_proj",
@@ -336,7 +274,7 @@ FAMILIES: dict[str, Family] = {
         "layer.*",
         "rel_attn.o",
         None,
-        limit=_none,
+        limit=nothing,
         splits=False,
         sequence_first=True,
         tap=xlnet.switched,
@@ -351,7 +289,7 @@ FAMILIES: dict[str, Family] = {
         "self_attention.query_key_value",
         interleaved=True,
         embedding="word_embeddings_layernorm",
-        limit=_none,
+        limit=nothing,
         causal=True,
         tap=methods.bloom,
         refusal=methods.bloom_refusal,
@@ -411,7 +349,7 @@ FAMILIES: dict[str, Family] = {
     "clip_vision_model": _like(
         _CLIP,
         embedding="pre_layrnorm",
-        limit=_none,
+        limit=nothing,
         features=Images(),
         name="CLIP (vision tower)",
         checkpoints="openai/clip-vit-base-patch32",
@@ -438,7 +376,7 @@ FAMILIES: dict[str, Family] = {
     "siglip2_text_model": _like(_CLIP, name="SigLIP 2 NaFlex (text tower)"),
     "siglip_vision_model": _like(
         _CLIP,
-        limit=_none,
+        limit=nothing,
         features=Images(_no_prefix),
         name="SigLIP (vision tower)",
         checkpoints="google/siglip-base-patch16-224",

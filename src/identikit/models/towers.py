@@ -1,7 +1,8 @@
 """Models of several parts: the part that is read, and the tokenizer or processor that reads for it."""
 
 import inspect
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
 from transformers import (
     AutoFeatureExtractor,
@@ -14,24 +15,39 @@ from transformers import (
 )
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from identikit.errors import InputError
+from identikit.checks import shortened
+from identikit.errors import InputError, ModelError
 from identikit.models.families import FAMILIES, family_of
+from identikit.models.load.files import Checkpoint
+from identikit.texts.encoding import tokenized
 
 TOWERS = ("text", "vision")
-# By modality: what it is called, what loads it, and its class. From its own module AutoImageProcessor needs no
-# torchvision; the name that transformers 5.17 exports does.
-_READERS: dict[str, tuple[str, Any, type]] = {
-    "text": ("tokenizer", AutoTokenizer, PreTrainedTokenizerBase),
-    "image": ("image processor", AutoImageProcessor, ImageProcessingMixin),
-    "sound": ("feature extractor", AutoFeatureExtractor, FeatureExtractionMixin),
+
+
+class ReaderKind(NamedTuple):
+    """A kind of what reads for a model: what it is called, the class that loads it, and the class that it has."""
+
+    name: str
+    auto: type[AutoTokenizer | AutoImageProcessor | AutoFeatureExtractor]
+    base: type
+
+
+# By modality. The AutoImageProcessor of this module needs no torchvision; the one that transformers 5.17 exports does.
+_READERS = {
+    "text": ReaderKind("tokenizer", AutoTokenizer, PreTrainedTokenizerBase),
+    "image": ReaderKind("image processor", AutoImageProcessor, ImageProcessingMixin),
+    "sound": ReaderKind("feature extractor", AutoFeatureExtractor, FeatureExtractionMixin),
 }
 
 
 def part_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
     """Return the part of a model that is asked for: one of its towers, or the whole model."""
     named = type(model).__name__
-    towers = {name: getattr(model, f"{name}_model", None) for name in TOWERS}
-    towers = {name: part for name, part in towers.items() if isinstance(part, PreTrainedModel)}
+    towers = {}
+    for name in TOWERS:
+        module = getattr(model, f"{name}_model", None)
+        if isinstance(module, PreTrainedModel):
+            towers[name] = module
     if len(towers) > 1:
         if tower in towers:
             return towers[tower]
@@ -47,26 +63,76 @@ def part_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
     return model
 
 
-def reader_of(model: PreTrainedModel) -> tuple[str, Any, type]:
-    """Return what reads for a model: what it is called, the class that loads it, and the class that it has."""
+def _reader_kind(model: PreTrainedModel) -> ReaderKind:
     features = family_of(model).features
     return _READERS["text" if features is None else features.modality]
 
 
-def fitting_reader(model: PreTrainedModel, given: Any) -> Any:
+def load_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
+    """Return the tokenizer, image processor or feature extractor that a checkpoint brings for a model."""
+    kind = _reader_kind(model)
+    try:
+        return kind.auto.from_pretrained(checkpoint.source, **checkpoint.options)
+    except ImportError as error:  # its first sentence names what is missing
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise ModelError(
+            f"Loading {checkpoint.source}: its {kind.name} cannot be read: {reason}. Install it."
+        ) from None
+    except Exception as error:  # tokenizers, sentencepiece and json raise what they like on a damaged file
+        reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+        if not isinstance(error, OSError | ValueError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise ModelError(
+            f"Loading {checkpoint.source}: its {kind.name} cannot be read ({reason}). Check its files."
+        ) from None
+
+
+def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
     """Return the tokenizer, image processor or feature extractor of a model in memory, out of a processor of several.
 
     One of another kind is refused; a class of the user's own is taken if it has what is asked of it.
     """
-    called, _, kind = reader_of(model)
-    found = getattr(given, called.replace(" ", "_"), given) if isinstance(given, ProcessorMixin) else given
-    others = tuple(other for _, _, other in _READERS.values() if other is not kind)
-    asked = ("is_fast", "convert_ids_to_tokens") if kind is PreTrainedTokenizerBase else ()
-    other = isinstance(found, (*others, ProcessorMixin)) or inspect.isroutine(found)
-    if not isinstance(found, kind) and (other or not all(hasattr(found, name) for name in asked)):
-        article = "an" if called[0] in "aeiou" else "a"
+    kind = _reader_kind(model)
+    attribute = kind.name.replace(" ", "_")
+    if isinstance(reader, ProcessorMixin):
+        reader = getattr(reader, attribute, reader)
+    others = tuple(other.base for other in _READERS.values() if other is not kind)
+    asked = ("is_fast", "convert_ids_to_tokens") if kind.base is PreTrainedTokenizerBase else ()
+    is_other = isinstance(reader, (*others, ProcessorMixin)) or inspect.isroutine(reader)
+    if not isinstance(reader, kind.base) and (is_other or not all(hasattr(reader, name) for name in asked)):
+        article = "an" if kind.name[0] in "aeiou" else "a"
         raise InputError(
-            f"Loading {type(model).__name__} from memory: it needs {article} {called}, and {type(found).__name__} is "
-            f"not one. Use load(model, {called.replace(' ', '_')})."
+            f"Loading {type(model).__name__} from memory: it needs {article} {kind.name}, and {type(reader).__name__} "
+            f"is not one. Use load(model, {attribute})."
         )
-    return found
+    return reader
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: str) -> None:
+    """Refuse a tokenizer whose special tokens, which are in every text, the model called `name` does not know."""
+    _check_template(tokenizer, name)
+    tokenized(tokenizer, "a, b \N{SNOWMAN}")  # words that it may not know
+    for index in tokenized(tokenizer, "")["input_ids"]:
+        if index >= vocabulary:
+            token = tokenizer.convert_ids_to_tokens(index)
+            raise ModelError(
+                f"Loading {name}: its tokenizer puts {token!r} (id {index}) into every text, and the model has "
+                f"embeddings for only {vocabulary} ids. Use the model's own tokenizer."
+            )
+
+
+def _check_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer that adds a token which it does not define: tokenizers would panic at every text."""
+    processor = getattr(getattr(tokenizer, "backend_tokenizer", None), "post_processor", None)
+    if processor is None:
+        return
+    state = json.loads(processor.__getstate__())
+    for template in state.get("processors", [state]):
+        pieces = [*(template.get("single") or ()), *(template.get("pair") or ())]
+        added = [piece["SpecialToken"]["id"] for piece in pieces if piece.get("SpecialToken") is not None]
+        for token in added:
+            if token not in template.get("special_tokens", {}):
+                raise ModelError(
+                    f"Loading {name}: its tokenizer adds {shortened(token)} to every text, and does not say which id "
+                    "that has. Check its tokenizer.json."
+                )

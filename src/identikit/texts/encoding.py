@@ -21,7 +21,7 @@ def encode(
     texts: object,
     *,
     limit: int | None = None,
-    max_tokens: Any = None,
+    max_tokens: object = None,
     truncate: bool = False,
 ) -> list[Encoded]:
     """Turn a text (a string, a pair, or token ids), or a list of texts, into pieces.
@@ -30,23 +30,27 @@ def encode(
     cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
     they are: nothing is added to them, and they are cut at the end.
 
-    Of a long text only the start is tokenised, if that has twice as many tokens as may be kept; a text that needs more
+    Only the start of a long text is tokenised, if that has twice as many tokens as may be kept; a text that needs more
     than that is refused beyond ten million characters.
     """
-    listed: Any = texts if is_several(texts) else [texts]
+    several = is_several(texts)
+    listed = texts if several else [texts]
     if not listed:
         raise InputError("Reading texts: the list is empty. Pass at least one text.")
     room = room_for(limit, max_tokens, truncate)
-    named = [(f"texts[{index}]" if is_several(texts) else "the text", text) for index, text in enumerate(listed)]
-    listings = ((name, text, _listed_ids(name, text)) for name, text in named)
-    checked = [(name, _checked_text(name, text) if ids is None else ids) for name, text, ids in listings]
-    own_words = _separates_words(tokenizer)
-    return [
-        _encode_ids(tokenizer, name, text, room, own_words)
-        if isinstance(text, list)
-        else _encode_text(tokenizer, name, text, room, own_words)
-        for name, text in checked
-    ]
+    checked = []
+    for index, text in enumerate(listed):
+        name = f"texts[{index}]" if several else "the text"
+        ids = _listed_ids(name, text)
+        checked.append((name, _checked_text(name, text) if ids is None else ids))
+    aligns = _separates_words(tokenizer)
+    encoded = []
+    for name, text in checked:
+        if isinstance(text, list):
+            encoded.append(_encode_ids(tokenizer, name, text, room, aligns))
+        else:
+            encoded.append(_encode_text(tokenizer, name, text, room, aligns))
+    return encoded
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Room:
     truncate: bool
 
     def exceeded(self, name: str, tokens: int, *, counted: str = "") -> bool:
-        """Whether a text has to be cut; refuse a long one that may not be. `counted` is said before the number."""
+        """Whether a text has to be cut; refuse a long one that may not be. `counted` goes before the number."""
         if self.tokens is None or tokens <= self.tokens:
             return False
         if not self.truncate:
@@ -69,7 +73,7 @@ class Room:
         return True
 
 
-def room_for(limit: int | None, max_tokens: Any, truncate: bool) -> Room:
+def room_for(limit: int | None, max_tokens: object, truncate: bool) -> Room:
     """Return how many tokens a text may have: the fewer of the model's `limit` and the caller's `max_tokens`."""
     truncate = flag("truncate", truncate)
     if max_tokens is None:
@@ -81,17 +85,17 @@ def room_for(limit: int | None, max_tokens: Any, truncate: bool) -> Room:
 
 
 def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -> BatchEncoding:
-    """Return what a tokenizer makes of a text or pair, whatever its length; what it raises becomes one line."""
+    """Return what a tokenizer makes of a text or pair, whatever its length; its own errors become one line."""
     try:
         # verbose=False: `encode` checks the length itself, so the tokenizer need not log that the text is long
         return tokenizer(*parts, verbose=False, **options)  # pyright: ignore[reportArgumentType]
     except BaseException as error:  # a panic of tokenizers is no Exception
         if isinstance(error, MemoryError) or not (isinstance(error, Exception) or "Panic" in type(error).__name__):
             raise
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        named = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         raise ModelError(
-            f"Reading a text: the tokenizer of {named} cannot tokenise it ({said}). Check the tokenizer's files."
+            f"Reading a text: the tokenizer of {name} cannot tokenise it ({reason}). Check the tokenizer's files."
         ) from None
 
 
@@ -107,13 +111,15 @@ def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
 # Strings and pairs
 
 
-def _described(text: Any) -> str:
-    words, kind = shortened(text), type(text).__name__
+def _described(text: object) -> str:
+    words = shortened(text)
+    kind = type(text).__name__
     return words if words.endswith(f" {kind}") else f"{kind} {words}"
 
 
 def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
-    for half in text if isinstance(text, tuple) and len(text) == 2 else (text,):
+    halves = text if isinstance(text, tuple) and len(text) == 2 else (text,)
+    for half in halves:
         if not isinstance(half, str):
             raise InputError(
                 f"Reading {name}: got {_described(text)}, expected a string, a pair (a tuple of "
@@ -131,7 +137,7 @@ def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
 
 
 def _encode_text(
-    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room, own_words: bool
+    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room, aligns: bool
 ) -> Encoded:
     parts = (text,) if isinstance(text, str) else text
     read, counted = _start(tokenizer, name, parts, room)
@@ -142,7 +148,7 @@ def _encode_text(
         pieces = _tokenize(tokenizer, read, max_length=room.tokens)
         if room.exceeded(name, len(pieces["input_ids"])) or not _reads_all(pieces, parts):
             raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
-    words = _words(pieces.encodings[0], read, own_words) if pieces.encodings else []
+    words = _words(pieces.encodings[0], read, aligns) if pieces.encodings else []
     return Encoded(
         ids=tuple(pieces["input_ids"]),
         segments=tuple(pieces["token_type_ids"]) if "token_type_ids" in pieces else None,
@@ -169,16 +175,17 @@ def _start(
         long = [head != part for head, part in zip(heads, parts, strict=True)]
         if sum(long) == 1:
             counts = [len(tokenized(tokenizer, head, add_special_tokens=False)["input_ids"]) for head in heads]
-            fits = (
+            fits = [
                 count >= 2 * room.tokens if cut else count < room.tokens
                 for count, cut in zip(counts, long, strict=True)
-            )
+            ]
             if all(fits):
                 return heads, "at least "
-    if longer := [len(part) for part in parts if len(part) > LONGEST]:
-        raise TooLongError(
-            f"Reading {name}: it has {longer[0]:,} characters, and a text may have at most {LONGEST:,}. Shorten it."
-        )
+    for part in parts:
+        if len(part) > LONGEST:
+            raise TooLongError(
+                f"Reading {name}: it has {len(part):,} characters, and a text may have at most {LONGEST:,}. Shorten it."
+            )
     return parts, ""
 
 
@@ -199,19 +206,19 @@ def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...]) -> bool:
 # Token ids
 
 
-def _listed_ids(name: str, text: Any) -> list[Any] | None:
+def _listed_ids(name: str, text: Any) -> list[object] | None:
     """Return a sequence of numbers as a list; None if the text is something else."""
     try:
         if getattr(text, "ndim", None) == 1:
             text = text.tolist()
         if not isinstance(text, list | tuple | range) or (text and is_several(list(text))):
             return None
-        numbers: list[Any] = list(text)
-        return [value.item() if getattr(value, "ndim", None) == 0 else value for value in numbers]
+        values: list[Any] = list(text)
+        return [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
     except RuntimeError as error:  # torch's, of a tensor that is sparse or on the meta device
-        said = " ".join(str(error).split())[:100].rstrip(".!")
+        reason = " ".join(str(error).split())[:100].rstrip(".!")
         raise InputError(
-            f"Reading {name}: the numbers of its tensor cannot be read ({said}). Pass the token ids as a list."
+            f"Reading {name}: the numbers of its tensor cannot be read ({reason}). Pass the token ids as a list."
         ) from None
 
 
@@ -223,37 +230,35 @@ def _token(tokenizer: PreTrainedTokenizerBase, index: object) -> str | None:
     return tokenizer.convert_ids_to_tokens([index])[0]
 
 
-def _encode_ids(
-    tokenizer: PreTrainedTokenizerBase, name: str, given: list[Any], room: Room, own_words: bool
-) -> Encoded:
-    if not given:
+def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any], room: Room, aligns: bool) -> Encoded:
+    if not listed:
         raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")
-    tokens = [_token(tokenizer, index) for index in given]
+    tokens = [_token(tokenizer, index) for index in listed]
     if None in tokens:
         place = tokens.index(None)
         raise InputError(
-            f"Reading {name}: the token id at position {place} is {shortened(given[place])}, expected one of the "
+            f"Reading {name}: the token id at position {place} is {shortened(listed[place])}, expected one of the "
             f"tokenizer's {len(tokenizer)} ids. Pass ids that this tokenizer made."
         )
-    ids = given[: room.tokens] if room.exceeded(name, len(given)) else given
+    ids = listed[: room.tokens] if room.exceeded(name, len(listed)) else listed
     of_the_text = (tokenizer.unk_token_id, tokenizer.mask_token_id)
     added = [index for index in tokenizer.all_special_ids if index not in of_the_text]
     special = tuple(index in added for index in ids)
-    words, parts = _words_of_ids(tokenizer, ids, special, own_words)
+    words, parts = _words_of_ids(tokenizer, ids, special, aligns)
     return Encoded(
         ids=tuple(ids),
         segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
         special=special,
         tokens=tuple(str(token) for token in tokens[: len(ids)]),
         words=tuple(span for span, _ in words),
-        text=tuple(given),
+        text=tuple(listed),
         characters=tuple(place for _, place in words),
         parts=parts,
     )
 
 
 def _words_of_ids(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: tuple[bool, ...], own_words: bool
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: tuple[bool, ...], aligns: bool
 ) -> tuple[list[_Word], tuple[str, ...]]:
     """Return the words between special tokens, if the tokenizer splits what the ids spell into the same ids."""
     words: list[_Word] = []
@@ -263,35 +268,40 @@ def _words_of_ids(
         if marked:
             continue
         run = ids[positions[0] : positions[-1] + 1]
-        part = str(tokenizer.decode(run, clean_up_tokenization_spaces=False))
-        pieces = tokenized(tokenizer, part, add_special_tokens=False)
+        string = str(tokenizer.decode(run, clean_up_tokenization_spaces=False))
+        pieces = tokenized(tokenizer, string, add_special_tokens=False)
         if not pieces.encodings or pieces["input_ids"] != run:
             return [], ()
-        for (first, last), (_, start, stop) in _words(pieces.encodings[0], (part,), own_words):
+        for (first, last), (_, start, stop) in _words(pieces.encodings[0], (string,), aligns):
             words.append(((positions[0] + first, positions[0] + last), (len(parts), start, stop)))
-        parts.append(part)
+        parts.append(string)
     return words, tuple(parts)
 
 
 # Words
 
 
-def _words(encoding: Encoding, parts: tuple[str, ...], own_words: bool) -> list[_Word]:
-    """Return each word's span over pieces and its place in the parts; a piece belongs to the word where it begins."""
-    by_character = [_character_words(part) for part in parts]
+def _words(encoding: Encoding, parts: tuple[str, ...], aligns: bool) -> list[_Word]:
+    """Return each word's span over pieces and its place in the parts; a piece belongs to the word where it begins.
+
+    The tokenizer's own words count where it separates them (`aligns`), and otherwise those of the characters.
+    """
+    by_character = [_character_words(string) for string in parts]
     pieces = []
     aligned = zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True)
-    for position, (part, own_word, (start, stop)) in enumerate(aligned):
-        if part is not None:
-            touched = (word for word in by_character[part][start:stop] if word is not None)
-            word = own_word if own_words else next(touched, None)
-            pieces.append(((part, word), position, start, stop))
+    for position, (index, word, (start, stop)) in enumerate(aligned):
+        if index is None:
+            continue
+        if not aligns:
+            touched = (number for number in by_character[index][start:stop] if number is not None)
+            word = next(touched, None)
+        pieces.append(((index, word), position, start, stop))
     words = []
-    for (part, _), group in groupby(pieces, key=lambda piece: piece[0]):
+    for (index, _), group in groupby(pieces, key=lambda piece: piece[0]):
         _, positions, starts, stops = zip(*group, strict=True)
-        covered = parts[part][starts[0] : stops[-1]]
+        covered = parts[index][starts[0] : stops[-1]]
         if covered.strip():
-            place = (part, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
+            place = (index, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
             words.append(((positions[0], positions[-1] + 1), place))
     return words
 

@@ -10,19 +10,23 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from transformers import PreTrainedConfig
 
 from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.shapes import Float, Tensor
-from identikit.texts.encoding import Room, room_for
+from identikit.texts.encoding import Room
 from identikit.texts.text import Encoded, is_several
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-def _cls(config: Any) -> tuple[str, ...]:
+
+def _cls(config: PreTrainedConfig) -> tuple[str, ...]:
     return ("[CLS]",)
 
 
@@ -34,36 +38,38 @@ class Images:
     - `any_size`: it fits its positions to any number of patches; otherwise images have the configured size
     """
 
-    prefix: Callable[[Any], tuple[str, ...]] = _cls
+    prefix: Callable[[PreTrainedConfig], tuple[str, ...]] = _cls
     any_size: bool = False
     modality: ClassVar[str] = "image"
-    reader: ClassVar[str] = "image processor"
 
-    def shape(self, config: Any) -> tuple[int, ...]:
+    def shape(self, config: PreTrainedConfig) -> tuple[int, ...]:
         """Return the shape of an image of the configured size."""
         return (config.num_channels, *_sides(config.image_size))
 
-    def tokens(self, config: Any, features: Float[Tensor, "channel height width"]) -> tuple[str, ...]:
+    def tokens(self, config: PreTrainedConfig, features: Float[Tensor, "channel height width"]) -> tuple[str, ...]:
         """Return the names of the tokens that the model makes of an image."""
-        rows, columns = (size // of for size, of in zip(features.shape[1:], _sides(config.patch_size), strict=True))
-        return *self.prefix(config), *(f"r{row}c{column}" for row in range(rows) for column in range(columns))
+        height, width = _sides(config.patch_size)
+        rows = range(features.shape[1] // height)
+        columns = range(features.shape[2] // width)
+        return *self.prefix(config), *(f"r{row}c{column}" for row in rows for column in columns)
 
-    def encode(self, given: object, name: str, config: Any, source: "Source", room: Room) -> Encoded:
+    def encode(self, image: object, name: str, source: "FeatureSource", room: Room) -> Encoded:
         """Return one image as tokens with its pixels."""
-        features = source.read(images=[_open_image(given, name)])
-        if not self.any_size and features.shape != self.shape(config):
-            raise source.misfit(name, features, self.shape(config))
-        tokens = self.tokens(config, features)
+        features = source.read(images=[_open_image(image, name)])
+        if not self.any_size:
+            source.check_shape(name, features)
+        tokens = self.tokens(source.config, features)
         if room.tokens is not None and len(tokens) > room.tokens:
             raise InputError(
                 f"Reading {name}: the model makes {len(tokens)} tokens of it, and max_tokens allows {room.tokens}. "
                 "An image cannot be cut; leave max_tokens out."
             )
-        added = len(self.prefix(config))
-        return _encoded(tokens, [place < added for place in range(len(tokens))], features, self.modality)
+        added = len(self.prefix(source.config))
+        special = [place < added for place in range(len(tokens))]
+        return _encoded(tokens, special, features, self.modality)
 
 
-Window = Callable[[Any], tuple[int, int, int | None]]
+Window = Callable[[PreTrainedConfig], tuple[int, int, int | None]]
 """From a configuration: samples under the first token, samples from one token to the next, and the number of tokens
 that every sound is padded to (None: as many as it has)."""
 
@@ -73,27 +79,23 @@ class Sounds:
     """How a model reads sounds: as one token per stretch of time, named by when it begins ('0.02s').
 
     - `window`: how samples become tokens
-    - `example`: the shape of the features of a sound, for made-up ones and for sounds that are padded to one length
+    - `shape`: the shape of the features of a sound, for made-up ones and for sounds that are padded to one length
     """
 
     window: Window
-    example: Callable[[Any], tuple[int, ...]]
+    shape: Callable[[PreTrainedConfig], tuple[int, ...]]
     modality: ClassVar[str] = "sound"
-    reader: ClassVar[str] = "feature extractor"
 
-    def shape(self, config: Any) -> tuple[int, ...]:
-        """Return the shape of the features of a sound."""
-        return self.example(config)
-
-    def tokens(self, config: Any, features: Float[Tensor, "*shape"]) -> tuple[str, ...]:
+    def tokens(self, config: PreTrainedConfig, features: Float[Tensor, "*shape"]) -> tuple[str, ...]:
         """Return the tokens that the model makes of a made-up sound, by number: no rate is known."""
         first, step, padded = self.window(config)
         return tuple(map(str, range(padded or 1 + (features.shape[-1] - first) // step)))
 
-    def encode(self, given: object, name: str, config: Any, source: "Source", room: Room) -> Encoded:
+    def encode(self, sound: object, name: str, source: "FeatureSource", room: Room) -> Encoded:
         """Return one sound as tokens with its features; tokens beyond its end are marked special."""
-        rate, (first, step, padded) = source.reader.sampling_rate, self.window(config)
-        wave = _wave(given, name, rate)
+        rate = source.reader.sampling_rate
+        first, step, padded = self.window(source.config)
+        wave = _wave(sound, name, rate)
         if len(wave) < first:
             raise InputError(
                 f"Reading {name}: it has {len(wave)} samples, and one token of the model takes {first} "
@@ -107,54 +109,59 @@ class Sounds:
         if room.exceeded(name, 1 + (len(wave) - first) // step):
             wave = wave[: first + ((room.tokens or 1) - 1) * step + (step - 1 if padded else 0)]
         features = source.read(wave, sampling_rate=rate)
-        if padded is not None and features.shape != self.shape(config):
-            raise source.misfit(name, features, self.shape(config))
-        own = 1 + (len(wave) - first) // step
-        tokens = _times(padded or own, step / rate)
-        return _encoded(tokens, [place >= own for place in range(len(tokens))], features, self.modality)
+        if padded is not None:
+            source.check_shape(name, features)
+        heard = 1 + (len(wave) - first) // step
+        tokens = _times(padded or heard, step / rate)
+        special = [place >= heard for place in range(len(tokens))]
+        return _encoded(tokens, special, features, self.modality)
 
 
 @dataclass(frozen=True)
-class Source:
-    """A model's image processor or feature extractor, and the argument of the model that takes what it makes."""
+class FeatureSource:
+    """What makes a model's features.
 
+    - `kind`: how the model reads images or sounds
+    - `reader`: its image processor or feature extractor; `argument`: the model's argument that takes what it makes
+    - `config`: the model's configuration
+    """
+
+    kind: Images | Sounds
     reader: Any
     argument: str
+    config: PreTrainedConfig
 
-    def read(self, *given: Any, **options: Any) -> Float[Tensor, "*shape"]:
+    def read(self, *inputs: object, **options: object) -> Float[Tensor, "*shape"]:
         """Return the features of one image or sound."""
-        return self.reader(*given, **options, return_tensors="pt")[self.argument][0]
+        return self.reader(*inputs, **options, return_tensors="pt")[self.argument][0]
 
-    def misfit(self, name: str, features: Tensor, expected: tuple[int, ...]) -> InputError:
-        """Return the error for features of a size that the model does not take."""
-        found, wanted = (" × ".join(map(str, shape)) for shape in (features.shape, expected))
-        return InputError(
-            f"Reading {name}: {type(self.reader).__name__} makes {self.argument} of {found}, and the model reads "
-            f"{wanted}. Use the model's own."
-        )
+    def check_shape(self, name: str, features: Tensor) -> None:
+        """Refuse features of a shape that the model does not take."""
+        expected = self.kind.shape(self.config)
+        if features.shape != expected:
+            raise InputError(
+                f"Reading {name}: {type(self.reader).__name__} makes {self.argument} of {_by(features.shape)}, and the "
+                f"model reads {_by(expected)}. Use the model's own."
+            )
 
 
-def encode_features(
-    kind: Images | Sounds,
-    source: Source,
-    given: Any,
-    config: Any,
-    *,
-    limit: int | None = None,
-    max_tokens: Any = None,
-    truncate: bool = False,
-    keep: bool = True,
-) -> list[Encoded]:
+def _by(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def encode_features(source: FeatureSource, inputs: object, room: Room, *, keep: bool = True) -> list[Encoded]:
     """Turn an image or sound, or a list of them, into tokens with features; with `keep=False` features are dropped."""
-    listed: Any = given if is_several(given) else [given]
+    modality = source.kind.modality
+    several = is_several(inputs)
+    listed = inputs if several else [inputs]
     if not listed:
-        raise InputError(f"Reading {kind.modality}s: the list is empty. Pass at least one {kind.modality}.")
-    room, found = room_for(limit, max_tokens, truncate), []
-    for index, one in enumerate(listed):
-        name = f"{kind.modality}s[{index}]" if is_several(given) else f"the {kind.modality}"
-        encoded = kind.encode(one, name, config, source, room)
-        found.append(encoded if keep else replace(encoded, features=None))
-    return found
+        raise InputError(f"Reading {modality}s: the list is empty. Pass at least one {modality}.")
+    results = []
+    for index, value in enumerate(listed):
+        name = f"{modality}s[{index}]" if several else f"the {modality}"
+        encoded = source.kind.encode(value, name, source, room)
+        results.append(encoded if keep else replace(encoded, features=None))
+    return results
 
 
 def _encoded(tokens: tuple[str, ...], special: list[bool], features: Tensor, modality: str) -> Encoded:
@@ -163,11 +170,14 @@ def _encoded(tokens: tuple[str, ...], special: list[bool], features: Tensor, mod
     return Encoded((), None, tuple(special), tokens, (), f"{modality} {digest}", features=features)
 
 
-def _sides(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+def _sides(size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return height, width
 
 
-def _open_image(image: object, name: str) -> Any:
+def _open_image(image: object, name: str) -> "Image":
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -190,7 +200,7 @@ def _open_image(image: object, name: str) -> Any:
     raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")
 
 
-def _is_file(path: Any) -> bool:
+def _is_file(path: str | os.PathLike[str]) -> bool:
     """Whether a path leads to a file, not to a folder, a pipe or nowhere."""
     try:
         return Path(path).is_file()
@@ -210,10 +220,10 @@ def _wave(sound: object, name: str, rate: int) -> Float[np.ndarray, " sample"]:
 
 def _array(sound: object, name: str) -> np.ndarray:
     expected = "the path of a sound file, or a 1-D array of samples between -1 and 1 at the model's sampling rate"
-    found: Any = sound.detach().cpu().float() if isinstance(sound, torch.Tensor) else sound
-    if not isinstance(found, list | np.ndarray | torch.Tensor):
+    samples = sound.detach().cpu().float() if isinstance(sound, torch.Tensor) else sound
+    if not isinstance(samples, list | np.ndarray | torch.Tensor):
         raise InputError(f"Reading {name}: got {type(sound).__name__}, expected {expected}.")
-    wave = np.asarray(found)
+    wave = np.asarray(samples)
     if wave.ndim != 1:
         raise InputError(
             f"Reading {name}: got an array of {wave.ndim} dimensions, expected {expected}. Mix channels to one first."
@@ -225,7 +235,7 @@ def _array(sound: object, name: str) -> np.ndarray:
     return wave.astype(np.float32)
 
 
-def _sound_file(path: Any, name: str, rate: int) -> np.ndarray:
+def _sound_file(path: str | os.PathLike[str], name: str, rate: int) -> np.ndarray:
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package is there, the library that it wraps is not
@@ -236,18 +246,18 @@ def _sound_file(path: Any, name: str, rate: int) -> np.ndarray:
             "1-D array."
         )
     try:
-        channels, own = soundfile.read(path, dtype="float32", always_2d=True)
+        channels, file_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.SoundFileError as error:
         raise InputError(
             f"Reading {name}: {str(path)!r:.200} cannot be read as sound. Pass a WAV, FLAC, OGG or MP3."
         ) from error
     wave = channels.mean(1)
-    if own == rate or not wave.size:
+    if file_rate == rate or not wave.size:
         return wave
     from scipy.signal import resample_poly
 
-    shared = math.gcd(own, rate)
-    return resample_poly(wave, rate // shared, own // shared).astype(np.float32)
+    shared = math.gcd(file_rate, rate)
+    return resample_poly(wave, rate // shared, file_rate // shared).astype(np.float32)
 
 
 def _times(count: int, step: float) -> tuple[str, ...]:

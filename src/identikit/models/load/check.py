@@ -7,9 +7,11 @@ model that fails is refused: a wrong number is worse than none.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from identikit.errors import ModelError
 from identikit.models import families
@@ -17,6 +19,7 @@ from identikit.models.load.weights import broken_weight, linear_bias
 from identikit.models.model import Model
 from identikit.models.surroundings import makeup, undisturbed
 from identikit.models.taps.tap import AttentionCall, switched
+from identikit.models.watch import first_output
 from identikit.shapes import Tensor
 from identikit.texts.text import TokenBatch
 
@@ -28,9 +31,9 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torc
 def prove(model: Model) -> int:
     """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
     with model.alone(), undisturbed(), torch.no_grad():
-        found = _proved(model)
-        model.proof = makeup(model.hf), prove
-        return found
+        layers = _proved(model)
+        model.proof = (makeup(model.hf), prove)
+        return layers
 
 
 def _proved(model: Model) -> int:
@@ -48,7 +51,7 @@ def _proved(model: Model) -> int:
         _made_once(model, "value", made.values, batch)
         for call, value in zip(calls, made.values, strict=True):
             _values_are_the_layers(model, call, value)
-    # Older transformers drop the soft-cap under sdpa without a word; their eager attention keeps it.
+    # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
     capped = any(call.softcap is not None for call in calls)
     with switched(model.hf, "eager") if capped else nullcontext():
         _output_is_the_models_own(model, batch, trace.hidden[-1])
@@ -76,7 +79,8 @@ class _Made(NamedTuple):
 
 @contextmanager
 def _watched(model: Model) -> Iterator[_Made]:
-    made, family = _Made([], []), model.family
+    made = _Made([], [])
+    family = model.family
     with ExitStack() as stack:
         attending = {id(model.blocks[layer]): model.blocks[layer] for layer in model.attention_layers}
         for block in attending.values():
@@ -90,12 +94,13 @@ def _watched(model: Model) -> Iterator[_Made]:
         yield made
 
 
-def _watch(module: Any, record: list[Any]) -> list[Any]:
+def _watch(module: nn.Module, record: list[Any]) -> list[RemovableHandle]:
     return [module.register_forward_hook(lambda module, args, output: record.append(output))]
 
 
 def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
-    weights, where = call.weights(), f"layer {call.layer}:"
+    weights = call.weights()
+    where = f"layer {call.layer}:"
     sums = weights.sum(-1)[call.visible().any(-1).expand(weights.shape[:-1])]
     whole = torch.ones_like(sums) if call.sink is None else sums.clamp(0, 1)
     _near(model, sums, whole, f"{where} rows of attention sum to 1, or to less with a learned sink")
@@ -121,27 +126,28 @@ def _output_is_projected(model: Model, call: AttentionCall, made: Tensor) -> Non
 
 
 def _values_are_the_layers(model: Model, call: AttentionCall, made: Tensor) -> None:
-    parts = model.n_heads // model.n_key_value_heads + 2 if model.family.interleaved else 1
-    least = model.n_key_value_heads * model.d_value * parts
-    if made.shape[-1] < least or (model.family.interleaved and made.shape[-1] != least):
+    family = model.family
+    layers = model.n_heads // model.n_key_value_heads + 2 if family.interleaved else 1  # queries, key and value
+    least = model.n_key_value_heads * model.d_value * layers
+    if made.shape[-1] < least or (family.interleaved and made.shape[-1] != least):
         _row_fails(model, "value", f"it makes {made.shape[-1]} numbers for each token, and the values take {least}")
-    parts = families.value_part(model.family, made, model.n_key_value_heads, model.d_value)
-    said = f"`value={model.family.value!r}`, `interleaved={model.family.interleaved}`"
-    what = f"layer {call.layer}: values are the value layer's, head by head ({said})"
-    _near(model, parts.transpose(1, 2), call.value, what)
+    values = families.value_part(family, made, model.n_key_value_heads, model.d_value)
+    row = f"`value={family.value!r}`, `interleaved={family.interleaved}`"
+    what = f"layer {call.layer}: values are the value layer's, head by head ({row})"
+    _near(model, values.transpose(1, 2), call.value, what)
 
 
 def _made_once(model: Model, field: str, made: list[Any], batch: TokenBatch) -> None:
     """Refuse a row's part that did not make one vector for each token in every attention layer."""
     if len(made) != len(model.attention_layers):
         _row_fails(model, field, f"it ran {len(made)} times in {len(model.attention_layers)} attention layers")
-    for one in made:
-        if not isinstance(one, Tensor) or one.ndim != 3 or one.shape[:2] != batch.keep.shape:
-            found = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
-            _row_fails(model, field, f"it made {found} for a batch of {list(batch.keep.shape)} tokens")
+    for output in made:
+        if not isinstance(output, Tensor) or output.ndim != 3 or output.shape[:2] != batch.keep.shape:
+            kind = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            _row_fails(model, field, f"it made {kind} for a batch of {list(batch.keep.shape)} tokens")
 
 
-def _row_fails(model: Model, field: str, why: str) -> None:
+def _row_fails(model: Model, field: str, why: str) -> NoReturn:
     raise ModelError(
         f"Proving {model.name}: the row of {model.hf.config.model_type!r} says "
         f"{field}={getattr(model.family, field)!r}, but {why}. Numbers read from this model would be wrong."
@@ -154,10 +160,9 @@ def _padded_left(batch: TokenBatch) -> TokenBatch:
         return batch
     n = batch.keep.shape[1]
     shifts = [n - int(kept) for kept in batch.keep.sum(-1)]
-    ids, keep = (
-        torch.stack([row.roll(by) for row, by in zip(rows, shifts, strict=True)]) for rows in (batch.ids, batch.keep)
-    )
-    return replace(batch, ids=ids, keep=keep)
+    ids = [row.roll(shift) for row, shift in zip(batch.ids, shifts, strict=True)]
+    keep = [row.roll(shift) for row, shift in zip(batch.keep, shifts, strict=True)]
+    return replace(batch, ids=torch.stack(ids), keep=torch.stack(keep))
 
 
 def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -> None:
@@ -168,20 +173,20 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     for row in range(len(batch)):
         length = int(batch.keep[row].sum())
         alone = model.sample((length,)) if batch.features is None else batch
-        own = stock_hidden(model, alone)[0 if batch.features is None else row]
+        stock = stock_hidden(model, alone)[0 if batch.features is None else row]
         what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
-        _near(model, tapped[row][batch.keep[row].to(tapped.device)], own, what)
+        _near(model, tapped[row][batch.keep[row].to(tapped.device)], stock, what)
 
 
 def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
     """Return the last block's output of the model as it came, without the tap and without positions from us."""
-    outputs: list[Any] = []
-    hook = model.blocks[-1].register_forward_hook(
-        lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
-    )
+    outputs: list[Tensor] = []
+    arguments = model.arguments(batch)
+    arguments.pop("position_ids", None)
+    hook = model.blocks[-1].register_forward_hook(lambda module, args, output: outputs.append(first_output(output)))
     try:
         with model.ready():
-            model.hf(**{name: given for name, given in model.arguments(batch).items() if name != "position_ids"})
+            model.hf(**arguments)
     finally:
         hook.remove()
     return outputs[-1].transpose(0, 1) if model.family.sequence_first else outputs[-1]
@@ -196,13 +201,15 @@ def _split_is_by_position(model: Model, batch: TokenBatch) -> None:
             _row_fails(model, "embedding", "what enters the first block does not depend on that module's input")
         _near(model, split.tail(split.inputs), split.blocks[0].input, "the embedding's tail ends at the first block")
         for layer, block in enumerate(split.blocks):
-            x, output = block.input, block.call.output
-            moved, other = _moved(x, 1), _moved(output, 2)
-            for made, own in zip(block.pre(x), (block.call.query, block.call.key, block.call.value), strict=True):
-                _near(model, made, own, f"layer {layer}: `pre` makes the same queries, keys and values again")
+            x = block.input
+            output = block.call.output
+            moved = _moved(x, 1)
+            captured = (block.call.query, block.call.key, block.call.value)
+            for made, expected in zip(block.pre(x), captured, strict=True):
+                _near(model, made, expected, f"layer {layer}: `pre` makes the same queries, keys and values again")
             for before, after in zip(block.pre(x), block.pre(moved), strict=True):
                 _unmoved(model, before.transpose(1, 2), after.transpose(1, 2), f"layer {layer}: `pre`")
-            _unmoved(model, block.post(x, output), block.post(moved, other), f"layer {layer}: `post`")
+            _unmoved(model, block.post(x, output), block.post(moved, _moved(output, 2)), f"layer {layer}: `post`")
 
 
 def _moved(vectors: Tensor, axis: int) -> Tensor:
@@ -217,13 +224,13 @@ def _unmoved(model: Model, before: Tensor, after: Tensor, what: str) -> None:
     _near(model, after[:, others], before[:, others], f"{what} acts on each position alone")
 
 
-def _near(model: Model, found: Tensor, expected: Tensor, what: str) -> None:
-    if found.shape != expected.shape:
+def _near(model: Model, made: Tensor, expected: Tensor, what: str) -> None:
+    if made.shape != expected.shape:
         raise ModelError(
-            f"Proving {model.name}: this check failed: {what} (the shapes are {list(found.shape)} and "
+            f"Proving {model.name}: this check failed: {what} (the shapes are {list(made.shape)} and "
             f"{list(expected.shape)}). Numbers read from this model would be wrong."
         )
-    difference = (found.double() - expected.double()).abs().max()
+    difference = (made.double() - expected.double()).abs().max()
     scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     if not difference <= TOLERANCE[model.dtype] * scale:
         raise ModelError(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
@@ -25,17 +26,17 @@ def check_read(
     model: PreTrainedModel, report: Mapping[str, Any], stored: Mapping[str, Stored], source: str, *, plain: bool
 ) -> None:
     """Refuse a checkpoint of which a part was left out, made up or misread; `plain`: its weights are not quantised."""
-    for key, found, expected in sorted(report["mismatched_keys"]):
+    for key, shape, expected in sorted(report["mismatched_keys"]):
         raise ModelError(
-            f"Loading {source}: the weight {key!r} is of shape {list(found)}, and with its config.json it has to be "
+            f"Loading {source}: the weight {key!r} is of shape {list(shape)}, and with its config.json it has to be "
             f"{list(expected)}. Load the checkpoint with the config.json it was saved with."
         )
     _refuse_missing(model, report["missing_keys"], source)
     if plain:
         _refuse_numbers(model, report["unexpected_keys"], stored, source)
-    part = _part_read(model)
+    path = _path_read(model)
     for key in sorted(report["unexpected_keys"]):
-        if _inside(model, part, key) and not _is_table(key, stored.get(key)):
+        if _inside(model, path, key) and not _is_table(key, stored.get(key)):
             raise ModelError(
                 f"Loading {source}: the checkpoint holds the weight {key!r}, which {type(model).__name__} with its "
                 "config.json has no place for. Left out, it would make this another model, so it is refused; load it "
@@ -45,13 +46,13 @@ def check_read(
 
 def _refuse_missing(model: PreTrainedModel, keys: Iterable[str], source: str) -> None:
     """Refuse weights that would be random; a pooler that nothing goes through is taken off instead."""
-    bare, missing = model.base_model is model, []
+    missing = []
     for key in sorted(keys):
-        path, _, _ = key.partition("pooler.")
-        if not bare or path == key:
-            missing.append(key)
-        else:
+        path, pooler, _ = key.partition("pooler.")
+        if pooler and model.base_model is model:
             model.get_submodule(path.rstrip(".")).register_module("pooler", None)
+        else:
+            missing.append(key)
     if missing:
         raise ModelError(
             f"Loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first is "
@@ -62,12 +63,12 @@ def _refuse_missing(model: PreTrainedModel, keys: Iterable[str], source: str) ->
 def _refuse_numbers(model: PreTrainedModel, unused: Iterable[str], stored: Mapping[str, Stored], source: str) -> None:
     """Refuse weights that are not plain floating-point numbers: they would be cast without their scales."""
     whole = tuple(name for name, buffer in model.named_buffers() if not buffer.is_floating_point())
-    for name, one in sorted(stored.items()):
-        meant = name in unused or _is_table(name, one) or name.endswith(whole)
-        if one.dtype not in _PLAIN and not meant:
+    for name, entry in sorted(stored.items()):
+        meant = name in unused or _is_table(name, entry) or name.endswith(whole)
+        if entry.dtype not in _PLAIN and not meant:
             raise ModelError(
-                f"Loading {source}: the weight {name!r} is stored as {one.dtype}, and its config.json does not say how "
-                "it was quantised, so its value is unknown. Name the checkpoint it was made from."
+                f"Loading {source}: the weight {name!r} is stored as {entry.dtype}, and its config.json does not say "
+                "how it was quantised, so its value is unknown. Name the checkpoint it was made from."
             )
 
 
@@ -77,13 +78,13 @@ def _is_table(name: str, stored: Stored | None) -> bool:
     return mask or name.rpartition(".")[2] in _TABLES
 
 
-def _part_read(model: PreTrainedModel) -> list[str]:
+def _path_read(model: PreTrainedModel) -> list[str]:
     """Return the path to the part of a model that is read: the smallest that holds its blocks and embeddings."""
     family = FAMILIES.get(model.config.model_type)
     if family is None:
         return []
     stack = stack_of(family, model)
-    wanted: list[Any] = [stack.base_model]
+    wanted: list[nn.Module] = [stack.base_model]
     if family.features is None:
         blocks = find_all(stack.base_model, family.blocks)
         wanted = [*blocks, stack.get_input_embeddings()] if blocks else []
@@ -92,17 +93,18 @@ def _part_read(model: PreTrainedModel) -> list[str]:
     return [names[0] for names in takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False))]
 
 
-def _inside(model: PreTrainedModel, part: list[str], key: str) -> bool:
+def _inside(model: PreTrainedModel, read: list[str], key: str) -> bool:
     """Whether a weight that the model has no place for belongs to the part of it that is read.
 
-    Files of a bare model spell names without the base model's prefix, and so do heads: there, only what begins like a
-    module of the part belongs to it.
+    `read` is the path to that part. Files of a bare model spell names without the base model's prefix, and so do heads:
+    there, only what begins like a module of the part belongs to it.
     """
-    prefix, root = model.base_model_prefix, model.get_submodule(".".join(part))
-    spelled = key.split(".")
-    whole = spelled[:1] == [prefix]
-    path, part = ([*found[1:]] if found[:1] == [prefix] else found for found in (spelled, part))
-    if path[: len(part)] != part or len(path) == len(part) or path[len(part)].startswith(_UNUSED):
+    prefix = f"{model.base_model_prefix}."
+    root = model.get_submodule(".".join(read))
+    path = key.removeprefix(prefix).split(".")
+    read = read[1:] if read[:1] == [model.base_model_prefix] else read
+    depth = len(read)
+    if path[:depth] != read or len(path) == depth or path[depth].startswith(_UNUSED):
         return False
-    known = (*root.named_children(), *root.named_parameters(recurse=False))
-    return whole or path[len(part)] in dict(known)
+    children = dict([*root.named_children(), *root.named_parameters(recurse=False)])
+    return key.startswith(prefix) or path[depth] in children

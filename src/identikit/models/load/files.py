@@ -5,20 +5,44 @@ checkpoint's own folder, is whole, and holds what its name promises.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.hub import cached_file
 
 from identikit.errors import ModelError
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 _ADAPTED = ("lora_", "base_layer", "ia3_l")  # how the names of an adapter's weights begin
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a checkpoint is: the `source`, a folder or hub id, at a revision, and whether its own code may run."""
+
+    source: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments with which transformers reads it, beside the source."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    def file(self, name: str) -> Path | None:
+        """Return where one of its files is; None if it has no such file or cannot be reached."""
+        try:
+            path = cached_file(self.source, name, revision=self.revision)
+        except OSError:
+            return None
+        return None if path is None else Path(path)
 
 
 class Stored(NamedTuple):
@@ -29,78 +53,74 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
-def has_file(source: str, name: str, options: Mapping[str, Any]) -> str | None:
-    """Return where a file of a folder or hub id is; None if it has no such file or cannot be reached."""
-    try:
-        return cached_file(source, name, revision=options["revision"])
-    except OSError:
-        return None
-
-
-def read_config(source: str, options: dict[str, Any]) -> Any:
+def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     """Return the configuration of a checkpoint; one that is no configuration of a known model is refused."""
-    file = has_file(source, "config.json", options)
-    given = {} if file is None else read_object(Path(file), source)
-    kind = given.get("model_type")
-    if file is not None and "auto_map" not in given and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
-        raise ModelError(
-            f"Loading {source}: the model_type in its config.json is {kind!r:.60}, which transformers "
-            f"{transformers.__version__} does not know. Check config.json, or install a newer transformers."
-        )
-    return AutoConfig.from_pretrained(source, **options)
+    file = checkpoint.file("config.json")
+    if file is not None:
+        settings = read_object(file, checkpoint.source)
+        kind = settings.get("model_type")
+        if "auto_map" not in settings and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
+            raise ModelError(
+                f"Loading {checkpoint.source}: the model_type in its config.json is {kind!r:.60}, which transformers "
+                f"{transformers.__version__} does not know. Check config.json, or install a newer transformers."
+            )
+    return AutoConfig.from_pretrained(checkpoint.source, **checkpoint.options)
 
 
 def read_object(file: Path, source: str) -> dict[str, Any]:
     """Read a JSON file that holds an object."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ModelError(
             f"Loading {source}: its {file.name} cannot be read as JSON ({reason}). Download it again."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ModelError(
-            f"Loading {source}: its {file.name} holds a {type(found).__name__}, expected an object ({{…}}). "
+            f"Loading {source}: its {file.name} holds a {type(content).__name__}, expected an object ({{…}}). "
             "Download it again."
         )
-    return found
+    return content
 
 
-def weight_files(source: str, config: Any, options: Mapping[str, Any]) -> list[Path]:
+def weight_files(checkpoint: Checkpoint, config: PreTrainedConfig) -> list[Path]:
     """Return the files that a checkpoint's weights are read from, each of them there and in its folder."""
     named = getattr(config, "transformers_weights", None)
-    for name in (_SINGLE, _INDEX) if named is None else (_own_file(named, "config.json", source),):
-        file = has_file(source, name, options)
+    names = (_SINGLE, _INDEX) if named is None else (_own_file(named, "config.json", checkpoint.source),)
+    for name in names:
+        file = checkpoint.file(name)
         if file is not None:
-            return _shards(Path(file), source, options) if name.endswith(".json") else [Path(file)]
+            return _shards(file, checkpoint) if name.endswith(".json") else [file]
     wanted = f"{_SINGLE} or {_INDEX}" if named is None else str(named)
     raise ModelError(
-        f"Loading {source}: it has no {wanted}, and no other format is read (pickled weights can run code). Save the "
-        "model with model.save_pretrained(folder), and name that folder."
+        f"Loading {checkpoint.source}: it has no {wanted}, and no other format is read (pickled weights can run code). "
+        "Save the model with model.save_pretrained(folder), and name that folder."
     )
 
 
-def _shards(index: Path, source: str, options: Mapping[str, Any]) -> list[Path]:
-    said = read_object(index, source)
-    names = said.get("weight_map")
-    if not isinstance(names, dict) or not names or not isinstance(said.get("metadata"), dict):
+def _shards(index: Path, checkpoint: Checkpoint) -> list[Path]:
+    """Return the files that an index of weights names."""
+    content = read_object(index, checkpoint.source)
+    names = content.get("weight_map")
+    if not isinstance(names, dict) or not names or not isinstance(content.get("metadata"), dict):
         raise ModelError(
-            f"Loading {source}: its {index.name} has no 'weight_map' and 'metadata' that are objects, so it does not "
-            "say where the weights are. Download it again."
+            f"Loading {checkpoint.source}: its {index.name} has no 'weight_map' and 'metadata' that are objects, so it "
+            "does not say where the weights are. Download it again."
         )
-    found = []
-    for name in sorted({_own_file(name, index.name, source) for name in names.values()}):
-        file = has_file(source, name, options)
+    shards = []
+    for name in sorted({_own_file(name, index.name, checkpoint.source) for name in names.values()}):
+        file = checkpoint.file(name)
         if file is None:
             raise ModelError(
-                f"Loading {source}: its {index.name} names {name!r:.120}, and there is no such file. Download it again."
+                f"Loading {checkpoint.source}: its {index.name} names {name!r:.120}, and there is no such file. "
+                "Download it again."
             )
-        found.append(Path(file))
-    return found
+        shards.append(file)
+    return shards
 
 
-def _own_file(name: Any, named_in: str, source: str) -> str:
+def _own_file(name: object, named_in: str, source: str) -> str:
     """Return the name of a weight file if it is one, inside the checkpoint's folder."""
     text = str(name)
     parts = {*PurePosixPath(text).parts, *PureWindowsPath(text).parts}
@@ -116,29 +136,36 @@ def _own_file(name: Any, named_in: str, source: str) -> str:
 
 def stored_weights(files: Iterable[Path], source: str) -> dict[str, Stored]:
     """Return what files of weights hold, by name; damaged files and names in two of them are refused."""
-    found: dict[str, Stored] = {}
+    weights: dict[str, Stored] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-                own = {name: Stored(file, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
-        except (SafetensorError, OSError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise ModelError(f"Loading {source}: {file.name} cannot be read ({reason}). Download it again.") from None
-        for name in found.keys() & own.keys():
-            raise ModelError(
-                f"Loading {source}: the weight {name!r} is in both {found[name].file.name} and {file.name}, and which "
-                "one is meant is unknown. Save the checkpoint again."
-            )
-        found |= own
-    _refuse_adapters(found, source)
-    return found
+        for name, stored in _file_weights(file, source).items():
+            if name in weights:
+                raise ModelError(
+                    f"Loading {source}: the weight {name!r} is in both {weights[name].file.name} and {file.name}, and "
+                    "which one is meant is unknown. Save the checkpoint again."
+                )
+            weights[name] = stored
+    _refuse_adapters(weights, source)
+    return weights
+
+
+def _file_weights(file: Path, source: str) -> dict[str, Stored]:
+    weights = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a dict
+                entry = opened.get_slice(name)
+                weights[name] = Stored(file, entry.get_dtype(), tuple(entry.get_shape()))
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ModelError(f"Loading {source}: {file.name} cannot be read ({reason}). Download it again.") from None
+    return weights
 
 
 def _refuse_adapters(stored: Iterable[str], source: str) -> None:
     for name in sorted(stored):
         if any(part.startswith(_ADAPTED) for part in name.split(".")):
             raise ModelError(
-                f"Loading {source}: {name!r} is a weight of an adapter, which would be left out without a word. Save "
+                f"Loading {source}: {name!r} is a weight of an adapter, which transformers would silently drop. Save "
                 "the adapter by itself (peft's save_pretrained), or merge it first: model.merge_and_unload()."
             )

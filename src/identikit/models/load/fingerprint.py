@@ -19,7 +19,7 @@ from identikit.shapes import Int, Tensor
 
 _ROW = 1 << 18  # how many words are added up to one sum
 _AT_ONCE = 16  # how many rows are multiplied at once: 32 MiB of products; on a CPU one row, which stays in its cache
-# What a configuration says beside what is computed; entries that begin with an underscore are left out too.
+# Entries of a configuration that do not change what is computed; those that begin with an underscore do not either.
 _ASIDE = frozenset(
     ["architectures", "dtype", "gradient_checkpointing", "id2label", "is_encoder_decoder", "label2id", "name_or_path",
      "output_attentions", "output_hidden_states", "problem_type", "quantization_config", "return_dict", "torch_dtype",
@@ -63,8 +63,10 @@ def _sums(tensor: Tensor, products: Int[Tensor, "rows place"]) -> Int[Tensor, "r
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
     flat = flat if flat.storage_offset() % 4 == 0 else flat.clone()
     words = flat.view(torch.int32) if len(flat) % 4 == 0 else flat
-    factors, rest = _factors(words.device), len(words) % _ROW
-    whole, last = words[: len(words) - rest].view(-1, _ROW), words[len(words) - rest :]
+    factors = _factors(words.device)
+    rest = len(words) % _ROW
+    whole = words[: len(words) - rest].view(-1, _ROW)
+    last = words[len(words) - rest :]
     parts = whole.split(len(products)) if len(whole) else ()
     sums = [torch.mul(rows, factors, out=products[: len(rows)]).sum(1) for rows in parts]
     return torch.cat([*sums, torch.mul(last, factors[:rest], out=products[0, :rest]).sum()[None]])
@@ -84,7 +86,7 @@ def _factors(device: torch.device) -> Int[Tensor, "place"]:
 
 
 def _computed(settings: Any) -> Any:
-    """Return the entries of a configuration that have a say in what is computed, in every part of it."""
+    """Return the entries of a configuration that change what is computed, also of the configurations inside it."""
     if isinstance(settings, dict):
         kept = ((str(key), value) for key, value in settings.items())
         return {key: _computed(value) for key, value in kept if key not in _ASIDE and not key.startswith("_")}

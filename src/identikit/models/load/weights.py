@@ -1,21 +1,22 @@
 """What a model's weights are: plain numbers on one device, or quantised, offloaded or under an adapter.
 
-What transformers itself turns into plain weights is read so; everything else is refused in words. A weight is never
-cast without its scale, and never missing without a word.
+What transformers itself turns into plain weights is read that way; everything else is refused with a message. A weight
+is never cast without its scale, and never silently missing.
 """
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.models.load.files import has_file, read_object
+from identikit.models.load.files import Checkpoint, read_object
 from identikit.shapes import Float, Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -27,13 +28,13 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # Quantised and offloaded weights
 
 
-def how_to_dequantise(config: Any, source: str) -> dict[str, Any]:
+def how_to_dequantise(config: PreTrainedConfig, source: str) -> dict[str, Any]:
     """Return the arguments with which transformers reads a checkpoint's weights as plain numbers, or refuse them."""
     text = config.get_text_config()
-    found = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-    if found is None:
+    quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if quantised is None:
         return {}
-    settings = found if isinstance(found, dict) else found.to_dict()
+    settings = quantised if isinstance(quantised, dict) else quantised.to_dict()
     method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
     if method not in _DEQUANTISED:
         raise ModelError(
@@ -76,7 +77,7 @@ def _quantised(model: PreTrainedModel, kind: str) -> str:
 
 
 def gguf_words(file: Path) -> str:
-    """Say what to do with a GGUF file."""
+    """Return what is wrong with a GGUF file, and what to do."""
     return (
         "it is a GGUF file, whose weights are packed. Save them as plain ones with transformers and its package gguf: "
         f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained(folder), "
@@ -89,14 +90,14 @@ def gguf_words(file: Path) -> str:
 
 def broken_weight(model: nn.Module) -> str | None:
     """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
-    for name, one in model.named_parameters():
-        if one.numel() and not torch.stack(torch.aminmax(one.detach())).isfinite().all():  # NaN is in both
+    for name, weight in model.named_parameters():
+        if weight.numel() and not torch.stack(torch.aminmax(weight.detach())).isfinite().all():  # NaN is in both
             return name
     return None
 
 
 def wider_dtype(dtype: torch.dtype) -> str:
-    """Say what to do about numbers that leave the range of a dtype."""
+    """Return what to do about numbers that leave the range of a dtype."""
     if dtype == torch.float64:
         return "No wider dtype is read: check the model's weights, or use another text."
     wider = {torch.float16: '"bfloat16" or "float32"', torch.bfloat16: '"float32"', torch.float32: '"float64"'}[dtype]
@@ -120,29 +121,32 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model()
 
 
-def adapter_base(source: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return the base model of an adapter and how to read it; None if `source` is not an adapter."""
-    file = has_file(source, _ADAPTER, options)
+def adapter_base(checkpoint: Checkpoint) -> Checkpoint | None:
+    """Return the base model of an adapter; None if the checkpoint is not an adapter."""
+    source = checkpoint.source
+    file = checkpoint.file(_ADAPTER)
     if file is None:
         return None
-    settings = read_object(Path(file), source)
-    base = settings.get("base_model_name_or_path")
-    if not base or not isinstance(base, str):
+    settings = read_object(file, source)
+    name = settings.get("base_model_name_or_path")
+    if not name or not isinstance(name, str):
         raise ModelError(
             f"Loading {source}: it is an adapter, and its {_ADAPTER} does not name its base model. Load the base with "
             "transformers, put the adapter on with peft, and pass both: load(model, tokenizer)."
         )
-    options = options | {"revision": settings.get("revision")}
-    if has_file(base, _ADAPTER, options):  # transformers would put that one on too, unasked
+    base = replace(checkpoint, source=name, revision=settings.get("revision"))
+    if base.file(_ADAPTER):  # transformers would put that one on too, unasked
         raise ModelError(
-            f"Loading {source}: it is an adapter, and its base model {base} has an {_ADAPTER} too. Merge that one into "
+            f"Loading {source}: it is an adapter, and its base model {name} has an {_ADAPTER} too. Merge that one into "
             "its base and save it (model.merge_and_unload()), or keep the adapter in a folder of its own."
         )
-    return base, options
+    return base
 
 
-def with_adapter(model: PreTrainedModel, source: str, revision: str | None) -> PreTrainedModel:
-    """Put the adapter saved at `source` on its base model, complete and from safetensors, in the base's dtype."""
+def with_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
+    """Put a saved adapter on its base model, complete and from safetensors, in the base's dtype."""
+    source = checkpoint.source
+    revision = checkpoint.revision
     try:
         from peft import PeftConfig, PeftModel
     except ImportError:
@@ -150,7 +154,7 @@ def with_adapter(model: PreTrainedModel, source: str, revision: str | None) -> P
             f"Loading {source}: it is an adapter, and the package peft is not installed. Run "
             "`pip install 'identikit[peft]'`."
         ) from None
-    if not has_file(source, _ADAPTER_WEIGHTS, {"revision": revision}):
+    if not checkpoint.file(_ADAPTER_WEIGHTS):
         raise ModelError(
             f"Loading {source}: the adapter has no {_ADAPTER_WEIGHTS}, and no other format is read (pickled weights "
             "can run code). Save it again with model.save_pretrained(folder)."
@@ -174,16 +178,17 @@ def with_adapter(model: PreTrainedModel, source: str, revision: str | None) -> P
 
 
 def adapter_state(model: nn.Module) -> str:
-    """Say which adapters act on which layers, for telling two states of the same weights apart; '' if none do."""
-    told = []
+    """Return which adapters act on which layers, to tell two states of the same weights apart; '' if none do."""
+    lines = []
     for name, layer in model.named_modules():
         if _adapted(layer):
-            merged, active = getattr(layer, "merged_adapters", ()), getattr(layer, "active_adapters", ())
-            told.append(f"{name} {sorted(merged)} {sorted(active)} {getattr(layer, 'disable_adapters', False)}")
-    return "\n".join(told)
+            merged = sorted(getattr(layer, "merged_adapters", ()))
+            active = sorted(getattr(layer, "active_adapters", ()))
+            lines.append(f"{name} {merged} {active} {getattr(layer, 'disable_adapters', False)}")
+    return "\n".join(lines)
 
 
-def _adapted(layer: Any) -> bool:
+def _adapted(layer: object) -> bool:
     return isinstance(layer, nn.Module) and hasattr(layer, "base_layer")
 
 
@@ -202,11 +207,11 @@ def linear_weight(layer: Any) -> Float[Tensor, "in out"]:
 
 def linear_bias(layer: Any) -> Float[Tensor, "out"] | None:
     """Return b of what a linear layer computes, x·W + b; None if it has none."""
-    own = getattr(layer, "bias", None)
+    bias = getattr(layer, "bias", None)
     if not _adapted(layer):
-        return None if own is None else own.detach()
+        return None if bias is None else bias.detach()
     made = _computed(layer, torch.zeros(1, layer.in_features))[0]
-    return made.to(layer.weight.dtype) if own is not None or made.any() else None
+    return made.to(layer.weight.dtype) if bias is not None or made.any() else None
 
 
 def _computed(layer: Any, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:

@@ -9,6 +9,8 @@ the query and on the key, so a block does not split.
 from contextlib import AbstractContextManager
 from typing import Any
 
+from transformers import PreTrainedConfig, PreTrainedModel
+
 from identikit.models.taps.methods import instead
 from identikit.models.taps.tap import AttentionCall, hand_over, next_layer
 from identikit.shapes import Float, Int, Tensor
@@ -45,15 +47,19 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Stand in for `DisentangledSelfAttention.forward`, and show the visitor the call."""
     asking = hidden_states if query_states is None else query_states
-    made = module.query_proj(asking), module.key_proj(hidden_states), module.value_proj(hidden_states)
-    query, key, value = (_heads(module, part) for part in made)
+    query = _heads(module, module.query_proj(asking))
+    key = _heads(module, module.key_proj(hidden_states))
+    value = _heads(module, module.value_proj(hidden_states))
     terms = 1 + sum(kind in module.pos_att_type for kind in ("c2p", "p2c"))
     scaling = (query.shape[-1] * terms) ** -0.5
-    bias, position_keys, places = None, None, None
+    bias = None
+    position_keys = None
+    places = None
     if module.relative_attention and terms > 1:
         assert relative_pos is not None and rel_embeddings is not None
-        parts, places = _position_parts(module, rel_embeddings), _places(module, relative_pos)
-        bias = scaling * sum(_scores(kind, query, key, part, places) for kind, part in parts.items())
+        parts = _position_parts(module, rel_embeddings)
+        places = _places(module, relative_pos)
+        bias = scaling * sum(_scores(kind, query, key, table, places) for kind, table in parts.items())
         position_keys = parts.get("c2p")
 
     def bias_keys(row: int, heads: Tensor, queries: Tensor) -> Tensor:
@@ -70,21 +76,22 @@ def _scores(
     kind: str,
     query: Float[Tensor, "batch head query d_k"],
     key: Float[Tensor, "batch head key d_k"],
-    part: Float[Tensor, "head place d_k"],
+    table: Float[Tensor, "head place d_k"],
     places: Int[Tensor, "query key"],
 ) -> Float[Tensor, "batch head query key"]:
     """Return q_i·r_δ ('c2p') or p_δ·k_j ('p2c') for every pair."""
     if kind == "p2c":
-        return _scores("c2p", key, query, part, places.T).mT
-    by_place = query @ part.mT
+        return _scores("c2p", key, query, table, places.T).mT
+    by_place = query @ table.mT
     return by_place.gather(-1, places.expand(*by_place.shape[:2], -1, -1))
 
 
-def switched(model: Any) -> AbstractContextManager[None]:
+def switched(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Put the tap in the place of every block's attention, and take it out again."""
-    return instead([block.attention.self for block in model.base_model.encoder.layer], "forward", _attend)
+    encoder: Any = model.base_model.encoder
+    return instead([block.attention.self for block in encoder.layer], "forward", _attend)
 
 
-def limit(config: Any) -> int | None:
+def limit(config: PreTrainedConfig) -> int | None:
     """Return how many tokens it has positions for; relative positions have no end."""
     return config.max_position_embeddings if config.position_biased_input else None

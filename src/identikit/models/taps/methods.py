@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.models.taps.tap import LONGEST_MASK, NAME, AttentionCall, hand_over, next_layer, restored, understood
 from identikit.shapes import Float, Tensor
@@ -30,11 +30,11 @@ def instead(modules: Iterable[nn.Module], method: str, function: Callable[..., A
         yield
 
 
-def _put_back(module: nn.Module, method: str, own: Any) -> None:
-    if own is None:
+def _put_back(module: nn.Module, method: str, before: object) -> None:
+    if before is None:
         delattr(module, method)
     else:  # such as the forward that accelerate's hooks have put there
-        setattr(module, method, own)
+        setattr(module, method, before)
 
 
 @contextmanager
@@ -48,10 +48,12 @@ def _tapped(
         yield
 
 
-def _attend(module: nn.Module, parts: tuple[Tensor, Tensor, Tensor], mask: Any, **terms: Any) -> Tensor:
+def _attend(
+    module: nn.Module, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
     query, key, value = parts
-    mask = understood(module, mask, query)
-    return hand_over(AttentionCall(next_layer(), query, key, value, query.shape[-1] ** -0.5, mask, **terms))
+    seen = understood(module, mask, query)
+    return hand_over(AttentionCall(next_layer(), query, key, value, query.shape[-1] ** -0.5, seen, bias=bias))
 
 
 def _merged(output: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batch query d"]:
@@ -62,10 +64,15 @@ def _merged(output: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "bat
 
 
 def _mpnet(
-    module: Any, hidden_states: Tensor, attention_mask: Any = None, position_bias: Tensor | None = None, **_: Any
+    module: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    made = (layer(hidden_states) for layer in (module.q, module.k, module.v))
-    query, key, value = (part.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2) for part in made)
+    layers = (module.q, module.k, module.v)
+    made = (layer(hidden_states).unflatten(-1, (module.num_attention_heads, -1)) for layer in layers)
+    query, key, value = (tensor.transpose(1, 2) for tensor in made)
     bias = None if position_bias is None else position_bias[:1]  # it is the same for every text
     return module.o(_merged(_attend(module, (query, key, value), attention_mask, bias=bias))), None
 
@@ -75,7 +82,7 @@ def mpnet(model: Any) -> AbstractContextManager[None]:
     return _tapped(model, [block.attention.attn for block in model.base_model.encoder.layer], _mpnet)
 
 
-def after_two(config: Any) -> int:
+def after_two(config: PreTrainedConfig) -> int:
     """Return how many tokens MPNet has positions for: they count up from 2, whatever its padding token."""
     return config.max_position_embeddings - 2
 
@@ -84,7 +91,7 @@ def after_two(config: Any) -> int:
 
 
 def _gptj(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **_: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **_: Any
 ) -> tuple[Tensor, None]:
     return _attend(module, (query, key, value), attention_mask), None
 
@@ -113,7 +120,7 @@ def _by_key(alibi: Float[Tensor, "*rows 1 n"], heads: int, factor: float = 1.0) 
 
 
 def _bloom(
-    module: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Any, **_: Any
+    module: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor, **_: Any
 ) -> tuple[Tensor, None]:
     parts = _apart(module.query_key_value(hidden_states), module.num_heads, module.head_dim)
     output = _attend(module, parts, attention_mask, bias=_by_key(alibi, module.num_heads))
@@ -133,7 +140,7 @@ def bloom(model: Any) -> Iterator[None]:
         yield
 
 
-def bloom_refusal(config: Any) -> str | None:
+def bloom_refusal(config: PreTrainedConfig) -> str | None:
     """Refuse slices of the projections: they are added up without the projections' bias."""
     if not (config.slow_but_exact and config.pretraining_tp > 1):
         return None
@@ -153,7 +160,7 @@ def _falcon(
     module: Any,
     hidden_states: Tensor,
     alibi: Tensor | None,
-    attention_mask: Any,
+    attention_mask: Tensor,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -163,8 +170,9 @@ def _falcon(
     bias = None
     if alibi is None:
         assert position_embeddings is not None
-        cos, sin = (part.unsqueeze(1) for part in position_embeddings)
-        query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+        cos, sin = (angles.unsqueeze(1) for angles in position_embeddings)
+        query = _rotated(query, cos, sin)
+        key = _rotated(key, cos, sin)
     else:  # the model has added ALiBi to the mask; what it cannot see has the least number there is
         attention_mask = attention_mask[:, :1] > torch.finfo(attention_mask.dtype).min
         bias = _by_key(alibi, module.num_heads, module.head_dim**-0.5)
@@ -176,13 +184,13 @@ def falcon(model: Any) -> AbstractContextManager[None]:
     return _tapped(model, [block.self_attention for block in model.base_model.h], _falcon)
 
 
-def falcon_limit(config: Any) -> int:
+def falcon_limit(config: PreTrainedConfig) -> int:
     """Return how many tokens Falcon can be read with; it adds ALiBi to a mask that is held whole."""
     longest = config.max_position_embeddings
     return min(longest, LONGEST_MASK) if config.alibi else longest
 
 
-def falcon_refusal(config: Any) -> str | None:
+def falcon_refusal(config: PreTrainedConfig) -> str | None:
     """Refuse ALiBi with eager attention: transformers adds it twice there, which is not the model that was trained."""
     if not (config.alibi and config._attn_implementation == "eager"):
         return None

@@ -149,12 +149,14 @@ class AttentionCall:
         if self.softcap is None:
             return None
         chosen = torch.arange(self.query.shape[1], device=self.query.device)[heads]
-        query, key = self.query[0, chosen][:, queries].double(), self.key[0, chosen // self.groups].double()
+        query = self.query[0, chosen][:, queries].double()
+        key = self.key[0, chosen // self.groups].double()
         return 1 - torch.tanh(query @ key.mT * self.scaling / self.softcap).square()
 
     def of_text(self, row: int, positions: Int[Tensor, "n"]) -> "AttentionCall":
         """Return the call of one text of the batch without its padding, as if the text had been run alone."""
-        places, bias_keys = positions, self.bias_keys
+        places = positions
+        bias_keys = self.bias_keys
         if len(positions) == self.query.shape[2]:
             positions = slice(None)  # pyright: ignore[reportAssignmentType]
 
@@ -165,16 +167,24 @@ class AttentionCall:
             assert bias_keys is not None
             return bias_keys(row, heads, places[queries])[:, :, places]
 
-        mask, bias = self.mask, self.bias
+        mask = self.mask
+        bias = self.bias
         if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(positions, Tensor)):
             raise ModelError(f"Reading a text of over {LONGEST_MASK} tokens: it must be run alone, not in a batch.")
         if isinstance(mask, Tensor):
             mask = part(mask)[..., positions]
         if bias is not None:
             bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., positions]
-        own = {"query": part(self.query), "key": part(self.key), "value": part(self.value), "mask": mask, "bias": bias}
-        own["gate"] = None if self.gate is None else part(self.gate)
-        return replace(self, **own, bias_keys=None if bias_keys is None else keys_of)
+        return replace(
+            self,
+            query=part(self.query),
+            key=part(self.key),
+            value=part(self.value),
+            mask=mask,
+            bias=bias,
+            bias_keys=None if bias_keys is None else keys_of,
+            gate=None if self.gate is None else part(self.gate),
+        )
 
     def row_chunks(self) -> Iterator[slice]:
         """Yield ranges of queries whose scores, for all heads, fit in `ROW_BYTES`."""
@@ -313,14 +323,15 @@ AttentionMaskInterface.register(NAME, _mask)
 
 @contextmanager
 def visiting(visitor: Visitor) -> Iterator[Place]:
-    """Send the attention calls made inside to `visitor`; yield where the run is, for who watches its blocks to set."""
+    """Send the attention calls made inside to `visitor`; yield where the run is, set by whoever watches the blocks."""
     place = Place()
-    tokens = _visitor.set(visitor), _place.set(place)
+    visitor_before = _visitor.set(visitor)
+    place_before = _place.set(place)
     try:
         yield place
     finally:
-        _visitor.reset(tokens[0])
-        _place.reset(tokens[1])
+        _visitor.reset(visitor_before)
+        _place.reset(place_before)
 
 
 @contextmanager
@@ -331,8 +342,8 @@ def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal"
     try:
         yield [config for config, _ in before]
     finally:
-        for config, own in before:
-            setattr(config, name, own)
+        for config, setting in before:
+            setattr(config, name, setting)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.errors import ModelError
 from identikit.models.taps.methods import instead
@@ -38,8 +40,9 @@ def _core(
         bias = bias + torch.einsum("ijbs,ibns->bnij", seg_mat, segment)
 
     def bias_keys(row: int, heads: Tensor, queries: Tensor) -> Tensor:
-        """Return what the query meets in the bias beside the key: the relative position's key and the segment's."""
-        n, positions = len(k_head_h), len(k_head_r)
+        """Return what the query is multiplied with in the bias: the keys of the relative position and the segment."""
+        n = len(k_head_h)
+        positions = len(k_head_r)
         place = torch.arange(positions, device=k_head_r.device).expand(1, 1, n, positions)
         place = module.rel_shift_bnij(place, klen=n)[0, 0, queries]
         keys = k_head_r[:, min(row, k_head_r.shape[1] - 1), heads][place]
@@ -60,12 +63,13 @@ def _core(
     return hand_over(call).permute(2, 0, 1, 3)
 
 
-def switched(model: Any) -> AbstractContextManager[None]:
+def switched(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Put the tap in the place of every block's attention core, and take it out again."""
-    return instead([block.rel_attn for block in model.base_model.layer], "rel_attn_core", _core)
+    blocks: Any = model.base_model.layer
+    return instead([block.rel_attn for block in blocks], "rel_attn_core", _core)
 
 
-def watch_output(block: Any, record: Callable[[Tensor], None]) -> list[Any]:
+def watch_output(block: Any, record: Callable[[Tensor], None]) -> list[RemovableHandle]:
     """Record what the output projection makes: what enters the norm after it, less the residual."""
     residual: list[Tensor] = []
 
@@ -82,7 +86,7 @@ def watch_output(block: Any, record: Callable[[Tensor], None]) -> list[Any]:
     ]
 
 
-def refusal(config: Any) -> str | None:
+def refusal(config: PreTrainedConfig) -> str | None:
     """Refuse attn_type='uni': transformers cannot run it on a padded batch, so it cannot be proved."""
     if config.attn_type == "bi":
         return None

@@ -1,0 +1,187 @@
+"""Watch one run of a model: what enters and leaves its blocks, and that each block attends just once."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from identikit.errors import ModelError
+from identikit.models import families
+from identikit.models.row import Family
+from identikit.models.taps.tap import AttentionCall, Place, Visitor, visiting
+from identikit.shapes import Bool, Float, Tensor
+
+
+class BlockCall(NamedTuple):
+    """A block that ran, and what it was called with."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def hidden(self) -> Float[Tensor, "batch n d"]:
+        """The hidden vectors that entered it."""
+        return self.args[0] if self.args else self.kwargs["hidden_states"]
+
+    def run(self, x: Tensor) -> Tensor:
+        """Call the block again with other hidden vectors."""
+        if self.args:
+            return first_output(self.module(x, *self.args[1:], **self.kwargs))
+        return first_output(self.module(**self.kwargs | {"hidden_states": x}))
+
+    def after(self, start: int, n: int) -> "BlockCall":
+        """Return the call for the positions from `start` on, out of `n`."""
+        return BlockCall(self.module, _cut(self.args, n, start), _cut(self.kwargs, n, start))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run of a model: the embedding sum x (`inputs`), every block's output e^l (`hidden`), and the `logits`.
+
+    `hidden` is before any final norm. `blocks` holds each block that ran and what it was called with, so that the run
+    can be taken apart afterwards.
+    """
+
+    inputs: Float[Tensor, "batch n d_x"]
+    hidden: tuple[Float[Tensor, "batch n d"], ...]
+    logits: Tensor | None
+    blocks: tuple[BlockCall, ...] = ()
+
+
+@dataclass
+class Watch:
+    """What hooks see in one run of the model called `name`: its embedding sum, and what goes in and out of its blocks.
+
+    `calls` is how often each block that has ended called the tapped attention.
+    """
+
+    name: str
+    family: Family
+    place: Place
+    embedded: Tensor | None = None
+    hidden: list[Tensor] = field(default_factory=list)
+    blocks: list[BlockCall] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> Tensor:
+        """The embedding sum x."""
+        if self.embedded is None:
+            raise ModelError(
+                f"Reading {self.name}: its first block ran before the module that the row's `embedding` names, or that "
+                "module was given nothing. `embedding` is the module whose input is the embedding sum."
+            )
+        return self.embedded
+
+    def on_embedding(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep what enters the module that takes the embedding sum."""
+        self.embedded = args[0] if args else None
+
+    def on_enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what a block is called with."""
+        call = BlockCall(module, args, kwargs)
+        if self.family.embedding is None and self.embedded is None:
+            self.embedded = self._batch_first(call.hidden)
+        _ = self.inputs  # refuses a row whose embedding comes after the first block
+        self.place.block = len(self.blocks)
+        self.blocks.append(call)
+
+    def on_leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Keep what a block returns; refuse one that did not attend just once."""
+        self.hidden.append(self._batch_first(first_output(output)))
+        expected = int(families.mixer_instead(self.family, module) is None)
+        made = self.place.calls - sum(self.calls)
+        if made != expected:
+            raise ModelError(
+                f"Reading {self.name}: block {self.place.block} ({type(module).__name__}) called the tapped attention "
+                f"{made} times, not {'once' if expected else 'never'}."
+            )
+        self.calls.append(made)
+
+    def _batch_first(self, hidden: Tensor) -> Tensor:
+        return hidden.transpose(0, 1) if self.family.sequence_first else hidden
+
+    def check_calls(self) -> None:
+        """Refuse a run with attention outside of the blocks, or without any."""
+        if not self.calls or self.place.calls != sum(self.calls):
+            raise ModelError(
+                f"Reading {self.name}: its {len(self.blocks)} blocks called the tapped attention {self.place.calls} "
+                "times, not once each. Its attention does not go through transformers' attention interface as "
+                "identikit needs."
+            )
+
+    def check_vectors(self, keep: Bool[Tensor, "batch n"], kind: str) -> None:
+        """Refuse a row, of the model type `kind`, under which there is not one vector per token."""
+        places = {
+            f"blocks={self.family.blocks!r} and sequence_first={self.family.sequence_first}": self.hidden,
+            f"embedding={self.family.embedding!r}": [self.inputs],
+        }
+        for row, tensors in places.items():
+            for tensor in tensors:
+                if tensor.ndim != 3 or tensor.shape[:2] != keep.shape or not tensor.is_floating_point():
+                    raise ModelError(
+                        f"Reading {self.name}: the row of {kind!r} says {row}, and there is a tensor "
+                        f"{list(tensor.shape)} ({tensor.dtype}) where a vector for each token of a batch "
+                        f"{list(keep.shape)} is expected."
+                    )
+
+
+@contextmanager
+def watching(name: str, family: Family, base: nn.Module, visit: Visitor) -> Iterator[Watch]:
+    """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once."""
+    with visiting(visit) as place, ExitStack() as stack:
+        watch = Watch(name, family, place)
+        for hook in _hooks(watch, base):
+            stack.callback(hook.remove)
+        yield watch
+    watch.check_calls()
+
+
+def _hooks(watch: Watch, base: nn.Module) -> Iterator[RemovableHandle]:
+    if watch.family.embedding is not None:
+        yield families.find(base, watch.family.embedding).register_forward_pre_hook(watch.on_embedding)
+    for module in families.find_all(base, watch.family.blocks):
+        yield module.register_forward_pre_hook(watch.on_enter, with_kwargs=True)
+        yield module.register_forward_hook(watch.on_leave)
+
+
+def check_layers_agree(name: str, calls: list[AttentionCall]) -> None:
+    """Refuse a model whose layers differ in their number format or in their heads."""
+    dtypes = {call.value.dtype: call.layer for call in calls}
+    if len(dtypes) > 1:
+        listed = "; ".join(f"layer {layer}: {str(dtype).removeprefix('torch.')}" for dtype, layer in dtypes.items())
+        raise ModelError(
+            f"Reading {name}: its layers differ in the number format of their values ({listed}), so the model has no "
+            "single precision. Convert it with model.to(dtype)."
+        )
+    shapes = {(call.query.shape[1], *call.key.shape[1:2], call.value.shape[-1]): call.layer for call in calls}
+    if len(shapes) > 1:
+        listed = "; ".join(f"layer {layer}: {h}, {kv} and {d}" for (h, kv, d), layer in shapes.items())
+        raise ModelError(
+            f"Reading {name}: its layers differ in their numbers of heads, key-value heads and value dimensions "
+            f"({listed}), and identikit reads models whose layers agree in them."
+        )
+
+
+def first_output(output: Any) -> Tensor:
+    """Return the hidden vectors out of what a block returns."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _cut(argument: Any, n: int, start: int) -> Any:
+    """Cut what a block was called with to the positions from `start` on; tensors of four axes are maps of positions."""
+    if isinstance(argument, tuple):
+        return tuple(_cut(part, n, start) for part in argument)
+    if isinstance(argument, dict):
+        return {name: _cut(part, n, start) for name, part in argument.items()}
+    if not isinstance(argument, Tensor) or argument.ndim == 0:
+        return argument
+    axes = (2, 3) if argument.ndim == 4 else (min(1, argument.ndim - 1),)
+    for axis in axes:
+        if argument.shape[axis] == n:
+            argument = argument.narrow(axis, start, n - start)
+    return argument

@@ -1,0 +1,309 @@
+"""Files and Hugging Face datasets as tables of texts: rows with named cells, read one by one.
+
+pyarrow reads Parquet. Lines, CSV and JSON are read by the standard library, which names the line of a mistake and
+refuses what pyarrow would accept or misread (docs/adr/0020-readers.md).
+"""
+
+import csv
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
+
+import fsspec
+
+from identikit.errors import InputError
+from identikit.texts.text import LONGEST
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+HUB = "datasets:"
+Row = Mapping[str, object]
+Rows = Iterator[tuple[str, Row]]
+_LONGEST_LINE = 2 * LONGEST + 1  # a pair of texts
+_HUB_ERRORS = (OSError, ValueError, RuntimeError)
+_Numbered = Generator[tuple[int, list[str]]]
+_Content = TypeVar("_Content")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Rows with named cells; `rows(columns)` reads them anew as (place, cells), where place is 'line 3' or the like.
+
+    `text_columns` are the columns that may hold texts, as far as can be seen before reading.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    text_columns: tuple[str, ...]
+    rows: Callable[[Sequence[str]], Rows]
+
+    def __post_init__(self) -> None:
+        repeated = first_repeated(self.columns)
+        if repeated is not None:
+            raise InputError(f"Reading {self.name}: two columns are called {repeated!r}. Rename one of them.")
+
+
+def first_repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that occurs a second time; None if all differ."""
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
+
+
+def file_table(path: str) -> TextTable:
+    """Return the table in a file, by the ending of its name."""
+    kind = kind_at(path)
+    if kind == "other":
+        raise InputError(f"Reading {path}: it is a folder, or something else that is not a file. Check the path.")
+    if kind == "nothing":
+        raise InputError(f"Reading {path}: there is no such file. Check the path.")
+    return READERS[ending(path)](path)
+
+
+def ending(path: str) -> str:
+    """Return the ending of a file's name, such as '.csv'."""
+    return PurePosixPath(path).suffix.lower()
+
+
+def kind_at(path: str) -> Literal["file", "other", "nothing"]:
+    """Return what is at a path or address."""
+    try:
+        filesystem, inside = fsspec.core.url_to_fs(path)
+        if filesystem.isfile(inside):
+            return "file"
+        return "other" if filesystem.exists(inside) else "nothing"
+    except Exception as error:  # each kind of storage has errors of its own
+        raise InputError(f"Reading {path}: it cannot be reached ({_reason(error)}). Check the address.") from error
+
+
+@contextmanager
+def _opened(path: str, mode: str = "r", **options: str) -> Iterator[IO[Any]]:
+    try:
+        with fsspec.open(path, mode, **options) as file:
+            yield file  # pyright: ignore[reportReturnType]
+    except UnicodeDecodeError as error:
+        raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise InputError(f"Reading {path}: it cannot be read ({_reason(error)}). Check the file.") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's message on one line."""
+    return f"{' '.join(str(error).split()):.300}" or type(error).__name__
+
+
+# Lines
+
+
+def _whole_lines(path: str) -> Generator[tuple[int, str]]:
+    """Yield numbered lines with their ends; refuse lines longer than any text, and files that are not text."""
+    with _opened(path, encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
+            if len(line) == _LONGEST_LINE and not line.endswith("\n"):
+                raise InputError(
+                    f"Reading {path}, line {number}: it has more than {_LONGEST_LINE - 1:,} characters. Split it."
+                )
+            if number == 1 and not line.endswith("\n") and "\r" in line[:-1]:
+                raise InputError(f"Reading {path}: its lines end in \\r alone. Save it with \\n at their ends.")
+            if "\0" in line:
+                raise InputError(f"Reading {path}, line {number}: it holds a NUL character. Save the file as UTF-8.")
+            yield number, line
+
+
+def _lines(path: str) -> Generator[tuple[int, str]]:
+    """Yield numbered lines without their ends. Only \\n and \\r\\n end a line: texts may hold other separators."""
+    for number, line in _whole_lines(path):
+        yield number, line.removesuffix("\n").removesuffix("\r")
+
+
+def line_table(path: str, *, text_of: Callable[[str], str] = str) -> TextTable:
+    """Return a table of one column, 'text', with one row per line.
+
+    `text_of` returns the text of a line; lines whose text is blank are left out.
+    """
+
+    def rows(_: Sequence[str]) -> Rows:
+        for number, line in _lines(path):
+            text = text_of(line)
+            if text.strip():
+                yield f"line {number}", {"text": text}
+
+    return TextTable(path, ("text",), ("text",), rows)
+
+
+def _first(path: str, numbered: Generator[tuple[int, _Content]]) -> _Content:
+    """Return the content of the first line that is not blank."""
+    with closing(numbered):
+        for _, content in numbered:
+            return content
+    raise InputError(f"Reading {path}: the file is empty. Pass a file that holds texts.")
+
+
+# Cells between tabs or commas
+
+
+def _tab_cells(path: str) -> _Numbered:
+    for number, line in _lines(path):
+        if line:
+            yield number, line.split("\t")
+
+
+def _comma_cells(path: str) -> _Numbered:
+    reader = csv.reader((line for _, line in _whole_lines(path)), strict=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}). Repair it.") from error
+
+
+def delimited_table(
+    path: str, *, cells: Callable[[str], _Numbered] = _tab_cells, header: tuple[str, ...] | None = None
+) -> TextTable:
+    """Return a table of delimited cells whose first line names the columns, unless `header` does."""
+    columns = tuple(_first(path, cells(path))) if header is None else header
+
+    def rows(_: Sequence[str]) -> Rows:
+        lines = cells(path)
+        if header is None:
+            next(lines)
+        for number, row in lines:
+            if len(row) != len(columns):
+                count = f"{len(row)} cells where {len(columns)} were expected ({', '.join(columns)})"
+                raise InputError(f"Reading {path}, line {number}: it has {count}. Repair the line.")
+            yield f"line {number}", dict(zip(columns, row, strict=True))
+
+    return TextTable(path, columns, columns, rows)
+
+
+# JSON lines
+
+
+def _jsonl_table(path: str) -> TextTable:
+    first = _first(path, _records(path))
+    text_columns = tuple(column for column, value in first.items() if isinstance(value, str))
+
+    def rows(_: Sequence[str]) -> Rows:
+        for number, record in _records(path):
+            yield f"line {number}", record
+
+    return TextTable(path, tuple(first), text_columns, rows)
+
+
+def _records(path: str) -> Generator[tuple[int, dict[str, object]]]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"Reading {path}, line {number}: not valid JSON ({_reason(error)}). Repair the line."
+            ) from error
+        if not isinstance(record, dict):
+            raise InputError(f"Reading {path}, line {number}: expected a JSON object, got {type(record).__name__}.")
+        yield number, record
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    repeated = first_repeated([key for key, _ in pairs])
+    if repeated is not None:
+        raise ValueError(f"the key {repeated!r} occurs twice")
+    return dict(pairs)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+# Parquet; pyarrow is imported here, so that bare GPU images do without it
+
+
+@contextmanager
+def _parquet_file(path: str) -> Iterator["ParquetFile"]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with _opened(path, "rb") as file:
+            yield ParquetFile(file)
+    except pyarrow.ArrowException as error:
+        raise InputError(f"Reading {path}: not valid Parquet ({_reason(error)}). Write the file again.") from error
+
+
+def _parquet_table(path: str) -> TextTable:
+    from pyarrow.types import is_large_string, is_string
+
+    with _parquet_file(path) as file:
+        schema = file.schema_arrow
+    text_columns = tuple(field.name for field in schema if is_string(field.type) or is_large_string(field.type))
+
+    def rows(columns: Sequence[str]) -> Rows:
+        numbers = count(1)
+        with _parquet_file(path) as file:
+            for batch in file.iter_batches(1024, columns=list(columns)):
+                for record in batch.to_pylist():
+                    yield f"row {next(numbers)}", record
+
+    return TextTable(path, tuple(schema.names), text_columns, rows)
+
+
+READERS: Mapping[str, Callable[[str], TextTable]] = {
+    ".txt": line_table,
+    ".tsv": delimited_table,
+    ".csv": partial(delimited_table, cells=_comma_cells),
+    ".jsonl": _jsonl_table,
+    ".parquet": _parquet_table,
+}
+
+
+# Hugging Face datasets
+
+
+def hub_table(name: str, columns: object, split: str | None) -> TextTable:
+    """Return a dataset of the hub or a local folder as a table; `columns` and `split` must be named."""
+    if not name.strip("/ "):
+        raise InputError(f"Reading '{HUB}{name}': the name of the dataset is missing. Use '{HUB}NAME'.")
+    if columns is None or split is None:
+        raise InputError(f"Reading {HUB}{name}: pass columns and split, such as columns='text', split='train'.")
+    try:
+        import datasets  # pyright: ignore[reportMissingImports] - an extra
+    except ImportError as error:
+        raise InputError(f"Reading {HUB}{name} needs datasets. Run `pip install 'identikit[data]'`.") from error
+    try:
+        stream = _load_stream(datasets, name, split)
+        first = next(iter(stream), None)
+    except _HUB_ERRORS as error:
+        raise InputError(
+            f"Reading {HUB}{name}, split {split!r}: datasets cannot load it ({_reason(error)})."
+        ) from error
+    if first is None:
+        raise InputError(f"Reading {HUB}{name}: split {split!r} is empty. Choose another.")
+
+    def rows(_: Sequence[str]) -> Rows:
+        try:
+            for number, row in enumerate(stream, 1):
+                yield f"row {number}", row
+        except _HUB_ERRORS as error:
+            raise InputError(f"Reading {HUB}{name}: datasets cannot read on ({_reason(error)}).") from error
+
+    return TextTable(f"{HUB}{name}", tuple(first), (), rows)
+
+
+def _load_stream(datasets: Any, name: str, split: str) -> Any:
+    """Load by the whole name; if there is no such dataset, what follows the last slash may be a configuration."""
+    try:
+        return datasets.load_dataset(name, split=split, streaming=True)
+    except FileNotFoundError as missing:
+        repository, _, configuration = name.rpartition("/")
+        if not repository:
+            raise
+        try:
+            return datasets.load_dataset(repository, configuration, split=split, streaming=True)
+        except FileNotFoundError:
+            raise missing from None
