@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from identikit.maths.threads import decomposed
 from identikit.shapes import Float, Tensor
 
 NORMS = {"frobenius": "Frobenius", "spectral": "spectral", "sum": "sum"}
@@ -346,5 +347,5 @@ def orthogonal_probes(d: int, count: int, *, seed: int) -> Float[Tensor, "count 
     They are uniformly random: the first columns of a Haar matrix.
     """
     drawn = torch.randn(d, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    basis, upper = torch.linalg.qr(drawn)
+    basis, upper = decomposed(torch.linalg.qr, drawn)
     return (basis * upper.diagonal().sign()).T
