@@ -35,7 +35,7 @@ TEXTS = ["w4 w9 w4 w17 w20", ("w8 w5 w21", "w40 w9"), "w11 w12"]
 
 def asked(model: Model, **options) -> Request:
     defaults = {"layers": tuple(range(model.n_layers)), "targets": None, "norm": "frobenius", "probes": None}
-    return Request(**defaults | {"seed": 0, "after": False, "precision": "full"} | options)
+    return Request(**defaults | {"seed": 0, "source": "before", "precision": "full"} | options)
 
 
 def swept(model: Model, *batches: TokenBatch, chunk: int = 2, together: int = 4, **options) -> list[torch.Tensor]:
@@ -175,8 +175,8 @@ def test_inputs_after_the_embeddings_norm(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (5,))
     (expected,) = reference_norms(model, batch, [1, 4], ["frobenius"], after=True)
-    assert off(swept(model, batch, after=True)[0][:, :, [1, 4]], expected) <= 1e-9
-    request = asked(model, after=True, targets=(1, 4))
+    assert off(swept(model, batch, source="after")[0][:, :, [1, 4]], expected) <= 1e-9
+    request = asked(model, source="after", targets=(1, 4))
     for engine in (passes.generic, passes.reverse):
         assert off(engine(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
 
@@ -187,7 +187,7 @@ def test_inputs_of_a_model_that_does_not_split(name: str, after: bool):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (5,))
     (expected,) = reference_norms(model, batch, [1, 4], ["frobenius"], after=after)
-    request = asked(model, after=after, targets=(1, 4))
+    request = asked(model, source="after" if after else "before", targets=(1, 4))
     assert off(passes.generic(read(model, batch), request, chunk=2, tick=lambda count: None), expected) <= 1e-9
 
 

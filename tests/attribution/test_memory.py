@@ -1,6 +1,7 @@
 """What attribution holds at once: planned from shapes, counted in a real run, and kept under a limit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
-from identikit.attribution import derivative, request, sweep
+from identikit.attribution import derivative, request
 from identikit.attribution import plan as planning
 from identikit.models.model import Model
 from tests.attribution.test_attribute import asked, off, read
@@ -64,7 +65,7 @@ def test_the_peak_is_known_beforehand(dtype, probes, engine):
     wanted, text = asked(model, probes=probes), read(model, model.sample((TOKENS,)))
     way = planning.plan(model, TOKENS, wanted)
     most = peak_bytes(lambda: way.run([text], [wanted], lambda count: None))
-    assert way.cost.engine == engine
+    assert way.engine == engine
     assert 0.8 * way.peak <= most <= 1.2 * way.peak
 
 
@@ -84,15 +85,15 @@ def test_less_memory_gives_the_same_numbers():
     """All inputs in one round, fewer in several, all derivatives kept: peaks differ as planned, and numbers do not."""
     model = llama(torch.float32)
     wanted, text = asked(model), read(model, model.sample((TOKENS,)))
-    (cost,) = (one for one in planning._costs(model, TOKENS, wanted) if one.engine == "sweep")
+    (plan,) = (each for each in planning._engines(model, TOKENS, wanted) if each.engine == "sweep")
     answers: list[torch.Tensor] = []
 
-    def run(**way) -> None:
-        answers.extend(sweep.sweep([text], [wanted], **way, tick=lambda count: None))
+    def run(way: planning.Plan) -> None:
+        answers.extend(way.run([text], [wanted], lambda count: None))
 
     for chunk, together, keep in ((2, TOKENS, False), (1, 4, False), (2, 2, True)):
-        planned = cost.peak(chunk, together, keep=keep, causal=True)
-        assert 0.8 * planned <= peak_bytes(partial(run, chunk=chunk, together=together, keep=keep)) <= 1.2 * planned
+        way = replace(plan, chunk=chunk, together=together, keep=keep)
+        assert 0.8 * way.peak <= peak_bytes(partial(run, way)) <= 1.2 * way.peak
     for other in answers[1:]:
         assert off(other, answers[0]) <= 5e-6
 
