@@ -14,7 +14,7 @@ from identikit.models.model import Model
 from identikit.texts.text import collate
 from identikit.tokens import search as searching
 from identikit.tokens.continuation import Continuations
-from identikit.tokens.invert import Inversion, Options
+from identikit.tokens.invert import Inversion, InversionOptions
 from identikit.tokens.result import TokenInversion
 from identikit.tokens.search import vocabulary
 from tests.models import tiny
@@ -70,10 +70,10 @@ def test_the_search_finds_what_the_definition_finds(distance: str, monkeypatch: 
     text = read(model, TEXT)
     ids = text.batch.ids[0].tolist()
     result = ik.invert(model, TEXT, positions=[2, 9], distance=distance, noise=0.5, seed=3)
-    sought, _ = Inversion.of(model, Options(), steps=1, depth=3).read(
+    sought, _ = Inversion.of(model, InversionOptions(), steps=1, depth=3).read(
         *ik.models.reading.unread(model, TEXT), (0, 1, 2), (2, 9)
     )
-    noisy = sought.noisy(Options(noises=(0.5,), seed=3))
+    noisy = sought.noisy(InversionOptions(noises=(0.5,), seed=3))
     everyone = list(range(tiny.VOCABULARY))
     for column, position in enumerate((2, 9)):
         candidates = torch.stack(reference.candidate_hidden(model, ids[:position], everyone, text.batch.segments))

@@ -185,7 +185,7 @@ def frames(whole: Mixing) -> dict[str, "DataFrame"]:
 def _offset_table(name: str, part: Offsets) -> "DataFrame":
     import pandas as pd
 
-    share, mean = part.share(), part.mean()
+    share = part.share()
     shape = share.shape
     return pd.DataFrame(
         {
@@ -193,7 +193,7 @@ def _offset_table(name: str, part: Offsets) -> "DataFrame":
             "layer": torch.arange(shape[0])[:, None].expand(shape).flatten().numpy(),
             "offset": part.positions.expand(shape).flatten().numpy(),
             "share": share.flatten().numpy(),
-            "mean": mean.flatten().numpy(),
+            "mean": part.mean().flatten().numpy(),
         }
     )
 

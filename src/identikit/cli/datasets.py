@@ -338,7 +338,8 @@ def _rates_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _inversion(run: DatasetRun, maps: list[str] | None, distances: list[str], **given: Any) -> None:
-    from identikit.tokens.dataset import NOISES, InversionOptions, inversion_tables, inverted
+    from identikit.tokens.dataset import inversion_tables, inverted
+    from identikit.tokens.invert import NOISES, InversionOptions
 
     if maps or len(distances) > 1:
         raise identikit.InputError(

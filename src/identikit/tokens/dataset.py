@@ -16,7 +16,7 @@ from identikit.texts.text import Encoded, Text
 from identikit.tokens.continuation import check_continues
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.experiments import EXPERIMENTS
-from identikit.tokens.invert import Inversion, Options, judged, token_words
+from identikit.tokens.invert import Inversion, InversionOptions, judged, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
 from identikit.tokens.search import Found
@@ -95,18 +95,6 @@ def identifiability_tables(
     return tables
 
 
-NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
-
-
-@dataclass(frozen=True)
-class InversionOptions(Options):
-    """How a dataset is inverted: `Options`, and what becomes of long texts."""
-
-    noises: tuple[float | int, ...] = NOISES
-    truncate: bool = False
-    max_tokens: int | None = None
-
-
 @dataclass(frozen=True)
 class InversionJob:
     """Inverts every token of one text, in all layers and with all noises in one pass over the vocabulary."""
@@ -139,7 +127,9 @@ class InversionJob:
         """Return what was found: arrays (aim, position), with the noises of a layer one after another."""
         inversion = self.inversion(model)
         (reading,) = unread(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
-        n, size, done = len(reading.tokens), len(inversion.candidates.ids), 0.0
+        n = len(reading.tokens)
+        size = len(inversion.candidates.ids)
+        done = 0.0
 
         def tick(count: float | int) -> None:
             nonlocal done
