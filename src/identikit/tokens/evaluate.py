@@ -101,7 +101,7 @@ def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distan
         pairs = sorted({(fitted.map, fitted.distance) for fitted in maps if fitted.task == Task()})
         raise InputError(
             f"Reading the identity map of a text: no {map} map for {distance} distance and fold {fold} was fitted. Use "
-            f"one of those that were: {', '.join(map(' '.join, pairs)) or 'none'}."
+            f"one of those that were: {', '.join(' '.join(pair) for pair in pairs) or 'none'}."
         )
     layers = tuple(sorted(wanted))
     by_layer = [
