@@ -114,7 +114,8 @@ def test_saved_attention_counts_as_memory():
 
 def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.MonkeyPatch):
     """On a GPU, within a part of its memory and of a number of tokens. Sounds are alone, and on a CPU all are."""
-    model, lengths = load(), [12, 40, 11, 12, 30, 13]
+    model = load()
+    lengths = [12, 40, 11, 12, 30, 13]
     plans = [attribution.plan(model, n, asked(model)) for n in lengths]
     assert [group for group, _ in attribution.side_by_side(model, plans)] == [[place] for place in range(6)]
     monkeypatch.setattr(Model, "device", SimpleNamespace(type="cuda"))
@@ -147,7 +148,8 @@ def test_chunks_halve_until_they_fit():
 
 def test_memory_is_used_again_until_it_is_far_too_large():
     memory = sweep._Memory(torch.zeros(1))
-    first, second = memory.take(4, 8), memory.take(4, 8)
+    first = memory.take(4, 8)
+    second = memory.take(4, 8)
     assert first.data_ptr() != second.data_ptr()
     place = first.data_ptr()
     memory.give(first)
