@@ -51,7 +51,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.demo
-	for part in attention intervals attribution 'tokens --part ridge' runs page; do $(BIN)/python -m benchmarks $$part || exit; done
+	for part in attention intervals attribution 'tokens --part ridge' runs threads page; do $(BIN)/python -m benchmarks $$part || exit; done
 
 # Kills runs at random moments, on each engine, and compares what they end with; half an hour on two cores.
 soak: $(VENV)/.dev

@@ -210,6 +210,29 @@ def bench_runs(
     _measure("runs", partial(run, Options(model, data, data_dir, probes=probes, **chosen)), as_json)
 
 
+@bench.command("threads")
+def bench_threads(
+    widths: Annotated[
+        list[int] | None, typer.Option("--width", min=1, help="A matrix's width; repeat for more. Default: 64 and 384.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many matrices to decompose.")] = 6,
+    busy: Annotated[
+        list[int] | None,
+        typer.Option("--busy", min=0, help="A number of busy processes; repeat for more. Default: 0 and 1."),
+    ] = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Time decompositions with all threads on one matrix, and with one thread on each; alone and beside busy processes.
+
+    With all threads, a single one beside a busy process may take half a minute.
+    """
+    from benchmarks.threads import ThreadsOptions, run
+
+    options = ThreadsOptions(tuple(widths or (64, 384)), count, tuple(busy or (0, 1)), repeats)
+    _measure("threads", partial(run, options), as_json)
+
+
 @bench.command("page")
 def bench_page(
     lengths: Annotated[

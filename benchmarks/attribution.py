@@ -79,7 +79,7 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
 
 def exactly(model: Model, precision: str = "full") -> Request:
     """Ask for everything: all layers, all pairs, all directions."""
-    return Request(tuple(range(model.n_layers)), None, "frobenius", None, 0, False, precision)
+    return Request(tuple(range(model.n_layers)), None, "frobenius", None, 0, "before", precision)
 
 
 def contributions_of(model: Model, batch: TokenBatch, precision: str = "full") -> torch.Tensor:
@@ -252,7 +252,7 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
         case = f"{model.name}, {model.n_layers} layers, {n} tokens, {how}"
         before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         taken, peak = seconds(partial(cuda_peak_gib, partial(_attribute_once, model, n, request)))
-        rows += time_rows(case, {"planned": ahead.seconds, way.cost.engine: taken}, {way.cost.engine: "planned"})
+        rows += time_rows(case, {"planned": ahead.seconds, way.engine: taken}, {way.engine: "planned"})
         rows.append(Row(case, "planned memory", way.peak / 2**30, "GiB"))
         if torch.cuda.is_available():
             rate, reached = product_rate(model.device, model.dtype, "full"), operations(model, n) / taken

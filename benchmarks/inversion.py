@@ -21,10 +21,8 @@ from identikit.results.axis import Axis
 from identikit.shapes import Tensor
 from identikit.texts.data import sample_texts
 from identikit.tokens.continuation import check_continues
-from identikit.tokens.invert import Inversion, judged
-from identikit.tokens.invert import Options as Inverting
+from identikit.tokens.invert import NOISES, Inversion, InversionOptions, judged
 
-NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
 MADE_UP = "made-up:"
 APPENDED = 10  # texts that are also inverted with each winner appended
 
@@ -55,7 +53,7 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
     case = f"{model.name}, {str(model.dtype).removeprefix('torch.')}, {len(texts)} texts of {options.tokens} tokens"
     rows = []
     for prefix, some in (("given", texts), ("recovered", texts[:APPENDED])):
-        asked = Inverting(prefix=prefix, noises=options.noises)
+        asked = InversionOptions(prefix=prefix, noises=options.noises)
         rows += _measured(model, some, asked, f"{case}, prefix {prefix}", progress)
     return rows
 

@@ -75,7 +75,8 @@ def test_statistics_survive_a_file(tmp_path: Path, marked: bool):
     store = Store(tmp_path / "run", {})
     store.write_tensors("shard.safetensors", pack(before, tokens), {})
     after, kept = unpack(store.read_tensors("shard.safetensors")[0])
-    packed, expected = pack(after, kept), pack(before, tokens)
+    packed = pack(after, kept)
+    expected = pack(before, tokens)
     assert packed.keys() == expected.keys() and after.tokens == 6
     assert all(torch.equal(packed[name], tensor) for name, tensor in expected.items())
     assert set(after.by_tag) == {"a", "b", "c"}
@@ -83,7 +84,8 @@ def test_statistics_survive_a_file(tmp_path: Path, marked: bool):
 
 def test_a_shard_of_one_text_without_cls(tmp_path: Path):
     """Written by the first run, read by the second."""
-    model, store = tiny.loaded("llama"), Store(tmp_path / "run", {})
+    model = tiny.loaded("llama")
+    store = Store(tmp_path / "run", {})
     first = attribution_tables(model, TEXTS[:1], Run(store), AttributionOptions())
     second = attribution_tables(model, TEXTS[:1], Run(store), AttributionOptions())
     assert all(frame.equals(second[name]) for name, frame in first.items())

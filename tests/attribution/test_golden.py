@@ -25,7 +25,8 @@ def write_golden() -> None:
 
 def assert_golden(result: TokenAttribution) -> None:
     with safe_open(GOLDEN, "pt") as stored:
-        expected, header = stored.get_tensor("contribution"), stored.metadata()
+        expected = stored.get_tensor("contribution")
+        header = stored.metadata()
     assert result.tokens == tuple(json.loads(header["tokens"]))
     expected = expected[list(result.layers)][:, :, list(result.targets)]
     assert (result.contribution - expected).abs().max() <= 1e-5

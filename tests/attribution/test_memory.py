@@ -1,6 +1,7 @@
 """What attribution holds at once: planned from shapes, counted in a real run, and kept under a limit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
-from identikit.attribution import derivative, request, sweep
+from identikit.attribution import derivative, request
 from identikit.attribution import plan as planning
 from identikit.models.model import Model
 from tests.attribution.test_attribute import asked, off, read
@@ -43,7 +44,9 @@ def test_bytes_are_counted():
 def llama(dtype: torch.dtype, layers: int = 3) -> Model:
     torch.manual_seed(0)
     config = hf.LlamaConfig(hidden_size=128, intermediate_size=448, num_hidden_layers=layers, vocab_size=40)
-    config.num_attention_heads, config.num_key_value_heads, config.head_dim = 8, 2, 16
+    config.num_attention_heads = 8
+    config.num_key_value_heads = 2
+    config.head_dim = 16
     stock: Any = hf.LlamaModel(config).eval()
     return Model(stock.to(dtype), None, name="a small Llama")
 
@@ -61,10 +64,11 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("probes", "engine"), [(None, "sweep"), (64, "sweep"), (3, "generic")])
 def test_the_peak_is_known_beforehand(dtype, probes, engine):
     model = llama(dtype)
-    wanted, text = asked(model, probes=probes), read(model, model.sample((TOKENS,)))
+    wanted = asked(model, probes=probes)
+    text = read(model, model.sample((TOKENS,)))
     way = planning.plan(model, TOKENS, wanted)
     most = peak_bytes(lambda: way.run([text], [wanted], lambda count: None))
-    assert way.cost.engine == engine
+    assert way.engine == engine
     assert 0.8 * way.peak <= most <= 1.2 * way.peak
 
 
@@ -72,7 +76,8 @@ def test_the_peak_is_known_beforehand(dtype, probes, engine):
 @pytest.mark.parametrize("precision", ["full", "bfloat16"])
 def test_the_peak_of_texts_side_by_side_is_known_beforehand(precision):
     model = llama(torch.float32)
-    wanted, lengths = asked(model, precision=precision), (TOKENS, TOKENS - 1, TOKENS - 2)
+    wanted = asked(model, precision=precision)
+    lengths = (TOKENS, TOKENS - 1, TOKENS - 2)
     texts = [read(model, model.sample((n,))) for n in lengths]
     way = planning._joined([planning.plan(model, n, wanted) for n in lengths])
     most = peak_bytes(lambda: way.run(texts, [wanted] * 3, lambda count: None))
@@ -83,16 +88,17 @@ def test_the_peak_of_texts_side_by_side_is_known_beforehand(precision):
 def test_less_memory_gives_the_same_numbers():
     """All inputs in one round, fewer in several, all derivatives kept: peaks differ as planned, and numbers do not."""
     model = llama(torch.float32)
-    wanted, text = asked(model), read(model, model.sample((TOKENS,)))
-    (cost,) = (one for one in planning._costs(model, TOKENS, wanted) if one.engine == "sweep")
+    wanted = asked(model)
+    text = read(model, model.sample((TOKENS,)))
+    (plan,) = (each for each in planning._engines(model, TOKENS, wanted) if each.engine == "sweep")
     answers: list[torch.Tensor] = []
 
-    def run(**way) -> None:
-        answers.extend(sweep.sweep([text], [wanted], **way, tick=lambda count: None))
+    def run(way: planning.Plan) -> None:
+        answers.extend(way.run([text], [wanted], lambda count: None))
 
     for chunk, together, keep in ((2, TOKENS, False), (1, 4, False), (2, 2, True)):
-        planned = cost.peak(chunk, together, keep=keep, causal=True)
-        assert 0.8 * planned <= peak_bytes(partial(run, chunk=chunk, together=together, keep=keep)) <= 1.2 * planned
+        way = replace(plan, chunk=chunk, together=together, keep=keep)
+        assert 0.8 * way.peak <= peak_bytes(partial(run, way)) <= 1.2 * way.peak
     for other in answers[1:]:
         assert off(other, answers[0]) <= 5e-6
 
@@ -100,7 +106,8 @@ def test_less_memory_gives_the_same_numbers():
 @pytest.mark.usefixtures("little_work")
 def test_plans_stay_under_the_limit_and_go_round_again_where_they_must(monkeypatch):
     model = llama(torch.float32)
-    wanted, seen = asked(model), []
+    wanted = asked(model)
+    seen = []
     for limit in (1 << 26, 1 << 23, 6 << 20, 5 << 20):
         monkeypatch.setattr(planning, "free_bytes", lambda device, limit=limit: limit / planning._USABLE)
         way = planning.plan(model, TOKENS, wanted)

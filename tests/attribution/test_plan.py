@@ -107,15 +107,15 @@ def test_saved_attention_counts_as_memory():
     """The way back from one target holds every layer's attention maps of the way forward."""
     model = load()
     few = asked(model, targets=(0,), probes=2)
-    costs = {cost.engine: cost for cost in attribution._costs(model, 4096, few)}
+    peaks = {plan.engine: plan.peak for plan in attribution._engines(model, 4096, few)}
     maps = model.n_layers * model.n_heads * 4096**2 * 4
-    back, forth = (costs[engine].peak(1, 1, keep=False, causal=False) for engine in ("reverse", "generic"))
-    assert back > 2 * maps > forth
+    assert peaks["reverse"] > 2 * maps > peaks["generic"]
 
 
 def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.MonkeyPatch):
     """On a GPU, within a part of its memory and of a number of tokens. Sounds are alone, and on a CPU all are."""
-    model, lengths = load(), [12, 40, 11, 12, 30, 13]
+    model = load()
+    lengths = [12, 40, 11, 12, 30, 13]
     plans = [attribution.plan(model, n, asked(model)) for n in lengths]
     assert [group for group, _ in attribution.side_by_side(model, plans)] == [[place] for place in range(6)]
     monkeypatch.setattr(Model, "device", SimpleNamespace(type="cuda"))
@@ -148,7 +148,8 @@ def test_chunks_halve_until_they_fit():
 
 def test_memory_is_used_again_until_it_is_far_too_large():
     memory = sweep._Memory(torch.zeros(1))
-    first, second = memory.take(4, 8), memory.take(4, 8)
+    first = memory.take(4, 8)
+    second = memory.take(4, 8)
     assert first.data_ptr() != second.data_ptr()
     place = first.data_ptr()
     memory.give(first)

@@ -12,7 +12,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from benchmarks import attention, attribution, intervals, inversion, page, runs, tokens
+from benchmarks import attention, attribution, intervals, inversion, page, runs, threads, tokens
 from benchmarks.__main__ import bench
 from benchmarks.measure import Row, best_seconds, cuda_peak_gib, extra_mib, seconds, table, time_rows
 from benchmarks.shapes import made_up_llama, shape_of
@@ -267,6 +267,12 @@ def test_runs(saved: str, tmp_path: Path):
     assert rows["5 empty tasks, 1 worker", "local"].unit == "ms per task"
     with pytest.raises(InputError, match=r"Benchmarking runs: 'all' is not known\. Use some of texts, engines\."):
         runs.Options(parts=("all",))
+
+
+def test_threads():
+    rows = named(threads.run(threads.ThreadsOptions(widths=(3,), count=2, busy=(1,), repeats=1)))
+    assert len(rows) == 2 * len(threads.FUNCTIONS)
+    assert {row.to for (_, what), row in rows.items() if what == threads.DECOMPOSED} == {threads.DIRECT}
 
 
 def test_mistakes_are_told_in_words(states: str, tmp_path: Path):

@@ -31,9 +31,11 @@ class Attention:
     """A small attention layer: heads, some sharing keys and values, with any mask, soft-cap and bias."""
 
     def __init__(self, n: int, heads: int, kv_heads: int, *, kind: str, softcap: float | None, biased: bool, seed: int):
-        self.query, self.key = drawn(heads, n, 3, seed=seed), drawn(kv_heads, n, 3, seed=seed + 1)
+        self.query = drawn(heads, n, 3, seed=seed)
+        self.key = drawn(kv_heads, n, 3, seed=seed + 1)
         self.value = drawn(kv_heads, n, 2, seed=seed + 2)
-        self.visible, self.softcap = visibility(kind, n), softcap
+        self.visible = visibility(kind, n)
+        self.softcap = softcap
         self.bias = drawn(heads, n, n, seed=seed + 3) if biased else None
 
     def output(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -64,7 +66,9 @@ def test_attention_derivative_is_the_derivative(n, groups, kind, softcap, biased
     _, expected = jvp(layer.output, (layer.query, layer.key, layer.value), tuple(moves))
     found = layer.derivative()
     repeats = groups[0] // groups[1]
-    d_query, d_key, d_value = moves[0], moves[1].repeat_interleave(repeats, 0), moves[2].repeat_interleave(repeats, 0)
+    d_query = moves[0]
+    d_key = moves[1].repeat_interleave(repeats, 0)
+    d_value = moves[2].repeat_interleave(repeats, 0)
     moved_scores = layer.query @ d_key.mT
     total = (
         found.of_values @ d_value
@@ -86,9 +90,12 @@ def block_parts(n: int, heads: int, kv_heads: int, *, shared: bool, d: int = 5, 
 
 def folded(layer: Attention, pre, post) -> jacobian.BlockDerivative:
     """The derivative that `push` takes, made of the block's parts by its definition."""
-    (d_query, d_key, d_value), (by_vector, by_output), derivative = pre, post, layer.derivative()
+    d_query, d_key, d_value = pre
+    by_vector, by_output = post
+    derivative = layer.derivative()
     heads, n, d_k = layer.query.shape
-    kv_heads, d = d_key.shape[1], d_key.shape[-1]
+    kv_heads = d_key.shape[1]
+    d = d_key.shape[-1]
     own = by_vector + torch.einsum("ndhv,nhvk,nhke->nde", by_output, derivative.of_query, d_query.expand(n, -1, -1, -1))
     rows = d_key.flatten(1, 2)
     by_query = jacobian.folded(rows, layer.query)
@@ -207,7 +214,8 @@ def test_spectral_norm_is_the_largest_singular_value(shape):
 
 @given(st.integers(1, 50), st.integers(0, 1000))
 def test_the_largest_ritz_value_is_that_of_the_tridiagonal_matrix(steps, seed):
-    diagonal, beside = drawn(3, steps, seed=seed), drawn(3, steps - 1, seed=seed + 1).abs()
+    diagonal = drawn(3, steps, seed=seed)
+    beside = drawn(3, steps - 1, seed=seed + 1).abs()
     matrices = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
     values, vectors = torch.linalg.eigh(matrices)
     value, last = jacobian._largest_ritz(diagonal, list(beside.unbind(-1)))
@@ -221,7 +229,8 @@ def test_spectral_norm_of_equal_singular_values():
 
 
 def test_spectral_norm_in_float32_of_a_slowly_decaying_spectrum():
-    left, right = torch.linalg.qr(drawn(200, 200)).Q, torch.linalg.qr(drawn(200, 200, seed=1)).Q
+    left = torch.linalg.qr(drawn(200, 200)).Q
+    right = torch.linalg.qr(drawn(200, 200, seed=1)).Q
     spectrum = torch.linspace(1.0, 0.99, 200, dtype=torch.float64)
     assert jacobian.spectral_norm(((left * spectrum) @ right).float()) == pytest.approx(1.0, rel=1e-5)
 

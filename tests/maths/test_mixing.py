@@ -27,7 +27,8 @@ seeds = st.integers(0, 10_000)
 @given(lengths, seeds)
 def test_own_contribution_and_who_is_outweighed(n, seed):
     found = contributions(n, seed=seed)
-    own, lost = mixing.own_contribution(found), mixing.outweighed(found)
+    own = mixing.own_contribution(found)
+    lost = mixing.outweighed(found)
     for layer in range(3):
         for token in range(n):
             assert own[layer, token] == found[layer, token, token]
@@ -72,7 +73,8 @@ def test_offsets_are_sums_over_pairs(n, seed, causal):
 
 @given(st.integers(2, 12), seeds, st.data())
 def test_contributions_to_one_token_around_any_centre(n, seed, data):
-    token, centre = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1))
+    token = data.draw(st.integers(0, n - 1))
+    centre = data.draw(st.integers(0, n - 1))
     found = contributions(n, seed=seed)
     offsets = mixing.to_token(found, token, centre=centre)
     places = offsets.positions.tolist()

@@ -163,7 +163,8 @@ def test_a_tolerance_is_certified_from_eigenvalues(monkeypatch):
 
 
 def test_a_block_far_larger_than_the_keys_before_it_is_refined():
-    values, ends = random(2, 16, 8), torch.arange(9, 17)
+    values = random(2, 16, 8)
+    ends = torch.arange(9, 17)
     values[:, :11] *= 1e-3
     seen = torch.arange(16) < ends[:, None]
     output = (random(2, 1, 8, 16, seed=1).softmax(-1) * seen) @ values[:, None]

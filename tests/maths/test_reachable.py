@@ -37,7 +37,8 @@ def assert_definition(queries: Tensor, keys: Tensor, values: Tensor, mask: Tenso
     found = reachable(attention, keys[:, None], values, eps=EPS, slope=slope)
     for head in range(len(queries)):
         for row in range(queries.shape[1]):
-            K, T = keys[head, mask[row]], values[head, mask[row]]
+            K = keys[head, mask[row]]
+            T = values[head, mask[row]]
 
             def score(q: Tensor, K: Tensor = K) -> Tensor:
                 scores = SCALING * K @ q
@@ -56,7 +57,9 @@ def assert_definition(queries: Tensor, keys: Tensor, values: Tensor, mask: Tenso
 @pytest.mark.parametrize("mask", ["full", "causal", "padded"])
 @pytest.mark.parametrize(("n", "d_k", "d_v"), [(9, 4, 4), (12, 6, 3), (7, 3, 6), (5, 8, 8)])
 def test_is_the_rank_of_the_attention_on_the_kernel_of_the_output(n, d_k, d_v, mask, softcap):
-    queries, keys, values = drawn(2, n, d_k, seed=1), drawn(2, n, d_k, seed=2), drawn(2, n, d_v, seed=3)
+    queries = drawn(2, n, d_k, seed=1)
+    keys = drawn(2, n, d_k, seed=2)
+    values = drawn(2, n, d_v, seed=3)
     found = assert_definition(queries, keys, values, make_mask(mask, n), softcap)
     if mask == "full":
         assert found.dim.unique().tolist() == [max(0, min(n - 1, d_k) - d_v)]
@@ -74,8 +77,10 @@ def test_keys_and_values_that_repeat_or_lose_rank(n, d_k, d_v, mask, data):
 
 def test_equal_values_with_different_keys_are_reached():
     """A rotary model's repeated tokens: two share a value, not a key, so the query moves weight between them."""
-    n, d = 6, 8
-    keys, values = drawn(1, n, d, seed=1), drawn(1, n, d, seed=2)
+    n = 6
+    d = 8
+    keys = drawn(1, n, d, seed=1)
+    values = drawn(1, n, d, seed=2)
     values[0, 4] = values[0, 1]
     found = assert_definition(drawn(1, n, d, seed=3), keys, values, make_mask("full", n))
     assert found.dim.unique().tolist() == [1]
@@ -84,7 +89,8 @@ def test_equal_values_with_different_keys_are_reached():
 
 
 def test_a_key_whose_weight_underflows_cannot_be_reached():
-    keys, values = drawn(1, 8, 6, seed=1), drawn(1, 8, 2, seed=2)
+    keys = drawn(1, 8, 6, seed=1)
+    values = drawn(1, 8, 2, seed=2)
     attention = torch.zeros(1, 1, 8, dtype=torch.float64)
     attention[0, 0, :4] = 0.25
     assert reachable(attention, keys[:, None], values, eps=EPS).dim.item() == 1  # 4 keys, 3 directions, 2 of them seen
@@ -107,7 +113,8 @@ def test_where_no_query_moves_the_output_there_is_no_condition():
 @pytest.mark.parametrize("first", [0.1, 0.9, 0.9999])
 def test_rounding_of_keys_and_values_adds_no_rank(first):
     """Values of rank 5 and keys of rank 9, rounded to float32: 4 dimensions, however much one key has of the weight."""
-    n, d = 60, 16
+    n = 60
+    d = 16
     keys = (drawn(2, n, 9, seed=1) @ drawn(2, 9, d, seed=2) / 3).float()
     values = (drawn(2, n, 5, seed=3) @ drawn(2, 5, d, seed=4) + 3).float()
     attention = (1 - first) * drawn(2, 30, n, seed=5).softmax(-1)
@@ -118,7 +125,8 @@ def test_rounding_of_keys_and_values_adds_no_rank(first):
 
 
 def test_directions_that_hardly_move_the_output_are_counted_apart():
-    n, d = 20, 4
+    n = 20
+    d = 4
     keys = drawn(1, n, d, seed=1)
     values = drawn(1, n, d, seed=2) * torch.tensor([1.0, 1.0, 1e-5, 1e-5], dtype=torch.float64)
     found = reachable(drawn(1, 3, n, seed=3).softmax(-1), keys[:, None], values, eps=EPS)
@@ -127,7 +135,9 @@ def test_directions_that_hardly_move_the_output_are_counted_apart():
 
 
 def test_rows_may_have_keys_of_their_own_and_chunks_change_nothing(monkeypatch):
-    attention, keys, values = drawn(2, 7, 9, seed=1).softmax(-1), drawn(2, 7, 9, 6, seed=2), drawn(2, 9, 3, seed=3)
+    attention = drawn(2, 7, 9, seed=1).softmax(-1)
+    keys = drawn(2, 7, 9, 6, seed=2)
+    values = drawn(2, 9, 3, seed=3)
     slope = drawn(2, 7, 9, seed=4).sigmoid()
     whole = reachable(attention, keys, values, eps=EPS, slope=slope)
     rows = [

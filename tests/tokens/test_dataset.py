@@ -61,8 +61,10 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path):
 
 
 def test_inversion_tables_are_the_results_of_each_text(tmp_path: Path):
-    model, texts = tiny.loaded("llama"), ["w5 w9 w5", "w8 w40"]
-    options, told = InversionOptions(noises=(0.0, 1.5)), []
+    model = tiny.loaded("llama")
+    texts = ["w5 w9 w5", "w8 w40"]
+    options = InversionOptions(noises=(0.0, 1.5))
+    told = []
     store = Store(tmp_path / "run", {})
     tables = inversion_tables(model, texts, Run(store, progress=lambda *step: told.append(step)), options)
     tokens = tables["tokens"].set_index(["text", "noise"])
@@ -85,7 +87,9 @@ def test_inversion_tables_are_the_results_of_each_text(tmp_path: Path):
 
 
 def test_a_stopped_inversion_goes_on_with_the_next_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    model, texts, options = tiny.loaded("llama"), ["w5 w9 w5", "w8 w40"], InversionOptions(noises=(0.5,))
+    model = tiny.loaded("llama")
+    texts = ["w5 w9 w5", "w8 w40"]
+    options = InversionOptions(noises=(0.5,))
     whole = inversion_tables(model, texts, Run(Store(tmp_path / "whole", {})), options)
 
     def stop(what: str, done: int, total: int) -> None:

@@ -29,7 +29,8 @@ def framed(run):
 
     def called(*given, **options):
         done = run(*given, **options)
-        rates, trials = pd.DataFrame(done.rates), pd.DataFrame([trial.row() for trial in done.trials])
+        rates = pd.DataFrame(done.rates)
+        trials = pd.DataFrame([trial.row() for trial in done.trials])
         return SimpleNamespace(rates=rates, trials=trials, maps=done.maps, summary=lambda: summary(rates))
 
     return called
@@ -242,7 +243,8 @@ def test_maps_go_from_the_hidden_width_to_the_width_of_the_target():
 
 def test_tasks_fitted_together_give_the_tables_of_one_after_another():
     given = states(hidden=rotated, layers=2, dtype=torch.float64)
-    probes, settings = MapChoice(maps=("naive", "linear", "ridge")), replace(QUICK, epochs=2, folds=2)
+    probes = MapChoice(maps=("naive", "linear", "ridge"))
+    settings = replace(QUICK, epochs=2, folds=2)
     together = neighbouring_tokens(given, probes, settings, offsets=(2, -1))
     apart = [neighbouring_tokens(given, probes, settings, offsets=(offset,)) for offset in (2, -1)]
     for name in ("rates", "trials"):

@@ -14,6 +14,7 @@ from identikit.tokens.maps import load_maps
 from identikit.tokens.protocol import Settings
 from identikit.tokens.states import hidden_states
 from tests.models import tiny
+from tests.tokens.test_experiments import COLUMNS
 
 QUICK = Settings(folds=2)
 
@@ -50,20 +51,7 @@ def test_rates_fall_with_depth(fit: identity.TokenIdentifiability):
     rates = fit.summary.set_index(["map", "layer"])["rate"]
     assert rates["naive", 0] > 0.99 and rates["ridge", 0] > 0.99
     assert 0.3 < rates["naive", 5] < 0.9 and 0.3 < rates["ridge", 5] < 0.9
-    columns = [
-        "model",
-        "map",
-        "distance",
-        "layer",
-        "test_layer",
-        "target",
-        "offset",
-        "data_share",
-        "fold",
-        "split",
-        "rate",
-    ]
-    assert list(fit.rates.columns)[:11] == columns
+    assert list(fit.rates.columns)[: len(COLUMNS)] == COLUMNS
     assert fit.rates["chance"].iloc[0] < 0.05
 
 
@@ -98,32 +86,32 @@ def test_maps_are_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_mistakes(minilm: Model):
     texts = sample_texts()
-    with pytest.raises(ik.InputError, match="at least 20 are needed"):
-        ik.token_identifiability(minilm, texts[:5], maps=["naive"])
-    with pytest.raises(ik.InputError, match="There is no layer 6"):
-        ik.token_identifiability(minilm, texts, layers=[6])
-    with pytest.raises(ik.InputError, match="experiment='magic' is not known: use 'same layer'"):
-        ik.token_identifiability(minilm, texts, experiment="magic")
-    with pytest.raises(ik.InputError, match="'sorcery'"):
-        ik.token_identifiability(minilm, texts, maps=["sorcery"])
     repeated = Model(tiny.build("llama"), tiny.tokenizer(), name="tiny")
-    with pytest.raises(ik.InputError, match="naive"):
-        ik.token_identifiability(tiny.loaded("albert"), ["w5 w6 w7"] * 20, maps=["naive"], settings=QUICK)
     repeated.tokenizer.backend_tokenizer.post_processor = None
-    with pytest.raises(ik.InputError, match="all 3 tokens of text 0 have the same input vector"):
-        ik.token_identifiability(repeated, ["w5 w5 w5"] * 20)
-    with pytest.raises(ik.InputError, match="text 0 has only one token"):
-        ik.token_identifiability(repeated, ["w5"] * 20)
+    for model, some, options, message in (
+        (minilm, texts[:5], {"maps": ["naive"]}, "at least 20 are needed"),
+        (minilm, texts, {"layers": [6]}, "There is no layer 6"),
+        (minilm, texts, {"experiment": "magic"}, "experiment='magic' is not known: use 'same layer'"),
+        (minilm, texts, {"maps": ["sorcery"]}, "'sorcery'"),
+        (minilm, texts, {"settings": 3}, "settings=3 cannot be used"),
+        (tiny.loaded("albert"), ["w5 w6 w7"] * 20, {"maps": ["naive"], "settings": QUICK}, "naive"),
+        (repeated, ["w5 w5 w5"] * 20, {}, "all 3 tokens of text 0 have the same input vector"),
+        (repeated, ["w5"] * 20, {}, "text 0 has only one token"),
+    ):
+        with pytest.raises(ik.InputError, match=message):
+            ik.token_identifiability(model, some, **options)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rates_in_half_precision_are_those_of_float32(minilm: Model, fit: identity.TokenIdentifiability, dtype: str):
     """Hidden vectors are widened before anything is fitted; the same tokens are distinct."""
-    half, texts = ik.load(dtype=dtype), sample_texts()[:24]
+    half = ik.load(dtype=dtype)
+    texts = sample_texts()[:24]
     found = ik.token_identifiability(
         half, texts, maps=["naive", "ridge"], distances=["cosine"], layers=[0, 5], settings=QUICK
     )
-    states, full = hidden_states(half, texts), hidden_states(minilm, texts)
+    states = hidden_states(half, texts)
+    full = hidden_states(minilm, texts)
     assert states.dtype == torch.float32 and len(states.identity.unique()) == len(full.identity.unique())
     both = [one.summary.set_index(["map", "layer"])["rate"] for one in (found, fit)]
     assert (both[0] - both[1]).abs().max() < 0.02

@@ -14,7 +14,7 @@ from identikit.models.model import Model
 from identikit.texts.text import collate
 from identikit.tokens import search as searching
 from identikit.tokens.continuation import Continuations
-from identikit.tokens.invert import Inversion, Options
+from identikit.tokens.invert import Inversion, InversionOptions
 from identikit.tokens.result import TokenInversion
 from identikit.tokens.search import vocabulary
 from tests.models import tiny
@@ -53,7 +53,8 @@ def test_a_candidate_comes_out_as_in_a_run_of_its_own(name: str):
             ik.invert(model, TEXT)
         return
     text = read(model, TEXT)
-    ids, candidates = text.batch.ids[0].tolist(), list(range(0, tiny.VOCABULARY, 7))
+    ids = text.batch.ids[0].tolist()
+    candidates = list(range(0, tiny.VOCABULARY, 7))
     for position in (0, 1, len(ids) - 1):  # past the sliding windows of six too
         found = torch.stack(text.at(position, depth=model.n_layers).hidden(torch.tensor(candidates)), 1)
         expected = torch.stack(reference.candidate_hidden(model, ids[:position], candidates, text.batch.segments))
@@ -70,10 +71,10 @@ def test_the_search_finds_what_the_definition_finds(distance: str, monkeypatch: 
     text = read(model, TEXT)
     ids = text.batch.ids[0].tolist()
     result = ik.invert(model, TEXT, positions=[2, 9], distance=distance, noise=0.5, seed=3)
-    sought, _ = Inversion.of(model, Options(), steps=1, depth=3).read(
+    sought, _ = Inversion.of(model, InversionOptions(), steps=1, depth=3).read(
         *ik.models.reading.unread(model, TEXT), (0, 1, 2), (2, 9)
     )
-    noisy = sought.noisy(Options(noises=(0.5,), seed=3))
+    noisy = sought.noisy(InversionOptions(noises=(0.5,), seed=3))
     everyone = list(range(tiny.VOCABULARY))
     for column, position in enumerate((2, 9)):
         candidates = torch.stack(reference.candidate_hidden(model, ids[:position], everyone, text.batch.segments))
@@ -159,7 +160,8 @@ def test_margins_follow_from_distances(noises: list[float], seed: int):
 def test_tokens_with_equal_embeddings_are_one_candidate(llama: Model):
     model = Model(tiny.build("llama"), tiny.tokenizer(), name="alike")
     weight = model.hf.get_input_embeddings().weight.data
-    weight[40], weight[41] = weight[6], -0.0 * weight[6]
+    weight[40] = weight[6]
+    weight[41] = -0.0 * weight[6]
     weight[42] = 0.0
     known = vocabulary(model)
     assert len(known.ids) == tiny.VOCABULARY - 2 and torch.equal(weight[known.ids[known.of]], weight + 0.0)
@@ -251,7 +253,8 @@ def test_what_overflows_is_refused():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_half_precision(name: str, dtype: torch.dtype):
-    half, full = ik.invert(tiny.loaded(name, dtype=dtype), TEXT), ik.invert(tiny.loaded(name), TEXT)
+    half = ik.invert(tiny.loaded(name, dtype=dtype), TEXT)
+    full = ik.invert(tiny.loaded(name), TEXT)
     assert half.recovered.all() and half.margin.dtype == torch.float32
     assert half.own_distance.max() < 0.02 and half.own_distance.max() > full.own_distance.max()
     assert torch.allclose(half.margin, full.margin, atol=0.05)
@@ -263,12 +266,14 @@ def test_a_real_model_on_two_positions():
     """The winner, the runner-up and some others against one full pass each; all 32,000 are searched."""
     model = ik.load(STORIES)
     text = read(model, STORY)
-    ids, some = text.batch.ids[0].tolist(), list(range(5, 32000, 4001))
+    ids = text.batch.ids[0].tolist()
+    some = list(range(5, 32000, 4001))
     result = ik.invert(model, STORY, positions=[3, 11])
     assert result.recovered.all() and result.candidates == 32000
     assert result.own_distance.max() < 1e-5 and result.margin.min() > 0.2
     for column, position in enumerate((3, 11)):
-        last, second = int(result.winner[5, column]), int(result.runner_up[5, column])
+        last = int(result.winner[5, column])
+        second = int(result.runner_up[5, column])
         tried = torch.stack(reference.candidate_hidden(model, ids[:position], [last, second, *some]))
         for layer in range(model.n_layers):
             hidden = text.trace.hidden[layer][0, position]
@@ -311,7 +316,8 @@ def test_it_is_saved_and_shown(llama: Model, tmp_path: Path):
 def test_the_identity_map_shows_it_beside(llama: Model, tmp_path: Path):
     texts = [f"w{i} w{i + 3} w{i + 1} w{i + 7} w{i + 9}" for i in range(4, 44)]
     fit = ik.token_identifiability(llama, texts, maps="naive", distances="cosine", layers=[0, 2])
-    plain, both = fit.identity_map(TEXT), fit.identity_map(TEXT, invert=True)
+    plain = fit.identity_map(TEXT)
+    both = fit.identity_map(TEXT, invert=True)
     assert plain.invertible is None and both.invertible.shape == (2, 12) and both.invertible.all()
     assert not both.recovered.all() and torch.equal(plain.recovered, both.recovered)
     assert "Invertible, by trying the whole vocabulary: 100%, 100%." in str(both) and "Invertible" not in str(plain)

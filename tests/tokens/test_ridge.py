@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from identikit.tokens.protocol import Settings, Task, fold_split, sentence_blocks
-from identikit.tokens.ridge import RELATIVE_STRENGTHS, fit_ridge, ridge_weights
+from identikit.tokens.ridge import RELATIVE_STRENGTHS, fit_ridge, ridge_weights, spectra
 from tests.reference import maps as literal
 from tests.reference import neighbours
 from tests.tokens.constructed import rotated, states
@@ -19,9 +19,12 @@ def noisy(inputs, generator):
 
 def test_weights_of_every_strength_solve_the_augmented_least_squares_problem():
     generator = np.random.default_rng(0)
-    features, targets = generator.normal(size=(50, 7)), generator.normal(size=(50, 3))
-    gram, cross = torch.from_numpy(features.T @ features), torch.from_numpy(features.T @ targets)
-    for strength, weight in zip((0.01, 1.0, 30.0), ridge_weights(gram, cross, (0.01, 1.0, 30.0)), strict=True):
+    features = generator.normal(size=(50, 7))
+    targets = generator.normal(size=(50, 3))
+    (spectrum,) = spectra([torch.from_numpy(features.T @ features)])
+    strengths = (0.01, 1.0, 30.0)
+    weights = ridge_weights(spectrum, torch.from_numpy(features.T @ targets), strengths)
+    for strength, weight in zip(strengths, weights, strict=True):
         np.testing.assert_allclose(weight, literal.ridge(features, targets, strength), rtol=1e-9, atol=1e-11)
 
 

@@ -39,7 +39,8 @@ def trained_by_torch(given, member, settings):
     task = member.task
     split = fold_split(sentence_blocks(given.n_sentences, seed=settings.seed), member.fold, data_share=task.data_share)
     rows, held_out = (given.rows_with_target(part, task.offset) for part in (split.train, split.validation))
-    features, targets = given.layer(member.layer), given.targets(task, member.layer)
+    features = given.layer(member.layer)
+    targets = given.targets(task, member.layer)
 
     def batches(epoch):
         order = epoch_order(rows, seed=settings.seed, fold=member.fold, epoch=epoch)
@@ -111,7 +112,8 @@ def test_tasks_together_take_the_steps_of_the_longest_alone(monkeypatch):
 def test_tasks_that_have_stopped_take_no_steps(monkeypatch):
     """One member sees all data, diverges and stops; the other sees less of it, so fewer batches, and goes on."""
     given = states(hidden=noisy, dtype=torch.float64)
-    fast, slow = Member("linear", "l2", 0, 0, Task(), 1e6), Member("linear", "l2", 0, 0, Task(data_share=0.3), 1e-4)
+    fast = Member("linear", "l2", 0, 0, Task(), 1e6)
+    slow = Member("linear", "l2", 0, 0, Task(data_share=0.3), 1e-4)
     settings = replace(SMALL, patience=2, epochs=12)
     steps, trials = counted_steps(monkeypatch, given, [fast, slow], settings)
     (long, first), (short, second) = (counted_steps(monkeypatch, given, [member], settings) for member in (fast, slow))

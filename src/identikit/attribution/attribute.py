@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from identikit.attribution.plan import Options, estimate, plan, side_by_side
-from identikit.attribution.request import Request
+from identikit.attribution.plan import estimate, plan, side_by_side
+from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function
 from identikit.errors import InputError
@@ -37,13 +37,13 @@ def token_attribution(
     model: Model,
     text: Any,
     *,
-    probes: Any = "exact",
+    probes: object = "exact",
     norm: str = "frobenius",
     layers: Index = None,
     targets: Index = None,
     source: str = "before",
     precision: str = "full",
-    seed: Any = 0,
+    seed: object = 0,
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Progress = silent,
@@ -67,44 +67,40 @@ def token_attribution(
     half precision, `underflow` of the result says which share of a layer's contributions is too small to be told
     from 0.
     """
-    model, progress = checked_model(model), function("progress", progress)
-    options = Options(probes=probes, norm=norm, source=source, precision=precision, seed=seed)
+    model = checked_model(model)
+    progress = function("progress", progress)
+    request = AttributionOptions(probes, norm, source, precision, seed).request(model, layers)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
-    ahead = estimate(model, [len(one.tokens) for one in texts], options.request(model, layers))
+    ahead = estimate(model, [len(reading.tokens) for reading in texts], request)
     if ahead.said and targets is None:
         warnings.warn(ahead.words(), stacklevel=3)
-    found = attribute(texts, options, layers=layers, targets=targets, progress=progress)
-    return found if is_several(text) else found[0]
+    results = attribute(texts, request, targets=targets, progress=progress)
+    return results if is_several(text) else results[0]
 
 
 def attribute(
-    texts: Sequence[Reading],
-    options: Options,
-    *,
-    layers: Index = None,
-    targets: Index = None,
-    progress: Progress = silent,
+    texts: Sequence[Reading], request: Request, *, targets: Index = None, progress: Progress = silent
 ) -> list[TokenAttribution]:
     """Attribute texts of one model that are encoded already, and perhaps run."""
     model = texts[0].model
-    whole = options.request(model, layers)
-    requests = [_with_targets(whole, texts, place, targets) for place in range(len(texts))]
-    known = cache(partial(plan, model))  # texts of one length are planned once
-    plans = [known(len(one.tokens), request) for one, request in zip(texts, requests, strict=True)]
-    total, done = sum(one.cost.units for one in plans), 0
+    requests = [_with_targets(request, texts, place, targets) for place in range(len(texts))]
+    planned = cache(partial(plan, model))  # texts of one length are planned once
+    plans = [planned(len(text.tokens), request) for text, request in zip(texts, requests, strict=True)]
+    total = sum(each.units for each in plans)
+    done = 0
 
     def tick(count: int) -> None:
         nonlocal done
         done += count
         progress("attribution, tokens", done, total)
 
-    found: dict[int, TokenAttribution] = {}
-    for group, way in side_by_side(model, plans):
-        own = [_with_own_seed(requests[place], texts[place].tokens) for place in group]
-        measured = way.run([texts[place] for place in group], own, tick)
-        for place, one in zip(group, measured, strict=True):
-            found[place] = _attributed(texts[place], requests[place], one, way.cost.engine, options)
-    return [found[place] for place in range(len(texts))]
+    results: dict[int, TokenAttribution] = {}
+    for group, group_plan in side_by_side(model, plans):
+        seeded = [_with_own_seed(requests[place], texts[place].tokens) for place in group]
+        answers = group_plan.run([texts[place] for place in group], seeded, tick)
+        for place, measured in zip(group, answers, strict=True):
+            results[place] = _attributed(texts[place], requests[place], measured, group_plan.engine)
+    return [results[place] for place in range(len(texts))]
 
 
 def _with_targets(request: Request, texts: Sequence[Reading], place: int, targets: Index) -> Request:
@@ -112,21 +108,22 @@ def _with_targets(request: Request, texts: Sequence[Reading], place: int, target
         return request
     tokens = texts[place].tokens
     try:
-        found = Axis("target", tuple(range(len(tokens))), tokens).find(targets)
+        positions = Axis("target", tuple(range(len(tokens))), tokens).find(targets)
     except InputError as error:
-        said = str(error)
-        raise error if len(texts) == 1 else InputError(f"In texts[{place}], {said[0].lower()}{said[1:]}") from None
-    return replace(request, targets=tuple(found))
+        if len(texts) == 1:
+            raise
+        message = str(error)
+        raise InputError(f"In texts[{place}], {message[0].lower()}{message[1:]}") from None
+    return replace(request, targets=tuple(positions))
 
 
 def _with_own_seed(request: Request, tokens: tuple[str, ...]) -> Request:
     return replace(request, seed=request.seed + zlib.crc32(repr(tokens).encode()))  # texts differ in their directions
 
 
-def _attributed(
-    reading: Reading, request: Request, measured: Tensor, engine: str, options: Options
-) -> TokenAttribution:
-    model, tokens = reading.model, reading.tokens
+def _attributed(reading: Reading, request: Request, measured: Tensor, engine: str) -> TokenAttribution:
+    model = reading.model
+    tokens = reading.tokens
     _check_overflow(measured, request, model)
     if request.probes is None:
         arrays = {"contribution": jacobian.contributions(measured)}
@@ -145,15 +142,22 @@ def _attributed(
         "probes": request.probes,
         "engine": engine,
         "causal": model.causal,
+        "underflow": _underflow(measured, reading, request),
+        "cls": _position(reading, "cls"),
+        "separator": _position(reading, "sep"),
     }
-    about |= {"underflow": _underflow(measured, reading, request)}
-    about |= {"cls": _position(reading, "cls"), "separator": _position(reading, "sep")}
-    settings = {"norm": request.norm, "probes": request.probes or "exact", "source": options.source}
-    settings |= {"precision": request.precision, "seed": request.seed, "engine": engine}
-    settings |= {"layers": request.layers, "targets": request.targets}
-    return TokenAttribution(
-        axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), model.provenance(reading.text, **settings), about
+    provenance = model.provenance(
+        reading.text,
+        norm=request.norm,
+        probes=request.probes or "exact",
+        source=request.source,
+        precision=request.precision,
+        seed=request.seed,
+        engine=engine,
+        layers=request.layers,
+        targets=request.targets,
     )
+    return TokenAttribution(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
 
 
 def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
@@ -161,11 +165,12 @@ def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
     lost = (~measured.isfinite()).flatten(1).double().mean(1).tolist()
     if not any(lost):
         return
-    layer, share = min((layer, share) for layer, share in zip(request.layers, lost, strict=True) if share)
+    shares = dict(zip(request.layers, lost, strict=True))
+    layer = min(layer for layer, share in shares.items() if share)
     before = f" Or ask only for layers before {layer}." if layer else ""
     raise InputError(
         f"Derivatives of {model.name} overflow in {str(model.dtype).removeprefix('torch.')} from layer {layer} on: "
-        f"{share:.0%} of that layer are not finite. {wider_dtype(model.dtype)}{before}"
+        f"{shares[layer]:.0%} of that layer are not finite. {wider_dtype(model.dtype)}{before}"
     )
 
 
@@ -182,7 +187,8 @@ def _underflow(measured: Tensor, reading: Reading, request: Request) -> list[flo
         return [0.0] * len(request.layers)
     n = moved.shape[1]
     targets = slice(None) if request.targets is None else list(request.targets)
-    connected, shares = torch.eye(n, dtype=torch.float32), {}
+    connected = torch.eye(n, dtype=torch.float32)
+    reached = {}
     with reading.split() as split:
         for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
             weights = torch.cat(
@@ -190,9 +196,12 @@ def _underflow(measured: Tensor, reading: Reading, request: Request) -> list[flo
             )
             sees = (weights > 0).any(0).float().cpu()
             connected = ((connected + connected @ sees.T) > 0).float()  # (input, output)
-            shares[layer] = connected[:, targets] > 0
-    pairs = [(shares[layer], one) for layer, one in zip(request.layers, moved, strict=True)]
-    return [float((felt & ~one).sum() / felt.sum().clamp(min=1)) for felt, one in pairs]
+            reached[layer] = connected[:, targets] > 0
+    shares = []
+    for layer, of_layer in zip(request.layers, moved, strict=True):
+        felt = reached[layer]
+        shares.append(float((felt & ~of_layer).sum() / felt.sum().clamp(min=1)))
+    return shares
 
 
 def _position(reading: Reading, name: str) -> int | None:
@@ -209,14 +218,14 @@ def mixing(results: Iterable[TokenAttribution], tags: Iterable[Sequence[str]] | 
     """
     total: Mixing | None = None
     layers: tuple[int, ...] | None = None
-    for result, own_tags in zip(results, repeat(()) if tags is None else tags, strict=tags is not None):
+    for result, text_tags in zip(results, repeat(()) if tags is None else tags, strict=tags is not None):
         if layers not in (None, result.layers):
             raise InputError(f"Gathering attribution: results hold different layers, {layers} and {result.layers}.")
         layers = result.layers
-        found = maths.mixing(
-            result.whole(), causal=result.causal, cls=result.cls, separator=result.separator, tags=own_tags
+        of_text = maths.mixing(
+            result.whole(), causal=result.causal, cls=result.cls, separator=result.separator, tags=text_tags
         )
-        total = found if total is None else total.merge(found)
+        total = of_text if total is None else total.merge(of_text)
     if total is None:
         raise InputError("Gathering attribution: there are no results. Pass at least one.")
     return total

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from identikit.attribution.attribute import attribute, mixing
-from identikit.attribution.plan import Options, estimate
+from identikit.attribution.plan import estimate
+from identikit.attribution.request import AttributionOptions
 from identikit.attribution.result import TokenAttribution
 from identikit.attribution.tables import ATTRIBUTION
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
@@ -27,14 +28,6 @@ if TYPE_CHECKING:
 Tagger = Callable[[Encoded], tuple[str, ...]]
 _PLAIN = ("outweighed", "group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
-
-
-@dataclass(frozen=True)
-class AttributionOptions(Options):
-    """How a dataset is attributed: `Options`, and what becomes of long texts."""
-
-    truncate: bool = False
-    max_tokens: int | None = None
 
 
 class PerToken(NamedTuple):
@@ -68,11 +61,12 @@ class AttributionJob:
 
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return the statistics of the texts together, and the readings of each token."""
-        options, tags = self.options, None
+        options = self.options
+        tags = None
         if self.tagger is not None:
-            tags = [self.tagger(one) for one in encoded_texts(model, task, options)]
-        read = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
-        results = attribute(read, options, progress=told)
+            tags = [self.tagger(text) for text in encoded_texts(model, task, options)]
+        readings = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
+        results = attribute(readings, options.request(model), progress=told)
         return pack(mixing(results, tags), _per_token(results))
 
 
@@ -192,7 +186,7 @@ def frames(whole: Mixing) -> dict[str, "DataFrame"]:
 def _offset_table(name: str, part: Offsets) -> "DataFrame":
     import pandas as pd
 
-    share, mean = part.share(), part.mean()
+    share = part.share()
     shape = share.shape
     return pd.DataFrame(
         {
@@ -200,7 +194,7 @@ def _offset_table(name: str, part: Offsets) -> "DataFrame":
             "layer": torch.arange(shape[0])[:, None].expand(shape).flatten().numpy(),
             "offset": part.positions.expand(shape).flatten().numpy(),
             "share": share.flatten().numpy(),
-            "mean": mean.flatten().numpy(),
+            "mean": part.mean().flatten().numpy(),
         }
     )
 

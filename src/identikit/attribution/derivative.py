@@ -1,5 +1,6 @@
 """The derivatives of a block at the texts of a batch: each token's own Jacobians, and attention's in closed form."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,8 +22,10 @@ def block_derivatives(
 
     The texts have these `lengths`, and are padded on the right.
     """
-    call, (n, d) = block.call, block.input.shape[1:]
-    heads, kv_heads, d_k = call.query.shape[1], call.key.shape[1], call.key.shape[3]
+    call = block.call
+    n, d = block.input.shape[1:]
+    heads = call.query.shape[1]
+    kv_heads, _, d_k = call.key.shape[1:]
     own, by_output = _of_post(block)
     query, key, value = (_shared_rows if agree else _rows_by_token)(block)
     of_values, of_scores, of_query = _of_attention(call)
@@ -31,8 +34,8 @@ def block_derivatives(
     if folded:
         key = vmap(jacobian.folded, in_dims=(None if agree else 0, 0))(key[0] if agree else key, call.query)
     read = torch.cat([key, value.expand(len(key), -1, -1, -1)], 2)
-    parts = (part.to(dtype) for part in (read, own, by_output, call.query, of_values, of_scores))
-    read, own, by_output, query, of_values, of_scores = parts
+    factors = (read, own, by_output, call.query, of_values, of_scores)
+    read, own, by_output, query, of_values, of_scores = (factor.to(dtype) for factor in factors)
 
     def rows_of(text: int, length: int) -> Tensor:
         rows = read[text % len(read), :length]
@@ -60,15 +63,19 @@ def _of_post(block: Block) -> tuple[Float[Tensor, "batch n d d"], Float[Tensor, 
     One product with a basis vector broadcast over positions gives a row of every token's Jacobian at once. The rows are
     written where they stay.
     """
-    x, output = block.input, block.call.output
-    through_post = vjp(block.post, x, output)[1]
-    (batch, heads, n, d_v), d, step = output.shape, x.shape[2], at_once(x)
-    own, by_output = x.new_empty(batch, n, d, d), x.new_empty(batch, n, d, heads, d_v)
+    x = block.input
+    d = x.shape[2]
+    batch, heads, n, d_v = block.call.output.shape
+    through_post = vjp(block.post, x, block.call.output)[1]
+    step = at_once(x)
+    own = x.new_empty(batch, n, d, d)
+    by_output = x.new_empty(batch, n, d, heads, d_v)
     basis = torch.eye(d, dtype=x.dtype, device=x.device)
     for first in range(0, d, step):
         rows = slice(first, first + step)
         by_vector, by_head = vmap(lambda row: through_post(row.expand_as(x)))(basis[rows])
-        own[:, :, rows], by_output[:, :, rows] = by_vector.permute(1, 2, 0, 3), by_head.permute(1, 3, 0, 2, 4)
+        own[:, :, rows] = by_vector.permute(1, 2, 0, 3)
+        by_output[:, :, rows] = by_head.permute(1, 3, 0, 2, 4)
         del by_vector, by_head
     return own, by_output.flatten(3)
 
@@ -94,73 +101,86 @@ def _of_attention(call: AttentionCall) -> AttentionDerivative:
 
     Some queries are done at a time.
     """
-    dtype, (batch, heads, n, d_k) = call.query.dtype, call.query.shape
-    wide = torch.promote_types(dtype, torch.float32)
-    key, value = call.key.to(wide), call.value.to(wide)
-    empty, d_v = call.query.new_empty, value.shape[3]
-    found = AttentionDerivative(
+    batch, heads, n, d_k = call.query.shape
+    wide = torch.promote_types(call.query.dtype, torch.float32)
+    key = call.key.to(wide)
+    value = call.value.to(wide)
+    d_v = value.shape[3]
+    empty = call.query.new_empty
+    whole = AttentionDerivative(
         empty(batch, heads, n, n), empty(batch, n, heads, d_v, n), empty(batch, n, heads, d_v, d_k)
     )
     of_text = partial(jacobian.attention_derivative, scaling=call.scaling, softcap=call.softcap)
     step = max(1, working_bytes(key.device) // (4 * wide.itemsize * batch * n * heads * d_v))
     for first in range(0, n, step):
         rows = slice(first, first + step)
-        part = vmap(of_text)(call.query[:, :, rows].to(wide), key, value, call.weights(rows, dtype=wide))
-        found.of_values[:, :, rows], found.of_scores[:, rows], found.of_query[:, rows] = part
-    return found
+        some = vmap(of_text)(call.query[:, :, rows].to(wide), key, value, call.weights(rows, dtype=wide))
+        whole.of_values[:, :, rows] = some.of_values
+        whole.of_scores[:, rows] = some.of_scores
+        whole.of_query[:, rows] = some.of_query
+    return whole
 
 
 def _rows_by_token(block: Block) -> list[Float[Tensor, "batch n row d"]]:
     """Return the Jacobians of queries, keys and values by each token's vector."""
-    call, x = block.call, block.input
-    found, step = [], at_once(x)
-    for part, like in enumerate((call.query, call.key, call.value)):
-        pull, basis = vjp(lambda vectors, part=part: block.pre(vectors)[part], x)[1], _basis(like)
+    call = block.call
+    x = block.input
+    step = at_once(x)
+    jacobians = []
+    for place, like in enumerate((call.query, call.key, call.value)):
+        pull = vjp(lambda vectors, place=place: block.pre(vectors)[place], x)[1]
+        basis = _basis(like)
         rows = x.new_empty(*x.shape[:2], len(basis), x.shape[2])
         for first in range(0, len(basis), step):
             some = basis[first : first + step].unsqueeze(2).expand(-1, *like.shape[1:]).unsqueeze(1)
             moved = vmap(lambda row, pull=pull, like=like: pull(row.expand_as(like))[0])(some)
             rows[:, :, first : first + step] = moved.permute(1, 2, 0, 3)
-        found.append(rows)
-    return found
+        jacobians.append(rows)
+    return jacobians
 
 
 def _shared_rows(block: Block) -> list[Float[Tensor, "1 1 row d"]]:
     """Return the Jacobians of queries, keys and values where all tokens agree; each position carries its own rows."""
-    call, x = block.call, block.input
+    call = block.call
+    x = block.input
     batch, n, d = x.shape
-    parts = (call.query, call.key, call.value)
-    counts = [part.shape[1] * part.shape[3] for part in parts]
-    carried, first = [], 0
-    for part, count in zip(parts, counts, strict=True):
-        rows = x.new_zeros(-(-sum(counts) // (batch * n)) * batch * n, part.shape[1], part.shape[3])
-        rows[first : first + count] = _basis(part)
+    projected = (call.query, call.key, call.value)
+    counts = [like.shape[1] * like.shape[3] for like in projected]
+    carried = []
+    first = 0
+    for like, count in zip(projected, counts, strict=True):
+        rows = x.new_zeros(math.ceil(sum(counts) / (batch * n)) * batch * n, like.shape[1], like.shape[3])
+        rows[first : first + count] = _basis(like)
         carried.append(rows.unflatten(0, (-1, batch, n)).transpose(2, 3))
         first += count
     pull = vjp(block.pre, x)[1]
-    found = vmap(lambda *rows: pull(rows)[0], chunk_size=at_once(x))(*carried).reshape(1, 1, -1, d)
-    return list(found[:, :, : sum(counts)].split(counts, 2))
+    jacobians = vmap(lambda *rows: pull(rows)[0], chunk_size=at_once(x))(*carried).reshape(1, 1, -1, d)
+    return list(jacobians[:, :, : sum(counts)].split(counts, 2))
 
 
-def _basis(part: Float[Tensor, "batch head n width"]) -> Float[Tensor, "row head width"]:
+def _basis(like: Float[Tensor, "batch head n width"]) -> Float[Tensor, "row head width"]:
     """Return the basis of what one token has of queries, keys or values."""
-    heads, width = part.shape[1], part.shape[3]
-    return torch.eye(heads * width, dtype=part.dtype, device=part.device).unflatten(1, (heads, width))
+    _, heads, _, width = like.shape
+    return torch.eye(heads * width, dtype=like.dtype, device=like.device).unflatten(1, (heads, width))
 
 
 def agreeing(blocks: Sequence[Block]) -> list[bool]:
-    """Say of each block whether the Jacobians of its queries, keys and values are the same at all tokens.
+    """Tell of each block whether the Jacobians of its queries, keys and values are the same at all tokens.
 
     They are where `pre` is linear and knows no position. They are taken to be where the gradient of a random
     combination is.
     """
-    like, found = blocks[0].input, []
-    eps, own = torch.finfo(like.dtype).eps, torch.Generator(like.device).manual_seed(0)
+    x = blocks[0].input
+    eps = torch.finfo(x.dtype).eps
+    generator = torch.Generator(x.device).manual_seed(0)
+    differences = []
     for block in blocks:
-        parts = (block.call.query, block.call.key, block.call.value)
-        shapes = [(1, part.shape[1], 1, part.shape[3]) for part in parts]
-        drawn = [torch.randn(shape, device=like.device, generator=own).to(like.dtype) for shape in shapes]
+        combination = []
+        for like in (block.call.query, block.call.key, block.call.value):
+            shape = (1, like.shape[1], 1, like.shape[3])
+            drawn = torch.randn(shape, device=x.device, generator=generator).to(x.dtype)
+            combination.append(drawn.expand_as(like))
         pull = vjp(block.pre, block.input)[1]
-        (moved,) = pull(tuple(one.expand_as(part) for one, part in zip(drawn, parts, strict=True)))
-        found.append((moved - moved[:1, :1]).abs().max() / moved.abs().max())
-    return (torch.stack(found) <= min(16 * eps, max(2 * eps, 1e-4))).tolist()  # the machine is waited for once
+        (moved,) = pull(tuple(combination))
+        differences.append((moved - moved[:1, :1]).abs().max() / moved.abs().max())
+    return (torch.stack(differences) <= min(16 * eps, max(2 * eps, 1e-4))).tolist()  # the machine is waited for once

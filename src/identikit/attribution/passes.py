@@ -37,7 +37,8 @@ from identikit.shapes import Float, Tensor
 def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go forward with the tangents of `chunk` inputs at a time."""
     with reading.model.alone(), forward_mode(), products(request.precision):
-        return (_by_block if reading.model.family.splits else _through_all)(reading, request, chunk, tick)
+        run = _by_block if reading.model.family.splits else _through_all
+        return run(reading, request, chunk, tick)
 
 
 def _by_block(reading: Reading, request: Request, chunk: int, tick: Tick) -> Tensor:
@@ -63,8 +64,8 @@ def _by_block(reading: Reading, request: Request, chunk: int, tick: Tick) -> Ten
                 if moved.dtype in shared.SCALED:
                     exponent += scaled(moved, dim=0)
                 if layer in request.layers:
-                    found = request.measure(moved[:, :, 0].permute(2, 3, 0, 1)[outputs])
-                    answer[request.layers.index(layer), first:last, felt] = request.unscaled(found, exponent)
+                    measured = request.measure(moved[:, :, 0].permute(2, 3, 0, 1)[outputs])
+                    answer[request.layers.index(layer), first:last, felt] = request.unscaled(measured, exponent)
 
         in_chunks(n, chunk, work, tick)
     return answer.cpu()
@@ -72,33 +73,35 @@ def _by_block(reading: Reading, request: Request, chunk: int, tick: Tick) -> Ten
 
 def _push(block: Block, before: int, tangents: Float[Tensor, "tangent 1 n d"]) -> None:
     """Push tangents of the tokens from `before` on through a block, in place."""
-    call, part = block.call, block.after(before) if before else block
+    call = block.call
+    later = block.after(before) if before else block
     wide = torch.promote_types(call.query.dtype, torch.float32)
 
     def run(x: Tensor) -> Tensor:
-        found = zip((call.query, call.key, call.value), part.pre(x), strict=True)
-        query, key, value = (torch.cat([whole[:, :, :before], own], dim=2) for whole, own in found)
+        pairs = zip((call.query, call.key, call.value), later.pre(x), strict=True)
+        query, key, value = (torch.cat([whole[:, :, :before], moved], dim=2) for whole, moved in pairs)
         weights = replace(call, query=query, key=key, value=value).weights(slice(before, None), dtype=wide)
         output = weights @ value.repeat_interleave(call.groups, dim=1).to(wide)
-        return part.post(x, output.to(x.dtype))
+        return later.post(x, output.to(x.dtype))
 
-    step = at_once(part.input, call.query.shape[1])
+    step = at_once(later.input, call.query.shape[1])
     for first in range(0, len(tangents), step):
         some = tangents[first : first + step]
-        some.copy_(forward(run, part.input, some, call.query.shape[1]))
+        some.copy_(forward(run, later.input, some, call.query.shape[1]))
 
 
 def _narrows(split: Split) -> bool:
-    """Say whether the blocks give the same for the second half of the positions only."""
+    """Tell whether the blocks give the same for the second half of the positions only."""
     half = split.inputs.shape[1] // 2
     try:
         for block in split.blocks:
-            part = block.after(half)
-            expected = (*(one[:, :, half:] for one in (block.call.query, block.call.key, block.call.value)),
-                        block.post(block.input, block.call.output)[:, half:])  # fmt: skip
-            found = (*part.pre(part.input), part.post(part.input, block.call.output[:, :, half:]))
-            for one, other in zip(found, expected, strict=True):
-                if (one - other).abs().max() > 8 * torch.finfo(one.dtype).eps * other.abs().max():
+            call = block.call
+            later = block.after(half)
+            expected = [whole[:, :, half:] for whole in (call.query, call.key, call.value)]
+            expected.append(block.post(block.input, call.output)[:, half:])
+            narrow = [*later.pre(later.input), later.post(later.input, call.output[:, :, half:])]
+            for actual, wanted in zip(narrow, expected, strict=True):
+                if (actual - wanted).abs().max() > 8 * torch.finfo(actual.dtype).eps * wanted.abs().max():
                     return False
     except (RuntimeError, IndexError):  # what the block was called with cannot be cut
         return False
@@ -117,8 +120,8 @@ def _through_all(reading: Reading, request: Request, chunk: int, tick: Tick) -> 
     answer = request.nothing(n, x)
 
     def hidden(vectors: Tensor) -> Tensor:
-        found = _outputs(reading, entered, vectors, max(request.layers) + 1)
-        return torch.stack([found[layer][0] for layer in request.layers])
+        outputs = _outputs(reading, entered, vectors, max(request.layers) + 1)
+        return torch.stack([outputs[layer][0] for layer in request.layers])
 
     def work(first: int, last: int) -> None:
         at = torch.eye(n, dtype=x.dtype, device=x.device)[first:last]
@@ -172,16 +175,17 @@ class _Enough(Exception):  # noqa: N818 - not an error: it ends a run whose want
 
 def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) -> list[Tensor]:
     """Run a model that does not split with `vectors` entering `first`, up to block `depth`; its blocks are distinct."""
-    model, turned = reading.model, reading.model.family.sequence_first
-    found: list[Tensor] = []
+    model = reading.model
+    turned = model.family.sequence_first
+    outputs: list[Tensor] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (vectors.transpose(0, 1) if turned else vectors, *args[1:])
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
-        found.append(hidden.transpose(0, 1) if turned else hidden)
-        if len(found) == depth:
+        outputs.append(hidden.transpose(0, 1) if turned else hidden)
+        if len(outputs) == depth:
             raise _Enough  # before the language-model head, which would cost more than the blocks
 
     with model.alone(), ExitStack() as stack:
@@ -190,4 +194,4 @@ def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) ->
             stack.callback(block.register_forward_hook(leave).remove)
         with suppress(_Enough):
             model.trace(reading.batch)
-    return found
+    return outputs

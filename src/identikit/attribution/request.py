@@ -1,34 +1,79 @@
-"""What an engine is asked for, and what all engines share: chunks that fit in memory, and derivatives in bulk."""
+"""What attribution is asked for, and what all engines share: chunks that fit in memory, and derivatives in bulk."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
+from identikit.checks import known, random_seed, shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths import jacobian
-from identikit.models.machine import derivatives
-from identikit.models.model import Split
+from identikit.models.machine import PRECISIONS, derivatives
+from identikit.models.model import Model, Split
 from identikit.models.taps.tap import AttentionCall
+from identikit.results.axis import Index, chosen
 from identikit.shapes import Float, Int, Tensor
 
+SOURCES = ("before", "after")
 Tick = Callable[[int], None]
 SCALED = (torch.float16,)  # dtypes of so small a range that tangents are scaled
 HIGHEST = 5  # as binary exponent, of a scaled tangent's largest entry: float16 has 11 above it and 29 below
 
 
 @dataclass(frozen=True)
+class AttributionOptions:
+    """How texts are attributed, as a user says it; see `token_attribution`."""
+
+    probes: object = "exact"
+    norm: str = "frobenius"
+    source: str = "before"
+    precision: str = "full"
+    seed: object = 0
+    truncate: bool = False
+    max_tokens: int | None = None
+
+    def request(self, model: Model, layers: Index = None) -> "Request":
+        """Return what engines are asked for; raises an InputError for what they cannot be asked."""
+        known("norm", self.norm, tuple(jacobian.NORMS))
+        known("source", self.source, SOURCES)
+        known("precision", self.precision, PRECISIONS)
+        return Request(
+            layers=chosen("layer", layers, model.n_layers),
+            targets=None,
+            norm=self.norm,
+            probes=self._probes(model.d_model if self.source == "after" else model.d_input),
+            seed=random_seed(self.seed),
+            source=self.source,
+            precision=self.precision,
+        )
+
+    def _probes(self, most: int) -> int | None:
+        if isinstance(self.probes, str) and self.probes == "exact":
+            return None
+        if isinstance(self.probes, str):
+            raise InputError(
+                f"probes={shortened(self.probes)} cannot be used: expected 'exact' or a number from 2 to {most}."
+            )
+        count = whole_number("probes", self.probes, least=2, most=most)
+        if self.norm == "spectral":
+            raise InputError(
+                f"probes={count} with norm='spectral': the largest singular value cannot be estimated from a few "
+                "directions. Use probes='exact', or norm='frobenius'."
+            )
+        return count
+
+
+@dataclass(frozen=True)
 class Request:
-    """What an engine is asked for.
+    """What an engine is asked for: options that were checked against a model, and which vectors.
 
     - `layers`, `targets`: layers and output positions; `targets` None: all
     - `norm`: of the Jacobian blocks; `probes`: how many random directions (from `seed`), None: the whole basis
-    - `after`: x is what enters the first block, not the embedding sum
+    - `source`: inputs "before" the embedding's norm (the embedding sum), or "after" it (what enters the first block)
     - `precision`: "full" computes in the model's dtype, "tf32" lets float32 products round so, "bfloat16" holds
       tangents and derivatives in it
     """
@@ -38,15 +83,20 @@ class Request:
     norm: str
     probes: int | None
     seed: int
-    after: bool
+    source: str
     precision: str
+
+    @property
+    def after(self) -> bool:
+        """Whether x is what enters the first block, not the embedding sum."""
+        return self.source == "after"
 
     def measure(self, tangents: Float[Tensor, "output feature input direction"]) -> Tensor:
         """Return the blocks' norms, or with probes the squares along each direction: (input, output, …)."""
         measure = jacobian.block_norms if self.probes is None else jacobian.direction_squares
-        one = max(1, tangents[:1].numel() * 4)  # in half precision they may be copied to float32 for it
-        parts = [measure(part, self.norm) for part in tangents.split(max(1, working_bytes(tangents.device) // one))]
-        return torch.cat(parts).transpose(0, 1)
+        output_bytes = max(1, tangents[:1].numel() * 4)  # in half precision they may be copied to float32 for it
+        step = max(1, working_bytes(tangents.device) // output_bytes)
+        return torch.cat([measure(some, self.norm) for some in tangents.split(step)]).transpose(0, 1)
 
     def unscaled(self, measured: Tensor, exponent: Int[Tensor, "input"]) -> Tensor:
         """Undo a scale of 2^-`exponent` of each input's tangents, exactly; with probes, squares were measured."""
@@ -62,7 +112,9 @@ class Request:
     def nothing(self, n: int, like: Tensor) -> Tensor:
         """Return the answer of a model in which no input moves anything."""
         outputs = n if self.targets is None else len(self.targets)
-        shape = (len(self.layers), n, outputs, *(() if self.probes is None else (self.probes,)))
+        shape = [len(self.layers), n, outputs]
+        if self.probes is not None:
+            shape.append(self.probes)
         return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
@@ -70,23 +122,28 @@ def first_tangents(
     split: Split, requests: Sequence[Request], lengths: Sequence[int], dtype: torch.dtype
 ) -> list[Float[Tensor, "n d direction"]]:
     """Return how the first block's input at each token of each text moves along each direction of the token's own x."""
-    x, (batch, n, d) = split.inputs, split.blocks[0].input.shape
+    x = split.inputs
+    batch, n, d = split.blocks[0].input.shape
     if requests[0].after:
-        both = zip(requests, lengths, strict=True)
-        return [request.directions(d, x).T.to(dtype).expand(length, -1, -1) for request, length in both]
-    directions, step = torch.stack([request.directions(x.shape[-1], x) for request in requests], 1), at_once(x)
+        pairs = zip(requests, lengths, strict=True)
+        return [request.directions(d, x).T.to(dtype).expand(length, -1, -1) for request, length in pairs]
+    directions = torch.stack([request.directions(x.shape[-1], x) for request in requests], 1)
+    step = at_once(x)
     start = x.new_empty(batch, n, d, len(directions), dtype=dtype)
     for first in range(0, len(directions), step):
         some = directions[first : first + step].unsqueeze(2).expand(-1, batch, n, -1)
         start[..., first : first + step] = forward(split.tail, x, some).movedim(0, -1)
-    starts = [own[:length] for own, length in zip(start, lengths, strict=True)]
+    starts = [of_text[:length] for of_text, length in zip(start, lengths, strict=True)]
     # Where nothing follows the sum, all tokens are alike, and it is held once.
-    alike = torch.stack([(own == own[:1]).all() for own in starts]).tolist()
-    return [own[:1].clone().expand_as(own) if same else own for own, same in zip(starts, alike, strict=True)]
+    alike = torch.stack([(of_text == of_text[:1]).all() for of_text in starts]).tolist()
+    for place, of_text in enumerate(starts):
+        if alike[place]:
+            starts[place] = of_text[:1].clone().expand_as(of_text)
+    return starts
 
 
 def sees_no_later_token(calls: Iterable[AttentionCall]) -> bool:
-    """Say whether no token sees a later one in any of these layers: the tangents of earlier tokens then stay 0."""
+    """Tell whether no token sees a later one in any of these layers: the tangents of earlier tokens then stay 0."""
     return not torch.stack([call.visible().triu(1).any() for call in calls]).any()
 
 
@@ -105,8 +162,8 @@ def scaled(tangents: Tensor, dim: int) -> Int[Tensor, "input"]:
 
 
 def forward(
-    function: Callable[[Tensor], Any], x: Tensor, tangents: Float[Tensor, "tangent batch n d"], heads: int = 0
-) -> Any:
+    function: Callable[[Tensor], Tensor], x: Tensor, tangents: Float[Tensor, "tangent batch n d"], heads: int = 0
+) -> Tensor:
     """Return a function's derivatives along each tangent; `heads` as in `product_bytes`."""
     return vmap(lambda tangent: jvp(function, (x,), (tangent,))[1], chunk_size=at_once(x, heads))(tangents)
 
@@ -130,7 +187,9 @@ def working_bytes(device: torch.device) -> int:
 
     On a CPU more only leaves the cache. On a GPU each operation costs its launch, so there it is a share of the memory.
     """
-    return 1 << 26 if device.type != "cuda" else max(1 << 28, _memory(device) // 64)
+    if device.type != "cuda":
+        return 1 << 26
+    return max(1 << 28, torch.cuda.get_device_properties(device).total_memory // 64)
 
 
 def passing_bytes(device: torch.device) -> int:
@@ -138,11 +197,9 @@ def passing_bytes(device: torch.device) -> int:
 
     On a GPU a tenth of the memory is filled.
     """
-    return working_bytes(device) if device.type != "cuda" else _memory(device) // 10
-
-
-def _memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cuda":
+        return working_bytes(device)
+    return torch.cuda.get_device_properties(device).total_memory // 10
 
 
 def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tick) -> None:
@@ -165,7 +222,7 @@ def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tic
 
 
 def _fits(work: Callable[[int, int], None], first: int, last: int) -> bool:
-    """Do the work and say whether there was memory for it."""
+    """Do the work, and tell whether there was memory for it."""
     try:
         work(first, last)
     except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError; on a CPU it has no type of its own

@@ -89,18 +89,18 @@ class TokenAttribution(Result):
         how = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
         output = self.axis("output")
         if output.single:
-            found = strongest(self, "contribution", 5)
-            one = self.axis("input").label  # where one was selected
-            places = [(labels.get("input", one), labels.get("layer"), weight) for weight, labels in found]
-            sources = ", ".join(
-                f"{token} {weight:.2f}" + (f" (layer {layer})" if layer else "") for token, layer, weight in places
-            )
-            return f"Largest sources of {output.label} ({self.norm} norm, {how}): {sources}."
+            sources = []
+            for weight, labels in strongest(self, "contribution", 5):
+                source = f"{labels.get('input', self.axis('input').label)} {weight:.2f}"
+                sources.append(source + (f" (layer {labels['layer']})" if labels.get("layer") else ""))
+            return f"Largest sources of {output.label} ({self.norm} norm, {how}): {', '.join(sources)}."
         try:
             whole = self.whole()
         except InputError:
             return f"Contributions of some of the text's tokens ({self.norm} norm, {how})."
-        own, first, last = own_contribution(whole).median(-1).values, self.layers[0], self.layers[-1]
+        own = own_contribution(whole).median(-1).values
+        first = self.layers[0]
+        last = self.layers[-1]
         more = f" and {float(own[-1]):.0%} after layer {last}" if last != first else ""
         return (
             f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {first}{more} (medians; "
@@ -109,7 +109,8 @@ class TokenAttribution(Result):
 
     def largest_words(self) -> str:
         """Say of the last layer how many tokens are their own largest contributor, and what no input moves."""
-        last, lost = self.whole()[-1], float(outweighed(self.whole()[-1:]).double().mean())
+        last = self.whole()[-1]
+        lost = float(outweighed(last[None]).double().mean())
         unmoved = int((last.sum(0) == 0).sum())
         share = f"{lost:.0%} of the tokens are no longer their" if lost else "every token is still its"
         after = f"After layer {self.layers[-1]},"

@@ -9,7 +9,7 @@ Engines return the norms of the Jacobian blocks (layer, input, output), or with 
 block's image of each direction (layer, input, output, direction).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import accumulate
@@ -52,11 +52,14 @@ def sweep(
     rounded = "full" if asked.precision == "full" else "tf32"  # of what prepares the sweep
     lengths = [len(text.tokens) for text in texts]
     with _split(texts) as split, forward_mode(), products(rounded):
-        dtype, depth = torch.bfloat16 if asked.precision == "bfloat16" else split.inputs.dtype, max(asked.layers) + 1
+        dtype = torch.bfloat16 if asked.precision == "bfloat16" else split.inputs.dtype
+        depth = max(asked.layers) + 1
         starts = first_tangents(split, requests, lengths, dtype)
         causal = sees_no_later_token(block.call for block in split.blocks)
         answers = [request.nothing(n, split.inputs) for request, n in zip(requests, lengths, strict=True)]
-        memory, told, agree = _Memory(starts[0]), _Told(tick), agreeing(split.blocks[:depth])
+        memory = _Memory(starts[0])
+        report = _whole_inputs(tick)
+        agree = agreeing(split.blocks[:depth])
 
         def derivatives(layer: int) -> list[BlockDerivative]:
             return block_derivatives(split.blocks[layer], lengths, agree=agree[layer], dtype=dtype)
@@ -69,16 +72,17 @@ def sweep(
                 _Chunk(text, starts[text], inputs, causal, memory) for text, inputs in _cut(lengths, first, last, chunk)
             ]
             for layer in range(depth):
-                blocks, done = derivatives(layer), layer * (last - first)
-                for one in chunks:
-                    one.push(blocks[one.text])
+                blocks = derivatives(layer)
+                done = layer * (last - first)
+                for some in chunks:
+                    some.push(blocks[some.text])
                     if layer in asked.layers:
-                        one.write(requests[one.text], answers[one.text][asked.layers.index(layer)])
-                    done += one.last - one.first
-                    told.reach(first + done / depth)
+                        some.write(requests[some.text], answers[some.text][asked.layers.index(layer)])
+                    done += some.last - some.first
+                    report(first + done / depth)
                 del blocks  # before the next are prepared
-            for one in chunks:
-                one.end()
+            for some in chunks:
+                some.end()
 
         in_chunks(sum(lengths), together, work, lambda count: None)
     return [answer.cpu() for answer in answers]
@@ -99,17 +103,18 @@ def _cut(lengths: Sequence[int], first: int, last: int, chunk: int) -> Iterator[
             yield text, (at, min(at + chunk, stop))
 
 
-class _Told:
-    """Progress in whole inputs, from how far the work has come; work that is done again is not told again."""
+def _whole_inputs(tick: Tick) -> Callable[[float], None]:
+    """Report progress in whole inputs, from how far the work has come; repeated work is reported once."""
+    reported = 0
 
-    def __init__(self, tick: Tick):
-        self._tick, self._done = tick, 0
-
-    def reach(self, place: float) -> None:
-        more = int(place + 1e-9) - self._done
+    def reach(place: float) -> None:
+        nonlocal reported
+        more = int(place + 1e-9) - reported
         if more > 0:
-            self._tick(more)
-            self._done += more
+            tick(more)
+            reported += more
+
+    return reach
 
 
 class _Chunk:
@@ -120,9 +125,11 @@ class _Chunk:
     """
 
     def __init__(self, text: int, start: Tensor, inputs: tuple[int, int], causal: bool, memory: "_Memory"):
-        self.text, (self.first, self.last) = text, inputs
+        self.text = text
+        self.first, self.last = inputs
         self._before = self.first if causal else 0  # earlier tokens feel nothing
-        self._start, self._memory = start[self.first : self.last], memory
+        self._start = start[self.first : self.last]
+        self._memory = memory
         self._held: Tensor | None = None
         self._exponent = torch.zeros(self.last - self.first, dtype=torch.int32, device=start.device)
 
@@ -143,15 +150,16 @@ class _Chunk:
     def write(self, asked: Request, answer: Tensor) -> None:
         """Write what is asked of the tangents, without the scale, into a layer's answer: (input, output, …)."""
         assert self._held is not None
-        moved, felt = self._held, slice(self._before, None)
+        moved = self._held
+        felt = slice(self._before, None)
         if asked.targets is not None:
             targets = torch.tensor(asked.targets, device=moved.device)
             felt = (targets >= self._before).nonzero().squeeze(1)
             moved = moved[targets[felt] - self._before]
-        found = asked.measure(moved.unflatten(-1, (self.last - self.first, -1)))
+        measured = asked.measure(moved.unflatten(-1, (self.last - self.first, -1)))
         if moved.dtype in shared.SCALED:
-            found = asked.unscaled(found, self._exponent)
-        answer[self.first : self.last, felt] = found
+            measured = asked.unscaled(measured, self._exponent)
+        answer[self.first : self.last, felt] = measured
 
     def end(self) -> None:
         """Give the tangents' memory back."""
@@ -162,16 +170,17 @@ class _Chunk:
     def _through(self, block: BlockDerivative) -> Float[Tensor, "n d tangent"]:
         inputs, d, directions = self._start.shape
         n, _, outputs = block.by_output.shape
-        take, give = self._memory.take, self._memory.give
+        take = self._memory.take
         read = take(block.of_values.shape[2], block.read.shape[1], inputs * directions)
-        mixed, result = take(n, outputs, inputs * directions), take(n, d, inputs * directions)
+        mixed = take(n, outputs, inputs * directions)
+        result = take(n, d, inputs * directions)
         scratch = {"read": read, "mixed": mixed, "result": result}
         if self._held is None:
             jacobian.push_first(self._start, block, first=self.first - self._before, **scratch)
         else:
             jacobian.push(self._held, block, **scratch)
-        give(read)
-        give(mixed)
+        self._memory.give(read)
+        self._memory.give(mixed)
         return result
 
     def _lower(self) -> None:

@@ -14,8 +14,8 @@ from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import RowSample, mean_over_rows, sample_rows, share_of_rows
 from identikit.attribution.attribute import attribute
-from identikit.attribution.plan import Options as AttributionOptions
 from identikit.attribution.plan import estimate
+from identikit.attribution.request import AttributionOptions
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function, shortened
 from identikit.errors import InputError, Unavailable
@@ -170,12 +170,13 @@ def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttr
     model = reading.model
     options = AttributionOptions(probes=min(PROBES, model.d_input) if probes is None else probes)
     try:
-        ahead = estimate(model, [len(reading.tokens)], options.request(model))
+        request = options.request(model)
+        ahead = estimate(model, [len(reading.tokens)], request)
         if probes is None and ahead.long:
             return Unavailable(f"{ahead.words()} So it was left out; probes={options.probes} computes it all the same.")
         if ahead.said:
             warnings.warn(ahead.words(), stacklevel=4)
-        return attribute([reading], options, progress=progress)[0]
+        return attribute([reading], request, progress=progress)[0]
     except InputError as refusal:
         return Unavailable(str(refusal))
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from identikit.maths.threads import decomposed
 from identikit.shapes import Float, Tensor
 
 NORMS = {"frobenius": "Frobenius", "spectral": "spectral", "sum": "sum"}
 """The norms of a Jacobian block, by name, and how each is written."""
 
-_CANDIDATES, _ROUNDS = 64, 8  # 6 bits a round: together more than an eigenvalue's square root keeps
+_CANDIDATES = 64
+_ROUNDS = 8  # 6 bits a round: together more than an eigenvalue's square root keeps
 
 
 class AttentionDerivative(NamedTuple):
@@ -93,7 +95,8 @@ def attention_derivative(
     key has a row of zeros in $A$, and a zero derivative.
     """
     groups = len(query) // len(key)
-    key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
+    key = key.repeat_interleave(groups, 0)
+    value = value.repeat_interleave(groups, 0)
     slope = scaling * weights
     if softcap is not None:
         slope = slope * (1 - torch.tanh(query @ key.mT * scaling / softcap).square())
@@ -103,7 +106,7 @@ def attention_derivative(
 
 
 def folds(n: int, d: int, query: tuple[int, int], kv_heads: int) -> bool:
-    r"""Say whether reading $Q_j \cdot dK_m$ for every query takes fewer operations than reading $dK_m$.
+    r"""Tell whether reading $Q_j \cdot dK_m$ for every query takes fewer operations than reading $dK_m$.
 
     `query` is (heads, d_k). It does up to about as many tokens as a head has features.
     """
@@ -116,7 +119,8 @@ def folded(
 ) -> Float[Tensor, "#n query*head d"]:
     r"""Return the rows that give $Q_j \cdot dK_m$ by query and head, from those that give $dK_m$ by key-value head."""
     by_head = keys.unflatten(1, (-1, query.shape[2]))
-    kv_heads, (heads, n, _) = by_head.shape[1], query.shape
+    kv_heads = by_head.shape[1]
+    heads, n, _ = query.shape
     grouped = query.unflatten(0, (kv_heads, -1)).transpose(1, 2).flatten(1, 2)
     rows = (grouped @ by_head).unflatten(2, (n, heads // kv_heads))
     return rows.transpose(1, 2).flatten(1, 3)
@@ -155,7 +159,8 @@ def push_first(
 
     `start` holds those of the tokens from `first` on. The tangents of `result` are (input, direction), flattened.
     """
-    inputs, here = len(start), slice(first, first + len(start))
+    inputs = len(start)
+    here = slice(first, first + inputs)
 
     def at_own_token(spread: Tensor) -> Tensor:
         return spread.unflatten(-1, (inputs, -1))[here].diagonal(dim1=0, dim2=2)  # (feature, direction, input)
@@ -174,21 +179,22 @@ def _mix(
     """Fill `mixed` with the head outputs' tangents, without the query's path, from what the keys give."""
     heads, d_v = block.of_scores.shape[1:3]
     cut = read.shape[1] - block.kv_heads * d_v
-    keys, values = read[:, :cut], read[:, cut:]
+    keys = read[:, :cut]
+    values = read[:, cut:]
     by_head = mixed.unflatten(1, (heads, d_v))
     if block.query is None:
         torch.bmm(block.of_scores.flatten(0, 1), keys.transpose(0, 1), out=by_head.flatten(0, 1))
     else:
-        by_kv_head = keys.unflatten(1, (block.kv_heads, -1))
+        keys_by_kv_head = keys.unflatten(1, (block.kv_heads, -1))
         for head in range(heads):
-            own_keys = by_kv_head[:, head * block.kv_heads // heads]
-            scores = torch.bmm(block.query[head].expand(len(read), -1, -1), own_keys)
+            of_head = keys_by_kv_head[:, head * block.kv_heads // heads]
+            scores = torch.bmm(block.query[head].expand(len(read), -1, -1), of_head)
             torch.bmm(block.of_scores[:, head], scores.transpose(0, 1), out=by_head[:, head])
-    given = values.unflatten(1, (block.kv_heads, d_v)).flatten(2).transpose(0, 1)
+    by_kv_head = values.unflatten(1, (block.kv_heads, d_v)).flatten(2).transpose(0, 1)
     for first in range(heads // block.kv_heads):  # the heads that use each of the values in turn
         some = slice(first, None, heads // block.kv_heads)
         taken = by_head[:, some].flatten(2).transpose(0, 1)
-        torch.baddbmm(taken, block.of_values[some], given, out=taken)
+        torch.baddbmm(taken, block.of_values[some], by_kv_head, out=taken)
 
 
 def block_norms(tangents: Float[Tensor, "output feature input direction"], norm: str) -> Float[Tensor, "output input"]:
@@ -233,11 +239,13 @@ def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor,
     It needs no full decomposition. The basis is kept orthogonal. The steps end when the residual of every largest Ritz
     value is below eps^¾ of it (the error falls with the residual's square), or when the basis is complete.
     """
-    complete, eps = min(matrices.shape[-2:]), torch.finfo(matrices.dtype).eps
+    complete = min(matrices.shape[-2:])
+    eps = torch.finfo(matrices.dtype).eps
     gram = matrices @ matrices.mT if matrices.shape[-2] < matrices.shape[-1] else matrices.mT @ matrices
     drawn = torch.randn(complete, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     basis = _unit(gram @ drawn.to(matrices), 0.0)[0]
-    diagonal, beside = [], []
+    diagonal = []
+    off_diagonal: list[Tensor] = []
     while True:
         image = gram @ basis[..., -1:]
         diagonal.append((basis[..., -1:] * image).sum((-2, -1)))
@@ -246,14 +254,14 @@ def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor,
             image = image - basis @ (basis.mT @ image)
         following, length = _unit(image, rounding)
         if len(diagonal) % 8 == 0 or len(diagonal) == complete:
-            value, last = _largest_ritz(torch.stack(diagonal, -1), beside)
+            value, last = _largest_ritz(torch.stack(diagonal, -1), off_diagonal)
             if len(diagonal) == complete or ((length * last <= eps**0.75 * value) | value.isnan()).all():
                 return value.clamp(min=0.0).sqrt()
-        beside.append(length)
+        off_diagonal.append(length)
         basis = torch.cat([basis, following], dim=-1)
 
 
-def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _largest_ritz(diagonal: Float[Tensor, "*batch step"], off_diagonal: list[Tensor]) -> tuple[Tensor, Tensor]:
     r"""Return the largest eigenvalue of tridiagonal matrices, and the size of its eigenvector's last entry.
 
     $\theta$ lies above all eigenvalues where all pivots of $\theta - T$ are positive, so 64 candidates at a time narrow
@@ -262,8 +270,9 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) 
     one by one.
     """
     steps = diagonal.double().movedim(-1, 0)
-    off = torch.stack(beside).double() if beside else steps[:0]
-    low, none = steps.amax(0), torch.zeros_like(steps[:1])
+    off = torch.stack(off_diagonal).double() if off_diagonal else steps[:0]
+    none = torch.zeros_like(steps[:1])
+    low = steps.amax(0)
     high = (steps + torch.cat([none, off]) + torch.cat([off, none])).amax(0)  # by Gershgorin's theorem
     places = torch.arange(1, _CANDIDATES + 1, device=steps.device) / _CANDIDATES
     for _ in range(_ROUNDS):
@@ -279,18 +288,18 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], beside: list[Tensor]) 
     largest = (from_above + from_below - (high - steps)).abs().argmin(0)  # the row of the vector's largest entry
     up = torch.where((rows[:-1] < largest) & (off > 0), off / from_above[:-1], (rows[:-1] >= largest).double())
     down = torch.where((rows[1:] > largest) & (off > 0), off / from_below[1:], (rows[1:] <= largest).double())
-    one = torch.ones_like(high)[None]
-    vector = torch.cat([up.flip(0).cumprod(0).flip(0), one]) * torch.cat([one, down.cumprod(0)])
+    ones = torch.ones_like(high)[None]
+    vector = torch.cat([up.flip(0).cumprod(0).flip(0), ones]) * torch.cat([ones, down.cumprod(0)])
     last = vector[-1].abs() / torch.linalg.vector_norm(vector, dim=0)
     return high.to(diagonal), last.nan_to_num(nan=1.0).to(diagonal)  # where it cannot be told, the most it can be
 
 
 def _pivots(
-    diagonal: Float[Tensor, "step *batch"], beside: Float[Tensor, "less *batch"], at: Float[Tensor, "*wider"]
+    diagonal: Float[Tensor, "step *batch"], off_diagonal: Float[Tensor, "less *batch"], at: Float[Tensor, "*wider"]
 ) -> Iterator[Float[Tensor, "*wider"]]:
     """Yield the pivots of `at` minus a tridiagonal matrix, from its first row on."""
     yield (pivot := at - diagonal[0])
-    for entry, next_to in zip(diagonal[1:], beside, strict=True):
+    for entry, next_to in zip(diagonal[1:], off_diagonal, strict=True):
         share = torch.where(next_to > 0, next_to.square() / pivot, 0.0)
         yield (pivot := at - entry - share)
 
@@ -329,7 +338,8 @@ def estimated_contributions(
     linear function of the $y$'s, with the finite-population factor of drawing k of d directions. The paper has no
     estimate.
     """
-    count, largest = squares.shape[-1], squares.amax((-3, -1), keepdim=True)
+    count = squares.shape[-1]
+    largest = squares.amax((-3, -1), keepdim=True)
     squares = squares / torch.where(largest > 0, largest, 1.0)  # shares stay the same, and nothing leaves the range
     norms = (squares.mean(-1) * population).sqrt()
     share = contributions(norms)
@@ -346,5 +356,5 @@ def orthogonal_probes(d: int, count: int, *, seed: int) -> Float[Tensor, "count 
     They are uniformly random: the first columns of a Haar matrix.
     """
     drawn = torch.randn(d, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    basis, upper = torch.linalg.qr(drawn)
+    basis, upper = decomposed(torch.linalg.qr, drawn)
     return (basis * upper.diagonal().sign()).T

@@ -18,8 +18,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.linalg import cholesky_ex, matrix_norm, qr, solve_triangular, svd, svdvals
+from torch.linalg import cholesky_ex, eigh, matrix_norm, qr, solve_triangular, svd, svdvals
 
+from identikit.maths.threads import decomposed
 from identikit.shapes import Bool, Float, Int, Tensor
 
 BYTES = 2**27  # about what a chunk of rows may take
@@ -92,23 +93,34 @@ def certified(
     return smallest > needed + floor * largest
 
 
+def cholesky_inverses(
+    gram: Float[Tensor, "*batch d d"],
+) -> tuple[Float[Tensor, "*batch d d"], Bool[Tensor, "*batch"]]:
+    r"""Invert the Cholesky factors of Gram matrices, and tell which have none: $L^{-1}$ with $G = LL^\top$."""
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+
+    def invert(some: Tensor) -> tuple[Tensor, Tensor]:
+        factor, failed = cholesky_ex(some)
+        return solve_triangular(factor, identity, upper=False), failed != 0
+
+    return decomposed(invert, gram)
+
+
 def triangular_roots(
     gram: Float[Tensor, "*rows d d"], count: Tensor | int, resolution: Resolution, floor: float = WELL_CONDITIONED
 ) -> tuple[Float[Tensor, "*rows d d"], Bool[Tensor, "*rows"]]:
     r"""Find $F$ with $G^{-1} = FF^\top$ by Cholesky, and where it may be used (elsewhere $F$ is meaningless)."""
-    factor, failed = cholesky_ex(gram)
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    inverse = solve_triangular(factor, identity, upper=False)
-    bounds = 1 / inverse.square().sum((-2, -1)), matrix_norm(gram)
-    good = certified(*bounds, count, gram.shape[-1], resolution, floor)
-    return inverse.mT, good & (failed == 0)
+    inverse, failed = cholesky_inverses(gram)
+    smallest = 1 / inverse.square().sum((-2, -1))
+    good = certified(smallest, matrix_norm(gram), count, gram.shape[-1], resolution, floor)
+    return inverse.mT, good & ~failed
 
 
 def spectral_roots(
     gram: Float[Tensor, "*rows d d"], count: Int[Tensor, "*rows"], resolution: Resolution
 ) -> tuple[Float[Tensor, "*rows d d"], Int[Tensor, "*rows"]]:
     r"""Find $F$ with $G^+ = FF^\top$, and the rank, from the eigenvalues of $G$: for values of float32 and less."""
-    eigenvalues, vectors = torch.linalg.eigh(gram)
+    eigenvalues, vectors = decomposed(eigh, gram)
     singular = eigenvalues.clamp(min=0).sqrt()
     keep = resolution.real(singular, count)
     return vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :], keep.sum(-1)
@@ -121,7 +133,7 @@ def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*
     """
     missing = max(0, values.shape[-1] - values.shape[-2])
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
-    _, singular, vectors = svd(qr(padded, mode="r").R)
+    _, singular, vectors = decomposed(lambda some: svd(qr(some, mode="r").R), padded)
     return singular, vectors.mT
 
 
@@ -144,7 +156,8 @@ def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> 
     floor = WELL_CONDITIONED if resolution.exact else rounding_floor(full)
     if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution, floor)[1]):
         return full
-    return int(resolution.real(svdvals(qr(wide.mT, mode="r").R), count).sum())
+    singular = decomposed(lambda some: svdvals(qr(some, mode="r").R), wide.mT)
+    return int(resolution.real(singular, count).sum())
 
 
 def masked_multiply(
@@ -199,10 +212,12 @@ def rowwise_solve(
     """
     heads, _, width = values.shape
     chunk = max(1, BYTES // (32 * heads * width * width))
-    coefficients, ranks = [], []
+    coefficients = []
+    ranks = []
     for right, mask in zip(output.split(chunk, dim=-2), seen.split(chunk), strict=True):
         used = mask.any(0)
-        V, mask = values[:, used], mask[:, used]
+        mask = mask[:, used]
+        V = values[:, used]
         distinct, which = torch.unique_consecutive(mask, dim=0, return_inverse=True)
         root, rank = _row_roots(V, distinct, resolution)
         root = root[:, which]
@@ -219,7 +234,8 @@ def _row_roots(
     values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"], resolution: Resolution
 ) -> tuple[Float[Tensor, "kv row d d"], Int[Tensor, "kv row"]]:
     r"""Find $F$ with $G_i^+ = FF^\top$ and the rank of each row: by Cholesky if certified, else from the spectrum."""
-    gram, count = _row_grams(values, seen), seen.sum(-1)
+    gram = _row_grams(values, seen)
+    count = seen.sum(-1)
     root, good = triangular_roots(gram, count, resolution)
     rank = torch.full(good.shape, values.shape[-1], device=good.device)
     head, row = (~good).nonzero(as_tuple=True)
@@ -237,11 +253,13 @@ def _row_grams(values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"])
     Nothing is subtracted.
     """
     everyone = seen.all(0)
-    common, own, mask = values[:, everyone], values[:, ~everyone], seen[:, ~everyone].to(values)
+    common = values[:, everyone]
+    others = values[:, ~everyone]
+    mask = seen[:, ~everyone].to(values)
     heads, _, width = values.shape
     gram = (common.mT @ common)[:, None].repeat(1, len(seen), 1, 1)
     chunk = max(1, BYTES // (32 * heads * width * width))
-    for part, weight in zip(own.split(chunk, dim=1), mask.split(chunk, dim=1), strict=True):
-        products = (part[..., :, None] * part[..., None, :]).flatten(-2)
+    for V, weight in zip(others.split(chunk, dim=1), mask.split(chunk, dim=1), strict=True):
+        products = (V[..., :, None] * V[..., None, :]).flatten(-2)
         gram += (weight @ products).unflatten(-1, (width, width))
     return gram

@@ -31,7 +31,8 @@ def pearson_sums(
     first: Float[Tensor, "head query key"], second: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
 ) -> PearsonSums:
     """Add up the visible entries of each row of two maps (or of the same rows of both), in float64."""
-    x, y = first.double().masked_fill(~visible, 0), second.double().masked_fill(~visible, 0)
+    x = first.double().masked_fill(~visible, 0)
+    y = second.double().masked_fill(~visible, 0)
     sums = (part.sum(-1) for part in (x, y, x.square(), y.square(), x * y, (x - y).square()))
     return PearsonSums(visible.sum(-1).double().expand(len(x), -1), *sums)
 
@@ -45,7 +46,8 @@ def pearson(sums: PearsonSums) -> Float[Tensor, "*part"]:
     even if they are constant (as in a text of one token). Otherwise it is NaN when one of them is constant to rounding,
     or when there are no entries.
     """
-    mean_x, mean_y = sums.first / sums.entries, sums.second / sums.entries
+    mean_x = sums.first / sums.entries
+    mean_y = sums.second / sums.entries
     variance_x = sums.first_square - sums.first * mean_x
     variance_y = sums.second_square - sums.second * mean_y
     varies = (variance_x > 1e-13 * sums.first_square) & (variance_y > 1e-13 * sums.second_square)

@@ -161,8 +161,8 @@ class Mixing(NamedTuple):
 
     def tag_boxes(self) -> dict[str, Float[Tensor, "layer 5"]]:
         """Compute boxes of own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
-        found = {tag: boxes(counts) for tag, counts in self.by_tag.items()}
-        return dict(sorted(found.items(), key=lambda item: (-float(item[1][-1, 2]), item[0])))
+        by_tag = {tag: boxes(counts) for tag, counts in self.by_tag.items()}
+        return dict(sorted(by_tag.items(), key=lambda item: (-float(item[1][-1, 2]), item[0])))
 
 
 def mixing(
@@ -185,7 +185,9 @@ def mixing(
     own = own_contribution(contribution)
     groups = neighbour_groups(contribution, causal=causal)
     nothing = Offsets(torch.zeros(layers, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
-    places = {tag: [place for place, found in enumerate(tags) if found == tag] for tag in sorted(set(tags))}
+    places: dict[str, list[int]] = {tag: [] for tag in sorted(set(tags))}
+    for place, tag in enumerate(tags):
+        places[tag].append(place)
     return Mixing(
         tokens=n,
         own=_binned(own),

@@ -91,7 +91,7 @@ def nearest_in_sentences(
     lengths = lengths.to(predicted.device)
     starts = lengths.cumsum(0) - lengths
     tokens = predicted.shape[0]
-    found = Nearest(
+    every = Nearest(
         hit=torch.zeros(tokens, dtype=torch.bool, device=predicted.device),
         winner=torch.full((tokens,), -1, device=predicted.device),
         margin=torch.full((tokens,), torch.nan, dtype=torch.float64, device=predicted.device),
@@ -104,7 +104,7 @@ def nearest_in_sentences(
         rows = torch.where(keep, starts[sentences].unsqueeze(-1) + position, 0)
         target = position[:, queries] + offset
         own = torch.where(keep[:, queries] & (target >= 0) & (target < length), target, -1)
-        part = nearest(
+        some = nearest(
             predicted[rows[:, queries]],
             candidates[rows],
             own=own,
@@ -113,9 +113,9 @@ def nearest_in_sentences(
             distance=distance,
         )
         real = keep[:, queries]
-        for whole, piece in zip(found, part, strict=True):
+        for whole, piece in zip(every, some, strict=True):
             whole[rows[:, queries][real]] = piece[real]
-    return found
+    return every
 
 
 def paired_distance(

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.linalg import cholesky_ex, eigvalsh, matrix_norm, qr, solve_triangular
+from torch.linalg import eigvalsh, matrix_norm, qr, solve_triangular
 
 from identikit.maths import linalg
-from identikit.maths.linalg import WELL_CONDITIONED, Resolution, certified, rounding_floor
+from identikit.maths.linalg import WELL_CONDITIONED, Resolution, certified, cholesky_inverses, rounding_floor
+from identikit.maths.threads import decomposed
 from identikit.shapes import Bool, Float, Int, Tensor
 
 SHORTEST = 4  # keys in the first block after the first d distinct keys
@@ -40,25 +41,30 @@ def prefix_solve(
     which, start = _distinct(values, width)
     rows = ((stop > 0) & (stop <= start)).nonzero()[:, 0]
     if len(rows):
-        found = _first_rows(values[:, :start], which, output[:, :, rows], stop[rows], resolution)
-        coefficients[:, :, rows], rank[:, rows], good[:, rows] = found
+        solution, distinct, sure = _first_rows(values[:, :start], which, output[:, :, rows], stop[rows], resolution)
+        coefficients[:, :, rows] = solution
+        rank[:, rows] = distinct
+        good[:, rows] = sure
     for begin, blocks in _all_blocks(values, start, 1 if resolution.exact else _at_once(output)):
         length = blocks.keys.shape[2]
         rows = ((stop > begin) & (stop <= begin + len(blocks.start) * length)).nonzero()[:, 0]
         if len(rows):
             line, table = _tabulate((stop[rows] - 1 - begin) // length, length)
-            kept, place = table >= 0, rows[table.clamp(min=0)]
+            kept = table >= 0
+            place = rows[table.clamp(min=0)]
             right = output[:, :, place].transpose(1, 2)
             solution, sure = _solve_blocks(blocks.take(line), right, stop[place], resolution)
             rows = place[kept]
-            coefficients[:, :, rows], good[:, rows] = solution.transpose(1, 2)[:, :, kept], sure[:, kept]
+            coefficients[:, :, rows] = solution.transpose(1, 2)[:, :, kept]
+            good[:, rows] = sure[:, kept]
             rank[:, rows] = width
     for head in (~good).any(1).nonzero()[:, 0].tolist():
         left = (~good[head]).nonzero()[:, 0]
         seen = torch.arange(int(stop[left].max()), device=stop.device) < stop[left, None]
-        own = values[head][None, : seen.shape[1]], output[head][None, :, left]
-        solution, ranks = linalg.rowwise_solve(*own, seen, resolution)
-        coefficients[head][:, left], rank[head][left] = solution[0], ranks[0]
+        V = values[head][None, : seen.shape[1]]
+        solution, ranks = linalg.rowwise_solve(V, output[head][None, :, left], seen, resolution)
+        coefficients[head][:, left] = solution[0]
+        rank[head][left] = ranks[0]
     return coefficients, rank
 
 
@@ -67,7 +73,8 @@ def _distinct(values: Float[Tensor, "kv key d"], most: int) -> tuple[Int[Tensor,
 
     Returns the number of each key before that one, and how many there are. Keys are equal if they are in all heads.
     """
-    keys, taken = values.shape[1], 2 * most
+    keys = values.shape[1]
+    taken = 2 * most
     while True:
         taken = min(keys, taken)
         _, same = torch.unique(values[:, :taken].transpose(0, 1).flatten(1), dim=0, return_inverse=True)
@@ -97,23 +104,27 @@ def _first_rows(
     It is safe because $\lambda_{min}(R_k C R_k^\top) \ge \lambda_{min}(R_k R_k^\top) \ge 1/\|R_k^{-1} R_k^{-\top}\|$, a
     norm over leading blocks of $R^{-\top}R^{-1}$. No Gram matrix is made, so nothing is squared by rounding.
     """
-    width, floor = values.shape[-1], WELL_CONDITIONED if resolution.exact else 1e-13
+    width = values.shape[-1]
+    floor = WELL_CONDITIONED if resolution.exact else 1e-13
     counts = torch.nn.functional.one_hot(which).cumsum(0)[ends - 1].to(values)
     distinct = (counts > 0).sum(-1)
     place = torch.arange(len(which), device=which.device)
     first = torch.full_like(counts[0], len(which), dtype=torch.long).scatter_reduce_(0, which, place, "amin")
     U = values[:, first]
-    Q, R = qr(U.mT)
+    Q, R = decomposed(qr, U.mT)
     size = U.square().sum(-1)
     independent = R.diagonal(dim1=-2, dim2=-1).square() > floor * size.cumsum(-1)
     independent = independent.long().cumprod(-1).bool()
     identity = torch.eye(len(first), dtype=R.dtype, device=R.device)
-    inverse = solve_triangular(torch.where(independent[:, None], R, identity), identity, upper=True)
+    regular = torch.where(independent[:, None], R, identity)
+    inverse = decomposed(lambda some: solve_triangular(some, identity, upper=True), regular)
     inverse = torch.where(independent[:, None], inverse, 0.0)
     norm = (inverse.mT @ inverse).square().cumsum(-1).cumsum(-2).diagonal(dim1=-2, dim2=-1).sqrt()
     last = distinct - 1
     good = independent[:, last] & certified(1 / norm[:, last], size @ counts.mT, ends, width, resolution, floor)
-    leading, Q, inverse = counts > 0, Q[:, None], inverse[:, None]
+    leading = counts > 0
+    Q = Q[:, None]
+    inverse = inverse[:, None]
     weighted = (((output @ Q) * leading) @ inverse.mT) / counts.clamp(min=1) * leading
     return ((weighted @ inverse) * leading) @ Q.mT, distinct, good
 
@@ -131,8 +142,7 @@ class _Blocks:
 
     def take(self, which: Int[Tensor, "line"]) -> "_Blocks":
         """Return chosen blocks."""
-        keys, gram, after = (part[:, which] for part in (self.keys, self.gram, self.after))
-        return _Blocks(self.start[which], keys, gram, after, self.earlier)
+        return _Blocks(self.start[which], self.keys[:, which], self.gram[:, which], self.after[:, which], self.earlier)
 
 
 def _at_once(output: Float[Tensor, "kv group query d"]) -> int:
@@ -148,17 +158,19 @@ def _all_blocks(values: Float[Tensor, "kv key d"], start: int, many: int) -> Ite
     Gram matrices are carried along: they are sums of positive terms, so nothing cancels.
     """
     keys, width = values.shape[1:]
-    first, length = start, min(SHORTEST, width)
+    first = start
+    length = min(SHORTEST, width)
     gram = values[:, :start].mT @ values[:, :start]
     while start < keys:
         stop = start + length * (many if length == width else 1)
-        part = values[:, start:stop]
-        part = torch.nn.functional.pad(part, (0, 0, 0, -part.shape[1] % length)).unflatten(1, (-1, length))
-        after = gram[:, None] + (part.mT @ part).cumsum(1)
-        starts = torch.arange(start, start + part.shape[1] * length, length, device=values.device)
+        some = values[:, start:stop]
+        some = torch.nn.functional.pad(some, (0, 0, 0, -some.shape[1] % length)).unflatten(1, (-1, length))
+        after = gram[:, None] + (some.mT @ some).cumsum(1)
+        starts = torch.arange(start, start + some.shape[1] * length, length, device=values.device)
         before = torch.cat([gram[:, None], after[:, :-1]], 1)
-        yield start, _Blocks(starts, part, before, after, values[:, :start])
-        start, gram = stop, after[:, -1]
+        yield start, _Blocks(starts, some, before, after, values[:, :start])
+        start = stop
+        gram = after[:, -1]
         length = min(width, start - first)
 
 
@@ -185,13 +197,12 @@ def _block_roots(
     a matrix within $d\,\mathrm{eps}\,\mathrm{tr}(G)$ of $G$, and 16 times as much is required of $\lambda_{min}$.
     Also returns the largest condition of $G$ that was accepted.
     """
-    gram, width = blocks.gram, blocks.gram.shape[-1]
+    gram = blocks.gram
+    width = gram.shape[-1]
     floor = WELL_CONDITIONED if resolution.exact else rounding_floor(width)
-    factor, failed = cholesky_ex(gram)
-    identity = torch.eye(width, dtype=gram.dtype, device=gram.device)
-    root = solve_triangular(factor, identity, upper=False).mT
-    usable = (failed == 0) & root.isfinite().all(-1).all(-1)
-    root = torch.where(usable[..., None, None], root, 0.0)
+    inverse, failed = cholesky_inverses(gram)
+    usable = ~failed & inverse.isfinite().all(-1).all(-1)
+    root = torch.where(usable[..., None, None], inverse.mT, 0.0)
     smallest = (1 / matrix_norm(root @ root.mT))[..., None]
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) + blocks.keys.square().sum(-1).cumsum(-1)
     largest = trace.minimum(matrix_norm(blocks.after)[..., None])
@@ -199,8 +210,9 @@ def _block_roots(
     good = certified(smallest, largest, counts, width, resolution, floor) & usable[..., None]
     unsure = usable & ~good.all(-1)
     if unsure.any():  # with a tolerance the cutoff is so high that bounds are not enough
-        exact = eigvalsh(gram[unsure])[:, :1], eigvalsh(blocks.after[unsure])[:, -1:]
-        good[unsure] = certified(*exact, counts.expand(good.shape)[unsure], width, resolution, floor)
+        least = decomposed(eigvalsh, gram[unsure])[:, :1]
+        most = decomposed(eigvalsh, blocks.after[unsure])[:, -1:]
+        good[unsure] = certified(least, most, counts.expand(good.shape)[unsure], width, resolution, floor)
     return root, good, torch.where(good, largest / smallest, 0.0).amax()
 
 
@@ -221,10 +233,10 @@ def _solve_blocks(
     root, good, condition = _block_roots(blocks, resolution)
     Z = blocks.keys @ root
     identity = torch.eye(Z.shape[-2], dtype=Z.dtype, device=Z.device)
-    inner = solve_triangular(cholesky_ex(identity + Z @ Z.mT).L, identity, upper=False)
+    inner, _ = cholesky_inverses(identity + Z @ Z.mT)
     seen = ends - blocks.start[:, None]
     leading = (torch.arange(Z.shape[-2], device=Z.device) < seen[..., None])[:, None]
-    root, Z, inner, W, gram = (part[:, :, None] for part in (root, Z, inner, blocks.keys, blocks.gram))
+    root, Z, inner, W, gram = (factor[:, :, None] for factor in (root, Z, inner, blocks.keys, blocks.gram))
 
     def solve(right: Tensor) -> Tensor:
         white = right @ root

@@ -26,6 +26,7 @@ import torch
 from torch.linalg import eigvalsh, svdvals, vector_norm
 
 from identikit.maths.linalg import BYTES
+from identikit.maths.threads import decomposed
 from identikit.shapes import Bool, Float, Int, Tensor
 
 NEARLY = 1e-3  # of the largest change of the output: what counts as none in the second reading
@@ -70,14 +71,15 @@ def reachable(
     heads, rows, n = attention.shape
     width = keys.shape[-1] + values.shape[-1]
     step = max(1, BYTES // (24 * heads * n * width))
-    parts = []
+    reaches = []
     for start in range(0, rows, step):
         some = slice(start, start + step)
         weights = attention[:, some].double()
-        own = (keys if keys.shape[1] == 1 else keys[:, some]).double()
-        own = own if slope is None else own * slope[:, some, :, None].double()
-        parts.append(_reach(weights, own, values.double(), eps))
-    return Reach(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
+        sloped = (keys if keys.shape[1] == 1 else keys[:, some]).double()
+        if slope is not None:
+            sloped = sloped * slope[:, some, :, None].double()
+        reaches.append(_reach(weights, sloped, values.double(), eps))
+    return Reach(*(torch.cat(field, dim=1) for field in zip(*reaches, strict=True)))
 
 
 def _reach(
@@ -94,7 +96,7 @@ def _reach(
     C = W.mT @ B
     by_value = weights * vector_norm(values, dim=-1)[:, None].square() * vector_norm(B, dim=-1).square()
     by_key = weights * vector_norm(W, dim=-1).square() * vector_norm(keys, dim=-1).square()
-    singular = svdvals(C)
+    singular = decomposed(svdvals, C)
     largest = singular.amax(-1)
     real = singular > (unit * (by_value + by_key).sum(-1).sqrt())[..., None]
     fixed = real.sum(-1)
@@ -118,8 +120,12 @@ def _rank(
 ) -> Int[Tensor, "chosen"]:
     """Count the singular values above the cutoff of the chosen matrices, in float64 from the matrices themselves."""
     some = matrices[chosen]
-    singular = svdvals(some) if _exact(eps) else eigvalsh(some.mT @ some).clamp(min=0).sqrt()
+    singular = decomposed(svdvals if _exact(eps) else _singular_by_gram, some)
     return (singular > cutoff[chosen, None]).sum(-1)
+
+
+def _singular_by_gram(matrices: Float[Tensor, "*batch key d"]) -> Float[Tensor, "*batch d"]:
+    return eigvalsh(matrices.mT @ matrices).clamp(min=0).sqrt()
 
 
 def _exact(eps: float) -> bool:

@@ -50,8 +50,9 @@ def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
     """Read a mask (True = visible, broadcastable to head, query, key), as runs of keys where possible."""
     n_keys = mask.shape[-1]
     if mask.ndim > 2:
-        mask, others = mask.flatten(0, -3)[0], mask.flatten(0, -3)[1:]
-        if not bool((others == mask).all()):
+        by_head = mask.flatten(0, -3)
+        mask = by_head[0]
+        if not bool((by_head == mask).all()):
             raise InputError("Reading a mask: masks differ between heads. Pass only heads with equal masks together.")
     mask = mask.reshape(-1, n_keys)
     keys = mask.any(0).nonzero()[:, 0]
@@ -61,8 +62,8 @@ def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
     start = mask.byte().argmax(-1) if len(keys) else count
     place = torch.arange(len(keys), device=mask.device)
     runs = (place >= start[:, None]) & (place < (start + count)[:, None])
-    start, stop = start.expand(n_queries), (start + count).expand(n_queries)
-    return Visible(n_keys, keys, start, stop, None if torch.equal(mask, runs) else mask.expand(n_queries, -1))
+    rest = None if torch.equal(mask, runs) else mask.expand(n_queries, -1)
+    return Visible(n_keys, keys, start.expand(n_queries), (start + count).expand(n_queries), rest)
 
 
 def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: int | None = None) -> Visible:
@@ -75,4 +76,5 @@ def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: in
     kept = torch.nn.functional.pad(keep.long().cumsum(0), (1, 0))
     start = kept[(position - (n if before is None else before)).clamp(min=0)]
     stop = kept[(position + 1 + (n if after is None else after)).clamp(max=n)]
-    return Visible(n, keep.nonzero()[:, 0], torch.where(stop > start, start, 0), torch.where(stop > start, stop, 0))
+    some = stop > start
+    return Visible(n, keep.nonzero()[:, 0], torch.where(some, start, 0), torch.where(some, stop, 0))

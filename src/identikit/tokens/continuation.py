@@ -87,9 +87,9 @@ class Continuations:
 
     def at(self, position: int, *, depth: int) -> "Position":
         """Return the position, ready for candidates in its place, once its own token has been shown to come out."""
-        found = Position(self, position, depth)
-        found.prove()
-        return found
+        ready = Position(self, position, depth)
+        ready.prove()
+        return ready
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,8 @@ class Position:
         return {call.layer: self._before_layer(call) for call in self.text.calls if call.layer < self.depth}
 
     def _before_layer(self, call: AttentionCall) -> _Before:
-        i, name = self.position, self.text.model.name
+        i = self.position
+        name = self.text.model.name
         if call.bias_keys is not None:
             raise InputError(
                 f"Inverting {name}: the scores of layer {call.layer} have a term that depends on the query and is not "
@@ -118,13 +119,13 @@ class Position:
                 "recovered one by one. Use a causal model."
             )
         dtype = torch.promote_types(call.query.dtype, torch.float32)
-        key, value = (kept[0, :, :i].to(dtype) for kept in (call.key, call.value))
         bias = None if call.bias is None else call.bias[0, :, i, : i + 1].to(dtype)
-        return _Before(key, value, visible[:, : i + 1], bias)
+        return _Before(call.key[0, :, :i].to(dtype), call.value[0, :, :i].to(dtype), visible[:, : i + 1], bias)
 
     def hidden(self, ids: Int[Tensor, " candidate"]) -> tuple[Float[Tensor, "candidate d"], ...]:
         """Return what each of the blocks would make of each candidate at this position."""
-        model, segments = self.text.model, self.text.batch.segments
+        model = self.text.model
+        segments = self.text.batch.segments
         if segments is not None:
             segments = segments[:, self.position].to(ids.device).expand(len(ids))[:, None]
         return model.at_position(ids_batch(ids[:, None], segments), self.position, self._attend, depth=self.depth)
@@ -138,12 +139,14 @@ class Position:
         with $k_i, v_i$ the candidate's own; the soft-cap, the bias and a learned sink (one more term of the sum below)
         where the layer has them.
         """
-        before, groups = self._before[call.layer], call.groups
-        query, key, value = (part[:, :, 0].to(before.key.dtype) for part in (call.query, call.key, call.value))
-        query = query.unflatten(1, (-1, groups))
+        before = self._before[call.layer]
+        dtype = before.key.dtype
+        query = call.query[:, :, 0].to(dtype).unflatten(1, (-1, call.groups))
+        key = call.key[:, :, 0].to(dtype)
+        value = call.value[:, :, 0].to(dtype)
         past = torch.einsum("chgd,hjd->chgj", query, before.key)
-        own = torch.einsum("chgd,chd->chg", query, key)
-        scores = torch.cat([past, own[..., None]], dim=-1).flatten(1, 2) * call.scaling
+        itself = torch.einsum("chgd,chd->chg", query, key)
+        scores = torch.cat([past, itself[..., None]], dim=-1).flatten(1, 2) * call.scaling
         if call.softcap is not None:
             scores = torch.tanh(scores / call.softcap) * call.softcap
         if before.bias is not None:
@@ -151,7 +154,7 @@ class Position:
         scores = scores.masked_fill(~before.visible, -torch.inf)
         if call.sink is not None:
             scores = torch.cat([scores, call.sink.to(scores)[:, None].expand(*scores.shape[:2], 1)], dim=-1)
-        weights = torch.softmax(scores, dim=-1).unflatten(1, (-1, groups))
+        weights = torch.softmax(scores, dim=-1).unflatten(1, (-1, call.groups))
         i = self.position
         output = torch.einsum("chgj,hjd->chgd", weights[..., :i], before.value)
         output = output + weights[..., i, None] * value[:, :, None]
@@ -159,12 +162,13 @@ class Position:
 
     def prove(self) -> None:
         """Check that the text's own token comes out as it did in the run of the whole text."""
-        model, i = self.text.model, self.position
+        model = self.text.model
+        i = self.position
         ids = self.text.batch.ids
         assert ids is not None
-        for layer, found in enumerate(self.hidden(ids[0, i : i + 1].to(model.device))):
+        for layer, (hidden,) in enumerate(self.hidden(ids[0, i : i + 1].to(model.device))):
             expected = self.text.trace.hidden[layer][0, i].double()
-            off = float((found[0].double() - expected).norm() / expected.norm().clamp(min=1e-30))
+            off = float((hidden.double() - expected).norm() / expected.norm().clamp(min=1e-30))
             if not off <= _TOLERANCE[model.dtype]:
                 raise ModelError(
                     f"Inverting {model.name}: a token tried alone at position {i} differs from the same token in the "

@@ -17,7 +17,7 @@ from identikit.texts.text import Encoded, Text
 from identikit.tokens.continuation import check_continues
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.experiments import EXPERIMENTS
-from identikit.tokens.invert import Inversion, Options, judged, token_words
+from identikit.tokens.invert import Inversion, InversionOptions, judged, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
 from identikit.tokens.states import HiddenStates, hidden_states
@@ -96,18 +96,6 @@ def identifiability_tables(
     return tables
 
 
-NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
-
-
-@dataclass(frozen=True)
-class InversionOptions(Options):
-    """How a dataset is inverted: `Options`, and what becomes of long texts."""
-
-    noises: tuple[float | int, ...] = NOISES
-    truncate: bool = False
-    max_tokens: int | None = None
-
-
 _STORED = {  # rows are layers and noises
     "recovered": Stored(),
     "winner": Stored(),
@@ -145,7 +133,9 @@ class InversionJob:
         """Return what was found: arrays (aim, position), with the noises of a layer one after another."""
         inversion = self.inversion(model)
         (reading,) = unread(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
-        n, size, done = len(reading.tokens), len(inversion.candidates.ids), 0.0
+        n = len(reading.tokens)
+        size = len(inversion.candidates.ids)
+        done = 0.0
 
         def tick(count: float | int) -> None:
             nonlocal done

@@ -98,13 +98,13 @@ def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distan
         if (fitted.map, fitted.distance, fitted.fold, fitted.task) == (map, distance, fold, Task())
     }
     if not wanted:
-        known = sorted({(fitted.map, fitted.distance) for fitted in maps if fitted.task == Task()})
+        pairs = sorted({(fitted.map, fitted.distance) for fitted in maps if fitted.task == Task()})
         raise InputError(
             f"Reading the identity map of a text: no {map} map for {distance} distance and fold {fold} was fitted. Use "
-            f"one of those that were: {', '.join(' '.join(pair) for pair in known) or 'none'}."
+            f"one of those that were: {', '.join(' '.join(pair) for pair in pairs) or 'none'}."
         )
     layers = tuple(sorted(wanted))
-    found = [
+    by_layer = [
         nearest_in_sentences(
             wanted[layer](states.layer(layer)),
             states.targets(Task(), layer),
@@ -116,9 +116,9 @@ def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distan
     ]
     return Recovered(
         layers=layers,
-        recovered=torch.stack([part.hit for part in found]),
-        margin=torch.stack([part.margin for part in found]),
-        winner=torch.stack([part.winner for part in found]),
+        recovered=torch.stack([nearest.hit for nearest in by_layer]),
+        margin=torch.stack([nearest.margin for nearest in by_layer]),
+        winner=torch.stack([nearest.winner for nearest in by_layer]),
     )
 
 
@@ -134,7 +134,7 @@ def _rate(states: HiddenStates, fitted: FittedMap, split: str, tested: _Tested) 
     blocks = sentence_blocks(states.n_sentences, seed=fitted.seed)
     sentences = getattr(fold_split(blocks, fitted.fold, data_share=task.data_share), split)
     rows = states.rows(sentences).to(tested.hidden.device)
-    found = nearest_in_sentences(
+    nearest = nearest_in_sentences(
         fitted(tested.hidden[rows]),
         tested.candidates[rows],
         lengths=states.lengths.cpu()[sentences],
@@ -142,8 +142,9 @@ def _rate(states: HiddenStates, fitted: FittedMap, split: str, tested: _Tested) 
         distance=fitted.distance,
         offset=task.offset,
     )
-    looked_up = found.winner >= 0
-    hit, duplicated = found.hit[looked_up].double(), found.duplicated[looked_up]
+    looked_up = nearest.winner >= 0
+    hit = nearest.hit[looked_up].double()
+    duplicated = nearest.duplicated[looked_up]
     return Rate(
         model=states.model,
         map=fitted.map,

@@ -108,10 +108,10 @@ class _Plan(NamedTuple):
 
 def _run(states: HiddenStates, choice: MapChoice, settings: Settings, plan: _Plan, progress: Progress) -> Experiment:
     grid = fit_maps(states, choice, tasks=plan.tasks, settings=settings, progress=progress)
-    found = measure(
+    rates = measure(
         states, grid.maps, test_layers=plan.test_layers, splits=plan.splits, device=settings.device, progress=progress
     )
-    rates = sorted(found, key=lambda rate: plan.tasks.index(Task(rate.target, rate.offset, rate.data_share)))
+    rates.sort(key=lambda rate: plan.tasks.index(Task(rate.target, rate.offset, rate.data_share)))
     return Experiment(rates, grid.trials, tuple(grid.maps))
 
 

@@ -59,26 +59,28 @@ def token_identifiability(
     - "previous layer": recover each layer's own input (Fig. 11–13)
     - "neighbours": recover the tokens up to three places away (Fig. 14–17)
     """
-    model, progress = checked_model(model), function("progress", progress)
+    model = checked_model(model)
+    progress = function("progress", progress)
     run = EXPERIMENTS[known("experiment", experiment, tuple(EXPERIMENTS))]
     choice = MapChoice(
-        known_names("maps", maps, MAPS), known_names("distances", distances, DISTANCES),
-        chosen("layer", layers, model.n_layers),
-    )  # fmt: skip
-    if settings is None:
-        settings = Settings()
+        maps=known_names("maps", maps, MAPS),
+        distances=known_names("distances", distances, DISTANCES),
+        layers=chosen("layer", layers, model.n_layers),
+    )
+    settings = Settings() if settings is None else settings
     if not isinstance(settings, Settings):
         raise InputError(
             f"settings={shortened(settings)} cannot be used: expected identikit.tokens.protocol.Settings(…)."
         )
+    settings = settings.with_own_numbers()
     if not is_several(texts):
         raise InputError("token_identifiability learns from many texts: pass a list of them.")
     states = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
-    done = run(states, choice, settings, progress=progress)
+    measured = run(states, choice, settings, progress=progress)
     about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed, "texts": len(texts)}
-    source = model.provenance(json.dumps(model.names(texts), default=str), **about)
-    trials = tuple(trial.row() for trial in done.trials)
-    return identifiability_result(done.rates, source, maps=done.maps, trials=trials, model=model)
+    provenance = model.provenance(json.dumps(model.names(texts), default=str), **about)
+    trials = tuple(trial.row() for trial in measured.trials)
+    return identifiability_result(measured.rates, provenance, maps=measured.maps, trials=trials, model=model)
 
 
 @undisturbed()
@@ -96,36 +98,38 @@ def identity_of_text(
     """Read one text with fitted maps; see `TokenIdentifiability.identity_map`."""
     if is_several(text):
         raise InputError("An identity map is of one text: pass a string, a pair of strings or token ids.")
-    invert, progress = flag("invert", invert), function("progress", progress)
+    invert = flag("invert", invert)
+    progress = function("progress", progress)
     (reading,) = readings(model, text, layers=(), truncate=truncate)
-    found = identity_of(reading, maps, map=map, distance=distance)
+    identity = identity_of(reading, maps, map=map, distance=distance)
     if not invert:
-        return found
-    exact = inverted(model, text, layers=found.axes[0].values, truncate=truncate, progress=progress)
-    arrays = {name: found.array(name) for name in found.arrays} | {"invertible": exact.recovered}
-    return replace(found, source=Held(arrays, dict.fromkeys(arrays, ("layer", "token"))))
+        return identity
+    exact = inverted(model, text, layers=identity.axes[0].values, truncate=truncate, progress=progress)
+    arrays = {name: identity.array(name) for name in identity.arrays} | {"invertible": exact.recovered}
+    return replace(identity, source=Held(arrays, dict.fromkeys(arrays, ("layer", "token"))))
 
 
 def identity_of(
     reading: Reading, maps: Sequence[FittedMap], *, map: str | None = None, distance: str | None = None
 ) -> IdentityMap:
     """Read a text that was run already with fitted maps."""
-    fitted = [one for one in maps if one.task == Task()]
-    kinds = {one.map for one in fitted}
-    map = next((name for name in _READ_WITH if name in kinds), "linear") if map is None else known("map", map, MAPS)
+    own_input = [fitted for fitted in maps if fitted.task == Task()]
+    if map is None:
+        kinds = {fitted.map for fitted in own_input}
+        map = next((name for name in _READ_WITH if name in kinds), "linear")
+    known("map", map, MAPS)
     if distance is None:
-        distance = next((one.distance for one in fitted if one.map == map), "cosine")
+        distance = next((fitted.distance for fitted in own_input if fitted.map == map), "cosine")
     known("distance", distance, DISTANCES)
     trace = reading.model.trace(reading.batch) if reading.trace is None else reading.trace
     states = states_of_trace(trace, reading.model.name)
-    found = recover(states, maps, map=map, distance=distance)
-    arrays = {"recovered": found.recovered, "margin": found.margin, "winner": found.winner}
-    arrays = {name: array.cpu() for name, array in arrays.items()}
-    axes = Axis("layer", found.layers), Axis("token", tuple(range(len(reading.tokens))), reading.tokens)
-    source = reading.model.provenance(reading.text, map=map, distance=distance)
+    layers, recovered, margin, winner = recover(states, maps, map=map, distance=distance)
+    arrays = {"recovered": recovered.cpu(), "margin": margin.cpu(), "winner": winner.cpu()}
+    axes = Axis("layer", layers), Axis("token", tuple(range(len(reading.tokens))), reading.tokens)
+    provenance = reading.model.provenance(reading.text, map=map, distance=distance)
     repeated = states.identity.bincount()[states.identity] > 1
     about = reading.about | {"map": map, "distance": distance, "repeated": int(repeated.sum())}
-    return IdentityMap(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "token"))), source, about)
+    return IdentityMap(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "token"))), provenance, about)
 
 
 def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent) -> list[FittedMap]:
@@ -142,8 +146,8 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent)
             except InputError:
                 warnings.warn(f"The maps kept in {path} are damaged, and are fitted again.", stacklevel=2)
     states = hidden_states(model, texts, truncate=True, progress=progress)
-    choice, settings = MapChoice(("ridge",), ("cosine",)), Settings(folds=1)
-    maps = fit_maps(states, choice, tasks=[Task()], settings=settings, progress=progress).maps
+    choice = MapChoice(("ridge",), ("cosine",))
+    maps = fit_maps(states, choice, tasks=[Task()], settings=Settings(folds=1), progress=progress).maps
     with suppress(OSError):  # nor is one that cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, sealed_maps(maps))

@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,25 +25,29 @@ from identikit.tokens.continuation import Continuations, Position, check_continu
 from identikit.tokens.result import TokenInversion
 from identikit.tokens.search import LONG_SECONDS, Aims, Found, Tick, Vocabulary, expected_seconds, search, vocabulary
 
+NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
 PREFIXES = ("given", "recovered")
 WHAT = "inversion, candidates"
 _DIMS = ("layer", "position")
 
 
 @dataclass(frozen=True)
-class Options:
+class InversionOptions:
     """How hidden vectors are inverted; see `invert`. Several `noises` share one pass over the vocabulary."""
 
     prefix: str = "given"
-    noises: tuple[float | int, ...] = (0.0,)
+    noises: tuple[float | int, ...] = NOISES
     distance: str = "l2"
     seed: int = 0
+    truncate: bool = False
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         known("prefix", self.prefix, PREFIXES)
         known("distance", self.distance, DISTANCES)
-        noises = tuple(real_number("noise", noise, least=0) for noise in self.noises)
-        vars(self).update(seed=random_seed(self.seed), noises=noises)  # as Python's own
+        random_seed(self.seed)
+        for noise in self.noises:
+            real_number("noise", noise, least=0)
 
     def steps(self, positions: Collection[int]) -> int:
         """Return how many searches these positions take: with the prefix recovered, all up to the last."""
@@ -64,18 +68,18 @@ class Sought:
     ids: tuple[int, ...] | None
     segments: Int[Tensor, "1 n"] | None
 
-    def noisy(self, options: Options) -> Float[Tensor, "aim n d"]:
+    def noisy(self, options: InversionOptions) -> Float[Tensor, "aim n d"]:
         r"""Return the vectors of every layer and noise: $h + \nu\,\|h\|\,\varepsilon/\sqrt d$, with $\nu$ the noise.
 
         $\varepsilon$ is standard normal and depends on the seed, the layer and the tokens; all noises share it.
         """
-        found = []
+        vectors = []
         for layer, clean in zip(self.layers, self.hidden, strict=True):
             seed = zlib.crc32(repr((options.seed, layer, self.ids)).encode())
             drawn = torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             scale = torch.linalg.vector_norm(clean, dim=-1, keepdim=True) / clean.shape[-1] ** 0.5
-            found += [clean + noise * scale * drawn.to(clean) for noise in options.noises]
-        return torch.stack(found)
+            vectors += [clean + noise * scale * drawn.to(clean) for noise in options.noises]
+        return torch.stack(vectors)
 
 
 @of_texts
@@ -116,26 +120,29 @@ def invert(
     - `distance`: "l2" or "cosine"
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
     """
-    model, progress = checked_model(model), function("progress", progress)
+    model = checked_model(model)
+    progress = function("progress", progress)
     check_continues(model)
     bare = _is_hidden(text) or (isinstance(text, list) and bool(text) and all(map(_is_hidden, text)))
-    options = Options(("recovered" if bare else "given") if prefix is None else prefix, (noise,), distance, seed)
+    if prefix is None:
+        prefix = "recovered" if bare else "given"
+    options = InversionOptions(prefix, (real_number("noise", noise, least=0),), distance, random_seed(seed))
     wanted = _layers(model, layer, layers, bare)
     several = is_several(text)
+    if bare and prefix == "given":
+        raise InputError("prefix='given' needs the true tokens, and hidden vectors do not tell them. Pass the text.")
+    sources: Sequence[Reading | Tensor]
     if bare:
-        if options.prefix == "given":
-            raise InputError(
-                "prefix='given' needs the true tokens, and hidden vectors do not tell them. Pass the text."
-            )
-        sources: list[Any] = [_checked_hidden(model, one) for one in (text if several else [text])]
+        sources = [_checked_hidden(model, vectors) for vectors in (text if several else [text])]
     else:
         sources = unread(model, text, truncate=truncate, max_tokens=max_tokens)
     places = [_position_axis(source).sel(positions) for source in sources]
-    steps = [options.steps(axis.values) for axis in places]
-    inversion = Inversion.of(model, options, progress, steps=sum(steps), depth=max(wanted) + 1)
-    made = [inversion.result(source, wanted, axis) for source, axis in zip(sources, places, strict=True)]
-    made = made if layer is None else [one.sel(layer=wanted[0]) for one in made]
-    return made if several else made[0]
+    steps = sum(options.steps(axis.values) for axis in places)
+    inversion = Inversion.of(model, options, progress, steps=steps, depth=max(wanted) + 1)
+    results = [inversion.result(source, wanted, axis) for source, axis in zip(sources, places, strict=True)]
+    if layer is not None:
+        results = [result.sel(layer=wanted[0]) for result in results]
+    return results if several else results[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,12 +150,14 @@ class Inversion:
     """A model with its vocabulary, ready to invert hidden vectors; `tick` counts the candidates that were tried."""
 
     model: Model
-    options: Options
+    options: InversionOptions
     candidates: Vocabulary
     tick: Tick
 
     @classmethod
-    def of(cls, model: Model, options: Options, progress: Progress = silent, *, steps: int, depth: int) -> "Inversion":
+    def of(
+        cls, model: Model, options: InversionOptions, progress: Progress = silent, *, steps: int, depth: int
+    ) -> "Inversion":
         """Prepare for this many searches through the first `depth` blocks, and warn if they will take long."""
         candidates = vocabulary(model)
         size = len(candidates.ids)
@@ -201,36 +210,45 @@ class Inversion:
         if self.options.prefix == "recovered" or text is None:
             return self._each_winner_appended(sought, vectors)
         layers = self._layers_of_aims(sought)
-        parts = []
+        columns = []
         for place in sought.positions:
-            at = text.at(place, depth=max(layers) + 1)
-            parts.append(self._search(at, Aims(layers, vectors[:, place]), sought, self.tick))
-        return Found(*(torch.stack(part, -1) for part in zip(*parts, strict=True)))
+            position = text.at(place, depth=max(layers) + 1)
+            columns.append(self._search(position, Aims(layers, vectors[:, place]), sought, self.tick))
+        return Found.beside(columns)
 
     def _each_winner_appended(self, sought: Sought, vectors: Float[Tensor, "aim n d"]) -> Found:
         """Search from the first position on; aims that have found the same tokens so far share their search."""
-        layers, parts = self._layers_of_aims(sought), []
+        layers = self._layers_of_aims(sought)
+        columns: list[Found] = []
         chains: list[tuple[int, ...]] = [() for _ in layers]
         for place in range(max(sought.positions) + 1):
-            column: dict[int, tuple[Tensor, ...]] = {}
-            for before in dict.fromkeys(chains):
-                members = [aim for aim, chain in enumerate(chains) if chain == before]
-                ids = torch.tensor([[*before, int(self.candidates.ids[-1])]])  # the last is there to be replaced
-                segments = None if sought.segments is None else sought.segments[:, : place + 1]
-                text = Continuations.read(self.model, ids_batch(ids, segments))
-                own = tuple(layers[aim] for aim in members)
-                aims, share = Aims(own, vectors[members, place]), len(members) / len(layers)
-                at = text.at(place, depth=max(own) + 1)
-                found = self._search(at, aims, sought, lambda count, share=share: self.tick(count * share))
-                column |= dict(zip(members, zip(*found, strict=True), strict=True))
-            parts.append(Found(*map(torch.stack, zip(*(column[aim] for aim in range(len(layers))), strict=True))))
-            chains = [(*chain, int(won)) for chain, won in zip(chains, parts[-1].winner, strict=True)]
-        chosen_parts = [parts[place] for place in sought.positions]
-        return Found(*(torch.stack(part, -1) for part in zip(*chosen_parts, strict=True)))
+            of_aims: dict[int, Found] = {}
+            for chain in dict.fromkeys(chains):
+                members = [aim for aim, winners in enumerate(chains) if winners == chain]
+                found = self._search_after(
+                    chain,
+                    Aims(tuple(layers[aim] for aim in members), vectors[members, place]),
+                    sought,
+                    len(members) / len(layers),
+                )
+                for row, aim in enumerate(members):
+                    of_aims[aim] = found.of(row)
+            columns.append(Found.beside([of_aims[aim] for aim in range(len(layers))]))
+            chains = [(*chain, int(winner)) for chain, winner in zip(chains, columns[-1].winner, strict=True)]
+        return Found.beside([columns[place] for place in sought.positions])
 
-    def _search(self, at: Position, aims: Aims, sought: Sought, tick: Tick) -> Found:
-        own = None if sought.ids is None else sought.ids[at.position]
-        return search(at, aims, self.candidates, own=own, distance=self.options.distance, tick=tick)
+    def _search_after(self, chain: tuple[int, ...], aims: Aims, sought: Sought, share: float) -> Found:
+        """Search at the position after a chain of tokens; `share` of the progress is its own."""
+        place = len(chain)
+        ids = torch.tensor([[*chain, int(self.candidates.ids[-1])]])  # the last is there to be replaced
+        segments = None if sought.segments is None else sought.segments[:, : place + 1]
+        text = Continuations.read(self.model, ids_batch(ids, segments))
+        position = text.at(place, depth=max(aims.layers) + 1)
+        return self._search(position, aims, sought, lambda count: self.tick(count * share))
+
+    def _search(self, position: Position, aims: Aims, sought: Sought, tick: Tick) -> Found:
+        token = None if sought.ids is None else sought.ids[position.position]
+        return search(position, aims, self.candidates, token=token, distance=self.options.distance, tick=tick)
 
     def _layers_of_aims(self, sought: Sought) -> tuple[int, ...]:
         return tuple(layer for layer in sought.layers for _ in self.options.noises)
@@ -245,53 +263,56 @@ def judged(sought: Sought, found: Found, candidates: Vocabulary) -> dict[str, Te
     arrays = {"margin": found.runner_up_distance - found.winner_distance, **found._asdict()}
     if sought.ids is None:
         return {name: array for name, array in arrays.items() if name != "own_distance"}
-    own = torch.tensor([sought.ids[place] for place in sought.positions])
-    alike = candidates.ids[candidates.of[own]]  # the first of the tokens with the same embedding stands for all
+    true = torch.tensor([sought.ids[place] for place in sought.positions])
+    alike = candidates.ids[candidates.of[true]]  # the first of the tokens with the same embedding stands for all
     won = found.winner == alike
     margin = torch.where(won, found.runner_up_distance, found.winner_distance) - found.own_distance
-    winner = torch.where(won, own, found.winner)
+    winner = torch.where(won, true, found.winner)
     return {"recovered": margin > 0} | arrays | {"margin": margin, "winner": winner}
 
 
 def _result(inversion: Inversion, sought: Sought, found: Found, text: Any, about: Mapping[str, Any]) -> TokenInversion:
-    model, options = inversion.model, inversion.options
+    model = inversion.model
+    options = inversion.options
     arrays = judged(sought, found, inversion.candidates)
     words = token_words(model, torch.cat([arrays["winner"].flatten(), arrays["runner_up"].flatten()]).tolist())
     if sought.ids is None:
-        won = [words[str(int(one))] for one in arrays["winner"][0]]
-        about = {"tokens": won, "special": [False] * len(won), "words": []}
-    tokens = tuple(about["tokens"]) if sought.ids is None else tuple(about["tokens"][i] for i in sought.positions)
+        tokens = tuple(words[str(int(token))] for token in arrays["winner"][0])
+        about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
+    else:
+        tokens = tuple(about["tokens"][place] for place in sought.positions)
     axes = Axis("layer", sought.layers), Axis("position", sought.positions, tokens)
     settings = {"prefix": options.prefix, "noise": options.noises[0], "distance": options.distance}
     about = {**about, **settings, "candidates": len(inversion.candidates.ids), "vocabulary": words}
-    source = model.provenance(text, **settings, seed=options.seed)
-    return TokenInversion(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), source, about)
+    provenance = model.provenance(text, **settings, seed=options.seed)
+    return TokenInversion(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
 
 
 def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:
     """Return the tokens of some ids by id; an id that the tokenizer does not know is written `<id 32001>`."""
     unique = sorted(set(ids))
-    found = model.tokenizer.convert_ids_to_tokens(unique)
-    return {str(one): token or f"<id {one}>" for one, token in zip(unique, found, strict=True)}
+    tokens = model.tokenizer.convert_ids_to_tokens(unique)
+    return {str(number): token or f"<id {number}>" for number, token in zip(unique, tokens, strict=True)}
 
 
-def _is_hidden(given: Any) -> bool:
-    """Whether an argument is hidden vectors: a tensor or array of fractions with two dimensions."""
-    return getattr(given, "ndim", 0) == 2 and torch.as_tensor(given).is_floating_point()
+def _is_hidden(argument: Any) -> bool:
+    """Tell whether an argument is hidden vectors: a tensor or array of fractions with two dimensions."""
+    return getattr(argument, "ndim", 0) == 2 and torch.as_tensor(argument).is_floating_point()
 
 
-def _checked_hidden(model: Model, given: Any) -> Float[Tensor, "n d"]:
-    hidden = torch.as_tensor(given).detach().to(model.device)
+def _checked_hidden(model: Model, vectors: Any) -> Float[Tensor, "n d"]:
+    hidden = torch.as_tensor(vectors).detach().to(model.device)
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    if not len(hidden) or hidden.shape[1] != model.d_model or not hidden.isfinite().all():
-        finite = "" if hidden.isfinite().all() else ", not finite"
-        what = f"{len(hidden)} vectors of {hidden.shape[1]} numbers{finite}"
+    finite = bool(hidden.isfinite().all())
+    if not len(hidden) or hidden.shape[1] != model.d_model or not finite:
+        what = f"{len(hidden)} vectors of {hidden.shape[1]} numbers{'' if finite else ', not finite'}"
         raise InputError(
             f"Inverting hidden vectors of {model.name}: got {what}, expected finite vectors of {model.d_model} numbers."
         )
     norms = hidden.norm(dim=1)
-    if not ((norms > 0) & norms.square().isfinite()).all():
-        place = int((~((norms > 0) & norms.square().isfinite())).nonzero()[0])
+    impossible = (norms == 0) | ~norms.square().isfinite()
+    if impossible.any():
+        place = int(impossible.nonzero()[0])
         raise InputError(
             f"Inverting hidden vectors of {model.name}: the vector at position {place} has the norm "
             f"{float(norms[place]):.1g}, which no hidden vector has. Pass the vectors as the model made them."

@@ -1,7 +1,7 @@
 """How maps are trained and judged: which maps, the task, the settings of Appendix B.1, and the folds."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ BLOCKS = 20
 FOLDS = 10
 MAPS = ("naive", "linear", "mlp", "ridge")
 _TEST_BLOCKS = _VALIDATION_BLOCKS = 3
-_COUNTS = ("batch_size", "patience", "epochs", "hidden_size")
+_COUNTS = {"batch_size": None, "patience": None, "epochs": None, "hidden_size": None, "folds": FOLDS}  # at most
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,25 @@ class Settings:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {name: whole_number(name, getattr(self, name), least=1) for name in _COUNTS}
+        for name, most in _COUNTS.items():
+            whole_number(name, getattr(self, name), least=1, most=most)
         if not is_collection(self.learning_rates) or not len(self.learning_rates):
             raise InputError(
                 f"learning_rates={shortened(self.learning_rates)} cannot be used: expected one or more numbers above 0."
             )
-        checked["learning_rates"] = tuple(real_number("learning_rates", one, above=0) for one in self.learning_rates)
-        checked |= {"folds": whole_number("folds", self.folds, least=1, most=FOLDS), "seed": random_seed(self.seed)}
-        checked["dropout"] = real_number("dropout", self.dropout, least=0, below=1)
+        for rate in self.learning_rates:
+            real_number("learning_rates", rate, above=0)
+        random_seed(self.seed)
+        real_number("dropout", self.dropout, least=0, below=1)
         if self.memory is not None:
-            checked["memory"] = whole_number("memory", self.memory, least=1)
-        vars(self).update(checked)  # as Python's own
+            whole_number("memory", self.memory, least=1)
+
+    def with_own_numbers(self) -> "Settings":
+        """Return the same settings with Python's numbers in place of those of NumPy or torch."""
+        counts = {name: int(getattr(self, name)) for name in (*_COUNTS, "seed")}
+        rates = tuple(float(rate) for rate in self.learning_rates)
+        memory = None if self.memory is None else int(self.memory)
+        return replace(self, **counts, learning_rates=rates, dropout=float(self.dropout), memory=memory)
 
 
 class Split(NamedTuple):

@@ -17,7 +17,6 @@ from identikit.results.measure import Attribute, held, sometimes_held
 from identikit.results.provenance import Provenance
 from identikit.results.result import Fact, Result
 from identikit.results.source import Held
-from identikit.shapes import Float, Tensor
 from identikit.texts.text import shown
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.maps import FittedMap, maps_of, save_maps, sealed_maps
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 
 _AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
 _MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
-_MAPS, _TRIALS = "maps.safetensors", "trials.json"
+_MAPS = "maps.safetensors"
+_TRIALS = "trials.json"
 
 
 def layers_in_words(layers: Sequence[int]) -> str:
@@ -121,28 +121,27 @@ class TokenIdentifiability(Result):
 
     @classmethod
     def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "TokenIdentifiability":
-        numbers, trials = super()._opened(files, about, where), tuple(json.loads(files[_TRIALS]))
+        numbers = super()._opened(files, about, where)
+        trials = tuple(json.loads(files[_TRIALS]))
         maps = tuple(maps_of(files[_MAPS], f"{where}/{_MAPS}"))
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, maps, trials)
 
     def said(self) -> str:
         """Say how many tokens each kind of map recovers, in the first and in the last layer."""
         rates: Any = self.rates
-        own = rates[rates["layer"] == rates["test_layer"]]
-        if own.empty:
+        same_layer = rates[rates["layer"] == rates["test_layer"]]
+        if same_layer.empty:
             return "No map was tested on its own layer."
-        layers = sorted(own["layer"].unique())
-        told = []
-        for (name, distance), part in own.groupby(["map", "distance"], sort=False):
-            means = part.groupby("layer")["rate"].mean()
-            ends = (
-                f"{means[layers[0]]:.0%}" if len(layers) == 1 else f"{means[layers[0]]:.0%} → {means[layers[-1]]:.0%}"
-            )
-            told.append(f"{name} ({distance}) {ends}")
-        where = f"layer {layers[0]}" if len(layers) == 1 else f"layer {layers[0]} → layer {layers[-1]}"
-        folds = own["fold"].nunique()
+        layers = sorted(same_layer["layer"].unique())
+        ends = layers[:1] if len(layers) == 1 else [layers[0], layers[-1]]
+        kinds = []
+        for (name, distance), of_kind in same_layer.groupby(["map", "distance"], sort=False):
+            means = of_kind.groupby("layer")["rate"].mean()
+            kinds.append(f"{name} ({distance}) " + " → ".join(f"{means[layer]:.0%}" for layer in ends))
+        where = " → ".join(f"layer {layer}" for layer in ends)
+        folds = same_layer["fold"].nunique()
         return (
-            f"Tokens recovered, {where}: {', '.join(told)}. Means over {folds} fold{'s' if folds > 1 else ''}; "
+            f"Tokens recovered, {where}: {', '.join(kinds)}. Means over {folds} fold{'s' if folds > 1 else ''}; "
             f"guessing recovers {self.chance:.1%}."
         )
 
@@ -153,8 +152,15 @@ class TokenIdentifiability(Result):
         return plots.rates(self, **options)
 
 
-def identifiability_result(rates: Sequence[Rate], source: Provenance, **others: Any) -> TokenIdentifiability:
-    """Return measured rates as a Result; `others` are its maps, trials and model."""
+def identifiability_result(
+    rates: Sequence[Rate],
+    provenance: Provenance,
+    *,
+    maps: Sequence[FittedMap] = (),
+    trials: Sequence[Mapping[str, Any]] = (),
+    model: Model | None = None,
+) -> TokenIdentifiability:
+    """Return measured rates as a Result, with the maps and trials they come from and the model."""
     values = {name: tuple(dict.fromkeys(getattr(rate, name) for rate in rates)) for name in _AXES}
     values |= {name: tuple(sorted(values[name])) for name in ("layer", "test_layer", "offset", "data_share", "fold")}
     axes = tuple(Axis(name, values[name]) for name in _AXES)
@@ -165,9 +171,13 @@ def identifiability_result(rates: Sequence[Rate], source: Provenance, **others: 
         at = tuple(places[name][getattr(rate, name)] for name in _AXES)
         for name, array in arrays.items():
             array[at] = getattr(rate, name)
-    return TokenIdentifiability(
-        axes, Held(arrays, dict.fromkeys(arrays, _AXES)), source, {"chance": rates[0].chance}, **others
-    )
+    numbers = Held(arrays, dict.fromkeys(arrays, _AXES))
+    about = {"chance": rates[0].chance}
+    return TokenIdentifiability(axes, numbers, provenance, about, tuple(maps), tuple(trials), model)
+
+
+def _percentages(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.0%}" for share in shares)
 
 
 class IdentityMap(Result):
@@ -216,18 +226,14 @@ class IdentityMap(Result):
         """Say how many of the tokens are still themselves, layer by layer."""
         axis = self.axis("layer")
         shares = self.recovered.double().reshape(len(axis), -1).mean(1).tolist()
-        told = ", ".join(f"{share:.0%}" for share in shares)
-        layers = layers_in_words(axis.values)
-        repeated = (
-            f" {self.repeated} tokens share their input vector with another, and any of these counts as right."
-            if self.repeated
-            else ""
-        )
-        exact = ""
+        how = f"{self.map} maps, {self.distance} distance"
+        words = f"Tokens recovered after {layers_in_words(axis.values)}: {_percentages(shares)} ({how})."
         if "invertible" in self.source.dims:
-            found = self.read("invertible").double().mean(1).tolist()
-            exact = f" Invertible, by trying the whole vocabulary: {', '.join(f'{share:.0%}' for share in found)}."
-        return f"Tokens recovered after {layers}: {told} ({self.map} maps, {self.distance} distance).{exact}{repeated}"
+            invertible = self.read("invertible").double().mean(1).tolist()
+            words += f" Invertible, by trying the whole vocabulary: {_percentages(invertible)}."
+        if self.repeated:
+            words += f" {self.repeated} tokens share their input vector with another, and any of these counts as right."
+        return words
 
     def plot(self, **options: Any) -> Any:
         """Draw layers × tokens: recovered or not, by what margin, and what won."""
@@ -304,12 +310,11 @@ class TokenInversion(Result):
     def to_frame(self, *names: str) -> "DataFrame":
         """Return a tidy table with a row for each layer and position; token ids come with their tokens."""
         frame: Any = super().to_frame(*names)
-        words = {name: frame[name].map(self._word) for name in ("winner", "runner_up") if name in frame}
-        plain = {name: column.map(shown) for name, column in words.items()}
+        tokens = {name: frame[name].map(self._word) for name in ("winner", "runner_up") if name in frame}
+        words = {name: column.map(shown) for name, column in tokens.items()}
         if len(words) == 2:  # '▁Once' beside 'Once': keep the mark that tells them apart
-            alike = plain["winner"] == plain["runner_up"]
-            plain = {name: column.where(~alike, words[name]) for name, column in plain.items()}
-        words = plain
+            alike = words["winner"] == words["runner_up"]
+            words = {name: column.where(~alike, tokens[name]) for name, column in words.items()}
         return frame.assign(**{f"{name}_token": column for name, column in words.items()})
 
     def words(self) -> "TokenInversion":
@@ -318,21 +323,22 @@ class TokenInversion(Result):
 
     def said(self) -> str:
         """Say how many tokens are recovered in each layer, and which was the closest call."""
-        how = f"{self.distance} distance, with the true prefix given"
-        how = how if self.prefix == "given" else f"{self.distance} distance, each winner appended"
-        how += f", noise {self.noise:g}" if self.noise else ""
+        prefix = "with the true prefix given" if self.prefix == "given" else "each winner appended"
+        how = f"{self.distance} distance, {prefix}"
+        if self.noise:
+            how += f", noise {self.noise:g}"
         among = f"among {self.candidates:,} candidates"
-        axis, margins = self.axis("layer"), self.read("margin").double()
+        layers = self.axis("layer").values
         if "recovered" in self.source.dims:
-            shares = self.read("recovered").double().mean(1).tolist()
-            layers = layers_in_words(axis.values)
-            told = f"Tokens recovered after {layers}, {among}: {', '.join(f'{share:.0%}' for share in shares)} ({how})."
+            shares = _percentages(self.read("recovered").double().mean(1).tolist())
+            words = f"Tokens recovered after {layers_in_words(layers)}, {among}: {shares} ({how})."
         else:
             text = "".join(map(shown, self.winners[0])).strip()
-            told = f"Recovered from layer {axis.values[0]}, {among}: {text!r:.200} ({how})."
-        return f"{told} {self._closest_call(margins)}"
+            words = f"Recovered from layer {layers[0]}, {among}: {text!r:.200} ({how})."
+        return f"{words} {self._closest_call()}"
 
-    def _closest_call(self, margins: Float[Tensor, "layer position"]) -> str:
+    def _closest_call(self) -> str:
+        margins = self.read("margin").double()
         row, column = divmod(int(margins.argmin()), margins.shape[1])
         where = f"layer {self.axis('layer').values[row]}, {self.axis('position').name_of(column)!r}"
         unit = "of the vector's norm" if self.distance == "l2" else "in cosine distance"

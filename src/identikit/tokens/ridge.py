@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from identikit.maths.neighbours import distinct, nearest_in_sentences, paired_distance
+from identikit.maths.threads import decomposed
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 from identikit.tokens.maps import FittedMap
@@ -15,21 +16,36 @@ from identikit.tokens.states import HiddenStates
 RELATIVE_STRENGTHS = tuple(10.0**-power for power in range(7))
 
 
+class Spectrum(NamedTuple):
+    r"""Eigenvalues $\Lambda$ and eigenvectors $Q$, as columns, of a Gram matrix."""
+
+    values: Float[Tensor, " d"]
+    vectors: Float[Tensor, "d d"]
+
+
+def spectra(grams: Sequence[Float[Tensor, "d d"]]) -> list[Spectrum]:
+    """Decompose Gram matrices, several at a time."""
+    values, vectors = decomposed(torch.linalg.eigh, torch.stack(list(grams)))
+    return list(map(Spectrum, values, vectors))
+
+
 def ridge_weights(
-    gram: Float[Tensor, "d d"], cross: Float[Tensor, "d d_t"], strengths: Sequence[float]
+    spectrum: Spectrum, cross: Float[Tensor, "d d_t"], strengths: Sequence[float]
 ) -> list[Float[Tensor, "d d_t"]]:
     r"""Solve ridge regression without bias for several strengths from one eigendecomposition.
 
     $$W_\lambda = (E^\top E + \lambda I)^{-1} E^\top X = Q(\Lambda + \lambda)^{-1} Q^\top E^\top X$$
 
-    $E^\top E = Q\Lambda Q^\top$ is `gram` and $E^\top X$ is `cross`. Not in the paper: it is the minimum of the squared
-    L2 loss of its linear perceptron, with a penalty in place of early stopping. Where $\Lambda + \lambda$ is 0, the
-    inverse is the pseudoinverse: vectors that are all 0 get weights of 0.
+    $E^\top E = Q\Lambda Q^\top$ is given by its `spectrum` and $E^\top X$ is `cross`. Not in the paper: it is the
+    minimum of the squared L2 loss of its linear perceptron, with a penalty in place of early stopping. Where
+    $\Lambda + \lambda$ is 0, the inverse is the pseudoinverse: vectors that are all 0 get weights of 0.
     """
-    values, vectors = torch.linalg.eigh(gram)
-    turned = vectors.mT @ cross
-    sizes = [(values.clamp(min=0) + strength).unsqueeze(1) for strength in strengths]
-    return [vectors @ torch.where(size > 0, turned / size, 0.0) for size in sizes]
+    turned = spectrum.vectors.mT @ cross
+    weights = []
+    for strength in strengths:
+        size = (spectrum.values.clamp(min=0) + strength).unsqueeze(1)
+        weights.append(spectrum.vectors @ torch.where(size > 0, turned / size, 0.0))
+    return weights
 
 
 def fit_ridge(
@@ -50,27 +66,29 @@ def fit_ridge(
     blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
     splits = [fold_split(blocks, fold, data_share=task.data_share) for fold in range(settings.folds)]
     if task.data_share < 1:
-        parts, used = [split.train for split in splits], [[fold] for fold in range(settings.folds)]
+        summed = [split.train for split in splits]
+        used = [[fold] for fold in range(settings.folds)]
     else:
-        parts = [(blocks == block).nonzero().squeeze(1) for block in range(BLOCKS)]
+        summed = [(blocks == block).nonzero().squeeze(1) for block in range(BLOCKS)]
         used = [blocks[split.train].unique().tolist() for split in splits]
-    part_rows = [states.rows_with_target(part, task.offset).to(device) for part in parts]
+    summed_rows = [states.rows_with_target(sentences, task.offset).to(device) for sentences in summed]
     maps = []
-    for place, layer in enumerate(layers):
-        features, targets = states.layer(layer, device=device), states.targets(task, layer, device=device)
+    for done, layer in enumerate(layers, start=1):
+        features = states.layer(layer, device=device)
+        targets = states.targets(task, layer, device=device)
         identity = distinct(targets)
-        sums = [_moments(features[rows], targets[rows + task.offset]) for rows in part_rows]
+        moments = [_moments(features[rows], targets[rows + task.offset]) for rows in summed_rows]
+        fold_moments = [_added([moments[place] for place in places]) for places in used]
+        fold_spectra = spectra([gram for gram, _ in fold_moments])
         for fold, split in enumerate(splits):
             rows = states.rows(split.validation).to(device)
-            validation = _Validation(
-                features[rows], targets[rows], identity[rows], states.lengths.cpu()[split.validation], task.offset
-            )
-            gram, cross = (torch.stack(some).sum(0) for some in zip(*(sums[part] for part in used[fold]), strict=True))
-            maps += [
-                FittedMap("ridge", distance, layer, fold, task, settings.seed, {"weight": weight}, strength, loss)
-                for distance, (weight, strength, loss) in _choose(gram, cross, validation, distances).items()
-            ]
-        progress("fitting ridge maps", place + 1, len(layers))
+            lengths = states.lengths.cpu()[split.validation]
+            validation = _Validation(features[rows], targets[rows], identity[rows], lengths, task.offset)
+            choices = _choose(fold_spectra[fold], fold_moments[fold], validation, distances)
+            for distance, (_, weight, strength, loss) in choices.items():
+                parameters = {"weight": weight.cpu()}
+                maps.append(FittedMap("ridge", distance, layer, fold, task, settings.seed, parameters, strength, loss))
+        progress("fitting ridge maps", done, len(layers))
     return maps
 
 
@@ -85,7 +103,7 @@ class _Validation(NamedTuple):
 
     def judge(self, predicted: Float[Tensor, "row d_t"], distance: str) -> tuple[float, float]:
         """Measure the rate of tokens recovered and their mean distance to the target."""
-        found = nearest_in_sentences(
+        nearest = nearest_in_sentences(
             predicted,
             self.targets,
             lengths=self.lengths,
@@ -93,36 +111,53 @@ class _Validation(NamedTuple):
             distance=distance,
             offset=self.offset,
         )
-        rows = (found.winner >= 0).nonzero().squeeze(1)
-        away = paired_distance(predicted[rows], self.targets[rows + self.offset], distance)
-        return float(found.hit[rows].double().mean()), float(away.double().mean())
+        rows = (nearest.winner >= 0).nonzero().squeeze(1)
+        distances = paired_distance(predicted[rows], self.targets[rows + self.offset], distance)
+        return float(nearest.hit[rows].double().mean()), float(distances.double().mean())
 
 
-def _moments(
-    features: Float[Tensor, "row d"], targets: Float[Tensor, "row d_t"]
-) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d d_t"]]:
+class _Moments(NamedTuple):
+    r"""Sums over tokens: $E^\top E$ and $E^\top X$."""
+
+    gram: Float[Tensor, "d d"]
+    cross: Float[Tensor, "d d_t"]
+
+
+def _moments(features: Float[Tensor, "row d"], targets: Float[Tensor, "row d_t"]) -> _Moments:
     features = features.double()
-    return features.mT @ features, features.mT @ targets.double()
+    return _Moments(features.mT @ features, features.mT @ targets.double())
+
+
+def _added(moments: Sequence[_Moments]) -> _Moments:
+    return _Moments(*(torch.stack(sums).sum(0) for sums in zip(*moments, strict=True)))
+
+
+class _Choice(NamedTuple):
+    """The weights and the strength chosen for a distance, with the validation sentences' rate and mean distance."""
+
+    rate: float
+    weight: Float[Tensor, "d d_t"]
+    strength: float
+    loss: float
 
 
 def _choose(
-    gram: Float[Tensor, "d d"], cross: Float[Tensor, "d d_t"], validation: _Validation, distances: Sequence[str]
-) -> dict[str, tuple[Tensor, float, float]]:
-    """Find for each distance the strength that recovers most validation tokens: weights, strength and mean distance.
+    spectrum: Spectrum, moments: _Moments, validation: _Validation, distances: Sequence[str]
+) -> dict[str, _Choice]:
+    """Find for each distance the strength that recovers most validation tokens.
 
     The strengths tried are `RELATIVE_STRENGTHS` times the mean eigenvalue of the Gram matrix, strongest first, so
     that the strongest of equals is kept. Ridge does not minimise the distance that is tested, and choosing by that
     distance cost up to four points of the rate in the last layer of a real model; hence the rate.
     """
-    strengths = [relative * float(gram.trace()) / len(gram) for relative in RELATIVE_STRENGTHS]
-    weights = [weight.to(validation.features.dtype) for weight in ridge_weights(gram, cross, strengths)]
-    judged: dict[str, list[tuple[float, float]]] = {distance: [] for distance in distances}
-    for weight in weights:
+    mean = float(moments.gram.trace()) / len(moments.gram)
+    strengths = [relative * mean for relative in RELATIVE_STRENGTHS]
+    best: dict[str, _Choice] = {}
+    for weight, strength in zip(ridge_weights(spectrum, moments.cross, strengths), strengths, strict=True):
+        weight = weight.to(validation.features.dtype)
         predicted = validation.features @ weight
         for distance in distances:
-            judged[distance].append(validation.judge(predicted, distance))
-    best = {distance: max(range(len(found)), key=lambda place: found[place][0]) for distance, found in judged.items()}
-    return {
-        distance: (weights[place].cpu(), strengths[place], judged[distance][place][1])
-        for distance, place in best.items()
-    }
+            rate, loss = validation.judge(predicted, distance)
+            if distance not in best or rate > best[distance].rate:
+                best[distance] = _Choice(rate, weight, strength, loss)
+    return best

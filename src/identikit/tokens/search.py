@@ -4,7 +4,7 @@ Candidates come in chunks that fit in memory. Of each chunk only the two nearest
 searched exactly and nothing of its size is kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,11 +42,20 @@ class Found(NamedTuple):
     - `own_distance`: that of the true token; NaN where it is not known
     """
 
-    winner: Int[Tensor, " aim"]
-    runner_up: Int[Tensor, " aim"]
-    winner_distance: Float[Tensor, " aim"]
-    runner_up_distance: Float[Tensor, " aim"]
-    own_distance: Float[Tensor, " aim"]
+    winner: Int[Tensor, "*aim"]
+    runner_up: Int[Tensor, "*aim"]
+    winner_distance: Float[Tensor, "*aim"]
+    runner_up_distance: Float[Tensor, "*aim"]
+    own_distance: Float[Tensor, "*aim"]
+
+    def of(self, aim: int) -> "Found":
+        """Return what was found for one aim."""
+        return Found(*(field[aim] for field in self))
+
+    @classmethod
+    def beside(cls, several: Sequence["Found"]) -> "Found":
+        """Put several together along a new last axis."""
+        return cls(*(torch.stack(field, -1) for field in zip(*several, strict=True)))
 
 
 def vocabulary(model: Model) -> Vocabulary:
@@ -59,8 +68,8 @@ def vocabulary(model: Model) -> Vocabulary:
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, weight.shape[1:], generator=generator).to(weight.device) * 2 + 1
-    parts = weight.split(max(1, _ROWS // weight.shape[1]))
-    hashes = torch.cat([((part + 0.0).view(bits).long() * factors).sum(-1) for part in parts]).cpu()
+    chunks = weight.split(max(1, _ROWS // weight.shape[1]))
+    hashes = torch.cat([((rows + 0.0).view(bits).long() * factors).sum(-1) for rows in chunks]).cpu()
     _, kind = torch.unique(hashes, return_inverse=True)
     first = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(0, kind, torch.arange(len(kind)), "amin")
     ids = first.sort().values
@@ -72,45 +81,47 @@ def vocabulary(model: Model) -> Vocabulary:
 def search(
     position: Position,
     aims: Aims,
-    known: Vocabulary,
+    candidates: Vocabulary,
     *,
-    own: int | None,
+    token: int | None,
     distance: str,
     tick: Tick,
 ) -> Found:
-    """Find the two candidates nearest to each aim, and how far the true token (the id `own`) is."""
+    """Find the two candidates nearest to each aim, and how far the true `token` is."""
     device = aims.vectors.device
     norms = torch.linalg.vector_norm(aims.vectors, dim=-1).clamp(min=1e-30)
     scale = norms if distance == "l2" else torch.ones_like(norms)  # the cosine distance has no scale
     near = torch.full((len(aims.layers), 2), torch.inf, dtype=aims.vectors.dtype, device=device)
     places = torch.zeros(near.shape, dtype=torch.long, device=device)
-    mine = torch.full((len(near),), torch.nan, dtype=near.dtype, device=device)
-    target = None if own is None else int(known.of[own])
+    true = torch.full((len(near),), torch.nan, dtype=near.dtype, device=device)
+    target = None if token is None else int(candidates.of[token])
     step = chunk_size(position.text.model, position.position, position.depth)
-    for start in range(0, len(known.ids), step):
-        ids = known.ids[start : start + step].to(device)
+    for start in range(0, len(candidates.ids), step):
+        ids = candidates.ids[start : start + step].to(device)
         hidden = position.hidden(ids)
         measured = _distances(hidden, aims, distance) / scale[:, None]
         if target is not None and start <= target < start + len(ids):
-            mine = measured[:, target - start]
+            true = measured[:, target - start]
         here = torch.arange(start, start + len(ids), device=device).expand(measured.shape)
         near, order = torch.cat([near, measured], 1).topk(2, largest=False)
         places = torch.cat([places, here], 1).gather(1, order)
         tick(len(ids))
-    ids = known.ids.to(device)[places]
-    return Found(*(part.cpu() for part in (ids[:, 0], ids[:, 1], near[:, 0], near[:, 1], mine)))
+    ids = candidates.ids.to(device)[places].cpu()
+    near = near.cpu()
+    return Found(ids[:, 0], ids[:, 1], near[:, 0], near[:, 1], true.cpu())
 
 
 def _distances(
     hidden: tuple[Float[Tensor, "candidate d"], ...], aims: Aims, distance: str
 ) -> Float[Tensor, "aim candidate"]:
     """Return how far each candidate is from each aim, in float32 or wider whatever the model computes in."""
-    found, wide = [], {}
+    distances = []
+    wide: dict[int, Tensor] = {}
     for layer, vector in zip(aims.layers, aims.vectors, strict=True):
         if layer not in wide:
             wide = {layer: hidden[layer].to(vector.dtype)}  # aims of one layer come together
-        found.append(paired_distance(wide[layer], vector.expand_as(wide[layer]), distance))
-    return torch.stack(found)
+        distances.append(paired_distance(wide[layer], vector.expand_as(wide[layer]), distance))
+    return torch.stack(distances)
 
 
 def chunk_size(model: Model, before: int, depth: int) -> int:

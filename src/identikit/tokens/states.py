@@ -151,7 +151,7 @@ def hidden_states(
     Large ones are kept in a temporary file that is mapped into memory and vanishes with the result.
     """
     encoded = model.encode(texts, truncate=truncate, max_tokens=max_tokens)
-    lengths = torch.tensor([len(one) for one in encoded])
+    lengths = torch.tensor([len(text) for text in encoded])
     starts = (lengths.cumsum(0) - lengths).tolist()
     dtype = torch.promote_types(model.dtype, torch.float32)
     inputs = torch.empty(int(lengths.sum()), model.d_input, dtype=dtype)
@@ -161,7 +161,8 @@ def hidden_states(
     for batch in model.batches(encoded):
         trace = model.trace(batch)
         for row, index in enumerate(batch.order):
-            kept, place = batch.rows(row).to(model.device), slice(starts[index], starts[index] + len(encoded[index]))
+            kept = batch.rows(row).to(model.device)
+            place = slice(starts[index], starts[index] + len(encoded[index]))
             inputs[place] = trace.inputs[row, kept].to(inputs)
             for layer, states in enumerate(trace.hidden):
                 hidden[layer, place] = states[row, kept].to(inputs)

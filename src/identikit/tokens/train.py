@@ -6,11 +6,12 @@ from the stack. A member's start, batches and steps depend only on the seed, its
 ends the same in any company.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -21,13 +22,13 @@ from identikit.tokens.maps import FittedMap, apply_map, glorot_start
 from identikit.tokens.protocol import Settings, Task, fold_split, sentence_blocks, stream
 from identikit.tokens.states import HiddenStates
 
-_BETAS = (0.9, 0.999)
-_EPSILON = 1e-8
-_COPIES_OF_PARAMETERS = 7
-_CPU_MEMORY = 2 << 30
-_FLOAT = 4
-_VALIDATION_BATCHES = 4
-_DROP_SHARE = 1 / 8
+_BETAS = (0.9, 0.999)  # Adam's
+_EPSILON = 1e-8  # Adam's
+_COPIES_OF_PARAMETERS = 7  # held per member: parameters, gradients, Adam's two moments, the best, and what a step makes
+_CPU_MEMORY = 2 << 30  # bytes that a stack may take
+_FLOAT = 4  # bytes
+_VALIDATION_BATCHES = 4  # times the batch size: rows that are validated at once
+_DROP_SHARE = 1 / 8  # of a stack's members must have stopped before it is made smaller
 
 
 class Member(NamedTuple):
@@ -48,11 +49,21 @@ class Trial(NamedTuple):
     validation_loss: float
     best_epoch: int
 
-    def row(self) -> dict[str, Any]:
-        """Return it as names and numbers, for a table."""
+    def row(self) -> dict[str, str | int | float]:
+        """Return it as a row of a table."""
         member = self.member._asdict()
         task = asdict(member.pop("task"))
         return {**member, **task, "validation_loss": self.validation_loss, "best_epoch": self.best_epoch}
+
+
+class _Cell(NamedTuple):
+    """What a map is trained for: a member without its learning rate."""
+
+    map: str
+    distance: str
+    layer: int
+    fold: int
+    task: Task
 
 
 class Grid(NamedTuple):
@@ -76,33 +87,27 @@ def train_grid(
     best parameters are restored. `progress` is called after each epoch, with the most epochs there can be.
     """
     stacks = list(_stacks(states, members, settings))
-    best: dict[tuple, tuple[Trial, dict[str, Tensor]]] = {}
+    best: dict[_Cell, Trial] = {}
+    parameters: dict[_Cell, dict[str, Tensor]] = {}
     trials = []
     for number, together in enumerate(stacks):
         stack = _Stack(together, _Data(states, together, settings), settings)
         while stack.members:
-            for trial, parameters in stack.run_epoch():
+            for trial, trained in stack.run_epoch():
                 trials.append(trial)
-                key = trial.member[:5]
-                if key not in best or trial.validation_loss < best[key][0].validation_loss:
-                    best[key] = trial, {name: value.cpu().clone() for name, value in parameters.items()}
+                cell = _Cell(*trial.member[:-1])
+                if cell not in best or trial.validation_loss < best[cell].validation_loss:
+                    best[cell] = trial
+                    parameters[cell] = {name: value.cpu().clone() for name, value in trained.items()}
             done = stack.epoch if stack.members else settings.epochs
             progress("training maps", number * settings.epochs + done, len(stacks) * settings.epochs)
         del stack
     order = {member: place for place, member in enumerate(members)}
-    return Grid(
-        maps=[
-            FittedMap(
-                *trial.member[:5],
-                seed=settings.seed,
-                parameters=parameters,
-                chosen=trial.member.learning_rate,
-                validation_loss=trial.validation_loss,
-            )
-            for trial, parameters in sorted(best.values(), key=lambda kept: order[kept[0].member])
-        ],
-        trials=sorted(trials, key=lambda trial: order[trial.member]),
-    )
+    maps = []
+    for cell, trial in sorted(best.items(), key=lambda item: order[item[1].member]):
+        rate = trial.member.learning_rate
+        maps.append(FittedMap(*cell, settings.seed, parameters[cell], rate, trial.validation_loss))
+    return Grid(maps, sorted(trials, key=lambda trial: order[trial.member]))
 
 
 def epoch_order(rows: Int[Tensor, " row"], *, seed: int, fold: int, epoch: int) -> Int[Tensor, " row"]:
@@ -169,7 +174,8 @@ class _Stack:
             place for place, loss in enumerate(losses) if loss < self.best_loss[place] and not self.stopped[place]
         ]
         for place in improved:
-            self.best_loss[place], self.best_epoch[place] = losses[place], self.epoch
+            self.best_loss[place] = losses[place]
+            self.best_epoch[place] = self.epoch
         chosen = torch.tensor(improved, dtype=torch.long, device=self.data.device)
         for name, value in self.parameters.items():
             self.best[name][chosen] = value[chosen]
@@ -206,18 +212,21 @@ class _Stack:
         }
 
     def _index_members(self) -> None:
-        device, data = self.data.device, self.data
+        data = self.data
+        device = data.device
         groups = [_group(member) for member in self.members]
         self.groups = sorted(set(groups))
         self.group = torch.tensor([self.groups.index(group) for group in groups], device=device)
         validation = [data.validation[group] for group in self.groups]
         self.validation = _in_batches(validation, _VALIDATION_BATCHES * self.settings.batch_size, device)
         self.validation_size = torch.tensor([len(rows) for rows in validation], device=device)
-        features = [data.feature_start[member.layer] for member in self.members]
-        targets = [
-            data.target_start[member.task.target_layer(member.layer)] + member.task.offset for member in self.members
-        ]
-        self.feature_start, self.target_start = (torch.tensor(some, device=device) for some in (features, targets))
+        feature_start = []
+        target_start = []
+        for member in self.members:
+            feature_start.append(data.feature_start[member.layer])
+            target_start.append(data.target_start[member.task.target_layer(member.layer)] + member.task.offset)
+        self.feature_start = torch.tensor(feature_start, device=device)
+        self.target_start = torch.tensor(target_start, device=device)
         self.learning_rate = torch.tensor([member.learning_rate for member in self.members], dtype=torch.float64)
         names = [member.distance for member in self.members]
         self.spans = {
@@ -257,12 +266,15 @@ class _Stack:
         With bias corrections c1, c2 at step t, Adam's update lr·(m/c1)/(√(v/c2) + ε) is m/(√v·scale + shift) for scale
         = c1/(lr·√c2) and shift = ε·c1/lr: one pass over the stack less.
         """
-        batches = [-(-len(self.data.train[group]) // self.settings.batch_size) for group in self.groups]
-        powers = [  # in Python, as the last bit of torch's power depends on the place in a tensor
-            [[beta ** (self.epoch * own + step + 1) for own in batches] for step in range(steps)] for beta in _BETAS
-        ]
+        batches = [math.ceil(len(self.data.train[group]) / self.settings.batch_size) for group in self.groups]
+
+        def powers(beta: float, step: int) -> list[float]:
+            # In Python, as the last bit of torch's power depends on the place in a tensor.
+            return [beta ** (self.epoch * count + step + 1) for count in batches]
+
+        decays = torch.tensor([[powers(beta, step) for step in range(steps)] for beta in _BETAS], dtype=torch.float64)
         group = self.group.cpu()
-        first, second = 1 - torch.tensor(powers, dtype=torch.float64)[..., group]
+        first, second = 1 - decays[..., group]
         idle = torch.arange(steps).unsqueeze(1) >= torch.tensor(batches)[group]
         ones = torch.ones_like(first)
         together = torch.stack(
@@ -298,24 +310,24 @@ class _Stack:
 
     def _validation_losses(self) -> Float[Tensor, " member"]:
         total = torch.zeros(len(self.members), dtype=torch.float64, device=self.data.device)
-        for rows, valid in zip(*(part.unbind(1) for part in self.validation), strict=True):
+        all_rows, all_valid = self.validation
+        for rows, valid in zip(all_rows.unbind(1), all_valid.unbind(1), strict=True):
             features, targets = self._gather(rows)
             predicted = apply_map(self.parameters, features)
             for distance, span in self.spans.items():
-                away = paired_distance(predicted[span], targets[span], distance)
-                total[span] += (away.double() * valid[self.group][span]).sum(1)
+                distances = paired_distance(predicted[span], targets[span], distance)
+                total[span] += (distances.double() * valid[self.group][span]).sum(1)
         return total / self.validation_size[self.group]
 
     def _drop_stopped(self) -> list[tuple[Trial, dict[str, Tensor]]]:
-        done = [
-            (
-                Trial(member, self.best_loss[place], self.best_epoch[place]),
-                {name: value[place] for name, value in self.best.items()},
-            )
-            for place, member in enumerate(self.members)
-            if self.stopped[place]
-        ]
-        stay = [place for place, stopped in enumerate(self.stopped) if not stopped]
+        done = []
+        stay = []
+        for place, member in enumerate(self.members):
+            if self.stopped[place]:
+                trial = Trial(member, self.best_loss[place], self.best_epoch[place])
+                done.append((trial, {name: value[place] for name, value in self.best.items()}))
+            else:
+                stay.append(place)
         index = torch.tensor(stay, dtype=torch.long, device=self.data.device)
         for tensors in (self.parameters, self.first, self.second, self.best):
             tensors.update({name: value[index] for name, value in tensors.items()})
@@ -340,7 +352,7 @@ def _adam(
 
 @cache
 def _fused_adam() -> Callable[..., None]:
-    """Return the same compiled: one pass over memory, where eager takes five."""
+    """Return `_adam` compiled: it passes over memory once, where eager mode takes five passes."""
     return torch.compile(_adam, dynamic=True)
 
 
@@ -348,10 +360,11 @@ def _in_batches(
     rows: list[Tensor], size: int, device: torch.device
 ) -> tuple[Int[Tensor, "group step batch"], Bool[Tensor, "group step batch"]]:
     """Cut each group's rows into batches of one size, and fill all groups up to one length with invalid rows."""
-    steps = max(-(-len(some) // size) for some in rows)
-    filled = torch.stack([torch.cat([some, some[:1].expand(steps * size - len(some))]) for some in rows])
-    valid = torch.arange(steps * size) < torch.tensor([len(some) for some in rows]).unsqueeze(1)
-    return filled.unflatten(1, (steps, size)).to(device), valid.unflatten(1, (steps, size)).to(device)
+    lengths = [len(of_group) for of_group in rows]
+    steps = math.ceil(max(lengths) / size)
+    filled = [torch.cat([of_group, of_group[:1].expand(steps * size - len(of_group))]) for of_group in rows]
+    valid = torch.arange(steps * size) < torch.tensor(lengths).unsqueeze(1)
+    return torch.stack(filled).unflatten(1, (steps, size)).to(device), valid.unflatten(1, (steps, size)).to(device)
 
 
 def _stacks(states: HiddenStates, members: Sequence[Member], settings: Settings) -> Iterator[list[Member]]:
@@ -362,7 +375,7 @@ def _stacks(states: HiddenStates, members: Sequence[Member], settings: Settings)
     def shape(member: Member) -> tuple[str, int]:
         return member.map, states.width(member.task, member.layer)
 
-    def order(member: Member) -> tuple:
+    def order(member: Member) -> tuple[tuple[str, int], float, int, int, float]:
         return shape(member), member.task.data_share, member.layer, member.fold, member.learning_rate
 
     for (name, width), alike in groupby(sorted(members, key=order), key=shape):
@@ -371,13 +384,14 @@ def _stacks(states: HiddenStates, members: Sequence[Member], settings: Settings)
         activations = _VALIDATION_BATCHES * settings.batch_size * (source + 3 * (inner + width))
         each = _COPIES_OF_PARAMETERS * parameters + activations
         together: list[Member] = []
-        read: dict[tuple, int] = {}
+        widths: dict[tuple[str, int | None], int] = {}  # of the vectors of each layer that the stack reads
         for member in alike:
-            own = {("features", member.layer): source, ("targets", member.task.target_layer(member.layer)): width}
-            read |= own
-            if together and _FLOAT * (each * (len(together) + 1) + tokens * sum(read.values())) > memory:
+            needed = {("features", member.layer): source, ("targets", member.task.target_layer(member.layer)): width}
+            widths |= needed
+            if together and _FLOAT * (each * (len(together) + 1) + tokens * sum(widths.values())) > memory:
                 yield together
-                together, read = [], own
+                together = []
+                widths = needed
             together.append(member)
         yield together
 

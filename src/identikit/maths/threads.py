@@ -1,0 +1,104 @@
+"""Decompositions on one thread each, many of them side by side.
+
+LAPACK's threads wait for each other by spinning, thousands of times per decomposition. Where another process is busy,
+each wait lasts until the scheduler's next turn: `eigh` of six 384 × 384 matrices takes 0.1 s on one thread and 20 to
+30 s on two. Its results also depend, in their last bits, on the number of threads and on where a matrix starts in
+memory. So decompositions go through `decomposed`:
+
+    eigenvalues, vectors = decomposed(torch.linalg.eigh, gram)              # (..., d, d), any batch axes
+    triangle = decomposed(lambda some: torch.linalg.qr(some, mode="r").R, values)
+    inverse = decomposed(lambda factor: solve_triangular(factor, identity, upper=False), factor)
+
+Products of large matrices keep all threads: they wait once per product, not once per column.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar, cast
+
+import torch
+
+from identikit.shapes import Tensor
+
+WORK = 2**24  # n·d·min(n, d) of the matrices that a worker takes at a time: 64 of 64 × 64, some 20 ms of `eigh`
+
+Answer = TypeVar("Answer", bound=Tensor | tuple[Tensor, ...])
+
+_starting = threading.Lock()
+
+
+def decomposed(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
+    """Apply a function of single matrices to batches of them, on one thread per matrix.
+
+    `function` receives some matrices of each batch, with one batch axis (none if there was none), and treats each on
+    its own. It returns a tensor, or a tuple of tensors (PyTorch's named ones too), all with the same batch axis. All
+    `matrices` have equal batch axes.
+
+    On the CPU, as many matrices are decomposed at a time as the calling thread may use threads. The result has the same
+    bits for every number of threads, because batches are always cut at the same places. The number of threads of the
+    caller, or of any other thread, is never changed. On other devices, the function is called directly.
+    """
+    if matrices[0].device.type != "cpu":
+        return function(*matrices)
+    batch = matrices[0].shape[:-2]
+    pieces = [matrices]
+    if batch:
+        rows, columns = matrices[0].shape[-2:]
+        length = max(1, WORK // max(1, rows * columns * min(rows, columns)))
+        pieces = list(zip(*(matrix.flatten(0, -3).split(length) for matrix in matrices), strict=True))
+    threads = torch.get_num_threads()
+    if threads == 1:
+        answers = [function(*piece) for piece in pieces]
+    else:
+        answers = list(_workers(os.getpid(), threads).map(_like_the_caller(function), pieces))
+    return _joined(answers, batch)
+
+
+def _like_the_caller(function: Callable[..., Answer]) -> Callable[[tuple[Tensor, ...]], Answer]:
+    """Let a function run in another thread with this thread's gradient mode, which PyTorch keeps per thread."""
+    inference = torch.is_inference_mode_enabled()
+    gradients = torch.is_grad_enabled()
+
+    def call(piece: tuple[Tensor, ...]) -> Answer:
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+            return function(*piece)
+
+    return call
+
+
+def _joined(answers: Sequence[Answer], batch: torch.Size) -> Answer:
+    """Put the answers for the pieces together and restore the batch axes."""
+    first = answers[0]
+    if isinstance(first, Tensor):
+        return cast("Answer", _whole(cast("Sequence[Tensor]", answers), batch))
+    fields = [_whole(field, batch) for field in zip(*answers, strict=True)]
+    return cast("Answer", type(first)(fields))
+
+
+def _whole(pieces: Sequence[Tensor], batch: torch.Size) -> Tensor:
+    whole = pieces[0] if len(pieces) == 1 else torch.cat(tuple(pieces))
+    return whole.unflatten(0, batch) if len(batch) > 1 else whole
+
+
+@cache
+def _workers(process: int, threads: int) -> ThreadPoolExecutor:
+    """Start the worker threads of this process; a forked process has none of its parent's and starts its own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="decomposition", initializer=_use_one_thread)
+
+
+def _use_one_thread() -> None:
+    """Let PyTorch use one thread in this worker.
+
+    PyTorch keeps the number per thread, but a thread starts with the number that was set last, in whichever thread. So
+    a thread that ends right away sets it back. (A thread whose first call of PyTorch falls just between would keep one
+    thread: it is slower then, and not wrong.)
+    """
+    with _starting:
+        usual = torch.get_num_threads()
+        torch.set_num_threads(1)
+        restoring = threading.Thread(target=torch.set_num_threads, args=(usual,))
+        restoring.start()
+        restoring.join()
