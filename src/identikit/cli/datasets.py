@@ -200,7 +200,7 @@ def attention(
 
 
 def _attention_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    from identikit.attention.certainty import length_words
+    from identikit.attention.certainty import length_table
 
     overall = tables["correlation"]["pearson"]
     null = tables["null_dimension"]
@@ -223,7 +223,7 @@ def _attention_said(tables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
             "any attention with the same output.\nFree rows see linearly dependent values; all others are certain. "
             "Means over texts ± standard errors:\n\n"
-            f"{length_words(by_length)}\n"
+            f"{length_table(by_length).to_text()}\n"
         )
     return words, numbers
 
