@@ -74,7 +74,7 @@ def test_certain_mass_is_the_mean_over_a_texts_rows():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(InputError, match="group='cls' is not in the table, which has first"):
+    with pytest.raises(InputError, match="group='cls' is not known: use 'first'"):
         plots.sinks(groups(), "cls")
     with pytest.raises(InputError, match="layer=9 is not in the table"):
         plots.sinks(groups(), layer=9)

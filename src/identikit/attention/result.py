@@ -221,7 +221,7 @@ class EffectiveAttention(Result):
         return f"Largest raw weights: {', '.join(f'{_edge(self, labels)} {weight:.2f}' for weight, labels in found)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
-        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or one of the dimensions."""
+        """Draw the maps of one selected head, or a grid of heads coloured `by` an array over heads or rows."""
         from identikit import plots
 
         if self._axis("layer").single and self._axis("head").single:
@@ -358,8 +358,8 @@ class AttentionIntervals(Result):
         more = f" and {len(named) - _LISTED} more groups" if len(named) > _LISTED else ""
         return f"Mean weight, and what it could have been: {', '.join(named[:_LISTED])}{more}."
 
-    def plot(self, **options: Any) -> Any:
-        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads by certain mass."""
+    def plot(self, by: str = "certain_mass", **options: Any) -> Any:
+        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array."""
         from identikit import plots
 
         single = [self._axis(name).single for name in ("layer", "head", "query")]
@@ -367,7 +367,7 @@ class AttentionIntervals(Result):
             return plots.interval_bars(self, **options)
         if all(single[:2]):
             return plots.interval_maps(self, **options)
-        return plots.head_grid(self, by="certain_mass", **options)
+        return plots.head_grid(self, by=by, **options)
 
 
 class AlternativeAttention(Result):

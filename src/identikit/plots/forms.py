@@ -222,10 +222,21 @@ def from_zero(cells: NDArray[Any], *, most: float | None = None) -> Scale:
     return Scale(sequential(), 0.0, top, 0.0, top, beyond=largest > top)
 
 
-def heat_map(axes: Axes, cells: NDArray[Any], scale: Scale) -> AxesImage:
-    """Draw cells; those that are NaN stay blank and hatched, so that none of them looks like a zero."""
-    look: dict[str, Any] = {"cmap": scale.colours, "vmin": scale.least, "vmax": scale.most}
-    image = axes.imshow(cells, aspect="auto", interpolation="nearest", **look)
+def heat_map(axes: Axes, cells: NDArray[Any], scale: Scale, *, step: int = 1) -> AxesImage:
+    """Draw cells; those that are NaN stay blank and hatched, so that none of them looks like a zero.
+
+    A cell is `step` places wide and high.
+    """
+    height, width = cells.shape
+    image = axes.imshow(
+        cells,
+        cmap=scale.colours,
+        vmin=scale.least,
+        vmax=scale.most,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(-0.5, step * width - 0.5, step * height - 0.5, -0.5),
+    )
     axes.grid(visible=False)
     if np.isnan(cells).any():
         axes.patch.set(facecolor="#F4F4F4", hatch="//////", edgecolor="#D0D0D0", linewidth=0)
