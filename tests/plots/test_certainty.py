@@ -78,5 +78,5 @@ def test_mistakes_are_told():
         plots.sinks(groups(), "cls")
     with pytest.raises(InputError, match="layer=9 is not in the table"):
         plots.sinks(groups(), layer=9)
-    with pytest.raises(InputError, match="has 1 axes, and two are needed"):
+    with pytest.raises(InputError, match="has 1 axes, and 2 are needed"):
         plots.sinks(groups(), axes=plots.sinks(groups())[:1])

@@ -20,9 +20,9 @@ NARROWEST = 40  # columns
 QUIET_SECONDS = 30.0  # how long a log stays silent before the next line
 
 
-def console(**options: Any) -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return a console wide enough for words, whatever width the surroundings claim."""
-    made = Console(**options)
+    made = Console(stderr=stderr)
     if made.width < NARROWEST:
         made.width = 80
     return made

@@ -1,11 +1,12 @@
 """Why rows of attention are free to change, and which tokens are sinks."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 
 from identikit.attention.certainty import value_sizes as sizes_of_values
-from identikit.attention.effective import Layer
+from identikit.attention.effective import Captured, Layer
 from identikit.attention.precision import equal_values
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
@@ -15,8 +16,24 @@ SINK = 0.3  # a layer's mean weight on one token above which the token is a sink
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
 
 
-def causes(attention: EffectiveAttention) -> dict[str, Any]:
-    """Say why rows are free: which of these hold, and in which layers or heads.
+class Repetition(TypedDict):
+    """How many tokens of a layer repeat the value of an earlier one, and two of them: the earlier and the later."""
+
+    layer: int
+    tokens: int
+    example: list[int]
+
+
+class DeficientHead(TypedDict):
+    """A head whose output projection passes on only `rank` dimensions."""
+
+    layer: int
+    head: int
+    rank: int
+
+
+class Causes(TypedDict):
+    """Why rows are free: which of these hold, and in which layers or heads.
 
     - `keys`: layers where a query sees more keys than values have dimensions; `most_keys`: at most how many
     - `repeated`: layers where repeated tokens have equal values, with how many tokens repeat the value of an earlier
@@ -24,25 +41,41 @@ def causes(attention: EffectiveAttention) -> dict[str, Any]:
     - `projections`: heads whose output projection passes on fewer dimensions than values have, where that frees a row
     - `dependent`: layers where a row has a larger null space than all of these explain
     """
-    source: Any = attention.source
-    found: dict[str, Any] = {"keys": [], "most_keys": 0, "repeated": [], "projections": [], "dependent": []}
-    for layer, part in zip(attention.layers, source.parts, strict=True):
-        width, seen = part.projection.shape[1], part.factors.visible.count
+
+    keys: list[int]
+    most_keys: int
+    repeated: list[Repetition]
+    projections: list[DeficientHead]
+    dependent: list[int]
+
+
+def causes(attention: EffectiveAttention) -> Causes:
+    """Return why rows are free."""
+    found = Causes(keys=[], most_keys=0, repeated=[], projections=[], dependent=[])
+    for layer, part in zip(attention.layers, _parts(attention), strict=True):
+        width = part.projection.shape[1]
+        seen = int(part.factors.visible.count.max())
         ranks = _projection_ranks(part)
         same, _ = equal_values(part.call, attention.tokens)
         pairs = [(first, place) for place, first in enumerate(same.tolist()) if first < place]
         pairs = [pair for pair in pairs if _seen_together(part, pair)]
-        if int(seen.max()) > width:
+        if seen > width:
             found["keys"].append(layer)
-            found["most_keys"] = max(found["most_keys"], int(seen.max()))
+            found["most_keys"] = max(found["most_keys"], seen)
         if pairs:
             found["repeated"].append({"layer": layer, "tokens": len(pairs), "example": list(pairs[0])})
         for head, rank in zip(attention.heads, ranks.tolist(), strict=True):
-            if rank < min(width, int(seen.max())):
+            if rank < min(width, seen):
                 found["projections"].append({"layer": layer, "head": head, "rank": rank})
         if bool((part.factors.rank < _expected_rank(part, same, ranks)).any()):
             found["dependent"].append(layer)
     return found
+
+
+def _parts(attention: EffectiveAttention) -> Sequence[Layer]:
+    """Return the captured layers of attention that was just computed."""
+    assert isinstance(attention.source, Captured), "an explanation needs the captured run"
+    return attention.source.parts
 
 
 def _projection_ranks(part: Layer) -> Int[Tensor, "head"]:
@@ -72,22 +105,21 @@ def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "hea
 
 def candidates(attention: EffectiveAttention) -> dict[str, list[int]]:
     """Return the tokens that may be sinks, with their positions: each kind of special token, and the first token."""
-    axis, tokens = attention._axis("key"), attention.tokens
+    keys = attention.axes[-1]
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
-    found: dict[str, list[int]] = {}
+    kinds: dict[str, list[int]] = {}
     for place in special:
-        found.setdefault(tokens[place], []).append(place)
-    named = {axis.name_of(places[0]) if len(places) == 1 else token: places for token, places in found.items()}
-    return named if 0 in special else {axis.name_of(0): [0], **named}
+        kinds.setdefault(attention.tokens[place], []).append(place)
+    named = {keys.name_of(places[0]) if len(places) == 1 else token: places for token, places in kinds.items()}
+    return named if 0 in special else {keys.name_of(0): [0], **named}
 
 
 def group_mass(
     attention: EffectiveAttention, groups: Float[Tensor, "group key"]
 ) -> tuple[Float[Tensor, "layer group"], Float[Tensor, "layer group"], Float[Tensor, "layer group"]]:
     """Return the mean weight of all rows of each layer on groups of keys: raw, effective, and with equal weights."""
-    source: Any = attention.source
     means = []
-    for part in source.parts:
+    for part in _parts(attention):
         members = groups.to(part.heads.device)
         keys = torch.arange(members.shape[1], device=members.device)
         sums = torch.zeros(3, len(members), dtype=torch.float64, device=members.device)
@@ -108,5 +140,4 @@ def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bo
 
 def value_sizes(attention: EffectiveAttention, keys: list[int]) -> list[float]:
     """Return the length of these keys' values against the median of the others: the mean over heads, by layer."""
-    source: Any = attention.source
-    return [float(sizes_of_values(part, [keys]).nanmean()) for part in source.parts]
+    return [float(sizes_of_values(part, [keys]).nanmean()) for part in _parts(attention)]

@@ -1,15 +1,14 @@
 """Plots of attention: all heads at once, the intervals of a row, and an alternative to it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from identikit.checks import known, whole_number
 from identikit.errors import InputError
-from identikit.plots.forms import Scale, add_footer, around_zero, colour_bar, from_zero, heat_map
+from identikit.plots.forms import Cells, Scale, add_footer, around_zero, colour_bar, from_zero, heat_map
 from identikit.plots.maps import WEIGHT
 from identikit.plots.reading import axes_for, head_of, named, places_of, read, table
 from identikit.plots.style import (
@@ -85,7 +84,7 @@ def _drawable_by(result: Result) -> tuple[str, ...]:
     return tuple(name for name in result.arrays if result.source.dims[name] in (_HEAD, _ROW))
 
 
-def _grid_scale(cells: NDArray[Any], by: str, *, share: bool) -> Scale:
+def _grid_scale(cells: Cells, by: str, *, share: bool) -> Scale:
     least = np.nanmin(cells, initial=0.0)
     if least < 0:
         return around_zero(np.array([-1.0, 1.0]) if by == "pearson" else cells)
@@ -94,7 +93,7 @@ def _grid_scale(cells: NDArray[Any], by: str, *, share: bool) -> Scale:
     return from_zero(cells)
 
 
-def _write(axes: Axes, cells: NDArray[Any], scale: Scale, *, share: bool) -> None:
+def _write(axes: Axes, cells: Cells, scale: Scale, *, share: bool) -> None:
     """Write the numbers into the cells of a grid, if they fit."""
     room = axes.bbox.width / sheet_of(axes).dpi * 72 / cells.shape[1]
     form = _short
@@ -165,7 +164,7 @@ def interval_bars(
     return axes
 
 
-def _effective_row(effective: Result, data: "Dataset") -> NDArray[Any]:
+def _effective_row(effective: Result, data: "Dataset") -> Cells:
     """Return the effective weights of the row and the keys that intervals are of."""
     wanted = {axis.name: int(data[axis.name]) for axis in effective.axes if axis.name in _ROW and not axis.single}
     row = effective.sel(**wanted).to_xarray("effective")

@@ -1,12 +1,9 @@
 """Plots of attribution: what inputs contribute to outputs in a layer, and to one token through the layers."""
 
-from typing import Any
-
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
-from identikit.plots.forms import History, Panels, add_footer, colour_bar, from_zero, history
+from identikit.plots.forms import Cells, History, Panels, add_footer, colour_bar, from_zero, history
 from identikit.plots.maps import read_maps
 from identikit.plots.reading import axes_for, check, places_of, read, table, tokens_of
 from identikit.plots.style import DOUBLE, SINGLE, house_style, sheet_of, token_axis
@@ -24,7 +21,7 @@ def attribution_map(attribution: Result, ax: Axes | None = None, *, footer: str 
     title = f"L{layer}"
     context = 0.0  # the largest contribution of another token
 
-    def maps_of(part: Result) -> dict[str, NDArray[Any]]:
+    def maps_of(part: Result) -> dict[str, Cells]:
         nonlocal context
         data = part.to_xarray("contribution")
         cells = table(data, "contribution", "output", "input")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
@@ -11,7 +10,7 @@ from identikit.attention.averages import head_means, mean_over_rows
 from identikit.attention.certainty import WEIGHTS
 from identikit.errors import InputError
 from identikit.plots.forms import Panels, add_footer, new_axes
-from identikit.plots.reading import axes_for
+from identikit.plots.reading import axes_for, panels_of
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -117,10 +116,8 @@ def sinks(
         heads = heads.loc[heads["layer"] == layer]
         x = "head"
         where = f" in layer {layer}"
-    panels = new_axes(DOUBLE, 2.6, columns=2) if axes is None else np.array([*axes], dtype=object).view(Panels)
-    if len(panels) != 2:
-        raise InputError(f"Cannot draw sinks: axes= has {len(panels)} axes, and two are needed.")
     with house_style():
+        panels = new_axes(DOUBLE, 2.6, columns=2) if axes is None else panels_of("sinks", axes, 2)
         mass_band(panels[0], heads, x=x)
         legend(panels[0], columns=3, title=f"(a) attention to {GROUPS[group]}{where}")
         value_points(panels[1], heads, x=x)
@@ -145,7 +142,7 @@ def mass_band(axes: Axes, heads: DataFrame, *, x: str) -> None:
     axes.plot(places, means["raw"], color=BLACK, linestyle="-" if joined else "", marker="o", label="raw")
     axes.plot(places, means["effective"], color=RED, linestyle="--" if joined else "", marker="s", label="effective")
     axes.set_ylabel("attention (%)")
-    axes.set_ylim(bottom=min(0.0, 1.05 * float(means["effective"].min())))
+    axes.set_ylim(bottom=min(0.0, 1.05 * means["effective"].to_numpy(float).min()))
     percent(axes.yaxis)
 
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
+from matplotlib.image import AxesImage
 
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known_names
 from identikit.errors import InputError
-from identikit.plots.forms import Panels, Scale, add_footer, around_zero, colour_bar, heat_map, new_axes
-from identikit.plots.reading import check, head_of, places_of, read, table
+from identikit.plots.forms import Cells, Panels, Scale, add_footer, around_zero, colour_bar, heat_map, new_axes
+from identikit.plots.reading import check, head_of, panels_of, places_of, read, table
 from identikit.plots.style import DOUBLE, SINGLE, house_style, sheet_of, token_axis
 from identikit.results.result import Result
 from identikit.texts.text import shown
@@ -34,12 +34,12 @@ class Maps:
     A cell stands for `step` tokens in each direction; where that is more than one, it is the largest of its weights.
     """
 
-    cells: Mapping[str, NDArray[Any]]
+    cells: Mapping[str, Cells]
     rows: Sequence[str]
     columns: Sequence[str]
     step: int = 1
 
-    def draw(self, axes: Axes, title: str, scale: Scale, *, keep: Sequence[int] = ()) -> Any:
+    def draw(self, axes: Axes, title: str, scale: Scale, *, keep: Sequence[int] = ()) -> AxesImage:
         """Draw one of the maps with its columns labelled; return the image. `keep` are columns always labelled."""
         image = heat_map(axes, self.cells[title], scale, step=self.step)
         axes.set_xlim(-0.5, len(self.columns) - 0.5)
@@ -52,9 +52,7 @@ class Maps:
         return name if self.step == 1 else f"{name} (cells: largest of {self.step} × {self.step})"
 
 
-def read_maps(
-    result: Result, maps_of: Callable[[Result], Mapping[str, NDArray[Any]]], *, rows: str, columns: str
-) -> Maps:
+def read_maps(result: Result, maps_of: Callable[[Result], Mapping[str, Cells]], *, rows: str, columns: str) -> Maps:
     """Read maps over two axes, some rows at a time; of a long text, a cell stands for several tokens.
 
     `maps_of` reads the maps of that part of the result which it is given.
@@ -65,7 +63,7 @@ def read_maps(
     width = len(axes[columns])
     step = -(-max(height, width) // MOST_CELLS)
     block = step * max(1, MOST_CELLS**2 // (step * width))
-    parts: dict[str, list[NDArray[Any]]] = {}
+    parts: dict[str, list[Cells]] = {}
     for start in range(0, height, block):
         part = result if block >= height else result.sel(**{rows: slice(start, start + block)})
         for title, cells in maps_of(part).items():
@@ -74,7 +72,7 @@ def read_maps(
     return Maps(cells, tokens[rows], tokens[columns], step)
 
 
-def largest(cells: NDArray[Any], step: int) -> NDArray[Any]:
+def largest(cells: Cells, step: int) -> Cells:
     """Return the number largest in size of each block of `step` × `step` cells; NaN only where all of them are."""
     if step == 1:
         return cells
@@ -115,7 +113,7 @@ def head_maps(
         )
     stored = [name for name in chosen if name in _MAPS]
 
-    def maps_of(part: Result) -> dict[str, NDArray[Any]]:
+    def maps_of(part: Result) -> dict[str, Cells]:
         data = read("head_maps", part, stored, axes=("query", "key"), optional=["visible"])
         places = (places_of(data, "query"), places_of(data, "key"))
         weights = {name: table(data, name, "query", "key") for name in stored}
@@ -129,7 +127,7 @@ def head_maps(
     return _panels("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes, footer)
 
 
-def _bounds(intervals: Result, data: "Dataset") -> dict[str, NDArray[Any]]:
+def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
     """Return lower, upper and width on the queries and keys of a map, NaN where no interval was computed."""
     queries = places_of(data, "query")
     axes = {axis.name: axis for axis in intervals.axes}
@@ -158,7 +156,7 @@ def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None, foot
     """
     check("interval_maps", intervals, _ENDS, axes=("query", "key"))
 
-    def maps_of(part: Result) -> dict[str, NDArray[Any]]:
+    def maps_of(part: Result) -> dict[str, Cells]:
         data = part.to_xarray(*_ENDS)
         possible = table(data, "upper", "query", "key") > 0
         weights = {name: table(data, name, "query", "key") for name in _ENDS}
@@ -170,15 +168,8 @@ def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None, foot
 def _panels(plot: str, maps: Maps, axes: Iterable[Axes] | None, footer: str) -> Panels:
     """Draw titled maps on the axes that were given, or on new ones."""
     count = len(maps.cells)
-    panels = None
-    if axes is not None:
-        panels = np.array([*np.ravel(axes if isinstance(axes, np.ndarray) else [*axes])], dtype=object).view(Panels)
-        if len(panels) != count:
-            wanted = f"{count} maps ({', '.join(maps.cells)})"
-            raise InputError(f"Cannot draw {plot}: axes= has {len(panels)} axes for {wanted}. Give one for each map.")
     with house_style():
-        if panels is None:
-            panels = _map_axes(count)
+        panels = _map_axes(count) if axes is None else panels_of(plot, axes, count)
         map_panels(panels, maps)
         add_footer(sheet_of(panels[0]), footer)
     return panels

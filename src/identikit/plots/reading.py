@@ -1,7 +1,7 @@
 """How plots read a Result: only the arrays that they draw, with a clear message where axes are left to select."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.plots.forms import new_axes
+from identikit.plots.forms import Panels, new_axes
 from identikit.results.result import Result
 
 if TYPE_CHECKING:
@@ -79,3 +79,11 @@ def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
     if ax is not None and not isinstance(ax, Axes):
         raise InputError(f"ax={shortened(ax)} cannot be used: expected axes of matplotlib.")
     return new_axes(width, height)[0] if ax is None else ax
+
+
+def panels_of(plot: str, axes: Iterable[Axes], count: int) -> Panels:
+    """Return the axes that were given for a plot of so many maps or panels, row after row."""
+    panels = np.array([*axes], dtype=object).reshape(-1).view(Panels)
+    if len(panels) != count:
+        raise InputError(f"Cannot draw {plot}: axes= has {len(panels)} axes, and {count} are needed.")
+    return panels

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from identikit.errors import InputError
-from identikit.plots.forms import Scale, Styles, add_footer, colour_bar, heat_map, lines
+from identikit.plots.forms import Cells, Scale, Styles, add_footer, colour_bar, heat_map, lines
 from identikit.plots.reading import axes_for, places_of, read, table, tokens_of
 from identikit.plots.style import (
     BLACK,
@@ -145,7 +144,7 @@ class Recovery:
 
     margin: NDArray[np.float64]
     recovered: NDArray[np.bool_]
-    winner: NDArray[Any]
+    winner: Cells
     layers: Sequence[int]
     tokens: Sequence[str]
 
@@ -177,7 +176,7 @@ def _sided(margin: NDArray[np.float64], recovered: NDArray[np.bool_], reach: flo
     return np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
 
 
-def _losses(axes: Axes, lost: NDArray[np.bool_], winners: NDArray[Any]) -> None:
+def _losses(axes: Axes, lost: NDArray[np.bool_], winners: Cells) -> None:
     """Write what won into lost cells, level or upright as it fits, or a cross where it does not."""
     points = 72 / sheet_of(axes).dpi
     wide = axes.bbox.width * points / lost.shape[1]
