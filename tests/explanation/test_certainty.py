@@ -1,7 +1,6 @@
 """The verdict on attention rests on intervals: every printed number is held against exact ones, in 50 texts."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,11 +25,12 @@ from identikit.explanation.certainty import (
 )
 from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation
+from identikit.explanation.words import verdict
 from identikit.models.model import Model
 from identikit.results.result import Held
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
-from tests.explanation.truth import LEAST, OUTSIDE, Truth, answer, check
+from tests.explanation.truth import LEAST_CERTAIN, OUTSIDE, Truth, check
 from tests.models import tiny
 
 MAPS = [FittedMap("naive", "cosine", layer, 0, Task(), 0, {}) for layer in range(3)]
@@ -59,8 +59,8 @@ def dependent() -> Model:
 @pytest.mark.parametrize(
     ("model", "text", "expected"),
     [
-        (lambda: tiny.loaded("bert"), LONG, {"certain", "keys", "widest", LEAST, "layer"}),
-        (lambda: tiny.loaded("llama"), REPEATED, {"certain", "keys", "repeated", LEAST, "layer"}),
+        (lambda: tiny.loaded("bert"), LONG, {"certain", "keys", "widest", LEAST_CERTAIN, "layer"}),
+        (lambda: tiny.loaded("llama"), REPEATED, {"certain", "keys", "repeated", LEAST_CERTAIN, "layer"}),
         (deficient, "w5 w6 w7 w8 w9", {"certain", "keys", "projection", "layer"}),
         (dependent, "w5 w6 w7", {"certain", "dependent", "layer"}),
         (lambda: tiny.loaded("bert"), "w5 w6 w7", {"all", "layer"}),
@@ -72,7 +72,7 @@ def test_every_printed_number_is_that_of_an_exact_interval(model: Any, text: str
     explanation = explain(loaded, text, maps=MAPS, probes=2, seconds=None)
     counts = check(loaded, text, explanation)
     assert expected <= set(counts) and counts["layer"] == 3
-    assert max(counts.get(LEAST, 0), counts.get(OUTSIDE, 0)) <= 5
+    assert max(counts.get(LEAST_CERTAIN, 0), counts.get(OUTSIDE, 0)) <= 5
     assert ("keys" in counts) == ("keys" in expected) and ("repeated" in counts) == ("repeated" in expected)
 
 
@@ -141,7 +141,7 @@ def test_no_sentence_is_contradicted_by_an_interval_in_minilm(place: int):
     texts = [text for text in ik.sample_texts() if 34 <= len(model.encode(text)[0]) <= 40]
     explanation = ik.explain(model, texts[place], probes=2, seconds=None)
     counts = check(model, texts[place], explanation)
-    assert {"certain", "keys", "layer", "sink", LEAST, OUTSIDE} <= set(counts)
+    assert {"certain", "keys", "layer", "sink", LEAST_CERTAIN, OUTSIDE} <= set(counts)
 
 
 @pytest.fixture(scope="module")
@@ -215,9 +215,9 @@ def test_time_that_is_up_ends_it_and_says_so(attention: Any):
     mass = mean_over_rows(few, few.lower.sum(-1), 1.0)
     assert not mass.stderr.isnan().any() and mass.overall()[0] == pytest.approx(float(few.lower.sum() / 6))
     told = explain(tiny.loaded("bert"), LONG, maps=MAPS, probes=2, seconds=1e-9)
-    words = " ".join(answer(told))
-    assert "Of the 192 rows with a null space, 6 were bounded, drawn at random (standard errors " in words
-    assert "nan" not in words.lower() and "no row of the layer" not in words
+    facts = verdict(told).facts
+    assert (facts["free_rows"], facts["bounded_rows"]) == (192, 6) and "layers_not_bounded" not in facts
+    assert facts["certain_mass_stderr"] == told.about["certain"]["mass_stderr"] and "nan" not in str(told).lower()
 
 
 def test_rows_that_agree_do_not_make_a_share_certain(attention: Any):
@@ -251,11 +251,11 @@ def test_part_of_the_rows_comes_with_standard_errors(monkeypatch: Any):
     found = explain(model, LONG, maps=MAPS, probes=2, seconds=5)
     certain = found.about["certain"]
     assert certain["bounded_rows"] == 42 and certain["free_rows"] == 192
-    words = " ".join(answer(found))
-    assert f"{certain['bounded_rows']:,} were bounded, drawn at random (standard errors " in words
-    assert re.search(
-        r"Standard errors: (up to|below) 0\.\d\d, (up to|below) \d+% and, for min and max, (up to|below) 0\.\d\d\.",
-        words,
+    facts = verdict(found).facts
+    assert facts["certain_mass_stderr"] == certain["mass_stderr"] and facts["bounded_rows"] == 42
+    assert facts["largest_mass_stderr"] == float(found.array("certain_mass_stderr").max()) > 0
+    assert facts["largest_ends_stderr"] == max(
+        float(found.array(f"special_{end}_stderr").max()) for end in ("lower", "upper")
     )
     truth = Truth(model, LONG)
     error = abs(certain["mass"] - float(truth.intervals.certain_mass.mean()))

@@ -1,18 +1,16 @@
-"""The verdict in words: which tokens' sources are listed and why, and what is said where there is nothing to list."""
+"""The verdict as a document: which tokens' sources are listed, what is said where something is missing, and facts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from identikit.errors import Unavailable
-from identikit.explanation import words
-from identikit.explanation.explain import explain
-from identikit.explanation.result import Explanation
-from identikit.explanation.sources import Source, Sources
-from identikit.explanation.words import LONGEST_LISTED
+from identikit.explanation.result import Explanation, Source, Sources, explain
+from identikit.explanation.words import LONGEST_LISTED, sources_table, verdict
+from identikit.results.words import Table
 from tests.explanation.test_result import MAPS
+from tests.explanation.truth import unfounded
 from tests.models import tiny
 
 
@@ -21,105 +19,89 @@ def explanation() -> Explanation:
     return explain(tiny.loaded("bert"), "w5 w6 w5 w7", maps=MAPS, probes="exact")
 
 
-def sources(tokens: Sequence[str], outweighed: Sequence[int] = ()) -> list[Sources]:
-    """Each token's own contribution is smaller the later it stands; its one source is the token behind it."""
-    last = len(tokens) - 1
-    return [
-        Sources(
-            token=token,
-            position=place,
-            sources=((Source(tokens[min(place + 1, last)], min(place + 1, last), 0.25),),) * 3,
-            own=(len(tokens) - place) / (2 * len(tokens)),
-            outweighed=place in outweighed,
-        )
-        for place, token in enumerate(tokens)
-    ]
+def listed(tokens: Sequence[str], outweighed: Sequence[int] = ()) -> Table:
+    """The table for tokens that contribute less to themselves the later they stand; each one's source is the next."""
+    sources = []
+    for place, token in enumerate(tokens):
+        following = min(place + 1, len(tokens) - 1)
+        source = Source(tokens[following], following, 0.25)
+        own = (len(tokens) - place) / (2 * len(tokens))
+        sources.append(Sources(token, place, ((source,),) * 3, own, place in outweighed))
+    return sources_table(sources)
 
 
-def listed(tokens: Sequence[str], outweighed: Sequence[int] = ()) -> str:
-    """Return what is printed below the words on mixing."""
-    console = Console(width=160, color_system=None)
-    with console.capture() as captured:
-        for part in words._sources(sources(tokens, outweighed)):
-            console.print(part)
-    return captured.get()
+LONG = [f"t{place}" for place in range(40)]
 
 
-def rows(told: str) -> list[str]:
-    """Return the first cell of every row of the table of sources."""
-    return [line.split("  ")[0] for line in told.splitlines() if "0.25" in line]
+@pytest.mark.parametrize(
+    ("tokens", "outweighed", "rows", "caption"),
+    [
+        (["a", "b", "c"], [1], ["a", "b *", "c"], "each token:"),
+        (["a", "b"], [], ["a", "b"], "each token:"),
+        (["Ġthe", "Ġcat", "Ġthe", "mat"], [2], ["the@0", "cat", "the@2 *", "mat"], "each token; @ gives the position"),
+        (LONG[:30], [3, 28], ["t3 *", "t28 *"], "each token that is no longer its own largest contributor (2 of 30;"),
+        (LONG[:30], [], LONG[6:30], "(all 30 are still their own largest contributor;"),
+        (LONG, range(35), [f"{token} *" for token in LONG[11:35]], "(of 35 that are no longer their own largest"),
+    ],
+)
+def test_of_a_long_text_the_most_mixed_tokens_are_listed(tokens: list[str], outweighed, rows: list[str], caption: str):
+    table = listed(tokens, outweighed)
+    assert table.column("token") == rows and len(rows) <= LONGEST_LISTED
+    assert caption in table.caption and ("--json" in table.caption) == (len(tokens) > LONGEST_LISTED)
+    assert bool(table.notes) == any(row.endswith(" *") for row in rows)
 
 
-def long(count: int) -> list[str]:
-    return [f"t{place}" for place in range(count)]
+def test_sources_carry_their_position_too():
+    assert listed(["Ġthe", "Ġcat", "Ġthe", "mat"]).column("last layer")[:2] == [[("cat", 0.25)], [("the@2", 0.25)]]
 
 
-def test_a_short_text_is_listed_in_full():
-    told = listed(["a", "b", "c"], outweighed=[1])
-    assert "\nStrongest sources of each token:\n" in told and "--json" not in told and "@" not in told
-    assert rows(told) == ["a", "b *", "c"]
-    assert "* Another token is its largest source after the last layer." in told
-    assert "*" not in listed(["a", "b", "c"])
-
-
-def test_tokens_that_occur_again_carry_their_position():
-    told = listed(["Ġthe", "Ġcat", "Ġthe", "mat"], outweighed=[2])
-    assert "Strongest sources of each token; @ gives the position of a token that occurs more than once:" in told
-    assert rows(told) == ["the@0", "cat", "the@2 *", "mat"]
-    assert [line.split()[1] for line in told.splitlines() if line.startswith(("the@0", "cat"))] == ["cat", "the@2"]
-
-
-def test_what_is_said_of_repeated_tokens_and_of_one_token():
-    """Where inputs hold no position, repeated tokens cannot be told apart, and the verdict says so."""
+def test_repeated_tokens_that_cannot_be_told_apart_are_counted():
     model = tiny.loaded("llama")
-    repeated = explain(model, [5, 6, 5, 5], maps=MAPS, probes="exact")
-    assert repeated.identity.repeated == 3  # pyright: ignore[reportAttributeAccessIssue]
-    told = " ".join(str(repeated).split())
-    assert "3 tokens share their input with another, and any of these counts as right." in told
-    assert "share their input" not in str(explain(model, [5, 6, 7], maps=MAPS, probes="exact"))
-    single = " ".join(str(explain(model, [5], maps=MAPS, probes="exact")).split())
-    assert "1 token: w5" in single and "1 token, values of" in single and "1 tokens" not in single
-    assert "every token is still its own largest contributor" in single
+    assert verdict(explain(model, [5, 6, 5, 5], maps=MAPS, probes="exact")).facts["repeated"] == 3
+    assert "repeated" not in verdict(explain(model, [5, 6, 7], maps=MAPS, probes="exact")).facts
 
 
-def test_of_a_long_text_the_outweighed_are_listed():
-    told = listed(long(30), outweighed=[3, 28])
-    assert "each token that is no longer its own largest contributor (2 of 30; --json lists all):" in told
-    assert rows(told) == ["t3 *", "t28 *"]
-
-
-def test_where_none_is_outweighed_the_smallest_are_listed():
-    told = listed(long(30))
-    assert "the 24 tokens with the smallest own contribution after the last layer (all 30 are still their own" in told
-    assert rows(told) == long(30)[-LONGEST_LISTED:]
-    assert "*" not in told
-
-
-def test_of_too_many_outweighed_the_smallest_are_listed():
-    told = listed(long(40), outweighed=range(35))
-    assert "the 24 tokens with the smallest own contribution after the last layer (of 35 that are no longer" in told
-    assert rows(told) == [f"{token} *" for token in long(35)[-LONGEST_LISTED:]]
-
-
-def test_a_token_that_looks_like_markup_is_printed_as_it_is():
-    assert rows(listed(["[/b]", "[red]", ":cat:"])) == ["[/b]", "[red]", ":cat:"]
+def test_one_token_is_not_several():
+    document = verdict(explain(tiny.loaded("llama"), [5], maps=MAPS, probes="exact"))
+    assert document.facts["tokens"] == 1 and document.facts["outweighed"] == 0
+    assert "1 token: w5" in str(document) and "1 tokens" not in str(document)
 
 
 def test_what_is_missing_says_why(explanation: Explanation):
-    told = str(replace(explanation, attribution=Unavailable("It needs [more] memory.")))
-    assert told.endswith("Where did it come from?\nNot answered: It needs [more] memory.")
+    reason = "It needs [more] memory."
+    document = verdict(replace(explanation, attribution=Unavailable(reason), identity=Unavailable(reason)))
+    for question in ("Which token is this?", "Where did it come from?"):
+        (paragraph,) = document.under(question).blocks
+        assert paragraph.words == f"Not answered: {reason}"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_it_counts_from_zero_and_says_so(explanation: Explanation):
-    told = " ".join(str(explanation).split())
-    assert "Layers and heads count from 0." in told and "After layers 0 to 2," in told
-    assert "after layer 0 and" in told and "layer 3" not in told
-    assert "comes from within 3 positions" in told
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5"])
+def test_every_number_in_words_is_a_fact(name: str):
+    document = verdict(explain(tiny.loaded(name), "w5 w6 w5 w7 w8 w9 w6", maps=MAPS, probes=4, seconds=1e-9))
+    assert [unfounded(paragraph) for paragraph in document.paragraphs] == [[]] * len(document.paragraphs)
 
 
-def test_a_pair_says_what_stands_between_its_halves_in_a_causal_model():
-    pair = ("w5 w6", "w7")
-    told = str(explain(tiny.loaded("llama"), pair, maps=MAPS, probes=4))
-    assert "The tokenizer puts </s> between the two texts." in told
-    assert "between the two texts" not in str(explain(tiny.loaded("bert"), pair, maps=MAPS, probes=4))
-    assert "between the two texts" not in str(explain(tiny.loaded("llama"), "w5 w6 w7", maps=MAPS, probes=4))
+def test_facts_are_those_of_the_results(explanation: Explanation):
+    facts = verdict(explanation).facts
+    identity = explanation.identity
+    attribution = explanation.attribution
+    assert not isinstance(identity, Unavailable) and not isinstance(attribution, Unavailable)
+    assert facts["recovered"] == identity.recovered.double().mean(1).tolist()
+    assert facts["recovered_after_layers"] == facts["own_after_layers"] == (0, 2)
+    medians = attribution.own.median(1).values.tolist()
+    assert facts["own"] == (medians[0], medians[-1]) and facts["probes"] is None
+    assert facts["outweighed"] == float(attribution.outweighed[-1].double().mean())
+    assert facts["near"] == (explanation.about["near"][0], explanation.about["near"][-1])
+
+
+def test_print_shows_the_document(explanation: Explanation):
+    assert str(explanation) == f"{explanation!r}\n{verdict(explanation)}"
+    assert "Layers and heads count from 0." in str(explanation).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "between"),
+    [("llama", ("w5 w6", "w7"), ["</s>"]), ("bert", ("w5 w6", "w7"), None), ("llama", "w5 w6 w7", None)],
+)
+def test_a_pair_says_what_stands_between_its_halves_in_a_causal_model(name: str, text, between: list[str] | None):
+    assert verdict(explain(tiny.loaded(name), text, maps=MAPS, probes=4)).facts.get("joined_by") == between

@@ -1,60 +1,68 @@
 """What is true of a text's attention, to hold a verdict against: nothing here reads the verdict's own numbers.
 
-`check` takes the printed answer to the first question apart, sentence by sentence. Every number in it must belong to a
-sentence that is known here and must be right; a sentence with a number that nobody checks fails too.
+`check` takes the answer to the first question apart. Every number in its words must be one of the facts that they come
+with, and every fact and every row of a table must be right; a fact that nobody checks fails too.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
 
 import identikit as ik
+from identikit.explanation.attention_words import LEAST_CERTAIN, OUTSIDE, QUESTION
 from identikit.explanation.result import Explanation
-from identikit.explanation.words import print_verdict
+from identikit.explanation.words import verdict
+from identikit.results.words import Document, Paragraph, Value
 from tests.reference import intervals as reference
 
-NUMBER = r"(-?[\d,]*\d(?:\.\d+)?)"
-EDGE = re.compile(
-    rf"  L(\d+)H(\d+) (.+) → (.+): raw {NUMBER}, (?:effective {NUMBER}, )?interval \[{NUMBER}, {NUMBER}\]"
-)
-LEAST, OUTSIDE = "The least certain edges:", "Where effective attention is outside the interval:"
-SINK = re.compile(
-    rf"(.+?)(?: \((\d+) of them\))? is a sink in (.+?): on average it gets {NUMBER} of a row's weight there, and "
-    rf"between {NUMBER} and {NUMBER} in any attention with the same output \(effective: {NUMBER}\)\. Its value is "
-    rf"{NUMBER} times as long as the median of the others\."
-)
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?|(?<=[LH])\d+")
+CONSTANTS = ("need not sum to 1", "count from 0")
 
 
-def answer(explanation: Explanation) -> list[str]:
-    """Return the lines of the printed answer to the first question, on a page so wide that no line is broken."""
-    page = Console(file=StringIO(), width=5000, color_system=None)
-    print_verdict(explanation, page)
-    told: str = page.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    part = told.split("Which attention is real?\n")[1].split("\nWhich token is this?")[0]
-    return [line.rstrip() for line in part.splitlines() if line.strip()]
+def numbers(facts: Mapping[str, Value]) -> Iterator[float]:
+    """Yield every number among facts."""
+    for fact in facts.values():
+        if isinstance(fact, int | float):
+            yield float(fact)
+        elif isinstance(fact, list | tuple):
+            yield from numbers(dict(enumerate(fact)))  # pyright: ignore[reportArgumentType]
 
 
-def number(told: str) -> float:
-    return float(told.replace(",", ""))
+def names(facts: Mapping[str, Value]) -> Iterator[str]:
+    """Yield every name among facts."""
+    for fact in facts.values():
+        if isinstance(fact, str):
+            yield fact
+        elif isinstance(fact, list | tuple):
+            yield from names(dict(enumerate(fact)))  # pyright: ignore[reportArgumentType]
 
 
-def near(told: str, true: float, places: int) -> bool:
-    return abs(number(told) - true) <= 0.5 * 10**-places + 1e-6
+def is_written(written: str, value: float) -> bool:
+    """Whether a number is a value, rounded to the digits that are written."""
+    digits = written.replace(",", "").removesuffix("%")
+    mantissa, _, exponent = digits.partition("e")
+    unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+    scaled = 100 * value if written.endswith("%") else value
+    return abs(float(digits) - scaled) <= (0.5 + 1e-6) * unit + 1e-12
 
 
-def share_is(told: str, true: float) -> bool:
-    if told.lower() == "more than 99%":
-        return 0.99 < true < 1
-    if told.lower() == "less than 1%":
-        return 0 < true < 0.01
-    return near(told.removesuffix("%"), 100 * true, 0)
+def unfounded(paragraph: Paragraph) -> list[str]:
+    """Return the numbers in a paragraph's words that are none of its facts."""
+    words = paragraph.words
+    for name in (*CONSTANTS, *sorted(names(paragraph.facts), key=len, reverse=True)):
+        words = words.replace(name, "")
+    values = [*numbers(paragraph.facts)]
+    for vague, least, most in (("more than 99%", 0.99, 1.0), ("less than 1%", 0.0, 0.01), ("below 1%", 0.0, 0.01),
+                               ("below 0.01", 0.0, 0.01)):  # fmt: skip
+        if re.search(vague, words, re.IGNORECASE) and any(least < value < most for value in values):
+            words = re.sub(vague, "", words, flags=re.IGNORECASE)
+    return [found for found in NUMBER.findall(words) if not any(is_written(found, value) for value in values)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,145 +125,131 @@ class Truth:
         return found
 
 
-def layers_of(told: str, n_layers: int) -> list[int]:
-    if told == "every layer":
-        return list(range(n_layers))
-    if ends := re.fullmatch(r"layers (\d+) to (\d+)", told):
-        return list(range(int(ends[1]), int(ends[2]) + 1))
-    assert re.fullmatch(r"layers? \d+(, \d+)*( and \d+)?", told), told
-    return [int(found) for found in re.findall(r"\d+", told)]
-
-
-def check(model: ik.Model, text: Any, explanation: Explanation) -> dict[str, int]:
-    """Check every number of the printed answer; return how many sentences of each kind there were."""
-    truth, counts, heading = Truth(model, text), {}, ""
-    for line in answer(explanation):
-        if line in (LEAST, OUTSIDE):
-            heading = line
-        elif EDGE.fullmatch(line):
-            _edge(truth, EDGE.fullmatch(line), heading)
-            counts[heading] = counts.get(heading, 0) + 1
-        elif re.match(r"\s+\d+  ", line):
-            _layer(truth, line, "special tokens" if any(explanation.about["special"]) else "first token")
-            counts["layer"] = counts.get("layer", 0) + 1
-        else:
-            rest = line
-            for name, pattern, checked in _sentences():
-                for match in re.finditer(pattern, rest):
-                    checked(truth, match)
-                    counts[name] = counts.get(name, 0) + 1
-                rest = re.sub(pattern, "", rest)
-            assert not re.search(r"\d", rest), f"a number that nobody checked: {rest}"
-    _order(truth, [line for line in answer(explanation) if EDGE.fullmatch(line)], counts.get(LEAST, 0))
+def check(model: ik.Model, text: Any, explanation: Explanation) -> Counter[str]:
+    """Check every fact of the answer to the first question; return how many sentences of each kind there were."""
+    truth = Truth(model, text)
+    document = verdict(explanation).under(QUESTION)
+    counts: Counter[str] = Counter()
+    for paragraph in document.paragraphs:
+        assert not unfounded(paragraph), paragraph
+        unchecked = set(paragraph.facts)
+        for sentence in SENTENCES:
+            if sentence.facts[0] in paragraph.facts:
+                sentence.check(truth, paragraph.facts)
+                unchecked -= set(sentence.facts)
+                counts[sentence.kind] += 1
+        assert not unchecked, f"facts that nobody checked: {unchecked}"
+    group = "special tokens" if any(explanation.about["special"]) else "first token"
+    (layers, *_) = document.tables
+    for row, cells in zip(layers.rows, layers.cells(), strict=True):
+        _layer(truth, dict(zip([column.name for column in layers.columns], row, strict=True)), group)
+        counts["layer"] += 1
+        for value, cell in zip(row, cells, strict=True):
+            assert not unfounded(Paragraph(cell, {"value": value})), (value, cell)
+    for heading in (LEAST_CERTAIN, OUTSIDE):
+        heads = _edges(truth, document.under(heading), heading)
+        counts[heading] = len(heads)
+        if heading == LEAST_CERTAIN:
+            _widest_of_their_heads(truth, heads)
     return counts
 
 
-def _sentences() -> Iterator[tuple[str, str, Callable[[Truth, Any], None]]]:
-    """Yield every sentence that may hold a number, and what checks it."""
-    yield "all", rf"All of it\..*: {NUMBER} tokens?, values of {NUMBER} dimensions\.", _all
-    certain = rf"(\S+|\w+ than \S+) of it is certain: .* In (.+?) of the rows, .* such attention\. All {NUMBER} rows "
-    yield "certain", rf"{certain}with a null space were bounded(?:; in the other {NUMBER}, [^.]*)?\.", _certain
-    keys = rf"Rows have a null space because a query sees up to {NUMBER} keys, and a head's values have only {NUMBER} "
-    yield "keys", rf"{keys}dimensions \((.+?)\)\.", _keys
-    repeated = r"In (layers? .+?|every layer), repeated tokens have equal values and can exchange their weight "
-    yield "repeated", rf"{repeated}\({NUMBER} repetitions? in layer (\d+), such as (.+?) of (.+?)\)\.", _repeated
-    yield "projection", r"The output projection passes on fewer than (\d+) dimensions of (.+?), so", _projection
-    dependent = r"Some values depend linearly on others(?: for other reasons)?"
-    yield "dependent", rf"{dependent} in (layer.+?|every layer)\.", _dependent
-    yield "shared", r"Intervals take .* as given; in (.+?), heads could also trade outputs with each other\.", _shared
-    yield "sink", SINK.pattern, _sink
-    yield "widest", rf"These are the widest of {NUMBER} intervals", _widest
-    yield "certificate", r"Certificate: effective attention reproduces every head's output to within .*", _certificate
-    yield "definition", r"can be negative and need not sum to 1", lambda *_: None
+def near(value: Any, true: float, tolerance: float = 1e-6) -> bool:
+    return abs(value - true) <= tolerance
 
 
-def _all(truth: Truth, match: re.Match) -> None:
-    assert number(match[1]) == len(truth.attention.tokens) and number(match[2]) == truth.model.d_value
-    assert not truth.attention.null_dim.any()
+def _all(truth: Truth, facts: Mapping[str, Any]) -> None:
+    assert facts["tokens"] == len(truth.attention.tokens) and facts["d_value"] == truth.model.d_value
+    assert facts["free_rows"] == 0 and not truth.attention.null_dim.any()
     assert torch.equal(truth.intervals.lower, truth.intervals.upper)
 
 
-def _certain(truth: Truth, match: re.Match) -> None:
-    assert share_is(match[1], float(truth.intervals.certain_mass.mean())), match[0]
-    assert share_is(match[2], float(truth.intervals.strongest_is_certain.mean())), match[0]
+def _certain(truth: Truth, facts: Mapping[str, Any]) -> None:
+    assert near(facts["certain_mass"], float(truth.intervals.certain_mass.mean()))
+    assert near(facts["strongest_certain"], float(truth.intervals.strongest_is_certain.mean()))
     free = truth.attention.null_dim > 0
-    assert number(match[3]) == int(free.sum()) > 0
-    assert (0 if match[4] is None else number(match[4])) == int((~free).sum())
+    assert facts["free_rows"] == facts["bounded_rows"] == int(free.sum()) > 0
+    assert facts["rows"] == free.numel() and facts["fixed_rows"] == int((~free).sum())
 
 
-def _layer(truth: Truth, line: str, group: str) -> None:
-    layer, mass, strongest, raw, lower, upper, effective, null, reachable, pearson = re.findall(
-        r"-?[\d.]+%?(?:–\d+)?", line
-    )
-    at = int(layer)
-    special = [place for place, found in enumerate(truth.attention.about["special"]) if found]
+def _layer(truth: Truth, row: Mapping[str, Any], group: str) -> None:
+    at = row["layer"]
+    special = [place for place, is_special in enumerate(truth.attention.about["special"]) if is_special]
     assert (group == "special tokens") == bool(special)
-    assert near(mass, float(truth.intervals.certain_mass[at].mean()), 2), line
-    assert near(strongest.removesuffix("%"), 100 * float(truth.intervals.strongest_is_certain[at].mean()), 0), line
-    for told, true in zip((raw, lower, upper, effective), truth.ends(tuple(special or [0])), strict=True):
-        assert near(told, float(true[at]), 2), (line, told, true)
-    assert number(lower) <= number(raw) <= number(upper)
+    assert near(row["certain mass"], float(truth.intervals.certain_mass[at].mean()))
+    assert near(row["strongest certain"], float(truth.intervals.strongest_is_certain[at].mean()))
+    weights = (*row[f"{group} raw [min, max]"], row["effective"])
+    for value, true in zip(weights, truth.ends(tuple(special or [0])), strict=True):
+        assert near(value, float(true[at])), (row, true)
+    assert weights[1] <= weights[0] + 1e-9 and weights[0] <= weights[2] + 1e-9
     dims = truth.attention.null_dim[at]
-    expected = {str(int(dims.min())), str(int(dims.max()))}
-    assert near(reachable, float(truth.attention.reachable_dim[at].double().mean()), 1)
-    assert set(null.split("–")) == expected and near(pearson, float(truth.attention.pearson("layer")[at]), 2)
+    assert row["null dim"] == (int(dims.min()), int(dims.max()))
+    assert near(row["reachable"], float(truth.attention.reachable_dim[at].double().mean()))
+    assert near(row["correlation"], float(truth.attention.pearson("layer")[at]))
 
 
-def _edge(truth: Truth, match: Any, heading: str) -> None:
-    layer, head = int(match[1]), int(match[2])
-    query, key = (truth.attention._axis(name).find(match[place])[0] for name, place in (("query", 3), ("key", 4)))
-    true = truth.edge(layer, head, query, key)
-    for told, expected in zip((match[5], match[7], match[8]), true, strict=True):
-        assert near(told, expected, 3), (match[0], true)
-    if heading == OUTSIDE:
-        effective = float(truth.attention.effective[layer, head, query, key])
-        assert near(match[6], effective, 3) and float(truth.attention.pearson("head")[layer, head]) < 0.995
-        assert not true[1] - 1e-4 <= effective <= true[2] + 1e-4, match[0]
-    else:
-        assert heading == LEAST and true[2] - true[1] > 9e-4
+def _edges(truth: Truth, part: Document, heading: str) -> list[tuple[int, int]]:
+    """Check a table of edges; return their heads."""
+    heads = []
+    for table in part.tables:
+        for row in table.rows:
+            edge: dict[str, Any] = dict(zip([column.name for column in table.columns], row, strict=True))
+            heads.append(edge["head"])
+            _edge(truth, edge, outside=heading == OUTSIDE)
+    assert len(set(heads)) == len(heads) <= 5
+    return heads
 
 
-def _order(truth: Truth, edges: list[str], least: int) -> None:
+def _edge(truth: Truth, edge: Mapping[str, Any], *, outside: bool) -> None:
+    layer, head = edge["head"]
+    query, key = (truth.attention._axis(name).find(edge[name])[0] for name in ("query", "key"))
+    raw, lower, upper = truth.edge(layer, head, query, key)
+    for value, true in zip((edge["raw"], *edge["interval"]), (raw, lower, upper), strict=True):
+        assert near(value, true, 1e-5), (edge, true)
+    if not outside:
+        assert upper - lower > 9e-4
+        return
+    effective = float(truth.attention.effective[layer, head, query, key])
+    assert near(edge["effective"], effective) and float(truth.attention.pearson("head")[layer, head]) < 0.995
+    assert not lower - 1e-4 <= effective <= upper + 1e-4, edge
+
+
+def _widest_of_their_heads(truth: Truth, heads: list[tuple[int, int]]) -> None:
     """The least certain edges are the widest of their heads, the widest first, and none is missing."""
     width = (truth.intervals.upper - truth.intervals.lower).amax((2, 3))
-    heads = [tuple(map(int, re.findall(r"\d+", line)[:2])) for line in edges[:least]]
     widest = width.flatten().sort(descending=True).values
-    assert len(set(heads)) == len(heads) == min(5, int((widest >= 1e-3).sum()))
+    assert len(heads) == min(5, int((widest >= 1e-3).sum()))
     assert torch.allclose(torch.stack([width[head] for head in heads]) if heads else widest[:0], widest[: len(heads)])
-    named = [tuple(map(int, re.findall(r"\d+", line)[:2])) for line in edges[least:]]
-    assert len(set(named)) == len(named) <= 5
 
 
-def _keys(truth: Truth, match: re.Match) -> None:
+def _keys(truth: Truth, facts: Mapping[str, Any]) -> None:
     seen = truth.visible.sum(-1).amax(-1)
-    assert number(match[1]) == int(seen.max()) and number(match[2]) == truth.model.d_value
-    expected = (seen > truth.model.d_value).nonzero()[:, 0].tolist()
-    assert layers_of(match[3], truth.model.n_layers) == expected
+    assert facts["most_keys"] == int(seen.max()) and facts["d_value"] == truth.model.d_value
+    assert facts["keys_in_layers"] == (seen > truth.model.d_value).nonzero()[:, 0].tolist()
 
 
-def _repeated(truth: Truth, match: re.Match) -> None:
-    repeats = [truth.repeats(layer) for layer in range(truth.model.n_layers)]
-    assert layers_of(match[1], truth.model.n_layers) == [layer for layer, found in enumerate(repeats) if found]
-    assert number(match[2]) == len(repeats[int(match[3])])
-    later, earlier = (truth.attention._axis("key").find(match[place])[0] for place in (4, 5))
-    assert (earlier, later) in repeats[int(match[3])]
+def _repeated(truth: Truth, facts: Mapping[str, Any]) -> None:
+    repeats = {layer: truth.repeats(layer) for layer in range(truth.model.n_layers)}
+    assert facts["repeated_in_layers"] == [layer for layer, pairs in repeats.items() if pairs]
+    first = repeats[facts["repeated_in_layers"][0]]
+    assert facts["repetitions"] == len(first)
+    later, earlier = (truth.attention._axis("key").find(token)[0] for token in facts["repetition"])
+    assert (earlier, later) in first
 
 
-def _projection(truth: Truth, match: re.Match) -> None:
-    assert int(match[1]) == truth.model.d_value
-    found = re.findall(r"L(\d+)H(\d+) \((\d+)\)", match[2])
-    assert found and "more" not in match[2]
-    ranks = {
-        (layer, head): int(np.linalg.matrix_rank(truth.projection(layer, head)))
-        for layer in range(truth.model.n_layers)
-        for head in range(truth.model.n_heads)
-    }
-    expected = {place: rank for place, rank in ranks.items() if rank < truth.model.d_value}
-    assert {(int(layer), int(head)): int(rank) for layer, head, rank in found} == expected
+def _projection(truth: Truth, facts: Mapping[str, Any]) -> None:
+    assert facts["full_projection"] == truth.model.d_value and facts["heads_not_named"] == 0
+    deficient = set()
+    for layer in range(truth.model.n_layers):
+        for head in range(truth.model.n_heads):
+            rank = int(np.linalg.matrix_rank(truth.projection(layer, head)))
+            if rank < truth.model.d_value:
+                deficient.add((layer, head, rank))
+    assert set(facts["deficient_heads"]) == deficient != set()
 
 
-def _dependent(truth: Truth, match: re.Match) -> None:
-    for layer in layers_of(match[1], truth.model.n_layers):
+def _dependent(truth: Truth, facts: Mapping[str, Any]) -> None:
+    for layer in facts["dependent_in_layers"]:
         repeated = {later for _, later in truth.repeats(layer)}
         unexplained = []
         for query, row in enumerate(truth.visible[layer]):
@@ -267,22 +261,23 @@ def _dependent(truth: Truth, match: re.Match) -> None:
         assert any(unexplained)
 
 
-def _shared(truth: Truth, match: re.Match) -> None:
-    for layer in layers_of(match[1], truth.model.n_layers):
+def _shared(truth: Truth, facts: Mapping[str, Any]) -> None:
+    for layer in facts["shared_in_layers"]:
         whole = truth.model.projection(layer).double().flatten(0, 1)
         assert int(torch.linalg.matrix_rank(whole)) < len(whole)
 
 
-def _sink(truth: Truth, match: re.Match) -> None:
-    tokens, layers = truth.attention.tokens, layers_of(match[3], truth.model.n_layers)
-    if match[2]:
-        keys = [place for place, token in enumerate(tokens) if token == match[1]]
-        assert len(keys) == int(match[2])
+def _sink(truth: Truth, facts: Mapping[str, Any]) -> None:
+    tokens = truth.attention.tokens
+    layers = facts["layers"]
+    if facts["keys"] > 1:
+        keys = [place for place, token in enumerate(tokens) if token == facts["sink"]]
     else:
-        keys = truth.attention._axis("key").find(match[1])
+        keys = truth.attention._axis("key").find(facts["sink"])
+    assert len(keys) == facts["keys"]
     ends = truth.ends(tuple(keys))
-    for told, true in zip((match[4], match[5], match[6], match[7]), ends, strict=True):
-        assert near(told, float(true[layers].mean()), 2), match[0]
+    for name, true in zip(("raw", "lower", "upper", "effective"), ends, strict=True):
+        assert near(facts[name], float(true[layers].mean())), (name, facts)
     assert all(float(ends[0][layer]) > 0.3 for layer in layers)
     others = [place for place in range(len(tokens)) if place not in keys]
     sizes = []
@@ -291,13 +286,54 @@ def _sink(truth: Truth, match: re.Match) -> None:
         values = part.call.value[0].double().repeat_interleave(part.call.groups, 0)
         lengths = (values @ part.projection.double()).norm(dim=-1)
         sizes.append(float((lengths[:, keys].mean(1) / lengths[:, others].quantile(0.5, dim=1)).mean()))
-    assert near(match[8], sum(sizes) / len(sizes), 2)
+    assert near(facts["value_size"], sum(sizes) / len(sizes), 1e-4)
 
 
-def _widest(truth: Truth, match: re.Match) -> None:
+def _widest(truth: Truth, facts: Mapping[str, Any]) -> None:
     free = truth.attention.null_dim > 0
-    assert number(match[1]) == int((truth.visible.sum(-1)[:, None] * free).sum())
+    assert facts["bounded_edges"] == int((truth.visible.sum(-1)[:, None] * free).sum())
 
 
-def _certificate(truth: Truth, match: re.Match) -> None:
-    assert float(match[0].split("to within ")[1].split()[0]) < 1e-3
+def _learned_sink(truth: Truth, facts: Mapping[str, Any]) -> None:
+    by_layer = truth.attention.sink.double().mean((1, 2))
+    assert near(facts["learned_sink"], float(by_layer.mean()))
+    assert facts["learned_sink_by_layer"] == by_layer.tolist()
+
+
+def _unsure(truth: Truth, facts: Mapping[str, Any]) -> None:
+    assert near(facts["unsure"], float((~truth.attention.rank_is_sure).double().mean()))
+    assert facts["rounded_duplicates"] == int(truth.attention.rounded_duplicates.sum())
+
+
+def _certificate(truth: Truth, facts: Mapping[str, Any]) -> None:
+    assert facts["residual"] == float(truth.attention.residual.max()) < 1e-3
+    change = truth.attention.verify()
+    assert facts["hidden_change"] == change.hidden and facts["logits_change"] == change.logits
+
+
+class Sentence(NamedTuple):
+    """A kind of sentence: the facts that it holds, the first of which no other has, and what checks them."""
+
+    kind: str
+    facts: tuple[str, ...]
+    check: Callable[[Truth, Mapping[str, Any]], None]
+
+
+SENTENCES = (
+    Sentence("all", ("tokens", "d_value", "free_rows"), _all),
+    Sentence(
+        "certain",
+        ("certain_mass", "strongest_certain", "free_rows", "rows", "bounded_rows", "fixed_rows"),
+        _certain,
+    ),
+    Sentence("keys", ("most_keys", "d_value", "keys_in_layers"), _keys),
+    Sentence("repeated", ("repetitions", "repeated_in_layers", "repetition"), _repeated),
+    Sentence("projection", ("deficient_heads", "full_projection", "heads_not_named"), _projection),
+    Sentence("dependent", ("dependent_in_layers",), _dependent),
+    Sentence("shared", ("shared_in_layers",), _shared),
+    Sentence("learned sink", ("learned_sink", "learned_sink_by_layer"), _learned_sink),
+    Sentence("unsure", ("unsure", "rounded_duplicates"), _unsure),
+    Sentence("sink", ("sink", "keys", "layers", "raw", "lower", "upper", "effective", "value_size"), _sink),
+    Sentence("widest", ("bounded_edges",), _widest),
+    Sentence("certificate", ("residual", "hidden_change", "logits_change"), _certificate),
+)

@@ -10,32 +10,36 @@ import torch
 
 import identikit as ik
 from identikit.explanation.result import Explanation
+from identikit.explanation.words import verdict
 from identikit.models.reading import Change
+from identikit.results.words import Document
 from tests.explanation.test_result import MAPS
 from tests.models import tiny
 from tests.numerics.cases import HOSTILE, TEXT, Case
 from tests.numerics.test_attention import IGNORED, TRUSTED, chosen
 
 
-def explained(case: Case, dtype: torch.dtype) -> str:
+def explained(case: Case, dtype: torch.dtype) -> Document:
     model, text = case(dtype)
-    maps = [replace(one, distance="l2") for one in MAPS]
-    return " ".join(str(ik.explain(model, text, maps=maps, probes="exact", seconds=None)).split())
+    maps = [replace(fitted, distance="l2") for fitted in MAPS]
+    return verdict(ik.explain(model, text, maps=maps, probes="exact", seconds=None))
 
 
 @pytest.mark.parametrize(("case", "dtype"), chosen(TRUSTED, every=9))
 def test_the_verdict_holds_only_numbers(case: Case, dtype: torch.dtype):
-    told = explained(case, dtype)
-    assert not re.search(r"\b(nan|inf)\b", told) and "Careful: some values" not in told
-    assert "Certificate: effective attention reproduces every head's output" in told
+    document = explained(case, dtype)
+    assert not re.search(r"\b(nan|inf)\b", str(document))
+    assert "residual" in document.facts and "row_residual" not in document.facts
 
 
 @pytest.mark.parametrize(("case", "dtype"), chosen(IGNORED))
 def test_the_verdict_says_where_the_same_output_is_not_the_same(case: Case, dtype: torch.dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        told = explained(case, dtype)
-    assert told.index("Careful: some values are so small beside others") < told.index("Certificate")
+        document = explained(case, dtype)
+    names = [set(paragraph.facts) for paragraph in document.under("Which attention is real?").paragraphs]
+    assert names[1] == {"row_residual", "rounding"}  # right below the headline
+    assert document.facts["row_residual"] > document.facts["rounding"]  # pyright: ignore[reportOperatorIssue]
 
 
 def test_a_constant_map_has_no_correlation_and_says_so():
@@ -43,7 +47,7 @@ def test_a_constant_map_has_no_correlation_and_says_so():
     attention = ik.effective_attention(*case(torch.float64))
     assert math.isnan(float(attention.pearson()))
     assert "Raw or effective attention is constant, so their correlation is not defined." in str(attention)
-    assert "A correlation of – is not defined" in explained(case, torch.float64)
+    assert "constant_attention" in explained(case, torch.float64).facts
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +55,22 @@ def explanation() -> Explanation:
     return ik.explain(tiny.loaded("bert"), TEXT, maps=MAPS, probes="exact", seconds=None)
 
 
-@pytest.mark.parametrize(("size", "told"), [(0.0, False), (1e-5, False), (1e-3, True), (0.5, True)])
-def test_a_change_beyond_rounding_is_never_said_without_that(explanation: Explanation, size: float, told: bool):
-    changed = replace(explanation, about={**explanation.about, "output_change": {"hidden": size, "logits": None}})
-    words = " ".join(str(changed).split())
-    assert ("more than the rounding of float32 explains" in words) == told
-    assert ("bit-identical" in words) == (size == 0)
+@pytest.mark.parametrize(("size", "beyond"), [(0.0, False), (1e-5, False), (1e-3, True), (0.5, True)])
+def test_a_change_beyond_rounding_is_never_said_without_that(explanation: Explanation, size: float, beyond: bool):
+    change = {"hidden": size, "logits": None}
+    certificate = verdict(replace(explanation, about={**explanation.about, "output_change": change})).under(
+        "Certificate"
+    )
+    assert certificate.facts["hidden_change"] == size
+    assert ("beyond_rounding_of" in certificate.facts) == beyond
+    assert ("more than the rounding of float32 explains" in certificate.paragraphs[0].words) == beyond
+    assert ("bit-identical" in certificate.paragraphs[0].words) == (size == 0)
 
 
 @pytest.mark.parametrize(("residual", "told"), [(0.0, False), (1e-6, False), (1e-4, True), (1.0, True)])
 def test_a_residual_beyond_rounding_is_told_beside_the_headline(explanation: Explanation, residual: float, told: bool):
     changed = replace(explanation, about={**explanation.about, "largest_row_residual": residual})
-    assert ("Careful: some values are so small" in " ".join(str(changed).split())) == told
+    assert ("row_residual" in verdict(changed).facts) == told
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])

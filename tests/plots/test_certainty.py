@@ -74,9 +74,9 @@ def test_certain_mass_is_the_mean_over_a_texts_rows():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(InputError, match="group='cls' is not in the table, which has first"):
+    with pytest.raises(InputError, match="group='cls' is not known: use 'first'"):
         plots.sinks(groups(), "cls")
     with pytest.raises(InputError, match="layer=9 is not in the table"):
         plots.sinks(groups(), layer=9)
-    with pytest.raises(InputError, match="has 1 axes, and two are needed"):
+    with pytest.raises(InputError, match="has 1 axes, and 2 are needed"):
         plots.sinks(groups(), axes=plots.sinks(groups())[:1])

@@ -4,10 +4,8 @@ A row's interval is the range of a weight over all attention with the same outpu
 rows of a text are kept by layer and head, so texts can be gathered in any order.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +18,7 @@ from identikit.attention.sample import ALL, BoundedRows, bound_rows, drawn_place
 from identikit.attention.token_types import token_types
 from identikit.checks import shortened, whole_number
 from identikit.errors import IdentikitError, InputError
+from identikit.results.words import Column, Table, decimals, mean_and_error
 from identikit.shapes import Float, Tensor
 
 if TYPE_CHECKING:
@@ -208,39 +207,34 @@ def _bin(tokens: int) -> tuple[int, int]:
     return [1, *(edge + 1 for edge in edges)][edges.index(most)], most
 
 
-_COLUMNS = {
-    "mass": ("certain_mass", 2),
-    "raw": ("strongest", 2),
-    "width": ("width", 2),
-    "certain": ("certain", 2),
-    "raw ": ("first_raw", 2),
-    "effective": ("first_effective", 3),
-    "least": ("first_lower", 2),
-    "greatest": ("first_upper", 2),
+_MEANS = {
+    "certain mass": "certain_mass",
+    "strongest raw": "strongest",
+    "strongest width": "width",
+    "strongest certain": "certain",
+    "first raw": "first_raw",
+    "first effective": "first_effective",
+    "first least": "first_lower",
+    "first greatest": "first_upper",
 }
-_ABOVE = {0: "", 2: "rows", 3: "certain", 4: "strongest edge", 7: "first token"}  # what stands above columns
 
 
-def length_words(frame: "DataFrame") -> str:
-    """Return the table by length for a terminal: means over texts with their standard errors.
+def length_table(frame: "DataFrame") -> Table:
+    """Return the table by length in words: means over texts with their standard errors.
 
-    `free` is the share of rows that see linearly dependent values; all others are certain.
+    `free` is the share of rows that see linearly dependent values; all others are certain. Below `strongest` stands
+    what holds of a row's strongest edge, below `first` what the first token receives.
     """
-    lines = [["tokens", "texts", "free", *_COLUMNS]]
+    columns = [
+        Column("tokens", lambda ends: f"{ends[0]}–{ends[1]}"),
+        Column("texts", lambda count: f"{count:,}", "right"),
+        Column("free rows", decimals(2), "right", "free\nrows"),
+    ]
+    for name in _MEANS:
+        form = mean_and_error(3 if name == "first effective" else 2)
+        columns.append(Column(name, form, heading=name.replace(" ", "\n")))
+    rows = []
     for row in frame.to_dict("records"):
-        means = (_mean(row, name, digits) for name, digits in _COLUMNS.values())
-        lines.append([f"{row['tokens_from']}–{row['tokens_to']}", f"{row['texts']:,}", f"{row['free']:.2f}", *means])
-    widths = [2 + max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    starts = [*_ABOVE, len(widths)]
-    above = "".join(
-        words.ljust(sum(widths[at:after])) for words, (at, after) in zip(_ABOVE.values(), pairwise(starts), strict=True)
-    )
-    written = ["".join(map(str.ljust, line, widths)) for line in lines]
-    return "\n".join(line.rstrip() for line in (above, *written))
-
-
-def _mean(row: Mapping[Any, Any], name: str, digits: int) -> str:
-    mean, error = row[name], row[f"{name}_error"]
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.{digits}f}" if math.isnan(error) else f"{mean:.{digits}f}±{error:.{digits}f}"
+        means = [(row[name], row[f"{name}_error"]) for name in _MEANS.values()]
+        rows.append(((row["tokens_from"], row["tokens_to"]), row["texts"], row["free"], *means))
+    return Table(tuple(columns), tuple(rows))

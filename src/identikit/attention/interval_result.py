@@ -171,8 +171,8 @@ class AttentionIntervals(Result):
         more = f" and {len(named) - _LISTED} more groups" if len(named) > _LISTED else ""
         return f"Mean weight, and what it could have been: {', '.join(named[:_LISTED])}{more}."
 
-    def plot(self, **options: Any) -> Any:
-        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads by certain mass."""
+    def plot(self, by: str = "certain_mass", **options: Any) -> Any:
+        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array."""
         from identikit import plots
 
         single = [self.axis(name).single for name in ("layer", "head", "query")]
@@ -180,7 +180,7 @@ class AttentionIntervals(Result):
             return plots.interval_bars(self, **options)
         if all(single[:2]):
             return plots.interval_maps(self, **options)
-        return plots.head_grid(self, by="certain_mass", **options)
+        return plots.head_grid(self, by=by, **options)
 
 
 class AlternativeAttention(Result):

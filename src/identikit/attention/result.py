@@ -329,7 +329,7 @@ class EffectiveAttention(Result):
         return f"Largest raw weights: {', '.join(f'{edge_name(self, labels)} {weight:.2f}' for weight, labels in found)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
-        """Draw the maps of one selected head, or a grid of heads coloured `by` "pearson" or one of the dimensions."""
+        """Draw the maps of one selected head, or a grid of heads coloured `by` an array over heads or rows."""
         from identikit import plots
 
         if self.axis("layer").single and self.axis("head").single:

@@ -209,7 +209,7 @@ def attention(
 
 
 def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
-    from identikit.attention.certainty import length_words
+    from identikit.attention.certainty import length_table
 
     overall = tables["correlation"]["pearson"]
     null = tables["null_dimension"]
@@ -232,7 +232,7 @@ def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
             f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
             "any attention with the same output.\nFree rows see linearly dependent values; all others are certain. "
             "Means over texts ± standard errors:\n\n"
-            f"{length_words(by_length)}\n"
+            f"{length_table(by_length).to_text()}\n"
         )
     return words, numbers
 
@@ -321,15 +321,14 @@ def tokens(
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
     from identikit.tokens.dataset import (
-        NOISES,
         IdentifiabilityOptions,
-        InversionOptions,
         identifiability_rates,
         identifiability_tables,
         inversion_tables,
         inverted,
     )
     from identikit.tokens.experiments import EXPERIMENTS
+    from identikit.tokens.invert import NOISES, InversionOptions
 
     if experiment not in (*EXPERIMENTS, "inversion"):
         raise identikit.InputError(

@@ -73,7 +73,7 @@ def explain(
     """Explain a text: which attention is real, which token is which, where it came from."""
     from identikit import explain as explained
     from identikit.cli.terminal import console, print_json, step_progress
-    from identikit.explanation.words import print_verdict
+    from identikit.explanation.words import verdict
     from identikit.web.report import checked_target, save_report
 
     if pair is not None and text is None:
@@ -93,7 +93,7 @@ def explain(
     if as_json:
         print_json(explanation.to_dict() | ({} if written is None else {"page": str(written)}))
         return
-    print_verdict(explanation, console())
+    console().print(verdict(explanation))
     if written is not None:
         size = written.stat().st_size / 1e6
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")

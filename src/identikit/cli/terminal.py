@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -20,12 +20,12 @@ NARROWEST = 40  # columns
 QUIET_SECONDS = 30.0  # how long a log stays silent before the next line
 
 
-def console(**options: Any) -> Console:
-    """Return a console wide enough for words, whatever width the environment claims."""
-    console = Console(**options)
-    if console.width < NARROWEST:
-        console.width = 80
-    return console
+def console(*, stderr: bool = False) -> Console:
+    """Return a console wide enough for words, whatever width the surroundings claim."""
+    made = Console(stderr=stderr)
+    if made.width < NARROWEST:
+        made.width = 80
+    return made
 
 
 def print_json(value: object) -> None:

@@ -1,23 +1,26 @@
 """The answer to the first question in words. Every number in it is an interval's, or stands beside one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from identikit.attention.precision import careful_words
+from identikit.attention.precision import careful_words, rounding_of
 from identikit.attention.result import unsure_words
 from identikit.explanation.result import Explanation
 from identikit.models.reading import Change
 from identikit.results.axis import Axis
+from identikit.results.words import Block, Column, Heading, Paragraph, Table, counted, decimals, joined, percent
 
-ROUNDING = 1e-6  # what a share may be off from 0 or 1 by the programs' tolerance
+ROUNDING = 1e-6  # how far the programs' tolerance may put a share from 0 or 1
 HEADS_NAMED = 5  # how many heads with a rank-deficient projection are named
+QUESTION = "Which attention is real?"
+SINKS = "Sinks"
+LEAST_CERTAIN = "The least certain edges"
+OUTSIDE = "Where effective attention is outside the interval"
+CERTIFICATE = "Certificate"
 
-LEGEND = (
+_LEGEND = (
     "Means over a layer's rows. certain mass: how much of a row's weight stays on the same tokens in every attention "
     "with the same output; strongest certain: rows whose strongest edge is the strongest in every such attention; "
     "{group}: a row's weight on {them}, the least and the greatest that such attention can give, and what effective "
@@ -25,67 +28,86 @@ LEGEND = (
     "may be negative; reachable: in how many the head's own query could change them, its keys being what they are; "
     "correlation: of raw and effective attention."
 )
-LEAST_CERTAIN = (
-    "These are the widest of {count} intervals, so they are wide by selection: the table says what is usual."
+_WIDE_BY_SELECTION = (
+    "These are the widest of {count:,} intervals, so they are wide by selection: the table says what is usual."
 )
-OUTSIDE = (
+_NOT_AN_ATTENTION = (
     "Effective attention is the least-norm set of weights with this output. It can be negative and need not sum to 1, "
     "so it is not what the attention could have been: that is the interval."
 )
 
+_two = decimals(2)
+_three = decimals(3)
 
-def attention_words(explanation: Explanation) -> list[RenderableType]:
-    """Say how much of the attention is certain, why the rest is not, and on which edges that shows."""
+
+def attention_blocks(explanation: Explanation) -> Iterator[Block]:
+    """Yield how much of the attention is certain, why the rest is not, and on which edges that shows."""
     about = explanation.about
-    parts: list[RenderableType] = [Text("\nWhich attention is real?", style="bold"), Text(_headline(explanation))]
+    yield Heading(QUESTION)
+    yield _headline(explanation)
     dtype = explanation.provenance.dtype
-    parts += [Text(careful, style="bold") for careful in careful_words(about["largest_row_residual"], dtype)]
+    residual = about["largest_row_residual"]
+    for words in careful_words(residual, dtype):
+        yield Paragraph(words, {"row_residual": residual, "rounding": rounding_of(getattr(torch, dtype))}, "warning")
     if about["certain"]["free_rows"]:
-        parts.append(Text(" ".join(_causes(explanation))))
-    if beside := _beside(explanation):
-        parts.append(Text(" ".join(beside)))
-    parts += [_table(explanation), Text(_legend(explanation), style="dim")]
+        yield joined(_causes(explanation))
+    reservations = [*_learned_sink(about["learned_sink"]), *_unsure(explanation)]
+    if reservations:
+        yield joined(reservations)
+    yield _table(explanation)
     if about["sinks"]:
-        parts.append(Text("\nSinks", style="bold"))
-        parts += [Text(_sink(sink, explanation.axis("layer"))) for sink in about["sinks"]]
+        yield Heading(SINKS, 2)
+        for sink in about["sinks"]:
+            yield _sink(sink, explanation.axes[0])
     if about["least_certain"]:
-        parts.append(Text("\nThe least certain edges:", style="bold"))
-        parts += [Text(f"  {_edge(explanation, edge)}") for edge in about["least_certain"]]
-        parts.append(Text(LEAST_CERTAIN.format(count=f"{about['certain']['bounded_edges']:,}"), style="dim"))
+        yield Heading(LEAST_CERTAIN, 2)
+        count = about["certain"]["bounded_edges"]
+        note = Paragraph(_WIDE_BY_SELECTION.format(count=count), {"bounded_edges": count}, "note")
+        yield _edges(explanation, about["least_certain"], note, effective=False)
     if about["outside"]:
-        parts.append(Text("\nWhere effective attention is outside the interval:", style="bold"))
-        parts += [Text(f"  {_edge(explanation, edge, effective=True)}") for edge in about["outside"]]
-        parts.append(Text(OUTSIDE, style="dim"))
-    return [*parts, Text(f"\n{_certificate(explanation)}", style="dim")]
+        yield Heading(OUTSIDE, 2)
+        note = Paragraph(_NOT_AN_ATTENTION, tone="note")
+        yield _edges(explanation, about["outside"], note, effective=True)
+    yield Heading(CERTIFICATE, 2)
+    yield _certificate(explanation)
 
 
-def _headline(explanation: Explanation) -> str:
-    certain, n = explanation.about["certain"], len(explanation.tokens)
-    if not certain["free_rows"]:
-        return (
+def _headline(explanation: Explanation) -> Paragraph:
+    certain = explanation.about["certain"]
+    rows = certain["rows"]
+    free = certain["free_rows"]
+    bounded = certain["bounded_rows"]
+    if not free:
+        tokens = len(explanation.tokens)
+        width = explanation.about["d_value"]
+        return Paragraph(
             "All of it. In every row, the values of the visible keys are linearly independent, so the head's output "
-            f"determines each weight: {counted(n, 'token')}, values of {explanation.about['d_value']} dimensions."
+            f"determines each weight: {counted(tokens, 'token')}, values of {width} dimensions.",
+            {"free_rows": free, "tokens": tokens, "d_value": width},
         )
-    rows, free, bounded = (certain[name] for name in ("rows", "free_rows", "bounded_rows"))
+    facts = {"free_rows": free, "rows": rows, "bounded_rows": bounded}
     if not bounded:
-        return (
+        return Paragraph(
             f"Perhaps not all of it: {free:,} of {rows:,} rows (one token's attention in one head) have a null space, "
-            f"and none of them was bounded within {certain['seconds']:g} s."
+            f"and none of them was bounded within {certain['seconds']:g} s.",
+            {**facts, "seconds": certain["seconds"]},
         )
-    mass, strongest = _share(certain["mass"]), _share(certain["strongest"])
-    told = (
-        f"{mass.capitalize()} of it is certain: on average, this share of a row (one token's attention in one head) "
-        f"stays on the same tokens in every attention with the same output. In {strongest} of the rows, the strongest "
-        "edge is the strongest in every such attention."
+    facts |= {"certain_mass": certain["mass"], "strongest_certain": certain["strongest"], "fixed_rows": rows - free}
+    words = (
+        f"{_share(certain['mass']).capitalize()} of it is certain: on average, this share of a row (one token's "
+        "attention in one head) stays on the same tokens in every attention with the same output. In "
+        f"{_share(certain['strongest'])} of the rows, the strongest edge is the strongest in every such attention."
     )
     others = f"; in the other {rows - free:,}, the output determines each weight" if free < rows else ""
     if bounded == free:
-        return f"{told} All {free:,} rows with a null space were bounded{others}."
-    errors = [certain[f"{name}_stderr"] for name in ("mass", "strongest")]
-    known = f"standard errors {errors[0]:.1%} and {errors[1]:.1%}" if None not in errors else "too few for an error"
-    several = counted(bounded, "was", "were")
-    drawn = f"Of the {free:,} rows with a null space, {several} bounded, drawn at random"
-    return f"{told} {drawn} ({known}){others}."
+        return Paragraph(f"{words} All {free:,} rows with a null space were bounded{others}.", facts)
+    errors = [certain["mass_stderr"], certain["strongest_stderr"]]
+    known = "too few for an error"
+    if None not in errors:
+        known = f"standard errors {errors[0]:.1%} and {errors[1]:.1%}"
+        facts |= {"certain_mass_stderr": errors[0], "strongest_certain_stderr": errors[1]}
+    drawn = f"{counted(bounded, 'was', 'were')} bounded, drawn at random ({known})"
+    return Paragraph(f"{words} Of the {free:,} rows with a null space, {drawn}{others}.", facts)
 
 
 def _share(share: float) -> str:
@@ -95,53 +117,73 @@ def _share(share: float) -> str:
     return "more than 99%" if 0.995 <= share < 1 - ROUNDING else f"{share:.0%}"
 
 
-def _causes(explanation: Explanation) -> list[str]:
-    """Say why rows can change, one sentence for each cause that holds, and where."""
-    found, layers, tokens = explanation.about["causes"], explanation.axis("layer"), explanation.axis("token")
-    d_value, told = explanation.about["d_value"], []
-    if found["keys"]:
-        told.append(
-            f"Rows have a null space because a query sees up to {found['most_keys']} keys, and a head's values have "
-            f"only {d_value} dimensions ({_layers(found['keys'], layers)})."
+def _causes(explanation: Explanation) -> Iterator[Paragraph]:
+    """Yield why rows can change: a sentence for each cause that holds, and where."""
+    causes = explanation.about["causes"]
+    layers, tokens = explanation.axes
+    width = explanation.about["d_value"]
+    if causes["keys"]:
+        yield Paragraph(
+            f"Rows have a null space because a query sees up to {causes['most_keys']} keys, and a head's values have "
+            f"only {width} dimensions ({_layers(causes['keys'], layers)}).",
+            {"most_keys": causes["most_keys"], "d_value": width, "keys_in_layers": causes["keys"]},
         )
-    if found["repeated"]:
-        first = found["repeated"][0]
-        earlier, later = (tokens.name_of(place) for place in first["example"])
-        where = _layers([one["layer"] for one in found["repeated"]], layers)
-        told.append(
-            f"In {where}, repeated tokens have equal values and can exchange their weight "
-            f"({counted(first['tokens'], 'repetition')} in layer {first['layer']}, such as {later} of {earlier})."
+    if causes["repeated"]:
+        first = causes["repeated"][0]
+        earlier, later = map(tokens.name_of, first["example"])
+        where = [layer["layer"] for layer in causes["repeated"]]
+        yield Paragraph(
+            f"In {_layers(where, layers)}, repeated tokens have equal values and can exchange their weight "
+            f"({counted(first['tokens'], 'repetition')} in layer {first['layer']}, such as {later} of {earlier}).",
+            {"repeated_in_layers": where, "repetitions": first["tokens"], "repetition": (later, earlier)},
         )
-    if found["projections"]:
-        named = [f"L{one['layer']}H{one['head']} ({one['rank']})" for one in found["projections"]]
-        more = f" and {len(named) - HEADS_NAMED} more" if len(named) > HEADS_NAMED else ""
-        told.append(
-            f"The output projection passes on fewer than {d_value} dimensions of {', '.join(named[:HEADS_NAMED])}"
-            f"{more}, so values that differ can give the same output."
+    if causes["projections"]:
+        heads = causes["projections"]
+        named = [f"L{head['layer']}H{head['head']} ({head['rank']})" for head in heads[:HEADS_NAMED]]
+        more = f" and {len(heads) - HEADS_NAMED} more" if len(heads) > HEADS_NAMED else ""
+        yield Paragraph(
+            f"The output projection passes on fewer than {width} dimensions of {', '.join(named)}{more}, so values "
+            "that differ can give the same output.",
+            {
+                "full_projection": width,
+                "deficient_heads": [(head["layer"], head["head"], head["rank"]) for head in heads],
+                "heads_not_named": max(0, len(heads) - HEADS_NAMED),
+            },
         )
-    if found["dependent"]:
-        also = " for other reasons" if told else ""
-        told.append(f"Some values depend linearly on others{also} in {_layers(found['dependent'], layers)}.")
+    if causes["dependent"]:
+        others = causes["keys"] or causes["repeated"] or causes["projections"]
+        also = " for other reasons" if others else ""
+        where = _layers(causes["dependent"], layers)
+        yield Paragraph(
+            f"Some values depend linearly on others{also} in {where}.", {"dependent_in_layers": causes["dependent"]}
+        )
     if shared := explanation.about["shared_outputs"]:
-        told.append(
+        yield Paragraph(
             f"Intervals take each head's own output as given; in {_layers(shared, layers)}, heads could also trade "
-            "outputs with each other."
+            "outputs with each other.",
+            {"shared_in_layers": shared},
         )
-    return told
 
 
-def _beside(explanation: Explanation) -> list[str]:
-    """Say what a learned sink takes, and where ranks are not sure."""
-    about, told = explanation.about, []
-    by_layer = about["learned_sink"]
+def _learned_sink(by_layer: Sequence[float]) -> Iterator[Paragraph]:
+    """Yield what a learned sink takes, if there is one."""
     if any(by_layer):
-        told.append(
-            f"A learned sink takes {sum(by_layer) / len(by_layer):.2f} of a row's weight on average "
-            f"({min(by_layer):.2f} to {max(by_layer):.2f} by layer). It is not a token: the tokens' weights sum to the "
-            "rest, and certain mass cannot be more. Other attention with the same output may give it more or less."
+        mean = sum(by_layer) / len(by_layer)
+        yield Paragraph(
+            f"A learned sink takes {mean:.2f} of a row's weight on average ({min(by_layer):.2f} to "
+            f"{max(by_layer):.2f} by layer). It is not a token: the tokens' weights sum to the rest, and certain mass "
+            "cannot be more. Other attention with the same output may give it more or less.",
+            {"learned_sink": mean, "learned_sink_by_layer": by_layer},
         )
-    unsure, duplicates = about["unsure"], sum(about["rounded_duplicates"])
-    return told + unsure_words(sum(unsure) / len(unsure), duplicates, explanation.provenance.dtype)
+
+
+def _unsure(explanation: Explanation) -> Iterator[Paragraph]:
+    """Yield where ranks are not sure."""
+    unsure = explanation.about["unsure"]
+    share = sum(unsure) / len(unsure)
+    duplicates = sum(explanation.about["rounded_duplicates"])
+    if sentences := unsure_words(share, duplicates, explanation.provenance.dtype):
+        yield Paragraph(" ".join(sentences), {"unsure": share, "rounded_duplicates": duplicates})
 
 
 def _layers(which: Sequence[int], layers: Axis) -> str:
@@ -156,40 +198,54 @@ def _layers(which: Sequence[int], layers: Axis) -> str:
 
 
 def _table(explanation: Explanation) -> Table:
-    table = plain_table()
-    names = ("", "layer"), ("certain", "mass"), ("strongest", "certain"), (explanation.about["group"], "raw [min, max]")
-    for name in (*names, ("", "effective"), ("null", "dim"), ("reach-", "able"), ("corre-", "lation")):
-        table.add_column(Text("\n".join(name)), justify="right", no_wrap=True)
-    for row in explanation.to_frame().to_dict("records"):
-        ends = f"[{_two(row['special_lower'])}, {_two(row['special_upper'])}]"
-        table.add_row(
-            str(row["layer"]),
-            _two(row["certain_mass"]),
-            _percent(row["strongest_certain"]),
-            Text(f"{_two(row['special_raw'])} {ends}"),
-            _two(row["special_effective"]),
-            _range(row["least_null_dim"], row["greatest_null_dim"]),
-            f"{row['reachable_dim']:.1f}",
-            _two(row["pearson"]),
-        )
-    return table
-
-
-def _legend(explanation: Explanation) -> str:
+    """Return means over the rows of each layer."""
     group = explanation.about["group"]
-    told = LEGEND.format(group=group, them="them" if group == "special tokens" else "it")
-    unknown = bool(explanation.array("certain_mass").isnan().any())
-    told += " –: no row of the layer was bounded in time." if unknown else ""
+    columns = (
+        Column("layer", align="right"),
+        Column("certain mass", _two, "right", "certain\nmass"),
+        Column("strongest certain", percent, "right", "strongest\ncertain"),
+        Column(f"{group} raw [min, max]", _weight_in_interval, "right", f"{group}\nraw [min, max]"),
+        Column("effective", _two, "right"),
+        Column("null dim", _range, "right", "null\ndim"),
+        Column("reachable", decimals(1), "right", "reach-\nable"),
+        Column("correlation", _two, "right", "corre-\nlation"),
+    )
+    rows = tuple(
+        (
+            row["layer"],
+            row["certain_mass"],
+            row["strongest_certain"],
+            (row["special_raw"], row["special_lower"], row["special_upper"]),
+            row["special_effective"],
+            (row["least_null_dim"], row["greatest_null_dim"]),
+            row["reachable_dim"],
+            row["pearson"],
+        )
+        for row in explanation.to_frame().to_dict("records")
+    )
+    return Table(columns, rows, notes=(joined(_legend(explanation), "note"),))
+
+
+def _legend(explanation: Explanation) -> Iterator[Paragraph]:
+    group = explanation.about["group"]
+    yield Paragraph(_LEGEND.format(group=group, them="them" if group == "special tokens" else "it"))
+    if bool(explanation.array("certain_mass").isnan().any()):
+        yield Paragraph("–: no row of the layer was bounded in time.", {"layers_not_bounded": "some"})
     if bool(explanation.array("pearson").isnan().any()):
-        told += " A correlation of – is not defined: raw or effective attention is constant."
+        words = "A correlation of – is not defined: raw or effective attention is constant."
+        yield Paragraph(words, {"constant_attention": "some"})
     certain = explanation.about["certain"]
-    names = "certain_mass", "strongest_certain", "special_lower", "special_upper"
+    names = ("certain_mass", "strongest_certain", "special_lower", "special_upper")
     errors = torch.stack([explanation.array(f"{name}_stderr") for name in names])
     if certain["bounded_rows"] in (0, certain["free_rows"]) or bool(errors.isnan().any()):
-        return told
+        return
     mass, strongest, lower, upper = errors.amax(1).tolist()
-    told += f" Standard errors: {_at_most(mass, '.2f')}, {_at_most(strongest, '.0%')}"
-    return f"{told} and, for min and max, {_at_most(max(lower, upper), '.2f')}."
+    ends = max(lower, upper)
+    yield Paragraph(
+        f"Standard errors: {_at_most(mass, '.2f')}, {_at_most(strongest, '.0%')} and, for min and max, "
+        f"{_at_most(ends, '.2f')}.",
+        {"largest_mass_stderr": mass, "largest_strongest_stderr": strongest, "largest_ends_stderr": ends},
+    )
 
 
 def _at_most(error: float, form: str) -> str:
@@ -198,66 +254,77 @@ def _at_most(error: float, form: str) -> str:
     return f"below {smallest:{form}}" if error < smallest / 2 else f"up to {error:{form}}"
 
 
-def _sink(sink: dict[str, Any], layers: Axis) -> str:
+def _sink(sink: Mapping[str, Any], layers: Axis) -> Paragraph:
     """Say what a sink gets in the layers where it is one: means over these layers."""
-
-    def mean(name: str) -> float | None:
-        found = [sink[name][layers.values.index(layer)] for layer in sink["layers"]]
-        return None if None in found else sum(found) / len(found)
-
-    lower, upper = mean("lower"), mean("upper")
+    places = [layers.values.index(layer) for layer in sink["layers"]]
+    facts = {"sink": sink["token"], "keys": len(sink["keys"]), "layers": sink["layers"]}
+    for name in ("raw", "lower", "upper", "effective", "value_size"):
+        values = [sink[name][place] for place in places]
+        if None not in values:
+            facts[name] = sum(values) / len(values)
     several = f" ({len(sink['keys'])} of them)" if len(sink["keys"]) > 1 else ""
-    where = _layers(sink["layers"], layers)
     ends = ""
-    if lower is not None and upper is not None:
-        ends = f", and between {lower:.2f} and {upper:.2f} in any attention with the same output"
-    return (
-        f"{sink['token']}{several} is a sink in {where}: on average it gets {mean('raw'):.2f} of a row's weight there"
-        f"{ends} (effective: {mean('effective'):.2f}). Its value is {mean('value_size'):.2f} times as long as the "
-        "median of the others."
+    if "lower" in facts and "upper" in facts:
+        ends = f", and between {facts['lower']:.2f} and {facts['upper']:.2f} in any attention with the same output"
+    return Paragraph(
+        f"{sink['token']}{several} is a sink in {_layers(sink['layers'], layers)}: on average it gets "
+        f"{facts['raw']:.2f} of a row's weight there{ends} (effective: {facts['effective']:.2f}). Its value is "
+        f"{facts['value_size']:.2f} times as long as the median of the others.",
+        facts,
     )
 
 
-def _edge(explanation: Explanation, edge: dict[str, Any], *, effective: bool = False) -> str:
-    query, key = (explanation.axis("token").name_of(edge[name]) for name in ("query", "key"))
-    beside = f"effective {edge['effective']:.3f}, " if effective else ""
-    return (
-        f"L{edge['layer']}H{edge['head']} {query} → {key}: raw {edge['raw']:.3f}, {beside}interval "
-        f"[{edge['lower']:.3f}, {edge['upper']:.3f}]"
-    )
+def _edges(explanation: Explanation, edges: Sequence[Mapping[str, Any]], note: Paragraph, *, effective: bool) -> Table:
+    tokens = explanation.axes[1]
+    columns = [Column("head", _head), Column("query"), Column("key"), Column("raw", _three, "right")]
+    if effective:
+        columns.append(Column("effective", _three, "right"))
+    columns.append(Column("interval", _interval))
+    rows = []
+    for edge in edges:
+        weights = [edge["raw"], edge["effective"]] if effective else [edge["raw"]]
+        names = [tokens.name_of(edge["query"]), tokens.name_of(edge["key"])]
+        rows.append(((edge["layer"], edge["head"]), *names, *weights, (edge["lower"], edge["upper"])))
+    return Table(tuple(columns), tuple(rows), notes=(note,))
 
 
-def _certificate(explanation: Explanation) -> str:
+def _certificate(explanation: Explanation) -> Paragraph:
     change = Change(**explanation.about["output_change"])
-    residual, dtype = explanation.about["largest_residual"], explanation.provenance.dtype
-    outputs, rounds = "every head's output", ""
+    residual = explanation.about["largest_residual"]
+    dtype = explanation.provenance.dtype
+    beyond = change.beyond(dtype)
+    facts = {"residual": residual, "hidden_change": change.hidden, "logits_change": change.logits}
+    if beyond:
+        facts["beyond_rounding_of"] = dtype
+    outputs = "every head's output"
+    rounds = ""
     if dtype in ("bfloat16", "float16"):
-        anew = explanation.provenance.settings["outputs_computed_in"]
-        outputs += f", computed anew in {anew} from the model's queries, keys and values,"
-        rounds = f"; {dtype} rounds each number by up to {torch.finfo(getattr(torch, dtype)).eps / 2:.1g}"
-    return (
-        f"Certificate: effective attention reproduces {outputs} to within {residual:.1g} (relative). In {dtype}, "
-        f"putting it in place of raw attention {change.words()}{change.beyond(dtype)}{rounds}."
+        wider = explanation.provenance.settings["outputs_computed_in"]
+        unit = torch.finfo(getattr(torch, dtype)).eps / 2
+        outputs += f", computed anew in {wider} from the model's queries, keys and values,"
+        rounds = f"; {dtype} rounds each number by up to {unit:.1g}"
+        facts |= {"outputs_computed_in": wider, "rounding": unit}
+    return Paragraph(
+        f"Effective attention reproduces {outputs} to within {residual:.1g} (relative). In {dtype}, putting it in "
+        f"place of raw attention {change.words()}{beyond}{rounds}.",
+        facts,
+        "note",
     )
 
 
-def counted(number: int, one: str, several: str | None = None) -> str:
-    """Return a number with what it counts."""
-    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+def _weight_in_interval(weights: tuple[float, float, float]) -> str:
+    raw, lower, upper = map(_two, weights)
+    return f"{raw} [{lower}, {upper}]"
 
 
-def plain_table() -> Table:
-    """Return a table without lines."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def _interval(ends: tuple[float, float]) -> str:
+    return f"[{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
-def _two(number: float) -> str:
-    return "–" if number != number else f"{number:.2f}"
+def _head(place: tuple[int, int]) -> str:
+    return f"L{place[0]}H{place[1]}"
 
 
-def _percent(share: float) -> str:
-    return "–" if share != share else f"{share:.0%}"
-
-
-def _range(least: float, greatest: float) -> str:
+def _range(ends: tuple[float, float]) -> str:
+    least, greatest = ends
     return f"{least:.0f}" if least == greatest else f"{least:.0f}–{greatest:.0f}"

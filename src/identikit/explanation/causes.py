@@ -1,6 +1,6 @@
 """Why rows of attention are free to change, and which tokens are sinks."""
 
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -15,8 +15,24 @@ SINK = 0.3  # a layer's mean weight on one token above which the token is a sink
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
 
 
-def causes(attention: EffectiveAttention) -> dict[str, Any]:
-    """Say why rows are free: which of these hold, and in which layers or heads.
+class Repetition(TypedDict):
+    """How many tokens of a layer repeat the value of an earlier one, and two of them: the earlier and the later."""
+
+    layer: int
+    tokens: int
+    example: list[int]
+
+
+class DeficientHead(TypedDict):
+    """A head whose output projection passes on only `rank` dimensions."""
+
+    layer: int
+    head: int
+    rank: int
+
+
+class Causes(TypedDict):
+    """Why rows are free: which of these hold, and in which layers or heads.
 
     - `keys`: layers where a query sees more keys than values have dimensions; `most_keys`: at most how many
     - `repeated`: layers where repeated tokens have equal values, with how many tokens repeat the value of an earlier
@@ -24,21 +40,31 @@ def causes(attention: EffectiveAttention) -> dict[str, Any]:
     - `projections`: heads whose output projection passes on fewer dimensions than values have, where that frees a row
     - `dependent`: layers where a row has a larger null space than all of these explain
     """
-    captured = attention.captured()
-    found: dict[str, Any] = {"keys": [], "most_keys": 0, "repeated": [], "projections": [], "dependent": []}
-    for layer, part in zip(attention.layers, captured.layers, strict=True):
-        width, seen = part.projection.shape[1], part.seen.count
+
+    keys: list[int]
+    most_keys: int
+    repeated: list[Repetition]
+    projections: list[DeficientHead]
+    dependent: list[int]
+
+
+def causes(attention: EffectiveAttention) -> Causes:
+    """Return why rows are free."""
+    found = Causes(keys=[], most_keys=0, repeated=[], projections=[], dependent=[])
+    for layer, part in zip(attention.layers, attention.captured().layers, strict=True):
+        width = part.projection.shape[1]
+        seen = int(part.seen.count.max())
         ranks = _projection_ranks(part)
         same, _ = equal_values(part.call, attention.tokens)
         pairs = [(first, place) for place, first in enumerate(same.tolist()) if first < place]
         pairs = [pair for pair in pairs if _seen_together(part, pair)]
-        if int(seen.max()) > width:
+        if seen > width:
             found["keys"].append(layer)
-            found["most_keys"] = max(found["most_keys"], int(seen.max()))
+            found["most_keys"] = max(found["most_keys"], seen)
         if pairs:
             found["repeated"].append({"layer": layer, "tokens": len(pairs), "example": list(pairs[0])})
         for head, rank in zip(attention.heads, ranks.tolist(), strict=True):
-            if rank < min(width, int(seen.max())):
+            if rank < min(width, seen):
                 found["projections"].append({"layer": layer, "head": head, "rank": rank})
         if bool((part.factors.rank < _expected_rank(part, same, ranks)).any()):
             found["dependent"].append(layer)
@@ -72,31 +98,30 @@ def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "hea
 
 def candidates(attention: EffectiveAttention) -> dict[str, list[int]]:
     """Return the tokens that may be sinks, with their positions: each kind of special token, and the first token."""
-    axis, tokens = attention.axis("key"), attention.tokens
+    keys = attention.axes[-1]
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
-    found: dict[str, list[int]] = {}
+    kinds: dict[str, list[int]] = {}
     for place in special:
-        found.setdefault(tokens[place], []).append(place)
-    named = {axis.name_of(places[0]) if len(places) == 1 else token: places for token, places in found.items()}
-    return named if 0 in special else {axis.name_of(0): [0], **named}
+        kinds.setdefault(attention.tokens[place], []).append(place)
+    named = {keys.name_of(places[0]) if len(places) == 1 else token: places for token, places in kinds.items()}
+    return named if 0 in special else {keys.name_of(0): [0], **named}
 
 
 def group_mass(
     attention: EffectiveAttention, groups: Float[Tensor, "group key"]
 ) -> tuple[Float[Tensor, "layer group"], Float[Tensor, "layer group"], Float[Tensor, "layer group"]]:
     """Return the mean weight of all rows of each layer on groups of keys: raw, effective, and with equal weights."""
-    captured = attention.captured()
     means = []
-    for layer in captured.layers:
-        members = groups.to(layer.heads.device)
-        heads = torch.arange(len(layer.heads), device=members.device)
+    for part in attention.captured().layers:
+        members = groups.to(part.heads.device)
+        heads = torch.arange(len(part.heads), device=members.device)
         keys = torch.arange(members.shape[1], device=members.device)
         sums = torch.zeros(3, len(members), dtype=torch.float64, device=members.device)
-        for queries in layer.row_chunks():
-            seen: Bool[Tensor, "row key"] = layer.seen.block(queries, keys)
+        for queries in part.row_chunks():
+            seen: Bool[Tensor, "row key"] = part.seen.block(queries, keys)
             even = seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)
-            raw = layer.raw(heads, queries).double()
-            effective = layer.effective(heads, queries, slice(None)).double()
+            raw = part.raw(heads, queries).double()
+            effective = part.effective(heads, queries, slice(None)).double()
             for index, weights in enumerate((raw, effective, even[None])):
                 sums[index] += (weights @ members.mT).mean(0).sum(0)
         means.append(sums.cpu() / len(attention.tokens))
@@ -111,5 +136,4 @@ def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bo
 
 def value_sizes(attention: EffectiveAttention, keys: list[int]) -> list[float]:
     """Return the length of these keys' values against the median of the others: the mean over heads, by layer."""
-    captured = attention.captured()
-    return [float(sizes_of_values(part, [keys]).nanmean()) for part in captured.layers]
+    return [float(sizes_of_values(part, [keys]).nanmean()) for part in attention.captured().layers]

@@ -134,7 +134,7 @@ class Explanation(Result):
 
         sizes = [0 if axis.single else len(axis) for axis in self.axes]
         if isinstance(self.attention, EffectiveAttention) and sizes == [len(self.attention.layers), len(self.tokens)]:
-            return verdict(self)
+            return str(verdict(self))
         means = {name: float(self.array(name).double().nanmean()) for name in self.arrays}
         return f"Means: {', '.join(f'{name} {value:.3g}' for name, value in means.items() if value == value)}."
 

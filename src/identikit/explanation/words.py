@@ -1,94 +1,59 @@
-"""An explanation in words, for a terminal and for `print`."""
+"""An explanation in words: one document for a terminal, for `print`, for a page and for LaTeX."""
 
-from io import StringIO
-from typing import Any
-
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator, Sequence
 
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
-from identikit.explanation.attention_words import attention_words, counted, plain_table
+from identikit.explanation.attention_words import attention_blocks
 from identikit.explanation.result import NEAR, UNKNOWN, Explanation
 from identikit.explanation.sources import Source, Sources, strongest_sources
 from identikit.results.axis import Axis
+from identikit.results.words import Block, Column, Document, Heading, Paragraph, Table, counted, joined
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap
 
 NAMED = 6  # how many lost tokens are named
 LONGEST_LISTED = 24  # at most how many tokens' sources are listed
-WIDTH = 100
 
 
-def verdict(explanation: Explanation) -> str:
-    """Return an explanation as plain text."""
-    page = Console(file=StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
-    print_verdict(explanation, page)
-    return page.file.getvalue().rstrip("\n")  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def sections(explanation: Explanation) -> list[dict[str, Any]]:
-    """Return the verdict for a page: one section per question, with its paragraphs in order.
-
-    A paragraph is a string, or a table as its columns and rows. What stands before the first question is left out.
-    """
-    parts = (attention_words(explanation), _identity(explanation), _origin(explanation))
-    found = []
-    for heading, *others in parts:
-        question = heading.plain.strip()  # pyright: ignore[reportAttributeAccessIssue]
-        found.append({"question": question, "paragraphs": [_paragraph(one) for one in others]})
-    return found
-
-
-def _paragraph(part: RenderableType) -> str | dict[str, Any]:
-    if isinstance(part, Text):
-        return part.plain.strip()
-    assert isinstance(part, Table)
-    columns = [" ".join(_cell(column.header).split()) for column in part.columns]
-    rows = zip(*([_cell(cell) for cell in column.cells] for column in part.columns), strict=True)
-    return {"columns": columns, "rows": [list(row) for row in rows]}
-
-
-def _cell(cell: RenderableType) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
-
-
-def print_verdict(explanation: Explanation, console: Console) -> None:
-    """Print an explanation as a verdict that can be read."""
-    console.print(
-        Group(*_header(explanation), *attention_words(explanation), *_identity(explanation), *_origin(explanation))
+def verdict(explanation: Explanation) -> Document:
+    """Return what an explanation says: about the model and the text, and the answers to the three questions."""
+    blocks = (
+        *_header(explanation),
+        *attention_blocks(explanation),
+        *_identity(explanation),
+        *_origin(explanation),
     )
+    return Document(blocks)
+
+
+def _header(explanation: Explanation) -> Iterator[Block]:
+    about = explanation.about
+    text = "".join(_spaced(token) for token in explanation.tokens).strip()
+    facts = {"n_layers": about["n_layers"], "n_heads": about["n_heads"], "d_value": about["d_value"]}
+    yield Heading(explanation.model_name, 0)
+    yield Paragraph(
+        f"{counted(about['n_layers'], 'layer')}{_attending(explanation)}, {counted(about['n_heads'], 'head')} per "
+        f"layer, values of {about['d_value']} dimensions per head, "
+        f"{'causal' if about['causal'] else 'bidirectional'}. Layers and heads count from 0.",
+        facts,
+    )
+    tokens = len(explanation.tokens)
+    yield Paragraph(f"{counted(tokens, 'token')}: {text}", {"tokens": tokens, "text": text}, "note")
+    if about["joined_by"] is not None and about["causal"]:
+        added = " ".join(shown(token) for token in about["joined_by"])
+        words = "The two texts are joined as they are."
+        if added:
+            words = f"The tokenizer puts {added} between the two texts."
+        yield Paragraph(words, {"joined_by": about["joined_by"]}, "note")
 
 
 def _attending(explanation: Explanation) -> str:
     """Say which layers have softmax attention, where not all have."""
-    layers = explanation.axis("layer").values
+    layers = explanation.axes[0].values
     if len(layers) == explanation.about["n_layers"]:
         return ""
     return f" (softmax attention in {', '.join(map(str, layers))}, and only these are read below)"
-
-
-def _header(explanation: Explanation) -> list[RenderableType]:
-    about = explanation.about
-    tokens = "".join(_spaced(token) for token in explanation.tokens).strip()
-    parts: list[RenderableType] = [
-        Text(f"\n{explanation.model_name}", style="bold"),
-        Text(
-            f"{counted(about['n_layers'], 'layer')}{_attending(explanation)}, {counted(about['n_heads'], 'head')} per "
-            f"layer, values of {about['d_value']} dimensions per head, "
-            f"{'causal' if about['causal'] else 'bidirectional'}. Layers and "
-            "heads count from 0."
-        ),
-        Text(f"\n{counted(len(explanation.tokens), 'token')}: {tokens}", style="dim"),
-    ]
-    if about["joined_by"] is not None and about["causal"]:
-        added = " ".join(shown(token) for token in about["joined_by"])
-        told = (
-            f"The tokenizer puts {added} between the two texts." if added else "The two texts are joined as they are."
-        )
-        parts.append(Text(told, style="dim"))
-    return parts
 
 
 def _spaced(token: str) -> str:
@@ -97,107 +62,132 @@ def _spaced(token: str) -> str:
     return read if read.startswith(" ") or not read.strip() else f" {read}"
 
 
-def _identity(explanation: Explanation) -> list[RenderableType]:
-    heading = Text("\nWhich token is this?", style="bold")
+def _identity(explanation: Explanation) -> Iterator[Block]:
+    yield Heading("Which token is this?")
     identity = explanation.identity
     if isinstance(identity, Unavailable):
-        return [heading, Text(f"Not answered: {identity.reason}")]
-    parts: list[RenderableType] = [heading, Text(_recovered(identity))]
+        yield Paragraph(f"Not answered: {identity.reason}", {"unavailable": identity.reason})
+        return
+    yield joined(_recovered(identity))
     unknown = identity.about.get("unknown", 0.0)
     if unknown > UNKNOWN:
-        parts.append(
-            Text(
-                f"Careful: the tokenizer does not know {unknown:.0%} of the tokens in the sample texts that the maps "
-                "were fitted to. Fit maps to texts of your own: explain(model, text, "
-                "maps=token_identifiability(model, texts)).",
-                style="bold",
-            )
+        yield Paragraph(
+            f"Careful: the tokenizer does not know {unknown:.0%} of the tokens in the sample texts that the maps were "
+            "fitted to. Fit maps to texts of your own: explain(model, text, maps=token_identifiability(model, texts)).",
+            {"unknown": unknown},
+            "warning",
         )
-    return parts
 
 
-def _recovered(identity: IdentityMap) -> str:
+def _recovered(identity: IdentityMap) -> Iterator[Paragraph]:
+    """Yield which share of the tokens is recovered after each layer, and which are lost after the last."""
     shares = identity.recovered.double().mean(-1).tolist()
-    layers = identity.axis("layer").values
-    after = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
-    told = (
+    layers, positions = identity.axes
+    ends = (layers.values[0], layers.values[-1])
+    after = f"layer {ends[0]}" if len(layers) == 1 else f"layers {ends[0]} to {ends[1]}"
+    yield Paragraph(
         f"After {after}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden vectors still point to their "
         f"own token ({identity.map} maps fitted to {identity.about.get('fitted_to', 'texts')}, {identity.distance} "
-        "distance)."
+        "distance).",
+        {"recovered": shares, "recovered_after_layers": ends, "distance": identity.distance},
     )
     if identity.repeated:
-        told += f" {identity.repeated} tokens share their input with another, and any of these counts as right."
-    positions = identity.axis("token")
-    last = zip(identity.recovered[-1].tolist(), identity.winner[-1].tolist(), strict=True)
-    lost = [(place, winner) for place, (found, winner) in enumerate(last) if not found]
+        yield Paragraph(
+            f"{identity.repeated} tokens share their input with another, and any of these counts as right.",
+            {"repeated": identity.repeated},
+        )
+    lost = []
+    for place, recovered in enumerate(identity.recovered[-1].tolist()):
+        if not recovered:
+            lost.append((positions.name_of(place), positions.name_of(int(identity.winner[-1, place]))))
     if not lost:
-        return f"{told} After the last layer, no token is lost."
-    named = ", ".join(f"{positions.name_of(place)} (nearer to {positions.name_of(at)})" for place, at in lost[:NAMED])
+        yield Paragraph("After the last layer, no token is lost.", {"lost": ()})
+        return
+    named = ", ".join(f"{token} (nearer to {winner})" for token, winner in lost[:NAMED])
     more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
-    return f"{told} Lost after the last layer: {named}{more}."
+    facts = {"lost": lost, "lost_not_named": max(0, len(lost) - NAMED)}
+    yield Paragraph(f"Lost after the last layer: {named}{more}.", facts)
 
 
-def _origin(explanation: Explanation) -> list[RenderableType]:
-    heading = Text("\nWhere did it come from?", style="bold")
-    found = explanation.attribution
-    if isinstance(found, Unavailable):
-        return [heading, Text(f"Not answered: {found.reason}")]
-    return [heading, Text(_mixing(explanation, found)), *_sources(strongest_sources(found))]
+def _origin(explanation: Explanation) -> Iterator[Block]:
+    yield Heading("Where did it come from?")
+    attribution = explanation.attribution
+    if isinstance(attribution, Unavailable):
+        yield Paragraph(f"Not answered: {attribution.reason}", {"unavailable": attribution.reason})
+        return
+    yield joined(_mixing(explanation, attribution))
+    yield sources_table(strongest_sources(attribution))
 
 
-def _mixing(explanation: Explanation, found: TokenAttribution) -> str:
-    about, own = explanation.about, found.own.median(1).values
-    exact = (
-        "exact"
-        if found.probes is None
-        else f"estimated from {found.probes} random directions, standard error up to {about['largest_stderr']:.1g}"
+def _mixing(explanation: Explanation, attribution: TokenAttribution) -> Iterator[Paragraph]:
+    """Yield how far tokens are mixed after the first and the last layer."""
+    about = explanation.about
+    first = attribution.layers[0]
+    last = attribution.layers[-1]
+    medians = attribution.own.median(1).values
+    ends = (float(medians[0]), float(medians[-1]))
+    facts = {"own": ends, "own_after_layers": (first, last), "probes": attribution.probes}
+    exactness = "exact"
+    if attribution.probes is not None:
+        error = about["largest_stderr"]
+        exactness = f"estimated from {attribution.probes} random directions, standard error up to {error:.1g}"
+        facts["largest_stderr"] = error
+    yield Paragraph(
+        f"A token contributes {ends[0]:.0%} to its own hidden vector after layer {first} and {ends[1]:.0%} after layer "
+        f"{last} (medians of Hidden Token Attribution, {exactness}).",
+        facts,
     )
-    last = found.layers[-1]
-    told = (
-        f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {found.layers[0]} and "
-        f"{float(own[-1]):.0%} after layer {last} (medians of Hidden Token Attribution, {exact}). "
-        f"{found.largest_words()}"
-    )
-    if about["near"] is None:
-        return told
-    return (
-        f"{told} Of what the other tokens contribute, {about['near'][0]:.0%} comes from within {NEAR} positions after "
-        f"layer {found.layers[0]}, and {about['near'][-1]:.0%} after layer {last}."
-    )
+    lost = float(attribution.outweighed[-1].double().mean())
+    unmoved = int((attribution.contribution[-1].sum(0) == 0).sum())
+    facts = {"outweighed": lost, "unmoved": unmoved, "tokens": len(explanation.tokens)}
+    yield Paragraph(attribution.largest_words(), facts)
+    if about["near"] is not None:
+        near = (about["near"][0], about["near"][-1])
+        yield Paragraph(
+            f"Of what the other tokens contribute, {near[0]:.0%} comes from within {NEAR} positions after layer "
+            f"{first}, and {near[1]:.0%} after layer {last}.",
+            {"near": near, "near_within": NEAR},
+        )
 
 
-def _sources(tokens: list[Sources]) -> list[RenderableType]:
-    """The strongest sources of the listed tokens, under words that say which tokens these are."""
+def sources_table(tokens: Sequence[Sources]) -> Table:
+    """Return the strongest sources of the listed tokens, under words that say which tokens these are."""
     which, listed = _listed(tokens)
-    positions = Axis("token", tuple(range(len(tokens))), tuple(one.token for one in tokens))
+    positions = Axis("token", tuple(range(len(tokens))), tuple(token.token for token in tokens))
 
-    def name(one: Source | Sources) -> str:
-        return positions.name_of(one.position)
+    def name(token: Source | Sources) -> str:
+        return positions.name_of(token.position)
 
-    repeats = any("@" in name(one) and name(one) != one.token for one in listed)
+    def written(sources: Sequence[tuple[str, float]]) -> str:
+        return ", ".join(f"{source} {contribution:.2f}" for source, contribution in sources)
+
+    repeats = any("@" in name(token) and name(token) != token.token for token in listed)
     marks = "; @ gives the position of a token that occurs more than once" if repeats else ""
-    table = plain_table()
-    for column in ("token", "first layer", "middle layer", "last layer"):
-        table.add_column(column)
-    for one in listed:
-        cells = [", ".join(f"{name(source)} {source.contribution:.2f}" for source in layer) for layer in one.sources]
-        first = f"{name(one)}{' *' if one.outweighed else ''}"
-        table.add_row(*map(Text, (first, *cells)))  # plain: a token may look like markup
-    heading = Text(f"\nStrongest sources of {which}{marks}:")
-    if not any(one.outweighed for one in listed):
-        return [heading, table]
-    return [heading, table, Text("* Another token is its largest source after the last layer.", style="dim")]
+    rows = []
+    for token in listed:
+        row: list[str | list[tuple[str, float]]] = [f"{name(token)} *" if token.outweighed else name(token)]
+        for sources in token.sources:
+            row.append([(name(source), source.contribution) for source in sources])
+        rows.append(tuple(row))
+    layers = [Column(f"{layer} layer", written, wraps=True) for layer in ("first", "middle", "last")]
+    note = Paragraph("* Another token is its largest source after the last layer.", tone="note")
+    notes = (note,) if any(token.outweighed for token in listed) else ()
+    return Table((Column("token"), *layers), tuple(rows), f"Strongest sources of {which}{marks}:", notes)
 
 
-def _listed(tokens: list[Sources]) -> tuple[str, list[Sources]]:
-    """Which tokens' sources are listed, in words and in the order of the text: of a long text, the most mixed ones."""
+def _listed(tokens: Sequence[Sources]) -> tuple[str, Sequence[Sources]]:
+    """Return which tokens' sources are listed, in words and in the order of the text.
+
+    Of a long text these are the tokens that others outweigh, or those that contribute least to themselves.
+    """
     if len(tokens) <= LONGEST_LISTED:
         return "each token", tokens
-    lost = [one for one in tokens if one.outweighed]
+    lost = [token for token in tokens if token.outweighed]
     if 0 < len(lost) <= LONGEST_LISTED:
         share = f"{len(lost)} of {len(tokens)}; --json lists all"
         return f"each token that is no longer its own largest contributor ({share})", lost
-    least = sorted(lost or tokens, key=lambda one: one.own)[:LONGEST_LISTED]
+    least = sorted(lost or tokens, key=lambda token: token.own)[:LONGEST_LISTED]
     those = f"of {len(lost)} that are no longer" if lost else f"all {len(tokens)} are still"
     words = f"own contribution after the last layer ({those} their own largest contributor; --json lists all)"
-    return f"the {LONGEST_LISTED} tokens with the smallest {words}", sorted(least, key=lambda one: one.position)
+    in_order = sorted(least, key=lambda token: token.position)
+    return f"the {LONGEST_LISTED} tokens with the smallest {words}", in_order

@@ -3,43 +3,56 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from identikit.plots.forms import History, Panels, add_footer, colour_bar, from_zero, heat_map, history
-from identikit.plots.reading import Drawable, axes_for, places_of, read, table, tokens_of
+from identikit.plots.forms import Cells, History, Panels, add_footer, colour_bar, from_zero, history
+from identikit.plots.maps import read_maps
+from identikit.plots.reading import axes_for, check, places_of, read, table, tokens_of
 from identikit.plots.style import DOUBLE, SINGLE, house_style, sheet_of, token_axis
+from identikit.results.result import Result
 
 
-def attribution_map(attribution: Drawable, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def attribution_map(attribution: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
     """Draw what each input contributes to each output in one layer: a row per output, summing to 100 %.
 
-    Colours are scaled to the context; a token's own contribution may be larger and then has the last colour.
+    Colours are scaled to the context; a token's own contribution may be larger and then has the last colour. Of a text
+    with more than 512 tokens, a cell is the largest of several contributions, and the label says of how many.
     """
-    data = read("attribution_map", attribution, ["contribution"], axes=("input", "output"))
-    cells = table(data, "contribution", "output", "input")
-    same = np.equal.outer(places_of(data, "output"), places_of(data, "input"))
-    context = np.where(same, np.nan, cells)
-    scale = from_zero(cells, most=float(np.nanmax(context, initial=0.0)))
+    check("attribution_map", attribution, ["contribution"], axes=("input", "output"))
+    (layer,) = attribution.axes[0].values
+    title = f"L{layer}"
+    context = 0.0  # the largest contribution of another token
+
+    def maps_of(part: Result) -> dict[str, Cells]:
+        nonlocal context
+        data = part.to_xarray("contribution")
+        cells = table(data, "contribution", "output", "input")
+        same = np.equal.outer(places_of(data, "output"), places_of(data, "input"))
+        context = float(np.nanmax(np.where(same, np.nan, cells), initial=context))
+        return {title: cells}
+
+    maps = read_maps(attribution, maps_of, rows="output", columns="input")
+    scale = from_zero(maps.cells[title], most=context)
     with house_style():
-        width = SINGLE if cells.shape[1] <= 32 else DOUBLE
-        axes = axes_for(ax, width, 0.6 + 0.8 * width * min(1.0, cells.shape[0] / cells.shape[1]))
-        image = heat_map(axes, cells, scale)
-        token_axis(axes.xaxis, tokens_of(data, "input"))
-        token_axis(axes.yaxis, tokens_of(data, "output"))
-        axes.set(xlabel="input token", ylabel="output token")
-        axes.set_title(f"L{int(data['layer'])}", loc="left")
+        width = SINGLE if len(maps.columns) <= 32 else DOUBLE
+        axes = axes_for(ax, width, 0.6 + 0.8 * width * min(1.0, len(maps.rows) / len(maps.columns)))
+        image = maps.draw(axes, title, scale)
+        token_axis(axes.yaxis, maps.rows)
+        axes.set(xlabel=maps.label("input token"), ylabel="output token")
+        axes.set_title(title, loc="left")
         colour_bar(image, [axes], scale, "contribution (%)")
         add_footer(sheet_of(axes), footer)
     return axes
 
 
-def sources(attribution: Drawable, ax: Axes | None = None, *, footer: str = "") -> Panels:
+def sources(attribution: Result, ax: Axes | None = None, *, footer: str = "") -> Panels:
     """Draw where one output token comes from, layer by layer; return the axes of the map and of the bars beside it.
 
     The map has a column per input, the token's own framed; the bars are its own contribution. Colours are scaled to the
     context. Where standard errors are known, bars carry two of them and dots mark cells within two of zero.
     """
-    data = read("sources", attribution, ["contribution"], axes=("layer", "input"))
+    data = read("sources", attribution, ["contribution"], axes=("layer", "input"), optional=["stderr"])
     place = int(data["output"])
-    inputs, layers = places_of(data, "input"), places_of(data, "layer")
+    inputs = places_of(data, "input")
+    layers = places_of(data, "layer")
     past = History(
         contribution=table(data, "contribution", "layer", "input"),
         own=inputs.index(place) if place in inputs else None,

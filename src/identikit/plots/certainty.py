@@ -1,17 +1,16 @@
 """Plots of how certain attention is over a dataset, from the tables that `identikit attention --intervals` writes."""
 
 from collections.abc import Iterable
-from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
-from identikit.checks import shortened
+from identikit.attention.averages import head_means, mean_over_rows
+from identikit.attention.certainty import WEIGHTS
 from identikit.errors import InputError
 from identikit.plots.forms import Panels, add_footer, new_axes
-from identikit.plots.reading import axes_for
+from identikit.plots.reading import axes_for, panels_of
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -27,7 +26,7 @@ from identikit.plots.style import (
     sheet_of,
 )
 
-WEIGHTS = ["raw", "effective", "lower", "upper"]
+_PEARSON = "Pearson, raw with effective"
 GROUPS = {
     "special": "special tokens",
     "first": "the first token",
@@ -35,26 +34,6 @@ GROUPS = {
     "sep": "[SEP]",
     "punctuation": "periods and commas",
 }
-
-
-def mean_over_rows(table: DataFrame, columns: list[str], by: list[str]) -> DataFrame:
-    """Average columns that are means over `rows` again, by the columns `by`; NaN where no row was drawn."""
-    weighted = table.filter([*by, "rows"]).assign(**{name: table[name] * table["rows"] for name in columns})
-    sums: Any = weighted.groupby(by, as_index=False).sum()
-    rows = sums["rows"].where(sums["rows"] > 0)
-    return sums.assign(**{name: sums[name] / rows for name in columns})
-
-
-def head_means(groups: DataFrame, group: str) -> DataFrame:
-    """Return what a group of keys receives from each head, and the size of its values, averaged over texts."""
-    there = list(dict.fromkeys(groups["group"]))
-    if group not in there:
-        raise InputError(
-            f"Cannot draw sinks: group={shortened(group)} is not in the table, which has {', '.join(there)}."
-        )
-    part: Any = groups[groups["group"] == group]
-    sizes: Any = part.groupby(["layer", "head"], as_index=False)["value_size"].mean()
-    return mean_over_rows(part, WEIGHTS, ["layer", "head"]).merge(sizes, on=["layer", "head"])
 
 
 def certain_mass_by_length(
@@ -71,22 +50,47 @@ def certain_mass_by_length(
     raw with effective attention stands beside it. Up to the line, at `d_value` tokens, everything is certain.
     """
     texts = mean_over_rows(intervals, ["certain_mass"], ["text", "tokens"])
-    look: dict[str, Any] = {"s": 9, "alpha": 0.6, "linewidths": 0}
     with house_style():
         axes = axes_for(ax, SINGLE, 2.7)
+        label = "certain mass"
         if correlation is not None:
-            points = correlation["tokens"], correlation["pearson"]
-            axes.scatter(*points, color=BLUE, marker="o", label="Pearson, raw with effective", **look)
-        axes.scatter(texts["tokens"], texts["certain_mass"], color=ORANGE, marker="s", label="certain mass", **look)
-        axes.axvline(d_value, color=RED, linestyle="--", linewidth=0.9, label=f"size of a value vector: {d_value}")
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-        axes.set(
-            xlabel="tokens in the text", ylabel="certain mass" if correlation is None else "correlation, certain mass"
-        )
+            label = "correlation, certain mass"
+            _points(axes, correlation, "pearson", BLUE, "o", label=_PEARSON)
+        _points(axes, texts, "certain_mass", ORANGE, "s", label="certain mass")
+        _length_axis(axes, d_value)
+        axes.set_ylabel(label)
         axes.set_ylim(top=1.03)
         legend(axes, columns=1)
         add_footer(sheet_of(axes), footer)
     return axes
+
+
+def correlation_by_length(frame: DataFrame, d_value: int, ax: Axes | None = None, *, footer: str = "") -> Axes:
+    """Draw the correlation of raw with effective attention by the length of the text, a point per text.
+
+    `frame` has columns `tokens` and `pearson`. Up to the line, at `d_value` tokens, a text has no more tokens than a
+    value vector has numbers, and the two can be equal.
+    """
+    with house_style():
+        axes = axes_for(ax, SINGLE, 2.6)
+        _points(axes, frame, "pearson", BLUE, "o")
+        _length_axis(axes, d_value)
+        axes.set_ylabel(_PEARSON)
+        legend(axes, columns=1)
+        add_footer(sheet_of(axes), footer)
+    return axes
+
+
+def _points(axes: Axes, texts: DataFrame, column: str, colour: str, marker: str, *, label: str | None = None) -> None:
+    """Draw a number of each text by its length."""
+    axes.scatter(texts["tokens"], texts[column], s=9, color=colour, marker=marker, alpha=0.6, linewidths=0, label=label)
+
+
+def _length_axis(axes: Axes, d_value: int) -> None:
+    """Label the lengths of texts along x, with a line at the size of a value vector."""
+    axes.axvline(d_value, color=RED, linestyle="--", linewidth=0.9, label=f"size of a value vector: {d_value}")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("tokens in the text")
 
 
 def sinks(
@@ -103,50 +107,49 @@ def sinks(
     by layer, averaged over heads and texts. (b) The size of its values against the median of the other keys, a point
     per head. With `layer`, both are by head of that layer.
     """
-    heads: Any = head_means(groups, group)
+    heads = head_means(groups, group)
+    x = "layer"
+    where = ""
     if layer is not None:
         if layer not in heads["layer"].tolist():
             raise InputError(f"Cannot draw sinks: layer={layer} is not in the table.")
-        heads = heads[heads["layer"] == layer]
-    given = None if axes is None else np.array([*axes], dtype=object).view(Panels)
-    if given is not None and len(given) != 2:
-        raise InputError(f"Cannot draw sinks: axes= has {len(given)} axes, and two are needed.")
-    x = "layer" if layer is None else "head"
-    where = "" if layer is None else f" in layer {layer}"
+        heads = heads.loc[heads["layer"] == layer]
+        x = "head"
+        where = f" in layer {layer}"
     with house_style():
-        panels = new_axes(DOUBLE, 2.6, columns=2) if given is None else given
+        panels = new_axes(DOUBLE, 2.6, columns=2) if axes is None else panels_of("sinks", axes, 2)
         mass_band(panels[0], heads, x=x)
         legend(panels[0], columns=3, title=f"(a) attention to {GROUPS[group]}{where}")
         value_points(panels[1], heads, x=x)
         legend(panels[1], columns=2, title=f"(b) size of values of {GROUPS[group]}{where}")
-        for one in panels:
-            layer_axis(one.xaxis, sorted(set(heads[x])), x)
+        for panel in panels:
+            layer_axis(panel.xaxis, sorted(set(heads[x])), x)
         add_footer(sheet_of(panels[0]), footer)
     return panels
 
 
 def mass_band(axes: Axes, heads: DataFrame, *, x: str) -> None:
     """Draw raw attention, its range as a band, and effective attention, averaged by x; heads are not joined."""
-    means: Any = mean_over_rows(heads.dropna(subset=WEIGHTS), WEIGHTS, [x])
+    means = mean_over_rows(heads.dropna(subset=list(WEIGHTS)), WEIGHTS, [x])
     places = means[x].to_numpy(float)
-    look: dict[str, Any] = {"color": SKY, "alpha": 0.45, "linewidth": 0, "label": "possible [min, max]"}
-    lines = ("-", "--") if x == "layer" else ("", "")
     if x == "layer":
-        axes.fill_between(places, means["lower"], means["upper"], **look)
+        band = axes.fill_between(places, means["lower"], means["upper"], color=SKY, alpha=0.45, linewidth=0)
+        band.set_label("possible [min, max]")
     else:
-        axes.bar(places, means["upper"] - means["lower"], 0.6, means["lower"], **look)
-    axes.plot(places, means["raw"], color=BLACK, linestyle=lines[0], marker="o", label="raw")
-    axes.plot(places, means["effective"], color=RED, linestyle=lines[1], marker="s", label="effective")
+        span = means["upper"] - means["lower"]
+        axes.bar(places, span, 0.6, means["lower"], color=SKY, alpha=0.45, linewidth=0, label="possible [min, max]")
+    joined = x == "layer"
+    axes.plot(places, means["raw"], color=BLACK, linestyle="-" if joined else "", marker="o", label="raw")
+    axes.plot(places, means["effective"], color=RED, linestyle="--" if joined else "", marker="s", label="effective")
     axes.set_ylabel("attention (%)")
-    axes.set_ylim(bottom=min(0.0, 1.05 * float(means["effective"].min())))
+    axes.set_ylim(bottom=min(0.0, 1.05 * means["effective"].to_numpy(float).min()))
     percent(axes.yaxis)
 
 
 def value_points(axes: Axes, heads: DataFrame, *, x: str) -> None:
     """Draw the size of a group's values against the others', a point per head; a line joins the medians."""
     known = heads.dropna(subset="value_size")
-    look: dict[str, Any] = {"s": 7, "alpha": 0.45, "linewidths": 0, "label": "head"}
-    axes.scatter(known[x], known["value_size"], color=BLUE, **look)
+    axes.scatter(known[x], known["value_size"], s=7, alpha=0.45, linewidths=0, color=BLUE, label="head")
     if x == "layer":
         medians = known.groupby(x)["value_size"].median()
         axes.plot(medians.index, medians, color=BLUE, marker="o", label="median of heads")

@@ -40,6 +40,9 @@ Panel = Callable[[Axes], None]
 Styles = Mapping[Any, Style]
 """How each series looks, by its values in the columns that tell series apart."""
 
+Cells = NDArray[Any]
+"""The numbers of a map, (row, column); NaN where there is none."""
+
 
 class Shown:
     """Something a notebook shows as the picture of its figure, although no window of pyplot knows it."""
@@ -109,7 +112,8 @@ def finish(panels: Panels) -> Figure:
 
 def save(figure: Figure) -> tuple[bytes, bytes]:
     """Return a figure as PNG, at 200 dots per inch, and as SVG; the same figure gives the same bytes."""
-    png, svg = io.BytesIO(), io.BytesIO()
+    png = io.BytesIO()
+    svg = io.BytesIO()
     with house_style():
         figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
         figure.savefig(svg, format="svg", dpi=200, metadata={"Date": None, "Creator": None})
@@ -127,8 +131,10 @@ def lines(axes: Axes, frame: DataFrame, series: Styles, *, by: Sequence[str], x:
     there = [key for key in series if key in parts]
     shifts = np.linspace(-0.15, 0.15, len(there)) if spread and len(there) > 1 else np.zeros(len(there))
     for key, shift in zip(there, shifts, strict=True):
-        style, part = series[key], parts[key].sort_values(x)
-        places, values = part[x].to_numpy(float) + shift, part[y].to_numpy(float)
+        style = series[key]
+        part = parts[key].sort_values(x)
+        places = part[x].to_numpy(float) + shift
+        values = part[y].to_numpy(float)
         axes.plot(
             places,
             values,
@@ -207,25 +213,39 @@ class Scale:
     beyond: bool = False
 
 
-def around_zero(*maps: NDArray[Any]) -> Scale:
+def around_zero(*maps: Cells) -> Scale:
     """Return one diverging scale for maps: zero is white, and the same number has the same colour in all of them."""
-    known = np.concatenate([np.ravel(one) for one in maps])
-    low, high = float(np.nanmin(known, initial=0.0)), float(np.nanmax(known, initial=0.0))
-    reach = max(-low, high) or 1.0
-    return Scale(diverging(), -reach, reach, low, high or (1.0 if not low else 0.0))
+    numbers = np.concatenate([np.ravel(cells) for cells in maps])
+    low = float(np.nanmin(numbers, initial=0.0))
+    high = float(np.nanmax(numbers, initial=0.0))
+    if low == high == 0.0:
+        high = 1.0
+    reach = max(-low, high)
+    return Scale(diverging(), -reach, reach, low, high)
 
 
-def from_zero(cells: NDArray[Any], *, most: float | None = None) -> Scale:
+def from_zero(cells: Cells, *, most: float | None = None) -> Scale:
     """Return a sequential scale from zero to the largest number, or to `most`, where larger ones have its colour."""
     largest = float(np.nanmax(cells, initial=0.0))
     top = (largest if most is None else most) or 1.0
     return Scale(sequential(), 0.0, top, 0.0, top, beyond=largest > top)
 
 
-def heat_map(axes: Axes, cells: NDArray[Any], scale: Scale) -> AxesImage:
-    """Draw cells; those that are NaN stay blank and hatched, so that none of them looks like a zero."""
-    look: dict[str, Any] = {"cmap": scale.colours, "vmin": scale.least, "vmax": scale.most}
-    image = axes.imshow(cells, aspect="auto", interpolation="nearest", **look)
+def heat_map(axes: Axes, cells: Cells, scale: Scale, *, step: int = 1) -> AxesImage:
+    """Draw cells; those that are NaN stay blank and hatched, so that none of them looks like a zero.
+
+    A cell is `step` places wide and high.
+    """
+    height, width = cells.shape
+    image = axes.imshow(
+        cells,
+        cmap=scale.colours,
+        vmin=scale.least,
+        vmax=scale.most,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(-0.5, step * width - 0.5, step * height - 0.5, -0.5),
+    )
     axes.grid(visible=False)
     if np.isnan(cells).any():
         axes.patch.set(facecolor="#F4F4F4", hatch="//////", edgecolor="#D0D0D0", linewidth=0)
@@ -234,14 +254,9 @@ def heat_map(axes: Axes, cells: NDArray[Any], scale: Scale) -> AxesImage:
 
 def colour_bar(image: AxesImage, axes: Iterable[Axes], scale: Scale, label: str, *, shares: bool = True) -> None:
     """Put the scale of heat maps beside their axes; `shares` are written in per cent."""
-    look: dict[str, Any] = {
-        "pad": 0.01,
-        "fraction": 0.03,
-        "aspect": None,
-        "extend": "max" if scale.beyond else "neither",
-    }
-    beside = list(axes)
-    bar = sheet_of(beside[0]).colorbar(image, ax=beside, **look)
+    panels = list(axes)
+    extend = "max" if scale.beyond else "neither"
+    bar = sheet_of(panels[0]).colorbar(image, ax=panels, pad=0.01, fraction=0.03, aspect=None, extend=extend)
     bar.ax.set_ylim(scale.low, scale.high)
     bar.ax.grid(visible=False)
     bar.ax.tick_params(labelsize=SMALL, width=0.4, length=2)
@@ -252,8 +267,11 @@ def colour_bar(image: AxesImage, axes: Iterable[Axes], scale: Scale, label: str,
 
 def outline(axes: Axes, *, x: tuple[int, int], y: tuple[int, int], colour: str = BLACK) -> None:
     """Frame the cells of a heat map from the first to the last in each direction; the frame covers none of them."""
-    corner, size = (x[0] - 0.5, y[0] - 0.5), (x[1] - x[0] + 1, y[1] - y[0] + 1)
-    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, linewidth=0.9, clip_on=False))
+    width = x[1] - x[0] + 1
+    height = y[1] - y[0] + 1
+    frame = Rectangle((x[0] - 0.5, y[0] - 0.5), width, height, fill=False, edgecolor=colour)
+    frame.set(linewidth=0.9, clip_on=False)
+    axes.add_patch(frame)
 
 
 @dataclass(frozen=True)
@@ -276,7 +294,8 @@ def history(axes: Axes, past: History, *, layer_label: str = "layer") -> Axes:
     Colours are scaled to the context, and the token's own column, framed, has the last colour above. With standard
     errors the bars carry two of them, and a dot marks each cell that lies within two of zero.
     """
-    cells, count = past.contribution, len(past.layers)
+    cells = past.contribution
+    count = len(past.layers)
     own = [] if past.own is None else [past.own]
     scale = from_zero(cells, most=float(np.nanmax(np.delete(cells, own, axis=1), initial=0.0)))
     image = heat_map(axes, cells, scale)

@@ -1,8 +1,8 @@
-"""How plots read a Result: through its labelled dataset, with a clear word where axes are left to select."""
+"""How plots read a Result: only the arrays that they draw, with a clear message where axes are left to select."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,43 +10,38 @@ from numpy.typing import NDArray
 
 from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.plots.forms import new_axes
+from identikit.plots.forms import Panels, new_axes
+from identikit.results.result import Result
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
 
-@runtime_checkable
-class Drawable(Protocol):
-    """Any Result."""
-
-    def to_xarray(self) -> "Dataset":
-        """Return the numbers with named axes."""
-        ...
-
-
-def read(plot: str, result: Drawable, names: Sequence[str], *, axes: Sequence[str]) -> "Dataset":
-    """Return the dataset of a result that has the variables `names`, with no axes left but `axes`."""
-    if not isinstance(result, Drawable):
+def check(plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str]) -> None:
+    """Refuse a result that lacks one of the arrays `names`, or one where they have axes left other than `axes`."""
+    if not isinstance(result, Result):
         raise InputError(f"Cannot draw {plot} of {shortened(result)}: expected a Result.")
-    data = result.to_xarray()
     for name in names:
-        if name not in data:
-            kind, there = data.attrs.get("kind", "this result"), ", ".join(map(str, data.data_vars))
-            raise InputError(f"Cannot draw {plot}: it needs {name!r}, and {kind} has only {there}.")
-    left = [str(dim) for dim in data[list(names)].dims if dim not in axes]
+        if name not in result.arrays:
+            raise InputError(
+                f"Cannot draw {plot}: it needs {name!r}, and {result.kind} has only {', '.join(result.arrays)}."
+            )
+    dims = {dim for name in names for dim in result.source.dims[name]}
+    left = [axis for axis in result.axes if axis.name in dims and not axis.single and axis.name not in axes]
     if left:
-        ask = ", ".join(f"{dim}={_example(data, dim)!r}" for dim in left)
-        axis = "axis" if len(left) == 1 else "axes"
+        examples = ", ".join(f"{axis.name}={axis.values[len(axis) // 2]!r}" for axis in left)
         raise InputError(
-            f"Cannot draw {plot}: the result still has the {axis} {' and '.join(left)}. "
-            f"Select one of each first, for example result.sel({ask})."
+            f"Cannot draw {plot}: the result still has the {'axis' if len(left) == 1 else 'axes'} "
+            f"{' and '.join(axis.name for axis in left)}. Select one of each first, for example result.sel({examples})."
         )
-    return data
 
 
-def _example(data: "Dataset", dim: str) -> Any:
-    return data[dim].to_numpy()[data.sizes[dim] // 2].item()
+def read(
+    plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str], optional: Sequence[str] = ()
+) -> "Dataset":
+    """Return the arrays `names` of a result, with no axes left but `axes`, and those `optional` ones that it has."""
+    check(plot, result, names, axes=axes)
+    return result.to_xarray(*names, *(name for name in optional if name in result.arrays))
 
 
 def table(data: "Dataset", name: str, *dims: str) -> NDArray[Any]:
@@ -84,3 +79,11 @@ def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
     if ax is not None and not isinstance(ax, Axes):
         raise InputError(f"ax={shortened(ax)} cannot be used: expected axes of matplotlib.")
     return new_axes(width, height)[0] if ax is None else ax
+
+
+def panels_of(plot: str, axes: Iterable[Axes], count: int) -> Panels:
+    """Return the axes that were given for a plot of so many maps or panels, row after row."""
+    panels = np.array([*axes], dtype=object).reshape(-1).view(Panels)
+    if len(panels) != count:
+        raise InputError(f"Cannot draw {plot}: axes= has {len(panels)} axes, and {count} are needed.")
+    return panels

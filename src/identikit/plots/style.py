@@ -14,12 +14,18 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, Locator
 
-SINGLE, DOUBLE = 3.3, 6.9
-"""Widths in inches of one and of two columns of a page."""
+SINGLE = 3.3  # inches: the width of one column of a page
+DOUBLE = 6.9  # and of two
 
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#666666"
-"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, and a grey.
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+BLUE = "#0072B2"
+RED = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#666666"
 
 SMALL = 6.0
 """The smallest size of text, in points."""
@@ -98,8 +104,10 @@ _BELOW = ["#FFFFFF", "#B9D9F0", "#5BA3D9", "#1F6FB2", "#0B3F78"]
 _EARLY = (0.0, 0.1, 0.35, 0.7, 1.0)  # beside a sink of 95 %, weights of a few per cent must show
 
 
-def _colours(name: str, stops: Sequence[str], places: Sequence[float] | None = None) -> Any:
-    return LinearSegmentedColormap.from_list(name, stops if places is None else list(zip(places, stops, strict=True)))
+def _colours(
+    name: str, stops: Sequence[str], places: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+) -> LinearSegmentedColormap:
+    return LinearSegmentedColormap.from_list(name, list(zip(places, stops, strict=True)))
 
 
 def sequential() -> ListedColormap:
@@ -116,8 +124,9 @@ def diverging() -> ListedColormap:
 
 def two_sided() -> ListedColormap:
     """Colours of two cases: orange below zero, blue above, never white, so that even a cell near zero has a side."""
-    lost = _colours("lost", _ABOVE[1:4])(np.linspace(1, 0, 128))
-    kept = _colours("kept", _BELOW[1:4])(np.linspace(0, 1, 128))
+    thirds = (0.0, 0.5, 1.0)
+    lost = _colours("lost", _ABOVE[1:4], thirds)(np.linspace(1, 0, 128))
+    kept = _colours("kept", _BELOW[1:4], thirds)(np.linspace(0, 1, 128))
     return ListedColormap(np.vstack([lost, kept]), name="two_sided")
 
 
@@ -150,7 +159,8 @@ class TokenLocator(Locator):
     """Ticks at tokens, as many as fit when the figure is drawn: `keep` first, then others that stand clear of them."""
 
     def __init__(self, count: int, keep: Sequence[int] = ()):
-        self.count, self.keep = count, tuple(keep)
+        self.count = count
+        self.keep = tuple(keep)
 
     def __call__(self) -> list[int]:
         """Return the places that are labelled."""

@@ -2,14 +2,18 @@
 
 import io
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+
+from identikit.plots.forms import Panels
+from identikit.plots.style import sheet_of
 
 
-def thumbnail(plot: Callable[[], Any]) -> bytes:
+def thumbnail(plot: Callable[[], Axes | Panels]) -> bytes:
     """Return what a plot draws as a PNG of notebook size."""
-    figure = np.ravel(plot())[0].get_figure(root=True)
+    drawn = plot()
+    figure = sheet_of(drawn.flat[0] if isinstance(drawn, np.ndarray) else drawn)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=90, metadata={"Software": None})
     return picture.getvalue()

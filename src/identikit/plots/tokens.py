@@ -1,6 +1,7 @@
 """Plots of token identity: which tokens of a text are recovered, and how often over a dataset."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,8 +9,8 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from identikit.errors import InputError
-from identikit.plots.forms import Scale, Styles, add_footer, colour_bar, heat_map, lines
-from identikit.plots.reading import Drawable, axes_for, places_of, read, table, tokens_of
+from identikit.plots.forms import Cells, Scale, Styles, add_footer, colour_bar, heat_map, lines
+from identikit.plots.reading import axes_for, places_of, read, table, tokens_of
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -27,13 +28,15 @@ from identikit.plots.style import (
     token_axis,
     two_sided,
 )
+from identikit.results.result import Result
 from identikit.texts.text import shown
-from identikit.tokens.experiments import summary
+from identikit.tokens.experiments import mean_rates
 from identikit.tokens.result import TokenInversion
 
 _MAPS = {"naive": (BLACK, "o"), "linear": (BLUE, "s"), "mlp": (RED, "^"), "ridge": (GREEN, "D")}
 _WORDS = {"mlp": "MLP", "l2": "L2"}
 _AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
+_MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
 RATE = "token identifiability rate (%)"
 
 RATES: Styles = {
@@ -44,21 +47,22 @@ RATES: Styles = {
 """How the rates of each map and distance look."""
 
 
-def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def rates(identifiability: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
     """Draw the rate of recovered tokens by layer, a line per map and distance, with 95 % confidence over folds.
 
     Rates are those on test data, of maps tested on the layer they were fitted to. Where targets, offsets or shares of
     the data differ, select one first.
     """
-    data = read("rates", identifiability, ["rate"], axes=_AXES)
+    data = read("rates", identifiability, _MEASURED, axes=_AXES)
     data = data.expand_dims([name for name in _AXES if name not in data.dims])
     frame = data.to_dataframe().reset_index().dropna(subset=["rate"])
     frame = frame.query("layer == test_layer and split == 'test'")
     for name in ("target", "offset", "data_share"):
-        if len(several := list(dict.fromkeys(frame[name]))) > 1:
+        values = list(dict.fromkeys(frame[name]))
+        if len(values) > 1:
             raise InputError(
-                f"Cannot draw rates: the result has several values of {name} ({', '.join(map(str, several))}). "
-                f"Select one first: result.sel({name}={several[0]!r})."
+                f"Cannot draw rates: the result has several values of {name} ({', '.join(map(str, values))}). "
+                f"Select one first: result.sel({name}={values[0]!r})."
             )
     per_layer = mean_rates(frame, ["map", "distance", "layer"])
     layers = sorted(int(layer) for layer in per_layer["layer"].unique())
@@ -69,14 +73,6 @@ def rates(identifiability: Drawable, ax: Axes | None = None, *, footer: str = ""
             layer_axis(axes.xaxis, range(layers[0], layers[-1] + 1))
         add_footer(sheet_of(axes), footer)
     return axes
-
-
-def mean_rates(frame: DataFrame, by: list[str]) -> DataFrame:
-    """Average rates over folds: rate, low and high (95 % confidence, NaN for one fold), folds, tokens of a fold."""
-    means = summary(frame.filter([*by, "data_share", "fold", "rate", "unique_rate", "duplicates"]))
-    tokens = frame.groupby(by, as_index=False).agg(tokens=("n_tokens", "mean"))
-    ends = {name: means[name].clip(0, 1) for name in ("low", "high")}
-    return means.assign(**ends).filter([*by, "rate", "low", "high", "folds"]).merge(tokens, on=by)
 
 
 def rate_lines(
@@ -90,71 +86,86 @@ def rate_lines(
     legend(axes, columns=4 if title else max(1, -(-count // 3)), title=title)
 
 
-def identity_map(identity: Drawable, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def identity_map(identity: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
     """Draw which tokens are recovered from their hidden vectors: layers from below, blue if so, orange if not.
 
     The shade is the margin to the best other token. Where it fits, a lost cell says which token won instead; elsewhere
     it has a cross.
     """
-    data = read("identity_map", identity, ("recovered", "margin", "winner"), axes=("layer", "token"))
+    names = ("recovered", "margin", "winner")
+    data = read("identity_map", identity, names, axes=("layer", "token"), optional=["invertible"])
     words = dict(zip(places_of(data, "token"), tokens_of(data, "token"), strict=True))
     winner = np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))(
         table(data, "winner", "layer", "token")
     )
-    margin, recovered = table(data, "margin", "layer", "token"), table(data, "recovered", "layer", "token")
+    recovered = table(data, "recovered", "layer", "token")
     title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
-    if "invertible" not in data:
-        return _recovery(data, "token", (margin, recovered, winner), title, ax=ax, footer=footer)
-    invertible = table(data, "invertible", "layer", "token")
-    title += f"; {int(invertible.sum())} invertible (ring: not)"
-    axes = _recovery(data, "token", (margin, recovered, winner), title, ax=ax, footer=footer)
+    invertible = np.ones(recovered.shape, dtype=bool)
+    if "invertible" in data:
+        invertible = table(data, "invertible", "layer", "token")
+        title += f"; {int(invertible.sum())} invertible (ring: not)"
+    recovery = Recovery(
+        margin=table(data, "margin", "layer", "token"),
+        recovered=recovered,
+        winner=winner,
+        layers=places_of(data, "layer"),
+        tokens=tokens_of(data, "token"),
+    )
+    axes = _draw_recovery(recovery, title, ax=ax, footer=footer)
     rows, columns = np.nonzero(~invertible)
-    axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=BLACK)
+    if len(rows):
+        axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=BLACK)
     return axes
 
 
-def inversion_map(inversion: Drawable, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def inversion_map(inversion: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
     """Draw which tokens are found by trying the whole vocabulary: layers from below, blue if found, orange if not.
 
     The shade is the margin to the best other token, relative to the norm of the hidden vector. Where it fits, a lost
     cell says which token won instead; elsewhere it has a cross.
     """
-    data = read("inversion_map", inversion, ("margin",), axes=("layer", "position"))
+    data = read("inversion_map", inversion, ("margin",), axes=("layer", "position"), optional=["recovered"])
     margin = table(data, "margin", "layer", "position").astype(float)
-    known = "recovered" in data
-    recovered = table(data, "recovered", "layer", "position") if known else np.ones(margin.shape, dtype=bool)
+    recovered = np.ones(margin.shape, dtype=bool)
+    title = "recovered tokens"
+    if "recovered" in data:
+        recovered = table(data, "recovered", "layer", "position")
+        title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
     winner = np.full(margin.shape, "×")
-    if "winner" in data and isinstance(inversion, TokenInversion):
+    if "winner" in inversion.arrays and isinstance(inversion, TokenInversion):
         winner = np.array([[shown(token).strip() or "␣" for token in row] for row in inversion.winners])
-    title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost" if known else "recovered tokens"
-    return _recovery(data, "position", (margin, recovered, winner), title, ax=ax, footer=footer)
+    recovery = Recovery(margin, recovered, winner, places_of(data, "layer"), tokens_of(data, "position"))
+    return _draw_recovery(recovery, title, ax=ax, footer=footer)
 
 
-def _recovery(
-    data: Any,
-    along: str,
-    found: tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]],
-    title: str,
-    *,
-    ax: Axes | None,
-    footer: str,
-) -> Axes:
-    """Draw margins, whether the token was recovered, and what won: (layer, token) each."""
-    margin, recovered, winner = found
-    layers, tokens = places_of(data, "layer"), tokens_of(data, along)
+@dataclass(frozen=True)
+class Recovery:
+    """Margins, whether each token was recovered, and what won, (layer, token) each; the layers and the tokens."""
+
+    margin: NDArray[np.float64]
+    recovered: NDArray[np.bool_]
+    winner: Cells
+    layers: Sequence[int]
+    tokens: Sequence[str]
+
+
+def _draw_recovery(recovery: Recovery, title: str, *, ax: Axes | None, footer: str) -> Axes:
+    margin = recovery.margin
     reach = float(np.nanmax(np.abs(margin), initial=0.0)) or 1.0
-    least, most = float(np.nanmin(margin, initial=0.0)), float(np.nanmax(margin, initial=0.0))
+    least = float(np.nanmin(margin, initial=0.0))
+    most = float(np.nanmax(margin, initial=0.0))
     scale = Scale(two_sided(), -reach, reach, least, most if most > least else reach)
+    height = 1.1 + min(0.28 * len(recovery.layers), 5.0)
     with house_style():
-        axes = axes_for(ax, SINGLE if len(tokens) <= 10 else DOUBLE, 1.1 + min(0.28 * len(layers), 5.0))
-        image = heat_map(axes, _sided(margin, recovered, reach), scale)
-        axes.set_ylim(-0.5, len(layers) - 0.5)
-        token_axis(axes.xaxis, tokens)
-        token_axis(axes.yaxis, [str(layer) for layer in layers])
+        axes = axes_for(ax, SINGLE if len(recovery.tokens) <= 10 else DOUBLE, height)
+        image = heat_map(axes, _sided(margin, recovery.recovered, reach), scale)
+        axes.set_ylim(-0.5, len(recovery.layers) - 0.5)
+        token_axis(axes.xaxis, recovery.tokens)
+        token_axis(axes.yaxis, [str(layer) for layer in recovery.layers])
         axes.set(xlabel="token", ylabel="layer")
         axes.set_title(title, loc="left")
         colour_bar(image, [axes], scale, "margin", shares=False)
-        _losses(axes, ~recovered, winner)
+        _losses(axes, ~recovery.recovered, recovery.winner)
         add_footer(sheet_of(axes), footer)
     return axes
 
@@ -165,15 +176,18 @@ def _sided(margin: NDArray[np.float64], recovered: NDArray[np.bool_], reach: flo
     return np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
 
 
-def _losses(axes: Axes, lost: NDArray[np.bool_], winners: NDArray[Any]) -> None:
+def _losses(axes: Axes, lost: NDArray[np.bool_], winners: Cells) -> None:
     """Write what won into lost cells, level or upright as it fits, or a cross where it does not."""
-    box, dpi = axes.bbox, sheet_of(axes).dpi
-    wide, high = (
-        size / dpi * 72 / count for size, count in zip((box.width, box.height), lost.shape[::-1], strict=True)
-    )
+    points = 72 / sheet_of(axes).dpi
+    wide = axes.bbox.width * points / lost.shape[1]
+    high = axes.bbox.height * points / lost.shape[0]
     for row, column in np.argwhere(lost):
         word = str(winners[row, column])
         length = (len(word) + 0.5) * SMALL * 0.62
-        fits = length <= wide and high >= SMALL, length <= high and wide >= SMALL
-        shown, turn = (word, 0 if fits[0] else 90) if any(fits) else ("×", 0)
-        axes.text(column, row, shown, rotation=turn, ha="center", va="center", fontsize=SMALL, clip_on=True)
+        turn = 0
+        if length > wide or high < SMALL:
+            turn = 90
+            if length > high or wide < SMALL:
+                turn = 0
+                word = "×"
+        axes.text(column, row, word, rotation=turn, ha="center", va="center", fontsize=SMALL, clip_on=True)

@@ -186,8 +186,8 @@ class Result(ABC):
                 frame[f"{axis.name}_token"] = [tokens[value] for value in frame[axis.name]]
         return DataFrame(frame.assign(**{name: _numpy(array).reshape(-1) for name, array in arrays.items()}))
 
-    def to_xarray(self) -> "Dataset":
-        """Return the arrays as an xarray Dataset with named axes and token labels."""
+    def to_xarray(self, *names: str) -> "Dataset":
+        """Return arrays as an xarray Dataset with named axes and token labels; by default all of them."""
         from xarray import Dataset
 
         coordinates: dict[str, Any] = {}
@@ -199,7 +199,7 @@ class Result(ABC):
                 coordinates[name] = values[0] if axis.single else (axis.name, list(values))
         arrays = {
             name: ([dim for dim in self.source.dims[name] if not self.axis(dim).single], _numpy(array))
-            for name, array in self._checked(self.arrays).items()
+            for name, array in self._checked(names or self.arrays).items()
         }
         return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
 

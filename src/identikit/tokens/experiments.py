@@ -98,6 +98,13 @@ def summary(rates: "DataFrame") -> "DataFrame":
     return table.assign(low=(table["rate"] - half).clip(lower=0.0), high=(table["rate"] + half).clip(upper=1.0))
 
 
+def mean_rates(rates: "DataFrame", by: Sequence[str]) -> "DataFrame":
+    """Average rates over folds: rate, low and high (95 % confidence, NaN for one fold), folds, tokens of a fold."""
+    means = summary(rates.filter([*by, "data_share", "fold", "rate", "unique_rate", "duplicates"]))
+    tokens = rates.groupby(list(by)).agg(tokens=("n_tokens", "mean")).reset_index()
+    return means.filter([*by, "rate", "low", "high", "folds"]).merge(tokens, on=list(by))
+
+
 class _Plan(NamedTuple):
     """What an experiment fits and where it tests."""
 

@@ -18,7 +18,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.result import NEAR, Explanation
-from identikit.explanation.words import sections
+from identikit.explanation.words import verdict
 from identikit.progress import Progress, silent
 from identikit.results.files import plain
 from identikit.results.result import Result
@@ -82,8 +82,8 @@ def _plain_text(text: Any) -> Any:
 
 
 def _explanation(file: File, result: Explanation, progress: Progress) -> None:
-    own = sections(result)
-    file.about["verdict"] = {"headline": own[0]["paragraphs"][0] if own[0]["paragraphs"] else "", "sections": own}
+    words = verdict(result).to_dict()
+    file.about["verdict"] = {"headline": words["sections"][0]["paragraphs"][0], **words}
     for name in ("attention", "identity", "attribution"):
         part = getattr(result, name)
         if isinstance(part, Unavailable):

@@ -8,6 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from identikit.attention.averages import mean_over_rows
+from identikit.attention.certainty import WEIGHTS
 from identikit.paper.claims.attention import MIDDLE, PEAK, ROUNDING, falls_with_length, layers_inside
 from identikit.paper.claims.estimates import Estimate, percent
 from identikit.paper.claims.judgements import (
@@ -24,7 +26,6 @@ from identikit.paper.claims.judgements import (
     table,
 )
 from identikit.paper.evidence import Evidence
-from identikit.plots.certainty import WEIGHTS, mean_over_rows
 
 ENOUGH = 0.1  # the least raw attention that can be lost
 LOST = 0.1  # effective attention loses it where it is below this share of raw attention

@@ -14,8 +14,8 @@ from identikit.maths.mixing import first_middle_last
 from identikit.paper.evidence import Evidence
 from identikit.paper.figures.frames import attention_to_types
 from identikit.plots import forms as form
-from identikit.plots.attention import correlation_by_length, map_panels
-from identikit.plots.certainty import GROUPS, certain_mass_by_length, mass_band, value_points
+from identikit.plots.certainty import GROUPS, certain_mass_by_length, correlation_by_length, mass_band, value_points
+from identikit.plots.maps import Maps, map_panels
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -209,7 +209,7 @@ def draw_passage(frame: DataFrame, evidence: Evidence) -> Figure:
     others = [place for place, key in enumerate(columns) if key in tokens and key not in sentence]
     panels = form.new_axes(DOUBLE, 1.1 + 0.105 * len(queries), columns=3)
     with house_style():
-        map_panels(panels, maps, queries["query_token"].tolist(), keys, keep=[column, *others])
+        map_panels(panels, Maps(maps, queries["query_token"].tolist(), keys), keep=[column, *others])
         for axes in panels:
             form.outline(axes, x=(column, column), y=(row, row))
         words = f"layer {first['layer']}, head {first['head']} (counted from 1)"

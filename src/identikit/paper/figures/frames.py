@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from identikit.attention.averages import head_means, mean_over_rows
+from identikit.attention.certainty import WEIGHTS
 from identikit.maths.mixing import first_middle_last
 from identikit.paper.evidence import Evidence
-from identikit.plots.certainty import WEIGHTS, head_means, mean_over_rows
-from identikit.plots.tokens import mean_rates
+from identikit.tokens.experiments import mean_rates
 
 MAPS = ("naive", "linear", "mlp")
 TYPES = ("cls", "sep", "punctuation")

@@ -1,0 +1,204 @@
+"""Maps of a head: raw, effective and null attention side by side, and the ends of intervals."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+
+from identikit.attention.result import EffectiveAttention
+from identikit.checks import known_names
+from identikit.errors import InputError
+from identikit.plots.forms import Cells, Panels, Scale, add_footer, around_zero, colour_bar, heat_map, new_axes
+from identikit.plots.reading import check, head_of, panels_of, places_of, read, table
+from identikit.plots.style import DOUBLE, SINGLE, house_style, sheet_of, token_axis
+from identikit.results.result import Result
+from identikit.texts.text import shown
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+MOST_CELLS = 512  # of a map in each direction: a page has no room for more
+WEIGHT = "attention weight (%)"
+_MAPS = ("raw", "effective", "null")
+_BOUNDS = ("lower", "upper", "width")
+_ENDS = ("raw", "lower", "upper")
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Maps by title, (row, column), with the tokens along both.
+
+    A cell stands for `step` tokens in each direction; where that is more than one, it is the largest of its weights.
+    """
+
+    cells: Mapping[str, Cells]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    step: int = 1
+
+    def draw(self, axes: Axes, title: str, scale: Scale, *, keep: Sequence[int] = ()) -> AxesImage:
+        """Draw one of the maps with its columns labelled; return the image. `keep` are columns always labelled."""
+        image = heat_map(axes, self.cells[title], scale, step=self.step)
+        axes.set_xlim(-0.5, len(self.columns) - 0.5)
+        axes.set_ylim(len(self.rows) - 0.5, -0.5)
+        token_axis(axes.xaxis, self.columns, keep=keep)
+        return image
+
+    def label(self, name: str) -> str:
+        """Return the label of the columns, which says so where a cell is the largest of several weights."""
+        return name if self.step == 1 else f"{name} (cells: largest of {self.step} × {self.step})"
+
+
+def read_maps(result: Result, maps_of: Callable[[Result], Mapping[str, Cells]], *, rows: str, columns: str) -> Maps:
+    """Read maps over two axes, some rows at a time; of a long text, a cell stands for several tokens.
+
+    `maps_of` reads the maps of that part of the result which it is given.
+    """
+    axes = {axis.name: axis for axis in result.axes}
+    tokens = {name: [shown(token).strip() or "␣" for token in axes[name].tokens or ()] for name in (rows, columns)}
+    height = len(axes[rows])
+    width = len(axes[columns])
+    step = -(-max(height, width) // MOST_CELLS)
+    block = step * max(1, MOST_CELLS**2 // (step * width))
+    parts: dict[str, list[Cells]] = {}
+    for start in range(0, height, block):
+        part = result if block >= height else result.sel(**{rows: slice(start, start + block)})
+        for title, cells in maps_of(part).items():
+            parts.setdefault(title, []).append(largest(cells, step))
+    cells = {title: np.concatenate(blocks) for title, blocks in parts.items()}
+    return Maps(cells, tokens[rows], tokens[columns], step)
+
+
+def largest(cells: Cells, step: int) -> Cells:
+    """Return the number largest in size of each block of `step` × `step` cells; NaN only where all of them are."""
+    if step == 1:
+        return cells
+    height, width = cells.shape
+    padded = np.pad(cells.astype(float), ((0, -height % step), (0, -width % step)), constant_values=np.nan)
+    blocks = padded.reshape(len(padded) // step, step, -1, step).swapaxes(1, 2)
+    blocks = blocks.reshape(*blocks.shape[:2], step * step)
+    sizes = np.nan_to_num(np.abs(blocks), nan=-1.0)
+    return np.take_along_axis(blocks, sizes.argmax(-1)[..., None], axis=-1)[..., 0]
+
+
+def head_maps(
+    attention: Result,
+    intervals: Result | None = None,
+    *,
+    maps: Sequence[str] | None = None,
+    axes: Iterable[Axes] | None = None,
+    footer: str = "",
+) -> Panels:
+    """Draw maps of one head side by side, on one diverging scale with one colour bar; return their axes.
+
+    `maps` are any of raw, effective and null, and with `intervals` of lower, upper and width (upper − lower); by
+    default all of them. If asked for, "simplex" is the attention of least norm with the same output, which needs the
+    model. Keys that a query cannot see, and intervals that were not computed, are hatched, not zero. Of a text with
+    more than 512 tokens, a cell is the largest of several weights, and the label says of how many.
+    """
+    if maps is None:
+        maps = _MAPS if intervals is None else _MAPS + _BOUNDS
+    chosen = known_names("maps", maps, (*_MAPS, "simplex", *_BOUNDS))
+    if intervals is None and any(name in _BOUNDS for name in chosen):
+        raise InputError("Cannot draw head_maps: lower, upper and width need intervals=.")
+    check("head_maps", attention, _MAPS, axes=("query", "key"))
+    if intervals is not None:
+        check("head_maps", intervals, ("lower", "upper"), axes=("query", "key"))
+    if "simplex" in chosen and not isinstance(attention, EffectiveAttention):
+        raise InputError(
+            f"Cannot draw head_maps: maps='simplex' needs what effective_attention returned, not {attention.kind}."
+        )
+    stored = [name for name in chosen if name in _MAPS]
+
+    def maps_of(part: Result) -> dict[str, Cells]:
+        data = read("head_maps", part, stored, axes=("query", "key"), optional=["visible"])
+        places = (places_of(data, "query"), places_of(data, "key"))
+        weights = {name: table(data, name, "query", "key") for name in stored}
+        if "simplex" in chosen and isinstance(part, EffectiveAttention):
+            weights["simplex"] = part.simplex.cpu().numpy().reshape(len(places[0]), len(places[1]))
+        if intervals is not None:
+            weights |= _bounds(intervals, data)
+        seen = table(data, "visible", "query", "key") if "visible" in data else True
+        return {f"{head_of(data)} {name}": np.where(seen, weights[name], np.nan) for name in chosen}
+
+    return _panels("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes, footer)
+
+
+def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
+    """Return lower, upper and width on the queries and keys of a map, NaN where no interval was computed."""
+    queries = places_of(data, "query")
+    axes = {axis.name: axis for axis in intervals.axes}
+    head = f"L{axes['layer'].label}H{axes['head'].label}"
+    if head != head_of(data):
+        raise InputError(
+            f"Cannot draw head_maps: attention= is of {head_of(data)} and intervals= of {head}. "
+            "Give the same head of both."
+        )
+    there = [query for query in axes["query"].values if query in set(queries)]
+    if not there:
+        nothing = np.full((len(queries), len(places_of(data, "key"))), np.nan)
+        return dict.fromkeys(_BOUNDS, nothing)
+    ends = intervals.sel(query=there).to_xarray("lower", "upper")
+    selected = [dim for dim in ("query", "key") if dim not in ends["lower"].dims]
+    whole = ends.expand_dims(selected).reindex(query=queries, key=places_of(data, "key"))
+    lower = table(whole, "lower", "query", "key")
+    upper = table(whole, "upper", "query", "key")
+    return {"lower": lower, "upper": upper, "width": upper - lower}
+
+
+def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None, footer: str = "") -> Panels:
+    """Draw raw weight, lower and upper end of one head side by side, on one scale; return their axes.
+
+    Edges that no attention with the same output can use, such as invisible keys, are hatched.
+    """
+    check("interval_maps", intervals, _ENDS, axes=("query", "key"))
+
+    def maps_of(part: Result) -> dict[str, Cells]:
+        data = part.to_xarray(*_ENDS)
+        possible = table(data, "upper", "query", "key") > 0
+        weights = {name: table(data, name, "query", "key") for name in _ENDS}
+        return {f"{head_of(data)} {name}": np.where(possible, cells, np.nan) for name, cells in weights.items()}
+
+    return _panels("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes, footer)
+
+
+def _panels(plot: str, maps: Maps, axes: Iterable[Axes] | None, footer: str) -> Panels:
+    """Draw titled maps on the axes that were given, or on new ones."""
+    count = len(maps.cells)
+    with house_style():
+        panels = _map_axes(count) if axes is None else panels_of(plot, axes, count)
+        map_panels(panels, maps)
+        add_footer(sheet_of(panels[0]), footer)
+    return panels
+
+
+def map_panels(panels: Panels, maps: Maps, *, keep: Sequence[int] = ()) -> None:
+    """Draw maps on one diverging scale with one colour bar; `keep` are keys always labelled."""
+    scale = around_zero(*maps.cells.values())
+    image = None
+    for axes, title in zip(panels, maps.cells, strict=True):
+        image = maps.draw(axes, title, scale, keep=keep)
+        axes.set_title(title, loc="left")
+        axes.set_xlabel(maps.label("key"))
+        axes.spines[:].set_visible(True)
+        place = axes.get_subplotspec()
+        if place is None or place.is_first_col():
+            axes.set_ylabel("query")
+            token_axis(axes.yaxis, maps.rows)
+        else:
+            axes.set_yticks([])
+    assert image is not None, "maps without a map"
+    colour_bar(image, panels, scale, WEIGHT)
+
+
+def _map_axes(count: int) -> Panels:
+    columns = 2 if count == 4 else min(count, 3)
+    rows = -(-count // columns)
+    width = SINGLE if count == 1 else DOUBLE
+    grid = new_axes(width, rows * (0.8 + 0.82 * width / columns), rows=rows, columns=columns)
+    for spare in grid[count:]:
+        spare.remove()
+    return grid[:count].view(Panels)

@@ -1,0 +1,281 @@
+"""What is said about results, as a document: headings, paragraphs and tables.
+
+A document is made once and shown in several ways: on a terminal, as plain text, on a page and in LaTeX. Beside its
+words it holds the numbers in them as values, so that what is said can be checked whatever the wording is.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 100  # columns of plain text
+_WIDEST = 100_000  # columns of text that is not to be broken
+
+Value = int | float | str | None | Sequence[Any]
+"""A number or a name that words or a cell tell, or several of them."""
+
+Tone = Literal["plain", "note", "warning"]
+_STYLES: Mapping[Tone, str] = {"plain": "", "note": "dim", "warning": "bold"}
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What follows is about this; level 0 is the title, level 1 a section, level 2 a part of it."""
+
+    words: str
+    level: int = 1
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Sentences, with the numbers and names in them as `facts`."""
+
+    words: str
+    facts: Mapping[str, Value] = field(default_factory=dict)
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: what it is called, and how its values are written.
+
+    `heading` is what a terminal shows for the name, where that is not the name: it may have several lines.
+    """
+
+    name: str
+    form: Callable[[Any], str] = str
+    align: Literal["left", "right"] = "left"
+    heading: str = ""
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values, with words above them (`caption`) and below (`notes`)."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    caption: str = ""
+    notes: tuple[Paragraph, ...] = ()
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows as they are written."""
+        forms = [column.form for column in self.columns]
+        return [[form(value) for form, value in zip(forms, row, strict=True)] for row in self.rows]
+
+    def column(self, name: str) -> list[Value]:
+        """Return the values of one column."""
+        place = [column.name for column in self.columns].index(name)
+        return [row[place] for row in self.rows]
+
+    def to_text(self, width: int | None = None) -> str:
+        """Return the table as plain text; without a width no line is broken."""
+        return Document((self,)).to_text(width)
+
+    def to_latex(self) -> str:
+        """Return the table as LaTeX; it needs the package booktabs."""
+        aligned = "".join(column.align[0] for column in self.columns)
+        lines = [r"\begin{table}", r"\centering"]
+        if self.caption:
+            lines.append(rf"\caption{{{latex(self.caption.removesuffix(':'))}}}")
+        lines += [rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", _latex_row(column.name for column in self.columns)]
+        lines += [r"\midrule", *map(_latex_row, self.cells()), r"\bottomrule", r"\end{tabular}"]
+        lines += [rf"\par\smallskip{{\footnotesize {latex(note.words)}}}" for note in self.notes]
+        return "\n".join([*lines, r"\end{table}"])
+
+
+Block = Heading | Paragraph | Table
+
+
+@dataclass(frozen=True)
+class Document:
+    """Headings, paragraphs and tables in the order in which they are read."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def paragraphs(self) -> list[Paragraph]:
+        """All paragraphs, and the notes of tables."""
+        found = []
+        for block in self.blocks:
+            if isinstance(block, Paragraph):
+                found.append(block)
+            elif isinstance(block, Table):
+                found += block.notes
+        return found
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables."""
+        return [block for block in self.blocks if isinstance(block, Table)]
+
+    @property
+    def facts(self) -> dict[str, Value]:
+        """The facts of all paragraphs; of those with one name, the first."""
+        merged: dict[str, Value] = {}
+        for paragraph in self.paragraphs:
+            merged = {**paragraph.facts, **merged}
+        return merged
+
+    def under(self, words: str) -> "Document":
+        """Return what stands below a heading, up to the next of its level or above; nothing where there is none."""
+        blocks: list[Block] = []
+        level = None
+        for block in self.blocks:
+            heading = isinstance(block, Heading)
+            if heading and level is not None and block.level <= level:
+                break
+            if level is not None:
+                blocks.append(block)
+            elif heading and block.words == words:
+                level = block.level
+        return Document(tuple(blocks))
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, width: int | None = WIDTH) -> str:
+        """Return plain text of so many columns; with None no line is broken."""
+        from rich.console import Console
+
+        page = StringIO()
+        Console(file=page, width=width or _WIDEST, color_system=None, legacy_windows=False).print(self)
+        lines = [line.rstrip() for line in page.getvalue().splitlines()]
+        return "\n".join(lines).strip("\n")
+
+    def __rich__(self) -> "RenderableType":
+        """Return what a console of rich prints."""
+        from rich.console import Group
+
+        parts: list[RenderableType] = []
+        before = None
+        for block in self.blocks:
+            if isinstance(block, Table) and isinstance(before, Paragraph):
+                parts.append("")
+            parts += _rich(block)
+            before = block
+        return Group(*parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sections as a page reads them: each with its heading, as the `question`, and its paragraphs.
+
+        A paragraph is a string, or a table as its columns and rows. What stands before the first section is left out.
+        """
+        sections: list[dict[str, Any]] = []
+        for block in self.blocks:
+            if isinstance(block, Heading) and block.level == 1:
+                sections.append({"question": block.words, "paragraphs": []})
+            elif sections:
+                sections[-1]["paragraphs"] += _plain(block)
+        return {"sections": sections}
+
+    def to_latex(self) -> str:
+        """Return the document as LaTeX without a preamble; tables need the package booktabs."""
+        return "\n\n".join(_latex_block(block) for block in self.blocks)
+
+
+def joined(sentences: Iterable[Paragraph], tone: Tone = "plain") -> Paragraph:
+    """Return one paragraph out of several sentences; each fact must have a name of its own."""
+    words = []
+    facts: dict[str, Value] = {}
+    for sentence in sentences:
+        assert not facts.keys() & sentence.facts.keys(), f"facts of one name: {[*facts, *sentence.facts]}"
+        words.append(sentence.words)
+        facts |= sentence.facts
+    return Paragraph(" ".join(words), facts, tone)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with what it counts."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def decimals(digits: int) -> Callable[[float], str]:
+    """Return how numbers are written with so many decimals; one that is not known is a dash."""
+    return lambda number: "–" if number != number else f"{number:.{digits}f}"
+
+
+def mean_and_error(digits: int) -> Callable[[tuple[float, float]], str]:
+    """Return how a mean is written with its standard error, where that is known."""
+    form = decimals(digits)
+    return lambda values: form(values[0]) if values[1] != values[1] else f"{form(values[0])}±{form(values[1])}"
+
+
+def percent(share: float) -> str:
+    """Write a share as a whole percentage; one that is not known is a dash."""
+    return "–" if share != share else f"{share:.0%}"
+
+
+def _rich(block: Block) -> list["RenderableType"]:
+    from rich.text import Text
+
+    if isinstance(block, Heading):
+        return [Text(f"\n{block.words}", style="bold")]
+    if isinstance(block, Paragraph):
+        return [Text(block.words, style=_STYLES[block.tone])]
+    caption = [Text(block.caption)] if block.caption else []
+    return [*caption, _rich_table(block), *(Text(note.words, style=_STYLES[note.tone]) for note in block.notes)]
+
+
+def _rich_table(block: Table) -> "RenderableType":
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    lines = max((column.heading or column.name).count("\n") for column in block.columns)
+    for column in block.columns:
+        heading = column.heading or column.name
+        above = "\n" * (lines - heading.count("\n"))
+        table.add_column(Text(above + heading), justify=column.align, no_wrap=not column.wraps)
+    for row in block.cells():
+        table.add_row(*map(Text, row))  # a token may look like markup
+    return table
+
+
+def _plain(block: Block) -> list[str | dict[str, Any]]:
+    """Return a block as a page reads it."""
+    if not isinstance(block, Table):
+        return [block.words]
+    caption = [block.caption] if block.caption else []
+    table = {"columns": [column.name for column in block.columns], "rows": block.cells()}
+    return [*caption, table, *(note.words for note in block.notes)]
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "--": "-{}-",  # otherwise it becomes a dash
+    "–": "--",
+    "…": r"\ldots{}",
+    "→": r"$\rightarrow$",
+    "±": r"$\pm$",
+    **{sign: f"\\{sign}" for sign in "#$%&_{}"},
+}
+
+
+def latex(words: str) -> str:
+    """Return words with what LaTeX would take as commands escaped."""
+    return re.sub("|".join(map(re.escape, _LATEX)), lambda sign: _LATEX[sign[0]], words)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    row = " & ".join(map(latex, cells))
+    start = "{}" if row.startswith("[") else ""  # otherwise it is read as an option of the row before
+    return rf"{start}{row} \\"
+
+
+def _latex_block(block: Block) -> str:
+    if isinstance(block, Heading):
+        command = ("section", "subsection", "subsubsection")[block.level]
+        return rf"\{command}*{{{latex(block.words)}}}"
+    return latex(block.words) if isinstance(block, Paragraph) else block.to_latex()
