@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from identikit.explanation.result import explain
-from identikit.web import rows
+from identikit.web import report, rows
 from identikit.web.payload import packed
 from identikit.web.report import save_report
 from tests.models import tiny
@@ -60,10 +60,10 @@ def content(explanation: Any) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def report_file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report_file(explanation: Any, content: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its page, on disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "GRID_SECONDS", 300.0)
+        patch.setattr(report, "packed", lambda *_, **__: content)  # packed once for all tests
         return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")
 
 

@@ -115,14 +115,15 @@ export function pythonOf(site, view) {
 export function headVisTree(site) {
   const { about } = site.view;
   if (!about.attention) throw new Error("This page holds no attention.");
-  const { layer_numbers: layers, head_numbers: heads } = about.attention;
+  const { layer_numbers: layers, head_numbers: heads, readings = [] } = about.attention;
+  const measured = [...readings.map(({ name }) => name), "residual"];
   const state = site.store.get();
   const all = about.tokens.length <= ALL_HEADS;
   const scatter = [];
   const files = {};
   layers.forEach((layer, i) => heads.forEach((head, h) => {
     const metrics = {};
-    for (const name of ["pearson", "null_dim", "certain_mass", "sink_mass", "residual"]) {
+    for (const name of measured) {
       const value = site.view.array(`heads.${name}`)?.data[i * heads.length + h];
       metrics[name] = value === undefined || Number.isNaN(value) ? null : value;
     }
