@@ -10,11 +10,7 @@ import { element } from "./parts.js";
 const HEADS_WIDTH = 640; // of an exported figure
 const HEADS_LEGEND = 28;
 
-export function headsView(site) {
-  return new HeadsView(site);
-}
-
-class HeadsView {
+export class HeadsView {
   constructor(site) {
     this.site = site;
     this.id = "heads";
@@ -212,7 +208,7 @@ function headsPointer(site, canvas, data, hover) {
 }
 
 /** Open a head; where the file cannot move the pinned row there, pin the nearest row that it can move. */
-export function openHead(site, { layer, head }) {
+function openHead(site, { layer, head }) {
   const { query } = site.store.get();
   const listed = site.source?.live || site.rows.find(layer, head, query) ? [] : site.rows.listed(layer, head);
   const closer = (best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best);

@@ -12,7 +12,7 @@ export const readingWords = (reading, value) => `${reading.label} ${readingNumbe
 const readingLacks = ({ values }) => !Array.from(values).every(Number.isFinite);
 
 /** Round ticks over some values, about `count` of them, with all values inside. */
-export function roundTicks(values, count = 5) {
+function roundTicks(values, count = 5) {
   const known = Array.from(values).filter(Number.isFinite);
   const [least, most] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 1];
   const rough = (most - least || Math.abs(most) || 1) / count;
