@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from safetensors.torch import load
 
 import identikit as ik
-from identikit.web.worker import Desk, Source
+from identikit.web.tasks import ModelSource
+from identikit.web.worker import Desk
 from tests.models import tiny
 from tests.web.served import SHORT, Served, served
 
@@ -334,14 +336,16 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path):
 def test_models_that_are_not_served(tmp_path: Path, folders: list[Path]):
     tiny.build("vit").save_pretrained(tmp_path / "vit")
     tiny.reader("vit").save_pretrained(tmp_path / "vit")
-    ours, theirs = Pipe()
-    with ours, theirs:
-        with pytest.raises(ik.ModelError, match="it reads images, and visitors type texts"):
-            Desk(ours, (Source(str(tmp_path / "vit")),))
-        with pytest.raises(ik.ModelError, match="Serving two models called tiny-bert"):
-            Desk(ours, (Source(str(folders[0])), Source(str(folders[0]))))
-        with pytest.raises(ik.ModelError, match="its files are not those that the server was started with"):
-            Desk(ours, (Source(str(folders[0]), fingerprint="another"),))
+    bert = ModelSource(str(folders[0]))
+    changed = replace(bert, fingerprint="another")
+    connection, _ = Pipe()
+    for sources, words in [
+        ((ModelSource(str(tmp_path / "vit")),), "it reads images, and visitors type texts"),
+        ((bert, bert), "Serving two models called tiny-bert"),
+        ((changed,), "its files are not those that the server was started with"),
+    ]:
+        with pytest.raises(ik.ModelError, match=words):
+            Desk.opened(sources, connection)
 
 
 def test_without_its_packages_it_says_which_is_missing():
