@@ -1,6 +1,5 @@
 """The explorer as a reader uses it: a text typed into a real server's page, in a real browser."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +7,9 @@ import pytest
 
 import identikit as ik
 from tests.web.browser import MOUNTED, exported, frames, ready, state, table, until
-from tests.web.served import LONG, SHORT, Served, served
+from tests.web.served import LONG, SHORT, Served
 
 TEXT = " ".join(f"w{3 + place * 5 % 50}" for place in range(24))
-
-
-@pytest.fixture(scope="module")
-def server(folders: list[Path]) -> Iterator[Served]:
-    models = [one for folder in folders for one in ("--model", str(folder))]
-    with served(*models, "--longest", "4000", "--waiting", "1", "--seconds", "2") as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +114,10 @@ def test_a_cancelled_job_and_a_full_queue_say_so(page: Any, browser: Any, server
     waiting, refused = other.new_page(), other.new_page()
     submitted(waiting, server, f"{LONG} w5", model="tiny-llama")
     until(waiting, "document.querySelector('.start .note').textContent.startsWith('Waiting')")
-    submitted(refused, server, f"{LONG} w6", model="tiny-llama")
-    assert "waiting" in said(refused)
+    third = server.submit(f"{LONG} w6", model="tiny-llama")["id"]
+    submitted(refused, server, f"{LONG} w7", model="tiny-llama")
+    assert "2 analyses are waiting" in said(refused)
+    server.client.delete(f"/api/jobs/{third}")
     for one in (waiting, page):
         one.click("button:text-is('Cancel')")
         until(one, "document.querySelector('.start .note').textContent.includes('cancelled')")

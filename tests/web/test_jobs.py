@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,26 +13,19 @@ import pytest
 from identikit.web.jobs import Service
 from identikit.web.messages import Limits, Problem
 from identikit.web.processes import PendingTask
-from identikit.web.tasks import Answer, Explain, ModelSource, WorkerTask
-from tests.web.served import LONG, SHORT, Served, save_models, served
+from identikit.web.tasks import CANCEL, CANCELLED, Answer, CheckText, Explain, ModelSource, WorkerTask
+from identikit.web.worker import Desk
+from tests.web.served import LONG, SHORT, Served
 from tests.web.soak_server import soak
 from tests.web.test_server import refused
 
 SLOW = {"model": "tiny-llama"}
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folders = save_models(tmp_path_factory.mktemp("models"))
-    models = [one for folder in folders for one in ("--model", str(folder))]
-    with served(*models, "--waiting", "2", "--seconds", "60") as one:
-        yield one
-
-
 @pytest.fixture
-def server(started: Served) -> Iterator[Served]:
+def server(server: Served) -> Iterator[Served]:
     """The one server; what a test leaves running is cancelled, and the workers are free for the next."""
-    server = started
+    server.asked.clear()
     yield server
     for id in server.asked:
         server.client.delete(f"/api/jobs/{id}")
@@ -69,7 +64,6 @@ def test_a_waiting_analysis_can_be_cancelled(server: Served):
 
 
 def test_a_running_analysis_can_be_cancelled_and_the_worker_goes_on(server: Served):
-    before = [one.pid for one in server.workers()]
     id = slow(server, 5)
     for _, state in server.events(id):
         if (state["progress"] or {}).get("what", "").startswith("att"):
@@ -78,7 +72,14 @@ def test_a_running_analysis_can_be_cancelled_and_the_worker_goes_on(server: Serv
     assert [state["state"] for _, state in server.events(id)] == ["cancelled"]
     assert server.result("w30 w31 w32 w33 w34 w35 w36 w37 w38 w39")
     assert server.client.delete(f"/api/jobs/{id}").json()["state"] == "cancelled"
-    assert [one.pid for one in server.workers()] == before  # it heeded: nobody was killed
+
+
+def test_a_task_heeds_a_request_to_cancel_it(folders: list[Path]):
+    ours, theirs = Pipe()
+    desk = Desk.opened((ModelSource(str(folders[0])),), theirs)
+    ours.send(CANCEL)
+    assert desk.answer(WorkerTask("tiny-bert", SHORT, Explain(1.0))) == CANCELLED
+    assert desk.answer(WorkerTask("tiny-bert", SHORT, CheckText())) == Answer()
 
 
 def test_questions_do_not_wait_for_an_analysis(server: Served):

@@ -59,6 +59,12 @@ def shown_maps(page: Any) -> dict[str, np.ndarray]:
     }
 
 
+def check_maps(found: dict[str, np.ndarray], attention: Any, *names: str) -> None:
+    """Check that maps, all or some, are those of the API."""
+    for name in names or MAPS:
+        assert np.abs(found[name] - getattr(attention, name).double().numpy()).max() < 1e-5, name
+
+
 def hover(page: Any, wanted: str) -> dict[str, Any]:
     """Move the mouse over the attention canvas until the state fulfils a condition."""
     canvas = page.locator(".maps canvas")
@@ -78,9 +84,7 @@ def test_the_maps_of_a_report_are_those_of_the_api(page: Any, report_file: Path,
     opened(page, report_file)
     for layer, head in ((0, 0), (1, 3), (2, 1)):
         state(page, layer=layer, head=head)
-        own = explanation.attention.sel(layer=layer, head=head)
-        for name, found in shown_maps(page).items():
-            assert np.abs(found - getattr(own, name).double().numpy()).max() < 1e-5, (layer, head, name)
+        check_maps(shown_maps(page), explanation.attention.sel(layer=layer, head=head))
 
 
 def test_a_causal_table_holds_what_queries_see(page: Any, tmp_path: Path):
@@ -100,21 +104,20 @@ def test_a_causal_table_holds_what_queries_see(page: Any, tmp_path: Path):
 
 def test_minilm_in_words_and_without_special_tokens(page: Any, minilm_file: Path, minilm_attention: Any):
     opened(page, minilm_file, "layer=4&head=5")
-    own = minilm_attention.sel(layer=4, head=5)
-    for name, found in shown_maps(page).items():
-        assert np.abs(found - getattr(own, name).double().numpy()).max() < 1e-5, name
+    head = minilm_attention.sel(layer=4, head=5)
+    check_maps(shown_maps(page), head)
     page.get_by_role("checkbox", name="Words").check()
-    words, gathered = own.words(), shown_maps(page)
+    gathered = shown_maps(page)
     assert len(gathered["raw"]) < len(minilm_attention.tokens)
-    for name in ("raw", "effective", "null"):
-        assert np.abs(gathered[name] - getattr(words, name).double().numpy()).max() < 1e-5, name
+    check_maps(gathered, head.words(), "raw", "effective", "null")
     assert "unbelievably" in {row[0] for row in table(page, "attention")[1]}
     page.get_by_role("checkbox", name="Words").uncheck()
     page.get_by_role("checkbox", name="Special tokens").uncheck()
     kept = [at for at, special in enumerate(minilm_attention.about["special"]) if not special]
-    assert np.abs(shown_maps(page)["raw"] - own.raw[kept][:, kept].double().numpy()).max() < 1e-5
+    assert np.abs(shown_maps(page)["raw"] - head.raw[kept][:, kept].double().numpy()).max() < 1e-5
     frames(page, 12)
-    outside = float(own.raw.double()[kept].sum(-1).mean() - own.raw.double()[kept][:, kept].sum(-1).mean())
+    rows = head.raw.double()[kept]
+    outside = float(rows.sum(-1).mean() - rows[:, kept].sum(-1).mean())
     notes = words_of(page, ".maps-notes")
     assert "Special tokens are left out of the drawing and of the scale." in notes
     assert f"On average, {outside:.2f} of a row's raw weight" in notes
@@ -137,8 +140,10 @@ def test_two_way_hover_shows_what_a_token_looks_at_and_who_looks_at_it(page: Any
     page.set_viewport_size({"width": 1440, "height": 2400})  # nothing scrolls
     opened(page, report_file, "layer=1&head=2")
     found = hover(page, "query > 2 and key > 2 and query != key")
-    query, key = found["hoverQuery"], found["hoverKey"]
-    own, names = explanation.attention.sel(layer=1, head=2), explanation.attention._axis("key").name_of
+    query = found["hoverQuery"]
+    key = found["hoverKey"]
+    own = explanation.attention.sel(layer=1, head=2)
+    names = explanation.attention._axis("key").name_of
     said = words_of(page, ".maps .maps-read").replace("−", "-")
     assert said.startswith(f"{names(query)} → {names(key)} in L1H2:")
     numbers = [float(one) for one in re.findall(r"(?:raw|effective|simplex|null) (-?\d+(?:\.\d+)?(?:e-?\d+)?)", said)]

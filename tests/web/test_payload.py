@@ -176,6 +176,8 @@ def test_opened_results_and_parts_have_pages_too(explanation: Any, content: byte
     assert (words["layer0.raw"] - explanation.attention.words().raw[0]).abs().max() < 1e-6
     intervals, _ = opened(packed(explanation.attention.intervals(layer=1, head=[0, 2])))
     assert intervals["rows.place"].shape == (2 * len(explanation.tokens), 3)
+    row = attention_intervals(tiny.loaded("gpt2"), TEXT, layer=1, head=0, query=-1)
+    assert (opened(packed(row))[0]["rows.raw"][0] - row.raw).abs().max() < 1e-6
     for part in (explanation.identity, explanation.attribution):
         assert len(packed(part)) > 1000
 
@@ -197,9 +199,3 @@ def test_a_long_text_keeps_the_largest_sources(monkeypatch: pytest.MonkeyPatch):
     arrays, about = opened(packed(found))
     assert about["attribution"]["kept"] == 5
     assert torch.equal(arrays["attribution.input"][1, -1].long(), found.contribution[1, :, -1].topk(5).indices)
-
-
-def test_intervals_of_a_model_by_themselves():
-    found = attention_intervals(tiny.loaded("gpt2"), TEXT, layer=1, head=0, query=-1)
-    arrays, _ = opened(packed(found))
-    assert (arrays["rows.raw"][0] - found.raw).abs().max() < 1e-6

@@ -94,22 +94,21 @@ class Service:
 
     def status(self, id: str) -> JobStatus:
         """Return how far an analysis is."""
-        job = self.find(id)
-        ahead = self.analyst.ahead(job)
-        return JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
+        return self._status(id, self.find(id))
 
     async def statuses(self, id: str) -> AsyncIterator[JobStatus | None]:
         """Yield how far an analysis is whenever that changes, until it ends; None after a while of silence."""
+        job = self.find(id)
         self.streams += 1
         last = None
         try:
-            while not self.closing and id in self.jobs:
+            while not self.closing:
                 changed = self._changed
-                status = self.status(id)
+                status = self._status(id, job)
                 if status != last:
                     yield status
                 last = status
-                if self.jobs[id].answer.done():
+                if job.answer.done():
                     return
                 try:
                     await asyncio.wait_for(changed.wait(), HEARTBEAT)
@@ -129,6 +128,10 @@ class Service:
         size = sum(_size(self.jobs[id]) for id in ended)
         while len(ended) > self.limits.results or (size > self.limits.kept and len(ended) > 1):
             size -= _size(self.jobs.pop(ended.pop(0)))
+
+    def _status(self, id: str, job: PendingTask) -> JobStatus:
+        ahead = self.analyst.ahead(job)
+        return JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
 
     def _model_name(self, name: str | None) -> str:
         if name is None:

@@ -105,7 +105,7 @@ class Limits(BaseModel):
     questions: int = Field(default=16, description="Questions that may wait.")
     streams: int = Field(default=64, description="Streams of events that may be open.")
     results: int = Field(default=64, description="Ended analyses that are kept.")
-    kept: int = Field(512 << 20, description="How many bytes of them are kept.")
+    kept: int = Field(default=2**29, description="How many bytes of them are kept.")
     rows: int = Field(default=ROWS, description="Rows that one request may ask for.")
 
     @computed_field

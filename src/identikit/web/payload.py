@@ -33,7 +33,7 @@ SOURCES = 32  # sources that a file holds of each hidden vector of a long text; 
 _AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a reader chooses others
 
 
-class Reading(NamedTuple):
+class HeadReading(NamedTuple):
     """What heads can be found by; the page shows it as it is declared here.
 
     - `label`, `meaning`: its name and its explanation in words; `code`: the Python that computes it
@@ -186,7 +186,7 @@ def _place_of(mask: Tensor, masks: list[Tensor]) -> int:
     return len(masks) - 1
 
 
-def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[Reading], dict[str, Tensor]]:
+def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[HeadReading], dict[str, Tensor]]:
     """Return what heads can be found by, in the order in which it is shown, and the values by name, (layer, head).
 
     A result by words or a difference lacks some values; those of `certain_mass` are added with the bounded rows. The
@@ -195,7 +195,7 @@ def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[Read
     sinks = special or [0]
     where = "special tokens" if special else "the first token"
     declared = [
-        Reading(
+        HeadReading(
             "pearson",
             "correlation",
             "How closely effective attention follows raw attention, over all weights of the head.",
@@ -203,7 +203,7 @@ def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[Read
             (-1, 1),
             2,
         ),
-        Reading(
+        HeadReading(
             "null_dim",
             "null dimension",
             "In how many directions a row can change without changing the output, on average over rows.",
@@ -211,7 +211,7 @@ def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[Read
             None,
             1,
         ),
-        Reading(
+        HeadReading(
             "certain_mass",
             "certain mass",
             "The share of a row that every attention with the same output agrees on, on average over the rows that "
@@ -220,7 +220,7 @@ def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[Read
             (0, 1),
             2,
         ),
-        Reading(
+        HeadReading(
             "sink_mass",
             "sink mass",
             f"The raw weight that goes to {where}, on average over rows.",

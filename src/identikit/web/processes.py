@@ -17,7 +17,7 @@ from identikit.errors import ModelError
 from identikit.web.messages import Problem, ProgressReport, RefusedError, State
 from identikit.web.tasks import CANCEL, CANCELLED, Answer, ModelSource, Ready, WorkerTask
 
-GRACE = 3.0  # seconds that a cancelled task has to end by itself before its process is killed
+GRACE = 15.0  # seconds that a cancelled task has to end by itself before its process is killed: loading takes longer
 AGAIN = 5.0  # seconds between attempts to start a process that ends before it is ready
 
 
