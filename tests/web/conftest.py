@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from identikit.explanation.explain import explain
-from identikit.web import rows
+from identikit.web import report, rows
 from identikit.web.payload import packed
 from identikit.web.report import save_report
 from tests.models import tiny
-from tests.web.served import save_models
+from tests.web.served import Served, save_models, served
 
 CHROMIUM = shutil.which("chromium")
 
@@ -60,14 +60,24 @@ def content(explanation: Any) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def report_file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report_file(explanation: Any, content: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its page, on disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "GRID_SECONDS", 300.0)
+        patch.setattr(report, "packed", lambda *_, **__: content)  # packed once for all tests
         return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def server(folders: list[Path]) -> Iterator[Served]:
+    """A server of both models, started once; long texts take it half a minute, short ones a second."""
+    models = [option for folder in folders for option in ("--model", str(folder))]
+    limits = ["--longest", "4000", "--waiting", "2", "--seconds", "60"]
+    with served(*models, *limits, "--allow-host", "Example.org") as started:
+        yield started
+    assert [line for line in started.errors if "Traceback" in line] == []
+
+
+@pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The models of a server, saved."""
     return save_models(tmp_path_factory.mktemp("models"))

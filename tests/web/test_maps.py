@@ -2,6 +2,7 @@
 
 import re
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import identikit as ik
 from identikit.models.model import Model
 from tests.models import tiny
+from tests.web.browser import MOUNTED, frames, opened, python, state, table, words_of
 from tests.web.conftest import TEXT
 from tests.web.served import save_models, served
 
@@ -47,39 +49,6 @@ def long_file(long_attention: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
-def opened(page: Any, path: Path, address: str = "") -> Any:
-    page.goto(f"{path.as_uri()}#{address}")
-    page.locator(".maps canvas[aria-label]").wait_for()
-    return page
-
-
-def state(page: Any) -> dict[str, Any]:
-    return page.evaluate("document.querySelector('#identikit').identikit.store.get()")
-
-
-def choose(page: Any, **change: Any) -> None:
-    """Change the state, and wait until it is drawn."""
-    page.evaluate("(change) => document.querySelector('#identikit').identikit.store.set(change)", change)
-    frames(page)
-
-
-def frames(page: Any, count: int = 3) -> None:
-    page.evaluate(
-        "async (count) => { for (; count; count -= 1) await new Promise(requestAnimationFrame); }", count
-    )  # fmt: skip
-
-
-def table(page: Any, view: str) -> tuple[list[str], list[list[Any]]]:
-    call = "(id) => { const { views, store } = document.querySelector('#identikit').identikit; "
-    found = page.evaluate(f"{call} return views[id].table(store.get()); }}", view)
-    return found["columns"], found["rows"]
-
-
-def python(page: Any, view: str) -> str:
-    call = "(id) => { const { views, store } = document.querySelector('#identikit').identikit; "
-    return page.evaluate(f"{call} return views[id].python(store.get()); }}", view)
-
-
 def shown_maps(page: Any) -> dict[str, np.ndarray]:
     """Return the maps that the view's table holds, for a head whose queries see all keys."""
     columns, rows = table(page, "attention")
@@ -88,6 +57,12 @@ def shown_maps(page: Any) -> dict[str, np.ndarray]:
     return {
         name: np.array([row[at] for row in rows], dtype=float).reshape(size, size) for at, name in enumerate(MAPS, 2)
     }
+
+
+def check_maps(found: dict[str, np.ndarray], attention: Any, *names: str) -> None:
+    """Check that maps, all or some, are those of the API."""
+    for name in names or MAPS:
+        assert np.abs(found[name] - getattr(attention, name).double().numpy()).max() < 1e-5, name
 
 
 def hover(page: Any, wanted: str) -> dict[str, Any]:
@@ -105,17 +80,11 @@ def hover(page: Any, wanted: str) -> dict[str, Any]:
     raise AssertionError(f"Nothing under the mouse fulfils {wanted}.")
 
 
-def words_of(page: Any, selector: str) -> str:
-    return page.locator(selector).first.inner_text()
-
-
-@pytest.mark.parametrize("head", [(0, 0), (1, 3), (2, 1)])
-def test_the_maps_of_a_report_are_those_of_the_api(page: Any, report_file: Path, explanation: Any, head: Any):
+def test_the_maps_of_a_report_are_those_of_the_api(page: Any, report_file: Path, explanation: Any):
     opened(page, report_file)
-    choose(page, layer=head[0], head=head[1])
-    own = explanation.attention.sel(layer=head[0], head=head[1])
-    for name, found in shown_maps(page).items():
-        assert np.abs(found - getattr(own, name).double().numpy()).max() < 1e-5, name
+    for layer, head in ((0, 0), (1, 3), (2, 1)):
+        state(page, layer=layer, head=head)
+        check_maps(shown_maps(page), explanation.attention.sel(layer=layer, head=head))
 
 
 def test_a_causal_table_holds_what_queries_see(page: Any, tmp_path: Path):
@@ -129,49 +98,52 @@ def test_a_causal_table_holds_what_queries_see(page: Any, tmp_path: Path):
     for at, name in enumerate(MAPS, 2):
         expected = getattr(own, name)[seen.reshape(32, 32)].double().numpy()
         assert np.abs(np.array([row[at] for row in rows]) - expected).max() < 1e-5, name
-    choose(page, query=3, key=30)
+    state(page, query=3, key=30)
     assert "does not see" in words_of(page, ".maps .maps-read")
 
 
 def test_minilm_in_words_and_without_special_tokens(page: Any, minilm_file: Path, minilm_attention: Any):
     opened(page, minilm_file, "layer=4&head=5")
-    own = minilm_attention.sel(layer=4, head=5)
-    for name, found in shown_maps(page).items():
-        assert np.abs(found - getattr(own, name).double().numpy()).max() < 1e-5, name
+    head = minilm_attention.sel(layer=4, head=5)
+    check_maps(shown_maps(page), head)
     page.get_by_role("checkbox", name="Words").check()
-    words, gathered = own.words(), shown_maps(page)
+    gathered = shown_maps(page)
     assert len(gathered["raw"]) < len(minilm_attention.tokens)
-    for name in ("raw", "effective", "null"):
-        assert np.abs(gathered[name] - getattr(words, name).double().numpy()).max() < 1e-5, name
+    check_maps(gathered, head.words(), "raw", "effective", "null")
     assert "unbelievably" in {row[0] for row in table(page, "attention")[1]}
     page.get_by_role("checkbox", name="Words").uncheck()
     page.get_by_role("checkbox", name="Special tokens").uncheck()
     kept = [at for at, special in enumerate(minilm_attention.about["special"]) if not special]
-    assert np.abs(shown_maps(page)["raw"] - own.raw[kept][:, kept].double().numpy()).max() < 1e-5
+    assert np.abs(shown_maps(page)["raw"] - head.raw[kept][:, kept].double().numpy()).max() < 1e-5
     frames(page, 12)
-    outside = float(own.raw.double()[kept].sum(-1).mean() - own.raw.double()[kept][:, kept].sum(-1).mean())
+    rows = head.raw.double()[kept]
+    outside = float(rows.sum(-1).mean() - rows[:, kept].sum(-1).mean())
     notes = words_of(page, ".maps-notes")
     assert "Special tokens are left out of the drawing and of the scale." in notes
     assert f"On average, {outside:.2f} of a row's raw weight" in notes
 
 
-@pytest.mark.parametrize("address", ["", "words=1", "special=0", "words=1&special=0"])
-def test_the_python_of_the_maps_gives_them(page: Any, minilm_file: Path, minilm_attention: Any, address: str):
-    opened(page, minilm_file, f"layer=4&head=5&{address}")
-    scope = {"ik": ik, "model": ik.load(), "text": PAIR}
-    exec(python(page, "attention"), scope)
-    found = shown_maps(page)
-    names = [name for name in MAPS if not ("words" in address and name == "simplex")]
-    for name, expected in zip(names, scope["maps"], strict=True):
-        assert np.abs(found[name] - expected.double().numpy()).max() < 1e-5, name
+def test_the_python_of_the_maps_gives_them(page: Any, minilm_file: Path):
+    opened(page, minilm_file, "layer=4&head=5")
+    model = ik.load()
+    for words, special in product((False, True), repeat=2):
+        state(page, words=words, special=special)
+        scope = {"ik": ik, "model": model, "text": PAIR}
+        exec(python(page, "attention"), scope)
+        found = shown_maps(page)
+        names = [name for name in MAPS if not (words and name == "simplex")]
+        for name, expected in zip(names, scope["maps"], strict=True):
+            assert np.abs(found[name] - expected.double().numpy()).max() < 1e-5, (name, words, special)
 
 
 def test_two_way_hover_shows_what_a_token_looks_at_and_who_looks_at_it(page: Any, report_file: Path, explanation: Any):
     page.set_viewport_size({"width": 1440, "height": 2400})  # nothing scrolls
     opened(page, report_file, "layer=1&head=2")
     found = hover(page, "query > 2 and key > 2 and query != key")
-    query, key = found["hoverQuery"], found["hoverKey"]
-    own, names = explanation.attention.sel(layer=1, head=2), explanation.attention._axis("key").name_of
+    query = found["hoverQuery"]
+    key = found["hoverKey"]
+    own = explanation.attention.sel(layer=1, head=2)
+    names = explanation.attention._axis("key").name_of
     said = words_of(page, ".maps .maps-read").replace("−", "-")
     assert said.startswith(f"{names(query)} → {names(key)} in L1H2:")
     numbers = [float(one) for one in re.findall(r"(?:raw|effective|simplex|null) (-?\d+(?:\.\d+)?(?:e-?\d+)?)", said)]
@@ -235,10 +207,8 @@ def test_a_moved_row_is_shown_and_marked(page: Any, report_file: Path):
     opened(page, report_file, "layer=1&head=1&query=7&key=3")
     frames(page, 12)
     before = page.locator(".maps canvas").screenshot()
-    page.evaluate(
-        "() => document.querySelector('#identikit').identikit.store.set("
-        "{moved: {query: 7, key: 3, end: 'upper', row: new Float64Array(32).fill(1 / 32)}})"
-    )
+    row = "new Float64Array(32).fill(1 / 32)"
+    page.evaluate(f"() => {MOUNTED}.store.set({{moved: {{query: 7, key: 3, end: 'upper', row: {row}}}}})")
     frames(page)
     assert "moved to 0.031" in words_of(page, ".maps .maps-read")
     assert "was moved in the edge view" in words_of(page, ".maps-notes")
@@ -250,25 +220,22 @@ def test_a_long_text_is_windowed_and_keys_go_on(page: Any, long_file: Path, long
     frames(page, 5)
     size = len(long_attention.tokens)
     assert f"Tokens 0 to 511 of {size} are drawn." in words_of(page, ".maps-notes")
-    choose(page, query=600)
+    state(page, query=600)
     frames(page)
     assert state(page)["from"] == size - 512
-    choose(page, **{"from": 0, "query": 511})
+    state(page, **{"from": 0, "query": 511})
     page.locator(".maps canvas").focus()
     page.keyboard.press("ArrowDown")
     found = state(page)
     assert found["query"] == 512 and found["from"] > 0
     page.locator(".maps input[type=range]").fill("100")
     assert state(page)["from"] == 100
-    rows = page.evaluate(
-        "() => { const { views, store } = document.querySelector('#identikit').identikit;"
-        " return views.attention.table(store.get()).rows.filter((_, at) => at % 7 === 0); }"
-    )
+    rows = page.evaluate(f"{MOUNTED}.views.attention.table({MOUNTED}.store.get()).rows.filter((_, at) => at % 7 === 0)")
     raw = long_attention.sel(layer=1, head=0).raw[100:612, 100:612].double()
     expected = raw[torch.ones_like(raw).tril() > 0].numpy()[::7]
     assert np.abs(np.array([row[2] for row in rows]) - expected).max() < 1e-5
     assert rows[0][4] is None  # a long file holds no simplex maps
-    choose(page, query=300, key=200)
+    state(page, query=300, key=200)
     assert "simplex" not in words_of(page, ".maps .maps-read")
 
 
@@ -370,16 +337,16 @@ def test_opening_a_head_pins_a_row_that_can_be_moved(page: Any, report_file: Pat
     assert state(page)["query"] == min(listed, key=lambda query: abs(query - before))
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("shape", ["matrix", "lines"])
-def test_the_figures_are_drawn(page: Any, report_file: Path, theme: str, shape: str):
-    opened(page, report_file, f"layer=1&head=2&key=3&theme={theme}&shape={shape}")
-    frames(page, 12)
-    for selector in (".maps canvas", ".heads canvas"):
-        picture = matplotlib.image.imread(BytesIO(page.locator(selector).screenshot()), format="png")[..., :3]
-        colours = np.unique((picture.reshape(-1, 3) * 255).astype(int), axis=0)
-        assert len(colours) > 60, selector
-        assert (picture.mean() > 0.5) == (theme == "light")
+def test_the_figures_are_drawn(page: Any, report_file: Path):
+    opened(page, report_file, "layer=1&head=2&key=3")
+    for theme, shape in product(("light", "dark"), ("matrix", "lines")):
+        state(page, theme=theme, shape=shape)
+        frames(page, 12)
+        for selector in (".maps canvas", ".heads canvas"):
+            picture = matplotlib.image.imread(BytesIO(page.locator(selector).screenshot()), format="png")[..., :3]
+            colours = np.unique((picture.reshape(-1, 3) * 255).astype(int), axis=0)
+            assert len(colours) > 60, (selector, theme, shape)
+            assert (picture.mean() > 0.5) == (theme == "light")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from safetensors.torch import load
 from identikit import attention_intervals, effective_attention, open_result, token_attribution
 from identikit.errors import InputError
 from identikit.web import file, payload
+from identikit.web.bundle import static
 from identikit.web.payload import packed, packed_simplex
 from identikit.web.rows import EPSILONS, packed_rows
 from tests.models import tiny
@@ -104,7 +105,19 @@ def test_an_explanation_has_every_part(explanation: Any, content: bytes):
         "Where did it come from?",
     ]
     said = " ".join(str(explanation).split())
-    assert about["verdict"]["headline"] in said
+    assert about["verdict"]["sections"][0]["paragraphs"][0] in said
+
+
+def test_the_page_is_told_its_readings_and_knows_none_by_name(content: bytes):
+    arrays, about = opened(content)
+    readings = about["attention"]["readings"]
+    assert [one["name"] for one in readings] == ["pearson", "null_dim", "certain_mass", "sink_mass"]
+    scripts = "".join(one.read_text() for one in static().iterdir() if one.name.endswith(".js"))
+    for reading in readings:
+        assert reading.keys() == {"name", "label", "meaning", "code", "range", "digits"}
+        assert arrays[f"heads.{reading['name']}"].shape == (3, 4)
+        for words in (f'"{reading["name"]}"', reading["meaning"], reading["code"]):
+            assert words not in scripts
 
 
 def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: bytes):
@@ -163,6 +176,8 @@ def test_opened_results_and_parts_have_pages_too(explanation: Any, content: byte
     assert (words["layer0.raw"] - explanation.attention.words().raw[0]).abs().max() < 1e-6
     intervals, _ = opened(packed(explanation.attention.intervals(layer=1, head=[0, 2])))
     assert intervals["rows.place"].shape == (2 * len(explanation.tokens), 3)
+    row = attention_intervals(tiny.loaded("gpt2"), TEXT, layer=1, head=0, query=-1)
+    assert (opened(packed(row))[0]["rows.raw"][0] - row.raw).abs().max() < 1e-6
     for part in (explanation.identity, explanation.attribution):
         assert len(packed(part)) > 1000
 
@@ -184,9 +199,3 @@ def test_a_long_text_keeps_the_largest_sources(monkeypatch: pytest.MonkeyPatch):
     arrays, about = opened(packed(found))
     assert about["attribution"]["kept"] == 5
     assert torch.equal(arrays["attribution.input"][1, -1].long(), found.contribution[1, :, -1].topk(5).indices)
-
-
-def test_intervals_of_a_model_by_themselves():
-    found = attention_intervals(tiny.loaded("gpt2"), TEXT, layer=1, head=0, query=-1)
-    arrays, _ = opened(packed(found))
-    assert (arrays["rows.raw"][0] - found.raw).abs().max() < 1e-6

@@ -6,63 +6,29 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+import identikit
 from identikit.errors import InputError
 from identikit.explanation.explain import explain
 from identikit.web.report import report, save_report
 from tests.models import tiny
+from tests.web.browser import exported, opened, ready, state, table
 
 VIEWS = ("verdict", "heads", "attention", "edge", "tokens", "provenance", "numbers")
 
 
-def shown(page: Any, file: Path, state: str = "") -> Any:
+def shown(page: Any, file: Path, address: str = "") -> None:
     """Open a file without a network, and fail when it asks for anything."""
     asked: list[str] = []
     page.context.set_offline(True)
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else asked.append(request.url),
-    )
-    page.goto(f"{file.as_uri()}#{state}")
-    ready(page)
-    assert asked == []
-    return page
-
-
-def ready(page: Any) -> None:
-    """Wait until the page has drawn its views."""
-    until(page, "document.getElementById('identikit')?.identikit !== undefined")
-    page.wait_for_timeout(300)
-
-
-def until(page: Any, condition: str, seconds: float = 30) -> None:
-    """Wait until a condition holds in the page; Playwright's own waiting would need a weaker content policy."""
-    last = time.monotonic() + seconds
-    while not page.evaluate(condition):
-        assert time.monotonic() < last, condition
-        page.wait_for_timeout(50)
-
-
-def table(page: Any, view: str) -> dict[str, Any]:
-    """Return the numbers of a view as it shows them now."""
-    script = """(id) => {
-        const { views, store } = document.getElementById("identikit").identikit;
-        return views[id].table(store.get());
-    }"""
-    return page.evaluate(script, view)
-
-
-def state(page: Any, **change: Any) -> dict[str, Any]:
-    """Change the state as a reader would, wait for the next frames, and return it."""
-    page.evaluate("(change) => document.getElementById('identikit').identikit.store.set(change)", change)
-    page.wait_for_timeout(150)
-    return page.evaluate("document.getElementById('identikit').identikit.store.get()")
+    page.on("request", lambda request: asked.append(request.url))
+    opened(page, file, address)
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
 def test_every_view_is_drawn_without_a_network(page: Any, report_file: Path):
@@ -81,25 +47,6 @@ def test_every_view_is_drawn_without_a_network(page: Any, report_file: Path):
             }""")
             assert drawn > 3, view
             assert len(canvas.get_attribute("aria-label") or "") > 20, view
-
-
-def test_maps_are_the_apis(page: Any, report_file: Path, explanation: Any):
-    shown(page, report_file)
-    script = """([layer, head, map]) => {
-        const head_ = document.getElementById("identikit").identikit.site.heads(layer, head);
-        return Array.from({ length: head_.n }, (_, query) => Array.from(head_.row(map, query)));
-    }"""
-    attention = explanation.attention
-    for layer, head in ((0, 0), (1, 3), (2, 1)):
-        for name in ("raw", "effective", "null", "simplex"):
-            expected = getattr(attention.sel(layer=layer, head=head), name).double()
-            found = page.evaluate(script, [layer, head, name])
-            largest = max(
-                abs(a - b)
-                for one, other in zip(found, expected.tolist(), strict=True)
-                for a, b in zip(one, other, strict=True)
-            )
-            assert largest < 1e-5, (layer, head, name)
 
 
 def test_every_row_that_can_be_moved_keeps_the_output(page: Any, report_file: Path, explanation: Any):
@@ -128,13 +75,8 @@ def test_every_row_that_can_be_moved_keeps_the_output(page: Any, report_file: Pa
 def test_the_address_holds_the_state(page: Any, report_file: Path):
     shown(page, report_file, "layer=1&head=2&query=7&tab=provenance&theme=dark&shape=lines&sort=width")
     found = state(page)
-    assert (found["layer"], found["head"], found["query"], found["tab"], found["sort"]) == (
-        1,
-        2,
-        7,
-        "provenance",
-        "width",
-    )
+    assert (found["layer"], found["head"], found["query"]) == (1, 2, 7)
+    assert (found["tab"], found["sort"]) == ("provenance", "width")
     assert page.get_attribute("#identikit", "data-theme") == "dark"
     state(page, head=3, query=9)
     page.reload()
@@ -146,35 +88,21 @@ def test_the_address_holds_the_state(page: Any, report_file: Path):
     ready(page)
     found = state(page)
     assert (found["layer"], found["head"], found["tab"]) == (2, 0, "tokens")
-
-
-def test_an_embedded_page_has_no_frame(page: Any, report_file: Path):
-    shown(page, report_file, "embed=1")
+    assert page.locator(".top").is_visible()
+    state(page, embed=True)
     assert page.locator(".top").is_hidden()
     assert page.locator("#panel-edge").is_visible()
 
 
-def exported(page: Any, view: str, kind: str) -> bytes:
-    if page.locator(".menu").get_attribute("open") is None:
-        page.click(".menu summary")
-    page.select_option(".menu select", view)
-    with page.expect_download() as waiting:
-        page.click(f".menu button:text-is('{kind}')")
-    return Path(waiting.value.path()).read_bytes()
-
-
-@pytest.mark.parametrize("view", ["heads", "attention", "edge", "tokens", "provenance"])
-def test_exports_can_be_opened(page: Any, report_file: Path, view: str):
+def test_exports_can_be_opened(page: Any, report_file: Path):
     shown(page, report_file)
-    if view in ("tokens", "provenance"):
-        page.click(f"#tab-{view}")
-    assert exported(page, view, "PNG").startswith(b"\x89PNG")
-    drawing = ElementTree.fromstring(exported(page, view, "SVG"))
-    assert len(list(drawing.iter())) > 10
-    rows = list(csv.reader(io.StringIO(exported(page, view, "CSV").decode())))
-    expected = table(page, view)
-    assert rows[0] == expected["columns"]
-    assert len(rows) == len(expected["rows"]) + 1
+    for view in ("heads", "attention", "edge", "tokens", "provenance"):
+        assert exported(page, view, "PNG").startswith(b"\x89PNG"), view
+        drawing = ElementTree.fromstring(exported(page, view, "SVG"))
+        assert len(list(drawing.iter())) > 10, view
+        columns, *rows = csv.reader(io.StringIO(exported(page, view, "CSV").decode()))
+        assert columns == table(page, view)[0]
+        assert len(rows) == len(table(page, view)[1])
 
 
 def test_all_heads_leave_as_headvis_lays_them_out(page: Any, report_file: Path, explanation: Any):
@@ -187,21 +115,16 @@ def test_all_heads_leave_as_headvis_lays_them_out(page: Any, report_file: Path, 
     assert abs(row["top"][0]["raw"] - float(raw.max())) < 1e-5
 
 
-@pytest.mark.parametrize("view", ["verdict", "heads", "attention", "edge", "tokens", "provenance"])
-def test_the_python_of_a_view_runs(page: Any, report_file: Path, view: str, tmp_path: Path):
+def test_the_python_of_a_view_runs(page: Any, report_file: Path, monkeypatch: pytest.MonkeyPatch):
     shown(page, report_file, "layer=1&head=2&query=7")
-    script = exported(page, view, "Python").decode()
-    assert script.startswith("import identikit as ik\n")
     model = tiny.loaded("bert")
-    names: dict[str, Any] = {}
-    import identikit
-
-    load, identikit.load = identikit.load, lambda *_: model  # the page knows a name, and the tests have the model
-    try:
+    monkeypatch.setattr(identikit, "load", lambda *_: model)  # the page knows a name, and the tests have the model
+    for view in ("verdict", "heads", "attention", "edge", "tokens", "provenance"):
+        script = exported(page, view, "Python").decode()
+        assert script.startswith("import identikit as ik\n")
+        names: dict[str, Any] = {}
         exec(compile(script, view, "exec"), names)
-    finally:
-        identikit.load = load
-    assert "model" in names
+        assert names["model"] is model
 
 
 def test_what_an_export_did_is_shown_and_a_click_elsewhere_closes_the_menu(page: Any, report_file: Path):
@@ -239,24 +162,16 @@ def test_text_is_never_markup(page: Any, tmp_path: Path):
 
 
 def test_a_page_is_written_whole_or_not_at_all(explanation: Any, tmp_path: Path):
-    with pytest.raises(InputError, match=r"ends in \.html"):
-        explanation.save_html(tmp_path / "page.txt")
-    with pytest.raises(InputError, match="does not exist"):
-        explanation.save_html(tmp_path / "nowhere" / "page.html")
-    for wrong in ("page\0.html", "\ud800.html", "", "x" * 300 + ".html", "/proc/page.html"):
-        with pytest.raises(InputError, match="Writing a page"):
-            explanation.save_html(tmp_path / wrong)
-    assert list(tmp_path.iterdir()) == []
-    explanation.identity.save_html(tmp_path / "page.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-def test_a_folder_is_not_replaced_and_long_names_are_fine(explanation: Any, tmp_path: Path):
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(InputError, match="it is a folder"):
-        explanation.identity.save_html(tmp_path / "folder.html")
-    explanation.identity.save_html(tmp_path / f"{'x' * 250}.html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", f"{'x' * 250}.html"]
+    wrong = dict.fromkeys(("page\0.html", "\ud800.html", "", "x" * 300 + ".html", "/proc/page.html"), "Writing a page")
+    wrong |= {"page.txt": r"ends in \.html", "nowhere/page.html": "does not exist", "folder.html": "it is a folder"}
+    for name, words in wrong.items():
+        with pytest.raises(InputError, match=words):
+            explanation.identity.save_html(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
+    longest = f"{'x' * 250}.html"
+    explanation.identity.save_html(tmp_path / longest)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", longest]
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])

@@ -186,7 +186,7 @@ class EffectiveAttention(Result):
         """
         return at.rows(layer.rank_is_sure)
 
-    @measure("layer head", range="0 or more", over_texts="mean")
+    @measure("layer head", range="0 or more")
     @staticmethod
     def residual(layer: Layer, at: At) -> Float[Tensor, "head_"]:
         """The certificate ‖(A⊥V − O)H‖/‖OH‖ of each head."""

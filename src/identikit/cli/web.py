@@ -29,9 +29,9 @@ def serve(
     ] = 20.0,
 ) -> None:
     """Serve the explorer: type a text, see which attention is real, and drag its weights."""
-    from identikit.web.server import Limits, Serving, Source
+    from identikit.web.server import Limits, ModelSource, Serving
     from identikit.web.server import serve as served
 
-    sources = tuple(Source(one, device, dtype) for one in model or [None])
+    sources = tuple(ModelSource(name, device, dtype) for name in model or [None])
     limits = Limits(characters=longest, waiting=waiting, seconds=seconds)
     served(Serving(sources, host, port, tuple(allow_host or ()), limits))

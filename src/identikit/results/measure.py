@@ -51,9 +51,13 @@ class Measure:
     compute: Callable[..., Tensor] | None = None
 
     @property
-    def hidden(self) -> bool:
-        """Whether it is kept only to compute others from."""
-        return self.name.startswith("_")
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the greatest value, where the range names both as numbers."""
+        least, to, most = self.range.replace("−", "-").partition(" to ")
+        try:
+            return (float(least), float(most)) if to else None
+        except ValueError:
+            return None
 
 
 class Declared(TypedDict, total=False):

@@ -5,100 +5,37 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
 
 from identikit.version import __version__
-from identikit.web.processes import FullError, Pending, Worker
-from identikit.web.worker import Answer, Facts, Failure, Progressed, Source
+from identikit.web.messages import JobStatus, Limits, RefusedError, ServedModel
+from identikit.web.processes import PendingTask, WorkerProcess
+from identikit.web.tasks import CheckText, Explain, ModelSource, Question, TextOrPair, WorkerTask
 
-ENDED = ("done", "failed", "cancelled")
 HEARTBEAT = 15.0  # seconds of silence after which a stream says that it is still there
-_MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server takes.
-
-    - `characters`: of a text, or of both halves of a pair together; `waiting`: analyses that may wait
-    - `seconds`: about how long rows of attention are bounded; `analysis`, `question`: seconds that one may take
-    - `questions`, `streams`: questions that may wait, and streams of events that may be open
-    - `results`, `kept`: ended analyses that are kept, and how many bytes of them; `rows`: rows in one question
-    """
-
-    characters: int = 5000
-    waiting: int = 8
-    seconds: float = 20.0
-    analysis: float = 900.0
-    question: float = 60.0
-    questions: int = 16
-    streams: int = 64
-    results: int = 64
-    kept: int = 512 * _MIB
-    rows: int = 16
-
-    @property
-    def body(self) -> int:
-        """How many bytes a request may have: JSON may spell a character in twelve."""
-        return 12 * self.characters + 4096
-
-
-class RefusedError(Exception):
-    """A request that is not answered as asked: the code that programs read, and sentences for people."""
-
-    def __init__(self, code: str, message: str, hint: str | None = None):
-        super().__init__(message)
-        self.code, self.message, self.hint = code, message, hint
-
-
-@dataclass(eq=False)
-class Job:
-    """One analysis: what it is about, how far it is, and what came out, as JSON and packed for the views."""
-
-    id: str
-    model: str
-    text: str | tuple[str, str]
-    state: str = "waiting"
-    progress: Progressed | None = None
-    failure: Failure | None = None
-    said: bytes = b""
-    view: bytes = b""
-    pending: Pending | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will change any more."""
-        return self.state in ENDED
-
-    def tell(self) -> None:
-        """Wake everyone who watches."""
-        self.changed.set()
-        self.changed = asyncio.Event()
 
 
 class Service:
-    """The two worker processes, what is known of their models, and all analyses.
+    """The two worker processes, their models, and all analyses.
 
     One process analyses texts; the other answers questions about them, so that these never wait for an analysis.
     """
 
-    def __init__(self, sources: tuple[Source, ...], limits: Limits):
+    def __init__(self, sources: tuple[ModelSource, ...], limits: Limits):
         self.limits = limits
-        self.analyst = Worker(sources, limit=limits.waiting, longest=limits.analysis)
-        self.reader = Worker(sources, limit=limits.questions, longest=limits.question)
-        self.analyst.changed = self._moved
-        self.jobs: OrderedDict[str, Job] = OrderedDict()
-        self.models: dict[str, Facts] = {}
-        self.sample: str | tuple[str, str] = ""
+        self.analyst = WorkerProcess(sources, "analyses", limit=limits.waiting, longest=limits.analysis)
+        self.reader = WorkerProcess(sources, "questions", limit=limits.questions, longest=limits.question)
+        self.analyst.changed = self._wake
+        self.jobs: OrderedDict[str, PendingTask] = OrderedDict()
+        self.models: dict[str, ServedModel] = {}
+        self.sample: TextOrPair = ""
         self.streams = 0
         self.closing = False
+        self._changed = asyncio.Event()
 
     async def start(self) -> None:
         """Load the models in both processes; raises what keeps them from it."""
         ready, _ = await asyncio.gather(self.analyst.start(), self.reader.start())
-        self.models = {facts.name: facts for facts in ready.models}
+        self.models = {model.name: model for model in ready.models}
         self.sample = ready.sample
 
     async def close(self) -> None:
@@ -109,29 +46,31 @@ class Service:
     def end_streams(self) -> None:
         """Let everyone who follows an analysis go, so that the server can stop."""
         self.closing = True
-        for job in self.jobs.values():
-            job.tell()
+        self._wake()
 
     # Analyses
 
-    async def submit(self, model: str | None, text: str | tuple[str, str]) -> Job:
-        """Return the analysis of a text, which may have ended long ago, or may just have been put in the queue."""
-        facts = self._model(model)
-        length = sum(map(len, [text] if isinstance(text, str) else text))
+    async def submit(self, model: str | None, text: TextOrPair) -> str:
+        """Return the id of the analysis of a text, which may have ended long ago, or may just have been queued."""
+        name = self._model_name(model)
+        length = len(text) if isinstance(text, str) else sum(map(len, text))
         if length > self.limits.characters:
             raise RefusedError(
                 "too_long",
                 f"The text has {length:,} characters, and this server reads at most {self.limits.characters:,}.",
                 "Shorten it, or start a server of your own with a larger --longest.",
             )
-        id = self._id(facts, text)
-        if self._going(id) is None:
-            self._refuse_if_full()
-            await self.ask("check", facts.name, text, {})
-        found = self._going(id)  # another visitor may have asked the same meanwhile
-        return self._begin(id, facts.name, text) if found is None else found
+        id = self._id(name, text)
+        if not self._is_useful(id):
+            self.analyst.refuse_if_full()
+            await self.ask(WorkerTask(name, text, CheckText()))
+        if not self._is_useful(id):  # another visitor may have asked the same meanwhile
+            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, Explain(self.limits.seconds)))
+            self.jobs[id].answer.add_done_callback(lambda _: self.forget())
+        self.jobs.move_to_end(id)
+        return id
 
-    def find(self, id: str) -> Job:
+    def find(self, id: str) -> PendingTask:
         """Return an analysis, ended or not."""
         if id not in self.jobs:
             raise RefusedError(
@@ -142,46 +81,34 @@ class Service:
         self.jobs.move_to_end(id)
         return self.jobs[id]
 
-    def result(self, id: str) -> Job:
+    def result(self, id: str) -> PendingTask:
         """Return an analysis that was done."""
         job = self.find(id)
         if job.state != "done":
             raise RefusedError("not_done", f"The analysis is {job.state}, so there is nothing to show.")
         return job
 
-    def watched(self, id: str) -> Job:
-        """Return an analysis that is about to be followed, if there is room for one who does."""
-        if self.streams >= self.limits.streams:
-            raise RefusedError("busy", f"Too many streams of events are open: {self.streams}.")
-        return self.find(id)
-
-    def cancel(self, id: str) -> Job:
+    def cancel(self, id: str) -> None:
         """Cancel an analysis; one that has ended stays as it is."""
-        job = self.find(id)
-        if job.pending is not None and not job.ended:
-            self.analyst.cancel(job.pending)
-            self._ended(job, job.pending.answer.result())
-        return job
+        self.analyst.cancel(self.find(id))
 
-    def status(self, job: Job) -> dict[str, Any]:
-        """Say how far an analysis is."""
-        told = job.progress
-        progress = None if told is None else {"what": told.what, "done": told.done, "total": told.total}
-        failure = None if job.failure is None else job.failure._asdict()
-        told = {"id": job.id, "state": job.state, "ahead": self._ahead(job), "progress": progress, "error": failure}
-        return {name: value for name, value in told.items() if name != "error" or value is not None}
+    def status(self, id: str) -> JobStatus:
+        """Return how far an analysis is."""
+        return self._status(id, self.find(id))
 
-    async def statuses(self, job: Job) -> AsyncIterator[dict[str, Any] | None]:
+    async def statuses(self, id: str) -> AsyncIterator[JobStatus | None]:
         """Yield how far an analysis is whenever that changes, until it ends; None after a while of silence."""
+        job = self.find(id)
         self.streams += 1
+        last = None
         try:
-            last = None
             while not self.closing:
-                changed, status = job.changed, self.status(job)
+                changed = self._changed
+                status = self._status(id, job)
                 if status != last:
                     yield status
                 last = status
-                if job.ended:
+                if job.answer.done():
                     return
                 try:
                     await asyncio.wait_for(changed.wait(), HEARTBEAT)
@@ -190,86 +117,58 @@ class Service:
         finally:
             self.streams -= 1
 
-    def _model(self, name: str | None) -> Facts:
-        if name is None:
-            return next(iter(self.models.values()))
-        if name not in self.models:
-            raise RefusedError(
-                "unknown_model", f"This server has no model of that name. It has: {', '.join(self.models)}."
-            )
-        return self.models[name]
+    def refuse_stream(self) -> None:
+        """Refuse one stream more than may be open."""
+        if self.streams >= self.limits.streams:
+            raise RefusedError("busy", f"Too many streams of events are open: {self.streams}.")
 
-    def _id(self, facts: Facts, text: str | tuple[str, str]) -> str:
-        content = [__version__, facts.name, facts.source.fingerprint, text, self.limits.seconds]
+    def forget(self) -> None:
+        """Let go of what was used longest ago, until what is kept is few and small enough."""
+        ended = [id for id, job in self.jobs.items() if job.answer.done()]
+        size = sum(_size(self.jobs[id]) for id in ended)
+        while len(ended) > self.limits.results or (size > self.limits.kept and len(ended) > 1):
+            size -= _size(self.jobs.pop(ended.pop(0)))
+
+    def _status(self, id: str, job: PendingTask) -> JobStatus:
+        ahead = self.analyst.ahead(job)
+        return JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
+
+    def _model_name(self, name: str | None) -> str:
+        if name is None:
+            return next(iter(self.models))
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise RefusedError("unknown_model", f"This server has no model of that name. It has: {known}.")
+        return name
+
+    def _id(self, model: str, text: TextOrPair) -> str:
+        source = self.analyst.sources[list(self.models).index(model)]
+        content = [__version__, model, source.fingerprint, text, self.limits.seconds]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
-    def _going(self, id: str) -> Job | None:
-        """Return an analysis that need not be started again."""
-        found = self.jobs.get(id)
-        return None if found is None or found.state in ("failed", "cancelled") else self.find(id)
+    def _is_useful(self, id: str) -> bool:
+        """Return whether an analysis need not be started again: it is under way, or was done."""
+        return id in self.jobs and self.jobs[id].problem is None
 
-    def _refuse_if_full(self) -> None:
-        if len(self.analyst.waiting) >= self.limits.waiting:
-            raise RefusedError(
-                "busy", f"The queue is full: {self.limits.waiting} analyses are waiting.", "Try again in a while."
-            )
-
-    def _begin(self, id: str, model: str, text: str | tuple[str, str]) -> Job:
-        self._refuse_if_full()
-        job = Job(id, model, text)
-
-        def told(progress: Progressed | None) -> None:
-            job.state, job.progress = "running", progress
-            job.tell()
-
-        self.jobs[id] = job
-        self.jobs.move_to_end(id)
-        job.pending = self.analyst.submit("explain", model, text, {"seconds": self.limits.seconds}, told)
-        job.pending.answer.add_done_callback(lambda answer: self._ended(job, answer.result()))
-        return job
-
-    def _ended(self, job: Job, answer: Answer) -> None:
-        if job.ended:
-            return
-        job.pending, job.failure = None, answer.failure
-        if answer.failure is None:
-            job.said, job.view = answer.found
-        job.state = {None: "done", "cancelled": "cancelled"}.get(answer.failure and answer.failure.code, "failed")
-        job.tell()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Let go of what was used longest ago, until what is kept is few and small enough."""
-        ended = [job for job in self.jobs.values() if job.ended]
-        size = sum(len(job.said) + len(job.view) for job in ended)
-        while len(ended) > self.limits.results or (size > self.limits.kept and len(ended) > 1):
-            oldest = ended.pop(0)
-            size -= len(oldest.said) + len(oldest.view)
-            del self.jobs[oldest.id]
-
-    def _ahead(self, job: Job) -> int:
-        """Return how many analyses come first."""
-        if job.pending is None or job.pending not in self.analyst.waiting:
-            return 0
-        return self.analyst.waiting.index(job.pending) + (self.analyst.current is not None)
-
-    def _moved(self) -> None:
-        for pending in self.analyst.waiting:
-            for job in self.jobs.values():
-                if job.pending is pending:
-                    job.tell()
+    def _wake(self) -> None:
+        """Wake everyone who follows an analysis."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     # Questions
 
-    async def ask(self, what: str, model: str, text: str | tuple[str, str], options: dict[str, Any]) -> Any:
-        """Return the answer to a question about a text."""
-        try:
-            pending = self.reader.submit(what, model, text, options)
-        except FullError:
-            raise RefusedError(
-                "busy", f"The queue is full: {self.limits.questions} questions are waiting.", "Try again in a while."
-            ) from None
-        answer = await pending.answer
-        if answer.failure is not None:
-            raise RefusedError(*answer.failure)
-        return answer.found
+    async def question(self, id: str, question: Question) -> bytes:
+        """Return the answer to a question about an analysis that was done."""
+        (content,) = await self.ask(self.result(id).task._replace(question=question))
+        return content
+
+    async def ask(self, task: WorkerTask) -> tuple[bytes, ...]:
+        """Return what a task computes."""
+        answer = await self.reader.submit(task).answer
+        if answer.problem is not None:
+            raise RefusedError(**answer.problem.model_dump())
+        return answer.contents
+
+
+def _size(job: PendingTask) -> int:
+    return sum(map(len, job.contents))

@@ -1,23 +1,25 @@
-"""What goes over the wire as JSON: the bodies of requests and answers, and the one shape of errors."""
+"""What goes over the wire as JSON: requests, answers, and the one shape of errors."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from identikit.web.jobs import Limits
+ROWS = 16  # rows that one request may ask for
 
 Place = Annotated[int, Field(ge=0, le=2**31 - 1, description="Counted from 0.")]
-Row = Annotated[list[Place], Field(min_length=3, max_length=3, description="Layer, head and query.")]
+RowPlace = Annotated[list[Place], Field(min_length=3, max_length=3, description="Layer, head and query.")]
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
-class _Asked(BaseModel):
+class _Request(BaseModel):
     """A body that a visitor sends: only what is named here, of just these types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class NewJob(_Asked):
+class NewJob(_Request):
     """A text to analyse."""
 
     text: str = Field(description="The text.")
@@ -25,22 +27,22 @@ class NewJob(_Asked):
     model: str | None = Field(None, description="One of the server's models, by its name; the first if left out.")
 
 
-class Rows(_Asked):
+class RowsRequest(_Request):
     """Rows of attention to bound."""
 
-    rows: list[Row] = Field(min_length=1, max_length=Limits.rows)
+    rows: list[RowPlace] = Field(min_length=1, max_length=ROWS)
     epsilon: float = Field(0.0, ge=0, lt=1, allow_inf_nan=False, description="Share of its norm the output may move.")
 
 
-class Head(_Asked):
-    """A head."""
+class SimplexRequest(_Request):
+    """A head whose simplex map is wanted."""
 
     layer: Place
     head: Place
 
 
-class Move(Head):
-    """An end of an edge's interval."""
+class MoveRequest(SimplexRequest):
+    """An edge, and the end of its interval to move it to."""
 
     query: Place
     key: Place
@@ -61,7 +63,7 @@ class Error(BaseModel):
     error: Problem
 
 
-class Progress(BaseModel):
+class ProgressReport(BaseModel):
     """What an analysis is doing, how many parts of it are done, and of how many."""
 
     what: str
@@ -73,10 +75,10 @@ class JobStatus(BaseModel):
     """How far an analysis is; `ahead` is how many come first."""
 
     id: str
-    state: Literal["waiting", "running", "done", "failed", "cancelled"]
+    state: State
     ahead: int
-    progress: Progress | None = None
-    error: Problem | None = None
+    progress: ProgressReport | None
+    error: Problem | None
 
 
 class ServedModel(BaseModel):
@@ -90,23 +92,35 @@ class ServedModel(BaseModel):
     tokens: int | None
 
 
-class ServedLimits(BaseModel):
+class Limits(BaseModel):
     """What the server takes."""
 
-    characters: int
-    body: int
-    waiting: int
-    questions: int
-    rows: int
-    seconds: float
+    model_config = ConfigDict(frozen=True)
+
+    characters: int = Field(default=5000, description="Of a text, or of both halves of a pair together.")
+    waiting: int = Field(default=8, description="Analyses that may wait.")
+    seconds: float = Field(default=20.0, description="About how long rows of attention are bounded in an analysis.")
+    analysis: float = Field(default=900.0, description="Seconds that an analysis may take.")
+    question: float = Field(default=60.0, description="Seconds that a question may take.")
+    questions: int = Field(default=16, description="Questions that may wait.")
+    streams: int = Field(default=64, description="Streams of events that may be open.")
+    results: int = Field(default=64, description="Ended analyses that are kept.")
+    kept: int = Field(default=2**29, description="How many bytes of them are kept.")
+    rows: int = Field(default=ROWS, description="Rows that one request may ask for.")
+
+    @computed_field
+    @property
+    def body(self) -> int:
+        """How many bytes a request may have: JSON may spell a character in twelve."""
+        return 12 * self.characters + 4096
 
 
-class Index(BaseModel):
+class ServerIndex(BaseModel):
     """What the server is and has."""
 
     version: str
     models: list[ServedModel]
-    limits: ServedLimits
+    limits: Limits
     sample: NewJob
 
 
@@ -114,29 +128,29 @@ class Analysis(BaseModel):
     """An analysis: what it is about and, once it is done, the explanation that `Explanation.to_dict` gives."""
 
     id: str
-    state: str
+    state: State
     model: str
     text: str
     pair: str | None
-    error: Problem | None = None
-    explanation: dict[str, Any] | None = None
+    error: Problem | None
+    explanation: dict[str, Any] | None
 
 
-class Change(BaseModel):
+class OutputChange(BaseModel):
     """The largest change of the model's output, relative to its largest entry; `logits` is null if it makes none."""
 
     hidden: float
     logits: float | None
 
 
-class Moved(BaseModel):
+class MovedRow(BaseModel):
     """A row that was moved to an end of an edge's interval, and what that changed when it was put into the model."""
 
     attention: list[float]
     raw: list[float]
     weight: float = Field(description="The edge's weight in the moved row.")
     row_residual: float = Field(description="How far the head's own output moved, relative to what it adds up.")
-    output_change: Change
+    output_change: OutputChange
 
 
 class Health(BaseModel):
@@ -150,34 +164,32 @@ class Health(BaseModel):
 
 
 STATUS: Mapping[str, int] = {
-    "input": 422,
-    "too_long": 422,
-    "unknown_model": 422,
-    "model": 422,
-    "invalid": 422,
-    "not_found": 404,
-    "not_done": 409,
-    "cancelled": 409,
-    "busy": 429,
-    "memory": 507,
-    "too_slow": 503,
-    "worker": 503,
-    "closing": 503,
-    "internal": 500,
-    "wrong_host": 421,
+    **dict.fromkeys(("input", "too_long", "unknown_model", "model", "invalid"), 422),
+    **dict.fromkeys(("not_done", "cancelled"), 409),
+    **dict.fromkeys(("too_slow", "worker", "closing"), 503),
     "foreign_origin": 403,
+    "not_found": 404,
+    "wrong_method": 405,
+    "too_late": 408,
     "too_large": 413,
     "not_json": 415,
-    "too_late": 408,
+    "wrong_host": 421,
+    "busy": 429,
+    "internal": 500,
+    "memory": 507,
 }
-_RETRY = {"busy": "5", "worker": "5", "closing": "30"}
+_RETRY = {"busy": "5", "worker": "5", "closing": "30"}  # seconds
 
 
-def error_body(code: str, message: str, hint: str | None = None) -> dict[str, Any]:
-    """Return an error in the one shape."""
-    return Error(error=Problem(code=code, message=message, hint=hint)).model_dump(exclude_none=True)
+class RefusedError(Exception):
+    """A request that is not answered as asked."""
+
+    def __init__(self, code: str, message: str, hint: str | None = None):
+        super().__init__(message)
+        self.problem = Problem(code=code, message=message, hint=hint)
 
 
-def error_headers(code: str) -> dict[str, str]:
-    """Return the headers that go with an error: when to try again."""
-    return {"retry-after": _RETRY[code]} if code in _RETRY else {}
+def error_response(problem: Problem) -> JSONResponse:
+    """Return a problem in the one shape, and say when to try again where that helps."""
+    headers = {"retry-after": _RETRY[problem.code]} if problem.code in _RETRY else None
+    return JSONResponse(Error(error=problem).model_dump(exclude_none=True), STATUS[problem.code], headers)

@@ -6,13 +6,14 @@ adds a bias to its scores, or a Result holds only numbers, the maps go as they a
 `static/rows.js` read what is written here.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
@@ -21,6 +22,7 @@ from identikit.explanation.result import NEAR, Explanation
 from identikit.explanation.words import verdict
 from identikit.progress import Progress, silent
 from identikit.results.files import plain
+from identikit.results.measure import Measure
 from identikit.results.result import Result
 from identikit.shapes import Tensor
 from identikit.texts.text import shown
@@ -31,153 +33,34 @@ from identikit.web.file import FORMAT, SHORT, File
 from identikit.web.rows import add_bounded, add_intervals
 
 SOURCES = 32  # sources that a file holds of each hidden vector of a long text; of a short one it holds all
+_AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a reader chooses others
+
+
+class HeadReading(NamedTuple):
+    """What heads can be found by; the page shows it as it is declared here.
+
+    - `label`, `meaning`: its name and its explanation in words; `code`: the Python that computes it
+    - `range`: the least and the most that it can be, where that is known; `digits`: how many are shown after the point
+    """
+
+    name: str
+    label: str
+    meaning: str
+    code: str
+    range: tuple[float, float] | None
+    digits: int
 
 
 def packed(result: Result, *, progress: Progress = silent) -> bytes:
     """Return everything that the views show of a result."""
-    for kind, pack in _PACKERS.items():
+    for kind, add in _PARTS.items():
         if isinstance(result, kind):
             file = File(about=_header(result))
-            pack(file, result, progress)
+            add(file, result, progress)
             return file.bytes()
     raise InputError(
         f"{result.a_kind.capitalize()} has no page of its own: use plot(), or the page of explain(model, text)."
     )
-
-
-def _header(result: Result) -> dict[str, Any]:
-    tokens = [shown(token) for token in result.tokens]
-    reading = getattr(result.source, "reading", None)
-    recipe = None if reading is None else reading.model.recipe
-    return {
-        "format": FORMAT,
-        "version": __version__,
-        "kind": result.kind,
-        "model": result.model_name,
-        "source": _named(recipe and recipe.source),
-        "text": None if reading is None else _plain_text(reading.text),
-        "tokens": tokens,
-        "special": result.about.get("special") or [False] * len(tokens),
-        "words": result.about.get("words") or [],
-        "provenance": plain(asdict(result.provenance)),
-        "unavailable": {},
-    }
-
-
-def _named(source: str | None) -> str | None:
-    """Return where a model was loaded from, as a page may say it: of a folder only its own name."""
-    return f"path/to/{Path(source).name}" if source is not None and Path(source).is_absolute() else source
-
-
-def _plain_text(text: Any) -> Any:
-    """Return a text as JSON holds it: a string, two, or token ids; None for what is not text."""
-    if isinstance(text, str):
-        return text
-    if isinstance(text, tuple | list) and all(isinstance(one, str | int) for one in text):
-        return list(text)
-    return None
-
-
-# The parts of a file
-
-
-def _explanation(file: File, result: Explanation, progress: Progress) -> None:
-    words = verdict(result).to_dict()
-    file.about["verdict"] = {"headline": words["sections"][0]["paragraphs"][0], **words}
-    for name in ("attention", "identity", "attribution"):
-        part = getattr(result, name)
-        if isinstance(part, Unavailable):
-            file.about["unavailable"][name] = part.reason
-    if isinstance(result.attention, EffectiveAttention):
-        file.about |= {name: _header(result.attention)[name] for name in ("source", "text")}
-        _attention(file, result.attention, progress)
-        add_bounded(file, result, progress)
-    if isinstance(result.identity, IdentityMap):
-        _identity(file, result.identity, progress)
-    if isinstance(result.attribution, TokenAttribution):
-        _attribution(file, result.attribution, progress)
-        file.about["attribution"] |= {"near": result.about.get("near"), "near_within": NEAR}
-
-
-def _attention(file: File, result: EffectiveAttention, progress: Progress) -> None:
-    """Add the heads: their maps, what they are found by, and the masks."""
-    n = len(result.tokens)
-    if any(result.axis(name).tokens != result.tokens for name in ("query", "key")):
-        raise InputError("A page shows whole maps: select layers and heads, but not queries or keys.")
-    layers, heads = result.axis("layer"), result.axis("head")
-    special = [place for place, is_special in enumerate(file.about["special"]) if is_special]
-    live = result.captured() if result.is_live else None
-    about: list[dict[str, Any]] = []
-    masks: list[Tensor] = []
-    for place, layer in enumerate(layers.places):
-        progress("page, layers", place, len(layers))
-        where: dict[str, Sequence[int]] = {"layer": [layer], "head": heads.places, "query": range(n), "key": range(n)}
-        if live is None or live.layers[layer].call.bias is not None:
-            arrays = {name: result.source.read(name, where)[0].float() for name in ("raw", "effective")}
-            about.append({"form": "dense"})
-        else:
-            arrays, facts = factors(live.layers[layer], heads.places)
-            about.append({"form": "factors", **facts})
-        if live is not None and n <= SHORT:
-            whole = replace(
-                result, axes=(replace(layers, values=(layers.values[place],), places=(layer,)), *result.axes[1:])
-            )
-            arrays["simplex"] = whole.simplex.reshape(len(heads), n, n).float()
-        if "visible" in result.source.dims:
-            seen = result.source.read("visible", where)[0].cpu()
-            about[-1]["mask"] = next((at for at, mask in enumerate(masks) if torch.equal(mask, seen)), len(masks))
-            masks += [seen] * (about[-1]["mask"] == len(masks))
-        file.arrays |= {f"layer{place}.{name}": array for name, array in arrays.items()}
-    progress("page, layers", len(layers), len(layers))
-    if masks:
-        file.arrays["visible"] = torch.stack([bits(mask) for mask in masks])
-    file.about["attention"] = {
-        "layer_numbers": list(layers.values),
-        "head_numbers": list(heads.values),
-        "layers": about,
-        "special_group": "special tokens" if special else "first token",
-        "sinks": special or [0],
-        "dtype": result.provenance.dtype,
-        "causal": bool(result.about.get("causal")),
-        "d_value": result.about.get("d_value"),
-        "live": live is not None,
-    }
-    file.arrays |= {f"heads.{name}": array.float() for name, array in _readings(result, special or [0]).items()}
-
-
-def _readings(result: EffectiveAttention, sinks: list[int]) -> dict[str, Tensor]:
-    """Return what heads are found by, (layer, head); what a result by words or a difference lacks is left out."""
-    axes = {axis.name: axis.places for axis in result.axes}
-    raw = result.source.read("raw", {**axes, "key": sinks})
-    found = {"sink_mass": raw.double().sum(-1).mean(-1)}
-    found |= {name: result.source.read(name, axes) for name in ("pearson", "residual") if name in result.source.dims}
-    if "null_dim" in result.source.dims:
-        found["null_dim"] = result.source.read("null_dim", axes).double().mean(-1)
-    return found
-
-
-def _identity(file: File, result: Result, progress: Progress) -> None:
-    """Add whether each token is still itself, layer by layer."""
-    facts = ("map", "distance", "fitted_to", "repeated", "candidates", "vocabulary", "prefix")
-    known = {name: result.about[name] for name in facts if name in result.about}
-    file.about["identity"] = {"layers": list(result.axis("layer").values), **known}
-    file.arrays |= {
-        "identity.recovered": result.read("recovered").to(torch.uint8),
-        "identity.margin": result.read("margin").float(),
-        "identity.winner": result.read("winner").int(),
-    }
-
-
-def _attribution(file: File, result: TokenAttribution, progress: Progress) -> None:
-    """Add the largest sources of every hidden vector: all of them in a short text."""
-    shares = result.whole().mT
-    kept = len(result.tokens) if len(result.tokens) <= SHORT else SOURCES
-    top = shares.topk(kept, dim=-1)
-    file.arrays |= {"attribution.input": top.indices.int(), "attribution.share": top.values.float()}
-    if "stderr" in result.source.dims:
-        file.arrays["attribution.stderr"] = result.read("stderr").mT.gather(-1, top.indices).float()
-    facts = {name: result.about.get(name) for name in ("probes", "norm")}
-    file.about["attribution"] = {"layers": list(result.layers), "kept": kept, "near": None, **facts}
 
 
 def packed_simplex(attention: EffectiveAttention, layer: int, head: int) -> bytes:
@@ -187,11 +70,197 @@ def packed_simplex(attention: EffectiveAttention, layer: int, head: int) -> byte
     return file.bytes()
 
 
-_PACKERS: dict[type[Result], Callable[[File, Any, Progress], None]] = {
-    Explanation: _explanation,
-    EffectiveAttention: _attention,
+def _header(result: Result) -> dict[str, Any]:
+    tokens = [shown(token) for token in result.tokens]
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "kind": result.kind,
+        "model": result.model_name,
+        "tokens": tokens,
+        "special": result.about.get("special") or [False] * len(tokens),
+        "words": result.about.get("words") or [],
+        "provenance": plain(asdict(result.provenance)),
+        "unavailable": {},
+        **_inputs(result),
+    }
+
+
+def _inputs(result: Result) -> dict[str, Any]:
+    """Return where the model was loaded from and the text, where they are known; of a folder only its own name."""
+    captured = _captured(result)
+    if captured is None:
+        return {"source": None, "text": None}
+    model = captured.reading.model
+    source = None if model.recipe is None else model.recipe.source
+    if source is not None and Path(source).is_absolute():
+        source = f"path/to/{Path(source).name}"
+    text: object = captured.reading.text
+    if isinstance(text, tuple | list) and all(isinstance(item, str | int) for item in text):
+        return {"source": source, "text": list(text)}
+    return {"source": source, "text": text if isinstance(text, str) else None}
+
+
+def _captured(result: Result) -> Captured | None:
+    """Return the captured run of a model; None where a result holds only numbers."""
+    return result.source if isinstance(result.source, Captured) else None
+
+
+# The parts of a file
+
+
+def _add_explanation(file: File, result: Explanation, progress: Progress) -> None:
+    file.about["verdict"] = verdict(result).to_dict()
+    for name in ("attention", "identity", "attribution"):
+        answer = getattr(result, name)
+        if isinstance(answer, Unavailable):
+            file.about["unavailable"][name] = answer.reason
+    if isinstance(result.attention, EffectiveAttention):
+        file.about |= _inputs(result.attention)
+        _add_attention(file, result.attention, progress)
+        add_bounded(file, result, progress)
+    if isinstance(result.identity, IdentityMap):
+        _add_identity(file, result.identity, progress)
+    if isinstance(result.attribution, TokenAttribution):
+        _add_attribution(file, result.attribution, progress)
+        file.about["attribution"] |= {"near": result.about.get("near"), "near_within": NEAR}
+
+
+def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -> None:
+    """Add the heads: their maps, the readings that they are found by, and the masks."""
+    if any(result.axis(name).tokens != result.tokens for name in ("query", "key")):
+        raise InputError("A page shows whole maps: select layers and heads, but not queries or keys.")
+    special = [place for place, is_special in enumerate(file.about["special"]) if is_special]
+    readings, values = _readings(result, special)
+    file.about["attention"] = {
+        "layer_numbers": list(result.layers),
+        "head_numbers": list(result.heads),
+        "layers": _add_layers(file, result, progress),
+        "special_group": "special tokens" if special else "first token",
+        "readings": [reading._asdict() for reading in readings],
+        "axes": _AXES,
+    }
+    file.arrays |= {f"heads.{name}": array.float() for name, array in values.items()}
+    if "residual" in result.source.dims:
+        file.arrays["heads.residual"] = result.read("residual").float()
+
+
+def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> list[dict[str, Any]]:
+    """Add the maps of every layer; return in which form each layer has them, and which mask it uses."""
+    facts: list[dict[str, Any]] = []
+    masks: list[Tensor] = []
+    for place, number in enumerate(result.layers):
+        progress("page, layers", place, len(result.layers))
+        layer = result.sel(layer=[number])
+        arrays, fact = _maps(layer)
+        if "visible" in result.source.dims:
+            visible = layer.read("visible")[0].cpu()
+            fact["mask"] = _place_of(visible, masks)
+        facts.append(fact)
+        file.arrays |= {f"layer{place}.{name}": array for name, array in arrays.items()}
+    progress("page, layers", len(result.layers), len(result.layers))
+    if masks:
+        file.arrays["visible"] = torch.stack([bits(mask) for mask in masks])
+    return facts
+
+
+def _maps(layer: EffectiveAttention) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the maps of one layer, and how the browser builds them."""
+    captured = _captured(layer)
+    (place,) = layer.axis("layer").places
+    if captured is None or captured.layers[place].call.bias is not None:
+        arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
+        facts: dict[str, Any] = {"form": "dense"}
+    else:
+        arrays, factored = factors(captured.layers[place], layer.axis("head").places)
+        facts = {"form": "factors", **factored}
+    n = len(layer.tokens)
+    if captured is not None and n <= SHORT:
+        arrays["simplex"] = layer.simplex.reshape(-1, n, n).float()
+    return arrays, facts
+
+
+def _place_of(mask: Tensor, masks: list[Tensor]) -> int:
+    """Return where a mask stands among others; one that is new is added."""
+    for place, other in enumerate(masks):
+        if torch.equal(mask, other):
+            return place
+    masks.append(mask)
+    return len(masks) - 1
+
+
+def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[HeadReading], dict[str, Tensor]]:
+    """Return what heads can be found by, in the order in which it is shown, and the values by name, (layer, head).
+
+    A result by words or a difference lacks some values; those of `certain_mass` are added with the bounded rows. The
+    page leaves out a reading without values.
+    """
+    readings = []
+    values = {}
+    for measure in result.measures.values():
+        if measure.over_texts is None:
+            continue
+        digits = 2
+        if measure.name in result.source.dims:
+            array = result.read(measure.name)
+            digits = 2 if array.is_floating_point() else 1
+            values[measure.name] = array.double().mean(-1) if "query" in measure.axes else array
+        readings.append(_reading(measure, "attention", digits))
+    readings.append(_reading(AttentionIntervals.measures["certain_mass"], "attention.intervals()", 2))
+    sinks = special or [0]
+    values["sink_mass"] = result.sel(key=sinks).read("raw").double().sum(-1).mean(-1)
+    where = "special tokens" if special else "the first token"
+    meaning = f"The raw weight that goes to {where}, on average over rows."
+    code = f"attention.raw[..., {sinks}].sum(-1).mean(-1)"
+    readings.append(HeadReading("sink_mass", "sink mass", meaning, code, (0, 1), 2))
+    return readings, values
+
+
+def _reading(measure: Measure, source: str, digits: int) -> HeadReading:
+    """Return what a Result declares of a measure, of a row's as a mean over rows."""
+    meaning = measure.meaning.split("\n\n")[0].replace("\n", " ")
+    code = f'{source}.array("{measure.name}")'
+    if "query" in measure.axes:
+        meaning = f"{meaning.rstrip('.')}, on average over rows."
+        code = f"{source}.{measure.name}.double().mean(-1)"
+    return HeadReading(measure.name, measure.label, meaning, code, measure.limits, digits)
+
+
+def _add_identity(file: File, result: IdentityMap | TokenInversion, progress: Progress) -> None:
+    """Add whether each token is still itself, layer by layer."""
+    file.about["identity"] = {
+        "layers": list(result.axis("layer").values),
+        "candidates": result.about.get("candidates"),
+        "vocabulary": result.about.get("vocabulary"),
+    }
+    file.arrays |= {
+        "identity.recovered": result.read("recovered").to(torch.uint8),
+        "identity.margin": result.read("margin").float(),
+        "identity.winner": result.read("winner").int(),
+    }
+
+
+def _add_attribution(file: File, result: TokenAttribution, progress: Progress) -> None:
+    """Add the largest sources of every hidden vector: all of them in a short text."""
+    kept = len(result.tokens) if len(result.tokens) <= SHORT else SOURCES
+    top = result.whole().mT.topk(kept, dim=-1)
+    file.arrays |= {"attribution.input": top.indices.int(), "attribution.share": top.values.float()}
+    if "stderr" in result.source.dims:
+        file.arrays["attribution.stderr"] = result.read("stderr").mT.gather(-1, top.indices).float()
+    file.about["attribution"] = {
+        "layers": list(result.layers),
+        "kept": kept,
+        "near": None,
+        "probes": result.about.get("probes"),
+        "norm": result.about.get("norm"),
+    }
+
+
+_PARTS: Mapping[type[Result], Callable[[File, Any, Progress], None]] = {
+    Explanation: _add_explanation,
+    EffectiveAttention: _add_attention,
     AttentionIntervals: add_intervals,
-    IdentityMap: _identity,
-    TokenInversion: _identity,
-    TokenAttribution: _attribution,
+    IdentityMap: _add_identity,
+    TokenInversion: _add_identity,
+    TokenAttribution: _add_attribution,
 }

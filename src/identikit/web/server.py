@@ -2,18 +2,17 @@
 
 import asyncio
 import errno
-import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from identikit.errors import InputError
@@ -21,35 +20,29 @@ from identikit.version import __version__
 from identikit.web import messages
 from identikit.web.bundle import static
 from identikit.web.guard import Guard, allowed_hosts
-from identikit.web.jobs import Job, Limits, RefusedError, Service
-from identikit.web.messages import STATUS, error_body, error_headers
-from identikit.web.worker import Source
+from identikit.web.jobs import Service
+from identikit.web.messages import STATUS, JobStatus, Limits, Problem, RefusedError, error_response
+from identikit.web.tasks import ModelSource, TextOrPair
 
-_PAGE = "index.html"
-_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "png": "image/png"}
-_HTML: dict[int | str, Any] = {200: {"content": {"text/html": {}}, "description": "A page."}}
-_BYTES: dict[int | str, Any] = {
-    200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file."}
-}
-_EVENTS: dict[int | str, Any] = {
-    200: {"content": {"text/event-stream": {}}, "description": "An event `state` for each JobStatus."}
-}
-_SAID = {
-    400: "The body cannot be read.",
-    404: "There is nothing at this address.",
-    405: "This address does not answer to this method.",
-}
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 
 
 @dataclass(frozen=True)
 class Serving:
     """Where to serve what: the models, the address, more names to answer to, and the limits."""
 
-    sources: tuple[Source, ...]
-    host: str = "127.0.0.1"
-    port: int = 8765
-    names: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    sources: tuple[ModelSource, ...]
+    host: str
+    port: int
+    names: tuple[str, ...]
+    limits: Limits
+
+
+class StaticFile(NamedTuple):
+    """A file of the page, and its type."""
+
+    content: bytes
+    kind: str
 
 
 def serve(serving: Serving) -> None:
@@ -59,16 +52,22 @@ def serve(serving: Serving) -> None:
 
 
 async def _serve(serving: Serving, listening: socket.socket) -> None:
-    port, service = listening.getsockname()[1], Service(serving.sources, serving.limits)
+    port = listening.getsockname()[1]
+    service = Service(serving.sources, serving.limits)
     hosts = allowed_hosts(serving.host, port, serving.names)
     guarded = Guard(application(service, static_files()), hosts, serving.limits.body)
     config = uvicorn.Config(
-        guarded, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False,
+        guarded,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
         timeout_graceful_shutdown=3,
-    )  # fmt: skip
+    )
     try:
         await service.start()
-        listening.listen()  # before anyone is told: who connects now waits a moment, and is not refused
+        listening.listen()  # before printing the address: whoever connects now waits a moment, and is not refused
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         print(f"Serving {', '.join(service.models)} on http://{shown}:{port}. Press Ctrl-C to stop.", flush=True)
         await _Server(config, service.end_streams).serve(sockets=[listening])
@@ -86,7 +85,8 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Hear these signals while serving."""
-        loop, kinds = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        kinds = (signal.SIGINT, signal.SIGTERM)
 
         def end() -> None:
             self.should_exit = True
@@ -102,32 +102,40 @@ class _Server(uvicorn.Server):
 
 def _bound(host: str, port: int) -> socket.socket:
     """Return a socket at the address, which does not listen yet."""
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except OSError as error:
-        found.close()
-        taken = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-        raise InputError(f"Serving on {host}, port {port}: {taken}. Choose another with --port or --host.") from None
-    return found
+        bound.close()
+        wrong = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise InputError(f"Serving on {host}, port {port}: {wrong}. Choose another with --port or --host.") from None
+    return bound
 
 
-def static_files() -> Mapping[str, tuple[bytes, str]]:
-    """Return every file of the page with its type; requests choose from this table, and never name a file."""
-    found = [(one, _TYPES.get(one.name.rpartition(".")[2])) for one in static().iterdir()]
-    return {one.name: (one.read_bytes(), kind) for one, kind in found if kind is not None}
+def static_files() -> Mapping[str, StaticFile]:
+    """Return every file of the page; requests choose from this table, and never name a file."""
+    files: dict[str, StaticFile] = {}
+    for file in static().iterdir():
+        kind = _TYPES.get(file.name.rpartition(".")[2])
+        if kind is not None:
+            files[file.name] = StaticFile(file.read_bytes(), kind)
+    return files
 
 
-def application(service: Service, parts: Mapping[str, tuple[bytes, str]]) -> FastAPI:
+def application(service: Service, files: Mapping[str, StaticFile]) -> FastAPI:
     """Return the application over a service that was started."""
     app = FastAPI(
-        title="identikit", version=__version__, docs_url=None, redoc_url=None,
+        title="identikit",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
         description="What a transformer's attention and hidden vectors really say about a text.",
-        responses={code: {"model": messages.Error} for code in (*sorted(set(STATUS.values())), 400, 405)},
-    )  # fmt: skip
+        responses={status: {"model": messages.Error} for status in (400, *sorted(set(STATUS.values())))},
+    )
     _add_errors(app)
-    _add_pages(app, service, parts)
+    _add_pages(app, files)
+    _add_facts(app, service)
     _add_jobs(app, service)
     _add_results(app, service)
     return app
@@ -138,53 +146,71 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RefusedError)
     def refused(_: Request, refusal: RefusedError) -> Response:
-        return _error(refusal.code, refusal.message, refusal.hint)
+        return error_response(refusal.problem)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            return _error("invalid", "The request cannot be used: its body is not JSON.")
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return _error("invalid", f"The request cannot be used: {where or 'the body'}: {first['msg']}.")
+        where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+        wrong = "its body is not JSON" if first["type"] == "json_invalid" else f"{where}: {first['msg']}"
+        return error_response(Problem(code="invalid", message=f"The request cannot be used: {wrong}."))
 
     @app.exception_handler(HTTPException)
     def other(_: Request, error: HTTPException) -> Response:
-        code = {404: "not_found", 405: "wrong_method"}.get(error.status_code, "invalid")
-        body = error_body(code, _SAID.get(error.status_code, "The request cannot be used."))
-        return JSONResponse(body, error.status_code, error.headers)
+        problem = {
+            404: Problem(code="not_found", message="There is nothing at this address."),
+            405: Problem(code="wrong_method", message="This address does not answer to this method."),
+        }.get(error.status_code, Problem(code="invalid", message="The body cannot be read."))
+        response = error_response(problem)
+        response.status_code = error.status_code
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(Exception)
     def internal(_: Request, error: Exception) -> Response:
-        return _error("internal", f"An internal error, which is not your fault: {type(error).__name__}.")
+        return error_response(Problem(code="internal", message=f"An internal error: {type(error).__name__}."))
 
 
-def _error(code: str, message: str, hint: str | None = None) -> Response:
-    return JSONResponse(error_body(code, message, hint), STATUS[code], error_headers(code))
+def _sends(kind: str, words: str) -> dict[int | str, dict[str, Any]]:
+    """Describe an answer that is not JSON."""
+    return {200: {"content": {kind: {}}, "description": words}}
 
 
-def _add_pages(app: FastAPI, service: Service, parts: Mapping[str, tuple[bytes, str]]) -> None:
+_HTML = _sends("text/html", "A page.")
+_SAFETENSORS = _sends("application/octet-stream", "A safetensors file.")
+_EVENTS = _sends("text/event-stream", "An event `state` for each JobStatus.")
+
+
+def _page(file: StaticFile) -> Response:
+    """Send a page, or a part of one; browsers keep it, and ask each time whether it has changed."""
+    return Response(file.content, media_type=file.kind, headers={"cache-control": "no-cache"})
+
+
+def _safetensors(content: bytes) -> Response:
+    return Response(content, media_type="application/octet-stream")
+
+
+def _add_pages(app: FastAPI, files: Mapping[str, StaticFile]) -> None:
     @app.get("/", response_class=Response, responses=_HTML, summary="The page")
     @app.get("/r/{id}", response_class=Response, responses=_HTML, summary="The page, with an analysis")
     async def page() -> Response:
-        return HTMLResponse(parts[_PAGE][0], headers={"cache-control": "no-cache"})
+        return _page(files["index.html"])
 
     @app.get("/static/{name}", response_class=Response, summary="A part of the page")
     async def part(name: str) -> Response:
-        if name not in parts:
+        if name not in files:
             raise HTTPException(404)
-        content, kind = parts[name]
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+        return _page(files[name])
 
+
+def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/api", summary="What the server has")
-    async def index() -> messages.Index:
-        limits, (text, pair) = service.limits, _parts(service.sample)
-        return messages.Index(
+    async def index() -> messages.ServerIndex:
+        text, pair = _halves(service.sample)
+        return messages.ServerIndex(
             version=__version__,
-            models=[messages.ServedModel(**facts._asdict()) for facts in service.models.values()],
-            limits=messages.ServedLimits(
-                **{name: getattr(limits, name) for name in messages.ServedLimits.model_fields}
-            ),
+            models=list(service.models.values()),
+            limits=service.limits,
             sample=messages.NewJob(text=text, pair=pair, model=None),
         )
 
@@ -201,67 +227,68 @@ def _add_pages(app: FastAPI, service: Service, parts: Mapping[str, tuple[bytes, 
 
 
 def _add_jobs(app: FastAPI, service: Service) -> None:
-    shape: dict[str, Any] = {"response_model": messages.JobStatus, "response_model_exclude_unset": True}
+    @app.post("/api/jobs", status_code=202, summary="Analyse a text; 200 if that was done before")
+    async def submit(wanted: messages.NewJob, response: Response) -> JobStatus:
+        text = wanted.text if wanted.pair is None else (wanted.text, wanted.pair)
+        status = service.status(await service.submit(wanted.model, text))
+        response.status_code = 200 if status.state == "done" else 202
+        return status
 
-    @app.post("/api/jobs", status_code=202, **shape, summary="Analyse a text; 200 if that was done before")
-    async def submit(asked: messages.NewJob, response: Response) -> dict[str, Any]:
-        job = await service.submit(asked.model, asked.text if asked.pair is None else (asked.text, asked.pair))
-        response.status_code = 200 if job.state == "done" else 202
-        return service.status(job)
+    @app.get("/api/jobs/{id}", summary="How far an analysis is")
+    async def status(id: str) -> JobStatus:
+        return service.status(id)
 
-    @app.get("/api/jobs/{id}", **shape, summary="How far an analysis is")
-    async def status(id: str) -> dict[str, Any]:
-        return service.status(service.find(id))
-
-    @app.delete("/api/jobs/{id}", **shape, summary="Cancel an analysis")
-    async def cancel(id: str) -> dict[str, Any]:
-        return service.status(service.cancel(id))
+    @app.delete("/api/jobs/{id}", summary="Cancel an analysis")
+    async def cancel(id: str) -> JobStatus:
+        service.cancel(id)
+        return service.status(id)
 
     @app.get("/api/jobs/{id}/events", response_class=Response, responses=_EVENTS, summary="Follow an analysis")
     async def events(id: str) -> Response:
-        return StreamingResponse(_events(service, service.watched(id)), media_type="text/event-stream")
+        service.find(id)
+        service.refuse_stream()
+        return StreamingResponse(_events(service, id), media_type="text/event-stream")
 
 
-async def _events(service: Service, job: Job) -> AsyncIterator[str]:
-    async for status in service.statuses(job):
-        yield ": still here\n\n" if status is None else f"event: state\ndata: {json.dumps(status)}\n\n"
+async def _events(service: Service, id: str) -> AsyncIterator[str]:
+    async for status in service.statuses(id):
+        yield ": still here\n\n" if status is None else f"event: state\ndata: {status.model_dump_json()}\n\n"
 
 
 def _add_results(app: FastAPI, service: Service) -> None:
-    async def asked(id: str, what: str, options: dict[str, Any]) -> Any:
-        job = service.result(id)
-        return await service.ask(what, job.model, job.text, options)
-
     @app.get("/api/results/{id}", response_model=messages.Analysis, summary="An analysis")
     async def result(id: str) -> Response:
         job = service.find(id)
-        text, pair = _parts(job.text)
-        about = {"id": job.id, "state": job.state, "model": job.model, "text": text, "pair": pair}
-        if job.failure is not None:
-            about["error"] = job.failure._asdict()
-        body = json.dumps(about, ensure_ascii=False).encode()
-        return Response(body[:-1] + b', "explanation": ' + (job.said or b"null") + b"}", media_type="application/json")
+        text, pair = _halves(job.task.text)
+        about = messages.Analysis(
+            id=id, state=job.state, model=job.task.model, text=text, pair=pair, error=job.problem, explanation=None
+        )
+        content = about.model_dump_json(exclude={"explanation"}).encode()
+        explanation = job.contents[0] if job.contents else b"null"
+        return Response(content[:-1] + b',"explanation":' + explanation + b"}", media_type="application/json")
 
-    @app.get("/api/results/{id}/view", response_class=Response, responses=_BYTES, summary="What the views show")
+    @app.get("/api/results/{id}/view", response_class=Response, responses=_SAFETENSORS, summary="What the views show")
     async def view(id: str) -> Response:
-        return _binary(service.result(id).view)
+        return _safetensors(service.result(id).contents[1])
 
-    @app.post("/api/results/{id}/rows", response_class=Response, responses=_BYTES, summary="Bound some rows")
-    async def rows(id: str, body: messages.Rows) -> Response:
-        return _binary(await asked(id, "rows", body.model_dump()))
+    @app.post("/api/results/{id}/rows", response_class=Response, responses=_SAFETENSORS, summary="Bound some rows")
+    async def rows(id: str, wanted: messages.RowsRequest) -> Response:
+        return _safetensors(await service.question(id, wanted))
 
-    @app.post("/api/results/{id}/simplex", response_class=Response, responses=_BYTES, summary="A head's simplex map")
-    async def simplex(id: str, body: messages.Head) -> Response:
-        return _binary(await asked(id, "simplex", body.model_dump()))
+    @app.post(
+        "/api/results/{id}/simplex", response_class=Response, responses=_SAFETENSORS, summary="A head's simplex map"
+    )
+    async def simplex(id: str, wanted: messages.SimplexRequest) -> Response:
+        return _safetensors(await service.question(id, wanted))
 
-    @app.post("/api/results/{id}/move", summary="Move an edge to an end of its interval, and measure what changes")
-    async def move(id: str, body: messages.Move) -> messages.Moved:
-        return messages.Moved(**await asked(id, "move", body.model_dump()))
+    @app.post(
+        "/api/results/{id}/move",
+        response_model=messages.MovedRow,
+        summary="Move an edge to an end of its interval, and measure what changes",
+    )
+    async def move(id: str, wanted: messages.MoveRequest) -> Response:
+        return Response(await service.question(id, wanted), media_type="application/json")
 
 
-def _binary(content: bytes) -> Response:
-    return Response(content, media_type="application/octet-stream")
-
-
-def _parts(text: str | tuple[str, str]) -> tuple[str, str | None]:
+def _halves(text: TextOrPair) -> tuple[str, str | None]:
     return (text, None) if isinstance(text, str) else text

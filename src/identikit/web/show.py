@@ -4,14 +4,17 @@ import sys
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from identikit.errors import InputError
 from identikit.results.result import Result
 from identikit.web.report import save_report
 
+if TYPE_CHECKING:
+    from identikit.web.widget import Widget
 
-def show(result: Result) -> Any:
+
+def show(result: Result) -> "Path | Widget":
     """Return a result's widget in a notebook; elsewhere open its page in a browser, and return the page's path."""
     if _in_notebook():
         try:

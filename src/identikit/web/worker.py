@@ -1,165 +1,134 @@
-"""What computes for the server, in a process of its own: analyses of texts, and questions about texts already read.
-
-The server talks to it through a pipe: a `Task` goes in, `Progressed` and one `Answer` come out. A `Cancel` that comes
-in between ends the task at its next sign of progress.
-"""
+"""What computes for the server, in a process of its own: analyses of texts, and questions about texts already read."""
 
 import json
-import signal
 import threading
 import time
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
 
+from identikit.attention.alternatives import alternative_of
+from identikit.attention.effective import effective_attention
+from identikit.attention.result import EffectiveAttention
 from identikit.errors import IdentikitError, ModelError, TooLongError
+from identikit.explanation.explain import explain
+from identikit.models.load.load import load
+from identikit.models.model import Model
+from identikit.results.files import plain
+from identikit.runs.engines import end_with_parent
+from identikit.texts.data import sample_text
+from identikit.web import messages
+from identikit.web.payload import packed, packed_simplex
+from identikit.web.rows import packed_rows
+from identikit.web.tasks import (
+    CANCEL,
+    CANCELLED,
+    Answer,
+    CheckText,
+    Explain,
+    ModelSource,
+    Ready,
+    TextOrPair,
+    WorkerTask,
+)
 
 KEPT = 4  # texts whose attention is kept for the next question
-PAUSE = 0.1  # seconds between signs of progress
+PAUSE = 0.1  # seconds between reports of progress
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model that the server was started with: a hub id, a folder, or None for the packaged one, and how to load it.
-
-    `fingerprint` and `revision` are known once it was loaded: whoever loads it again must find the same.
-    """
-
-    model: str | None
-    device: str | None = None
-    dtype: str = "float32"
-    revision: str | None = None
-    fingerprint: str | None = None
-
-
-class Facts(NamedTuple):
-    """What a loaded model is; `tokens` is how many it reads at most (None: any number)."""
-
-    name: str
-    layers: int
-    heads: int
-    causal: bool
-    modality: str
-    tokens: int | None
-    source: Source
-
-
-class Ready(NamedTuple):
-    """The first message: the models that were loaded, and the sample text that comes with the package."""
-
-    models: tuple[Facts, ...]
-    sample: str | tuple[str, str]
-
-
-class Failure(NamedTuple):
-    """Why something was not done: a code for programs, and a sentence for people."""
-
-    code: str
-    message: str
-
-
-class Task(NamedTuple):
-    """Something to compute: which function of this module, with which model, text and options."""
-
-    number: int
-    what: str
-    model: str
-    text: str | tuple[str, str]
-    options: Mapping[str, Any]
-
-
-class Cancel(NamedTuple):
-    """A wish that a task be given up."""
-
-    number: int
-
-
-class Progressed(NamedTuple):
-    """A sign of progress of a task."""
-
-    number: int
-    what: str
-    done: int
-    total: int
-
-
-class Answer(NamedTuple):
-    """The end of a task: what was found, or why nothing was."""
-
-    number: int
-    found: Any = None
-    failure: Failure | None = None
 
 
 class Cancelled(BaseException):
     """Raised through an analysis that nobody wants any more; no handler of errors stops it."""
 
 
-def work(connection: Connection, sources: tuple[Source, ...]) -> None:
-    """Load models and answer tasks until the server closes the pipe or ends; the server alone hears Ctrl-C."""
-    from identikit.runs.engines import end_with_parent
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def work(connection: Connection, sources: tuple[ModelSource, ...]) -> None:
+    """Load models and answer tasks until the server closes the pipe or ends."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        desk = Desk(connection, sources)
+        desk = Desk.opened(sources, connection)
     except Exception as error:
-        connection.send(_failure(error))
+        connection.send(_problem(error))
         return
     connection.send(desk.ready())
     while True:
         try:
-            asked = connection.recv()
+            message = connection.recv()
         except (EOFError, OSError):
             return
-        if isinstance(asked, Task):  # a Cancel that came too late is passed over
-            connection.send(desk.answer(asked))
+        if isinstance(message, WorkerTask):  # a request to cancel that came too late is passed over
+            connection.send(desk.answer(message))
 
 
 @dataclass
 class Desk:
-    """The models, and the texts read last."""
+    """The models by name, where they came from, and the texts read last."""
 
+    models: dict[str, Model]
+    sources: tuple[ModelSource, ...]
     connection: Connection
-    sources: tuple[Source, ...]
-    models: dict[str, Any] = field(default_factory=dict)
-    read: OrderedDict[tuple[Any, ...], Any] = field(default_factory=OrderedDict)
+    read: OrderedDict[tuple[str, TextOrPair], EffectiveAttention] = field(default_factory=OrderedDict)
 
-    def __post_init__(self) -> None:
-        for source in self.sources:
+    @classmethod
+    def opened(cls, sources: tuple[ModelSource, ...], connection: Connection) -> "Desk":
+        """Load the models."""
+        models: dict[str, Model] = {}
+        for source in sources:
             model = _loaded(source)
-            if model.name in self.models:
+            if model.name in models:
                 raise ModelError(
                     f"Serving two models called {model.name}: visitors could not tell them apart. Rename a folder."
                 )
-            self.models[model.name] = model
+            models[model.name] = model
+        return cls(models, sources, connection)
 
     def ready(self) -> Ready:
-        """Say what is here."""
-        from identikit.texts.data import sample_text
+        """Return what is here."""
+        sources: list[ModelSource] = []
+        for model, source in zip(self.models.values(), self.sources, strict=True):
+            revision = None if model.recipe is None else model.recipe.revision
+            sources.append(replace(source, revision=revision, fingerprint=model.fingerprint))
+        first, second = map(str, sample_text())
+        return Ready(tuple(map(_served, self.models.values())), tuple(sources), (first, second))
 
-        text: Any = sample_text()
-        return Ready(tuple(map(_facts, self.models.values(), self.sources)), text)
-
-    def answer(self, task: Task) -> Answer:
+    def answer(self, task: WorkerTask) -> Answer:
         """Compute a task; whatever it raises becomes a sentence."""
         try:
-            return Answer(task.number, ANSWERS[task.what](self, task))
+            return Answer(self._contents(task))
         except Cancelled:
-            return Answer(task.number, failure=Failure("cancelled", "This was cancelled."))
+            return CANCELLED
         except Exception as error:
-            return Answer(task.number, failure=_failure(error))
+            return Answer(problem=_problem(error))
 
-    def attention(self, task: Task) -> Any:
+    def _contents(self, task: WorkerTask) -> tuple[bytes, ...]:
+        match task.question:
+            case Explain(seconds):
+                return self._explain(self.models[task.model], task.text, seconds)
+            case CheckText():
+                self.models[task.model].encode(task.text)
+                return ()
+            case messages.RowsRequest(rows=rows, epsilon=epsilon):
+                places = [(layer, head, query) for layer, head, query in rows]
+                return (packed_rows(self._attention(task), places, epsilon=epsilon),)
+            case messages.MoveRequest() as edge:
+                return (_moved(self._attention(task), edge).model_dump_json().encode(),)
+            case messages.SimplexRequest(layer=layer, head=head):
+                return (packed_simplex(self._attention(task), layer, head),)
+
+    def _explain(self, model: Model, text: TextOrPair, seconds: float) -> tuple[bytes, bytes]:
+        report = Reporter(self.connection)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UserWarning)
+            explanation = explain(model, text, seconds=seconds, progress=report)
+            view = packed(explanation, progress=report)
+        words = {"verdict": str(explanation), "warnings": [str(warning.message) for warning in warned]}
+        content = plain(explanation.to_dict() | words)
+        return json.dumps(content, ensure_ascii=False, allow_nan=False).encode(), view
+
+    def _attention(self, task: WorkerTask) -> EffectiveAttention:
         """Return the captured attention of a text, read now or a little while ago."""
-        from identikit.attention.effective import effective_attention
-
-        key = task.model, task.text
+        key = (task.model, task.text)
         if key not in self.read:
             self.read[key] = effective_attention(self.models[task.model], task.text)
         self.read.move_to_end(key)
@@ -167,25 +136,28 @@ class Desk:
             self.read.popitem(last=False)
         return self.read[key]
 
-    def progress(self, number: int) -> Callable[[str, int, int], None]:
-        """Return what an analysis tells its progress to: it is sent on now and then, and cancels when that is asked."""
-        last: list[Any] = ["", 0.0]
 
-        def told(what: str, done: int, total: int) -> None:
-            if self.connection.poll() and self.connection.recv() == Cancel(number):
-                raise Cancelled
-            now = time.monotonic()
-            if what != last[0] or now - last[1] > PAUSE:
-                last[:] = what, now
-                self.connection.send(Progressed(number, what, done, total))
+@dataclass
+class Reporter:
+    """Sends the progress of a task now and then, and ends the task when the server asks for that."""
 
-        return told
+    connection: Connection
+    what: str = ""
+    time: float = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Report progress."""
+        if self.connection.poll() and self.connection.recv() == CANCEL:
+            raise Cancelled
+        now = time.monotonic()
+        if what != self.what or now - self.time > PAUSE:
+            self.what = what
+            self.time = now
+            self.connection.send(messages.ProgressReport(what=what, done=done, total=total))
 
 
-def _loaded(source: Source) -> Any:
+def _loaded(source: ModelSource) -> Model:
     """Load a model that reads texts, the same as before if it was loaded before."""
-    from identikit.models.load.load import load
-
     model = load(source.model, device=source.device, dtype=source.dtype, revision=source.revision)
     if model.modality != "text":
         raise ModelError(
@@ -194,87 +166,47 @@ def _loaded(source: Source) -> Any:
         )
     if source.fingerprint not in (None, model.fingerprint):
         raise ModelError(
-            f"Loading {model.name} again: its files are not those that the server was started with. Start it anew."
+            f"Loading {model.name} again: its files are not those that the server was started with. Restart the server."
         )
     return model
 
 
-def _facts(model: Any, source: Source) -> Facts:
-    own = Source(source.model, source.device, source.dtype, model.recipe.revision, model.fingerprint)
-    return Facts(model.name, model.n_layers, model.n_heads, model.causal, model.modality, model.limit, own)
+def _served(model: Model) -> messages.ServedModel:
+    return messages.ServedModel(
+        name=model.name,
+        layers=model.n_layers,
+        heads=model.n_heads,
+        causal=model.causal,
+        modality=model.modality,
+        tokens=model.limit,
+    )
 
 
-def _failure(error: Exception) -> Failure:
-    """Return an error as a sentence; one of ours is also printed in full where the server's operator sees it."""
-    words = " ".join(str(error).split())
-    if isinstance(error, IdentikitError):
-        kinds = ((TooLongError, "too_long"), (ModelError, "model"))
-        return Failure(next((code for kind, code in kinds if isinstance(error, kind)), "input"), words)
-    if isinstance(error, MemoryError) or any(one in words.lower() for one in _MEMORY):
-        return Failure("memory", "This needs more memory than the server has. Pass a shorter text.")
-    traceback.print_exception(error)
-    return Failure("internal", f"An internal error, which is not your fault: {type(error).__name__}: {words:.200}.")
-
-
-# What can be asked
-
-
-def _explain(desk: Desk, task: Task) -> tuple[bytes, bytes]:
-    """Explain a text: as JSON, and packed for the views."""
-    from identikit.explanation.explain import explain
-    from identikit.results.files import plain
-    from identikit.web.payload import packed
-
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", UserWarning)
-        told = desk.progress(task.number)
-        found = explain(desk.models[task.model], task.text, progress=told, **task.options)
-        view = packed(found, progress=told)
-    said = found.to_dict() | {"verdict": str(found), "warnings": [str(one.message) for one in warned]}
-    return json.dumps(plain(said), ensure_ascii=False, allow_nan=False).encode(), view
-
-
-def _check(desk: Desk, task: Task) -> int:
-    """Return how many tokens a text has, if the model can read it."""
-    (encoded,) = desk.models[task.model].encode(task.text)
-    return len(encoded)
-
-
-def _rows(desk: Desk, task: Task) -> bytes:
-    """Bound some rows."""
-    from identikit.web.rows import packed_rows
-
-    rows = [(layer, head, query) for layer, head, query in task.options["rows"]]
-    return packed_rows(desk.attention(task), rows, epsilon=task.options["epsilon"])
-
-
-def _simplex(desk: Desk, task: Task) -> bytes:
-    """Compute the simplex map of a head."""
-    from identikit.web.payload import packed_simplex
-
-    return packed_simplex(desk.attention(task), **task.options)
-
-
-def _move(desk: Desk, task: Task) -> dict[str, Any]:
+def _moved(attention: EffectiveAttention, edge: messages.MoveRequest) -> messages.MovedRow:
     """Take a weight to an end of its interval, put that row into the model, and measure what changes."""
-    from identikit.attention.alternatives import alternative_of
-
-    row = {name: task.options[name] for name in ("layer", "head", "query")}
-    key, end = task.options["key"], task.options["end"]
-    found = alternative_of(desk.attention(task).sel(**row), toward=key, end=end)
-    return {
-        "attention": found.attention.tolist(),
-        "raw": found.raw.tolist(),
-        "weight": float(found.sel(key=key).attention),
-        "row_residual": found.row_residual,
-        "output_change": found.output_change._asdict(),
-    }
+    row = attention.sel(layer=edge.layer, head=edge.head, query=edge.query)
+    alternative = alternative_of(row, toward=edge.key, end=edge.end)
+    return messages.MovedRow(
+        attention=alternative.attention.tolist(),
+        raw=alternative.raw.tolist(),
+        weight=float(alternative.sel(key=edge.key).attention),
+        row_residual=alternative.row_residual,
+        output_change=messages.OutputChange(**alternative.output_change._asdict()),
+    )
 
 
-ANSWERS: Mapping[str, Callable[[Desk, Task], Any]] = {
-    "explain": _explain,
-    "check": _check,
-    "rows": _rows,
-    "simplex": _simplex,
-    "move": _move,
-}
+def _problem(error: Exception) -> messages.Problem:
+    """Return an error as a sentence; an internal one is also printed in full where the server's operator sees it."""
+    words = " ".join(str(error).split())
+    if isinstance(error, TooLongError):
+        return messages.Problem(code="too_long", message=words)
+    if isinstance(error, ModelError):
+        return messages.Problem(code="model", message=words)
+    if isinstance(error, IdentikitError):
+        return messages.Problem(code="input", message=words)
+    if isinstance(error, MemoryError) or any(phrase in words.lower() for phrase in _MEMORY):
+        return messages.Problem(
+            code="memory", message="This needs more memory than the server has. Pass a shorter text."
+        )
+    traceback.print_exception(error)
+    return messages.Problem(code="internal", message=f"An internal error: {type(error).__name__}: {words:.200}.")

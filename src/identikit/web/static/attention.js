@@ -7,18 +7,14 @@ import { element, number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
 import { attentionControls } from "./controls.js";
-import { figureCanvas, headName, pointOn, say, tiny } from "./figure.js";
+import { figureCanvas, headCode, headName, pointOn, say, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
 const ATTENTION_PATIENCE = 250; // milliseconds that a head stays chosen before a server is asked for its simplex map
 const ATTENTION_WIDTH = 960; // of an exported figure
 
-export function attentionView(site) {
-  return new AttentionView(site);
-}
-
-class AttentionView {
+export class AttentionView {
   constructor(site) {
     this.site = site;
     this.id = "attention";
@@ -176,12 +172,11 @@ function attentionHeight(width, state, sheet) {
   return state.shape === "lines" ? linesHeight(sheet.size) : matrixLayout(width).height;
 }
 
-function attentionMissing(site, { layer, head }, map) {
+function attentionMissing(site, state, map) {
   if (map === "simplex" && site.source?.live) return "Being computed.";
   if (map !== "simplex") return "This file does not hold it.";
-  const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
-  const code = `attention.sel(layer=${layers[layer]}, head=${heads[head]}).simplex`;
-  return `Not in this file: it takes one quadratic program a row. In Python: ${code}, or open the text with identikit serve.`;
+  const code = `attention.sel(${headCode(site.view, state)}).simplex`;
+  return `Not in this file: it takes one quadratic program per row. In Python: ${code}, or open the text with identikit serve.`;
 }
 
 /** Move the window to a token that was pinned elsewhere; true when it had to move. */
@@ -261,11 +256,7 @@ function attentionTable(sheet) {
 }
 
 function attentionPython(site, state, shown) {
-  const { layer_numbers: layers, head_numbers: heads } = site.view.about.attention;
-  const lines = [
-    "attention = ik.effective_attention(model, text)",
-    `head = attention.sel(layer=${layers[state.layer]}, head=${heads[state.head]})`,
-  ];
+  const lines = ["attention = ik.effective_attention(model, text)", `head = attention.sel(${headCode(site.view, state)})`];
   if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
   lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
   if (shown.size < shown.all) {

@@ -2,7 +2,7 @@
 import { css, mixed } from "./colour.js";
 import { wordsWidth } from "./figure.js";
 
-export const BAR_HEIGHT = 26; // a handle can be grabbed over the whole height of its bar
+const BAR_HEIGHT = 26; // a handle can be grabbed over the whole height of its bar
 const BARS_TOP = 30;
 const BARS_FOOT = 34;
 const BARS_SAME = 1e-6; // weights that differ by less are the same

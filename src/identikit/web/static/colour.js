@@ -5,6 +5,13 @@ export const THEMES = {
   dark: { paper: "#14181d", ink: "#e9edf1", soft: "#9aa6b2", faint: "#39424c", wash: "#1d232a", plus: "#f59a4d", minus: "#6fb1f2", sure: "#4fc3b0", focus: "#cf9df0" },
 };
 
+/** Give a page its theme: the style sheet takes the colours from here. */
+export function setTheme(root, theme) {
+  if (root.dataset.theme === theme) return;
+  root.dataset.theme = theme;
+  for (const [name, colour] of Object.entries(THEMES[theme])) root.style.setProperty(`--${name}`, colour);
+}
+
 const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
 
 /** A colour between two, as numbers. */

@@ -19,7 +19,7 @@ export function pickList(label, choices, choose) {
 }
 
 /** A box to tick. */
-export function tickBox(words, choose) {
+function tickBox(words, choose) {
   const box = element("input", { type: "checkbox" });
   box.onchange = () => choose(box.checked);
   return {

@@ -1,17 +1,13 @@
 // Edge: how far each weight of one row could go while the head's output stays the same, and a hand on it.
 import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, pointOn, quoted, say, slider } from "./figure.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointOn, quoted, say, slider } from "./figure.js";
 import { button, element, number } from "./parts.js";
 
 const EDGE_MOST = 24; // bars that are shown at first
 const EDGE_NARROW = 1e-6; // an interval that is narrower does not move
 const EDGE_ROUNDING = 1e-5; // an output that moves by less moved by rounding
 
-export function edgeView(site) {
-  return new EdgeView(site);
-}
-
-class EdgeView {
+export class EdgeView {
   constructor(site) {
     this.site = site;
     this.id = "edge";
@@ -324,10 +320,8 @@ class EdgeView {
   }
 
   python(state) {
-    const { about } = this.site.view;
-    const [layer, head] = [about.attention.layer_numbers[state.layer], about.attention.head_numbers[state.head]];
     const query = activeQuery(state);
-    const where = `layer=${layer}, head=${head}, query=${query}`;
+    const where = `${headCode(this.site.view, state)}, query=${query}`;
     const epsilon = this.site.rows.epsilons[state.epsilon];
     const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""})`, "print(row.to_frame())"];
     if (state.moved?.query === query) {

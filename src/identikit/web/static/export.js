@@ -84,7 +84,7 @@ function pngOf(site, view) {
   });
 }
 
-export function csvOf({ columns, rows }) {
+function csvOf({ columns, rows }) {
   const cell = (value) => {
     const text = value === null || value === undefined || Number.isNaN(value) ? "" : String(value);
     const risky = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; // a spreadsheet would run it
@@ -94,7 +94,7 @@ export function csvOf({ columns, rows }) {
 }
 
 /** A value as Python writes it. */
-export function pythonValue(value) {
+function pythonValue(value) {
   if (value === null || value === undefined) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) {
@@ -104,7 +104,7 @@ export function pythonValue(value) {
   return JSON.stringify(value);
 }
 
-export function pythonOf(site, view) {
+function pythonOf(site, view) {
   const { source, text } = site.view.about;
   const lines = ["import identikit as ik", "", `model = ik.load(${source ? pythonValue(source) : ""})`];
   lines.push(`text = ${text === null ? "...  # the text of this page" : pythonValue(text)}`);
@@ -112,17 +112,18 @@ export function pythonOf(site, view) {
 }
 
 /** Files as HeadVis lays them out, by path: the configuration, what the scatter shows, and each head's rows. */
-export function headVisTree(site) {
+function headVisTree(site) {
   const { about } = site.view;
   if (!about.attention) throw new Error("This page holds no attention.");
-  const { layer_numbers: layers, head_numbers: heads } = about.attention;
+  const { layer_numbers: layers, head_numbers: heads, readings = [] } = about.attention;
+  const measured = [...readings.map(({ name }) => name), "residual"];
   const state = site.store.get();
   const all = about.tokens.length <= ALL_HEADS;
   const scatter = [];
   const files = {};
   layers.forEach((layer, i) => heads.forEach((head, h) => {
     const metrics = {};
-    for (const name of ["pearson", "null_dim", "certain_mass", "sink_mass", "residual"]) {
+    for (const name of measured) {
       const value = site.view.array(`heads.${name}`)?.data[i * heads.length + h];
       metrics[name] = value === undefined || Number.isNaN(value) ? null : value;
     }

@@ -59,6 +59,12 @@ export function headName(view, state) {
   return `L${layers[state.layer]}H${heads[state.head]}`;
 }
 
+/** layer=4, head=5: the same as Python's arguments. */
+export function headCode(view, state) {
+  const { layer_numbers: layers, head_numbers: heads } = view.about.attention;
+  return `layer=${layers[state.layer]}, head=${heads[state.head]}`;
+}
+
 /** How wide words are in the figures' font. */
 export function wordsWidth(words, size = 12) {
   figureRuler ??= document.createElement("canvas").getContext("2d");

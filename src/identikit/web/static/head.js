@@ -11,7 +11,7 @@ export function headsOf(view) {
   };
 }
 
-export class Head {
+class Head {
   constructor(view, layer, head) {
     this.about = view.about.attention.layers[layer];
     this.n = view.about.tokens.length;

@@ -4,41 +4,13 @@ import { css, mixed } from "./colour.js";
 import { pickList } from "./controls.js";
 import { choice, figureCanvas, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
 import { canvasPen } from "./pen.js";
-import { paintScatter, scatterPoints } from "./scatter.js";
+import { paintScatter, readingNumber, readingWords, scatterPoints } from "./scatter.js";
 import { element } from "./parts.js";
 
-/** What heads can be found by: a name, what it means, and how to get it in Python. */
-export const READINGS = {
-  pearson: [
-    "correlation",
-    "How closely effective attention follows raw attention, over all weights of the head.",
-    'attention.pearson("head")',
-  ],
-  null_dim: [
-    "null dimension",
-    "In how many directions a row can change without changing the output, on average over rows.",
-    "attention.null_dim.double().mean(-1)",
-  ],
-  certain_mass: [
-    "certain mass",
-    "The share of a row that every attention with the same output agrees on, on average over the rows that were bounded.",
-    "attention.intervals().certain_mass.mean(-1)",
-  ],
-  sink_mass: [
-    "sink mass",
-    "The raw weight that goes to {sinks}, on average over rows.",
-    "attention.raw[..., {places}].sum(-1).mean(-1)",
-  ],
-  layer: ["layer", "The layer of the head, counted from 0.", "attention.layers"],
-};
 const HEADS_WIDTH = 640; // of an exported figure
 const HEADS_LEGEND = 28;
 
-export function headsView(site) {
-  return new HeadsView(site);
-}
-
-class HeadsView {
+export class HeadsView {
   constructor(site) {
     this.site = site;
     this.id = "heads";
@@ -48,7 +20,7 @@ class HeadsView {
     this.hovered = null; // the head under the mouse, which only this view shows
     this.canvas = figureCanvas();
     const set = (name) => (value) => site.store.set({ [name]: value });
-    const choices = (this.data?.known ?? []).map((name) => [name, READINGS[name][0]]);
+    const choices = (this.data?.axes ?? []).map(({ name, label }) => [name, label]);
     this.shape = choice("Heads as", [["scatter", "Scatter"], ["grid", "Grid"]], set("heads"));
     this.across = pickList("across", choices, set("x"));
     this.up = pickList("up", choices, set("y"));
@@ -64,7 +36,7 @@ class HeadsView {
   unavailable() {
     const { attention, unavailable } = this.site.view.about;
     if (!attention) return unavailable?.attention ?? "This page holds no attention.";
-    return this.site.view.has("heads.sink_mass") ? null : "This page holds intervals, but not the readings of whole heads.";
+    return attention.readings?.length ? null : "This page holds intervals, but not the readings of whole heads.";
   }
 
   hover(found) {
@@ -82,8 +54,8 @@ class HeadsView {
     const { x, y } = headsAxes(this.data, state);
     const grid = state.heads === "grid";
     this.shape.press(grid ? "grid" : "scatter");
-    this.across.update(x);
-    this.up.update(y);
+    this.across.update(x.name);
+    this.up.update(y.name);
     this.across.element.hidden = grid;
     say(this.up.element.firstChild, grid ? "coloured by" : "up");
     say(this.said, headsSaid(this.data, this.hovered ?? state));
@@ -100,7 +72,7 @@ class HeadsView {
   }
 
   table() {
-    return headsTable(this.data);
+    return headsTable(this.data, this.site.view.array("heads.residual"));
   }
 
   python(state) {
@@ -112,33 +84,24 @@ class HeadsView {
   }
 }
 
-/** The chosen axes; for a reading that this file lacks, or a wrong address, one that it has. */
-function headsAxes(data, state) {
-  const known = (wanted, ...others) => [wanted, ...others].find((name) => data.known.includes(name)) ?? "layer";
-  return { x: known(state.x, "sink_mass", "pearson"), y: known(state.y, "certain_mass", "pearson") };
+/** The chosen readings; for one that this file lacks, the usual one, or the first that it has. */
+function headsAxes({ axes, usual }, state) {
+  const pick = (...names) => names.map((wanted) => axes.find(({ name }) => name === wanted)).find(Boolean) ?? axes[0];
+  return { x: pick(state.x, usual[0]), y: pick(state.y, usual[1]) };
 }
 
-/** Every reading of every head, with names. */
+/** The readings of every head, as the file declares them, each with its values; the layer is one more axis. */
 function headsData(site) {
-  const { layer_numbers: layers, head_numbers: heads, sinks = [], special_group: group } = site.view.about.attention;
+  const { layer_numbers: layers, head_numbers: heads, readings: declared = [], axes: usual = [] } = site.view.about.attention;
   const many = layers.length * heads.length;
-  const values = { layer: Float64Array.from({ length: many }, (_, at) => layers[Math.floor(at / heads.length)]) };
-  for (const name of [...Object.keys(READINGS), "residual"]) {
-    values[name] ??= site.view.array(`heads.${name}`)?.data ?? new Float32Array(many).fill(NaN);
-  }
-  const where = group === "first token" ? "the first token" : "special tokens";
-  const words = (name) => READINGS[name][1].replace("{sinks}", where);
-  const code = (name) => READINGS[name][2].replace("{places}", `[${sinks.join(", ")}]`);
+  const valued = (reading) => ({ ...reading, values: site.view.array(`heads.${reading.name}`)?.data ?? [] });
+  const readings = declared.map(valued).filter(({ values }) => values.some(Number.isFinite));
+  const layer = {
+    name: "layer", label: "layer", meaning: "The layer of the head, counted from 0.", code: "attention.layers", range: null, digits: 0,
+    values: Float64Array.from({ length: many }, (_, at) => layers[Math.floor(at / heads.length)]),
+  };
   const name = (layer, head) => `L${layers[layer]}H${heads[head]}`;
-  const known = Object.keys(READINGS).filter((one) => values[one].some(Number.isFinite));
-  return { layers, heads, many, values, known, words, code, name, number: headsNumber };
-}
-
-/** A reading as it is shown. */
-function headsNumber(name, value) {
-  if (!Number.isFinite(value)) return "unknown";
-  if (name === "layer") return String(value);
-  return name === "null_dim" ? value.toFixed(1) : value.toFixed(2);
+  return { layers, heads, many, readings, axes: [...readings, layer], usual, name };
 }
 
 function headsHeight(width, state, data) {
@@ -148,7 +111,7 @@ function headsHeight(width, state, data) {
 
 function headsPaint(pen, site, data, state, hovered) {
   if (state.heads === "grid") headsGrid(pen, data, state, hovered, site.colours());
-  else paintScatter(pen, data, { ...headsAxes(data, state), chosen: state, hovered, titles: READINGS }, site.colours());
+  else paintScatter(pen, data, { ...headsAxes(data, state), chosen: state, hovered }, site.colours());
 }
 
 function headsCell(width, { heads, layers }) {
@@ -156,17 +119,15 @@ function headsCell(width, { heads, layers }) {
   return { width: across, height: Math.max(layers.length > 16 ? 13 : 20, Math.min(34, across)) };
 }
 
-/** The least and the greatest value of a reading, with 0 and, for shares, 1 inside. */
-function headsRange(values, name) {
+/** From 0, or the least value where that is negative, to the most that the reading can be, or is. */
+function headsRange({ values, range }) {
   const known = Array.from(values).filter(Number.isFinite);
-  const most = name === "null_dim" || name === "layer" ? Math.max(1, ...known) : 1;
-  return [Math.min(0, ...known), most];
+  return [Math.min(0, ...known), range ? range[1] : Math.max(1, ...known)];
 }
 
 function headsGrid(pen, data, state, hovered, colours) {
-  const { y: name } = headsAxes(data, state);
-  const values = data.values[name];
-  const [least, most] = headsRange(values, name);
+  const { y: reading } = headsAxes(data, state);
+  const [least, most] = headsRange(reading);
   const cell = headsCell(pen.width, data);
   const every = Math.ceil(16 / cell.width);
   data.heads.forEach((number, head) => {
@@ -177,9 +138,9 @@ function headsGrid(pen, data, state, hovered, colours) {
     const top = 18 + layer * cell.height;
     pen.text(`L${number}`, 26, top + cell.height / 2, colours.soft, { size: 10, align: "right" });
     data.heads.forEach((_, head) => {
-      const value = values[layer * data.heads.length + head];
+      const value = reading.values[layer * data.heads.length + head];
       const share = (value - least) / (most - least);
-      headsBox(pen, { x: 32 + head * cell.width, top, ...cell }, share, data.number(name, value), colours);
+      headsBox(pen, { x: 32 + head * cell.width, top, ...cell }, share, readingNumber(reading, value), colours);
     });
   });
   for (const [one, line] of [[state, 2], [hovered, 1.25]]) {
@@ -187,21 +148,21 @@ function headsGrid(pen, data, state, hovered, colours) {
     const [x, top] = [32 + one.head * cell.width, 18 + one.layer * cell.height];
     pen.rect(x, top, cell.width, cell.height, null, { stroke: colours.focus, line });
   }
-  headsLegend(pen, data, name, [least, most], colours);
+  headsLegend(pen, reading, [least, most], colours);
 }
 
 /** Which shade stands for which reading. */
-function headsLegend(pen, data, name, [least, most], colours) {
+function headsLegend(pen, reading, [least, most], colours) {
   const y = pen.height - 9;
   let x = 32;
   const words = (said) => {
     pen.text(said, x, y, colours.soft, { size: 11 });
     x += wordsWidth(said, 11) + 8;
   };
-  words(`${READINGS[name][0]} ${data.number(name, least)}`);
+  words(readingWords(reading, least));
   for (let step = 0; step <= 8; step += 1, x += 9) pen.rect(x, y - 4, 9.5, 8, css(mixed(colours.wash, colours.sure, step / 8)));
   x += 8;
-  words(data.number(name, most));
+  words(readingNumber(reading, most));
 }
 
 /** A head of the grid: filled by its share of the range, hollow where it is not known, with the number where it fits. */
@@ -247,7 +208,7 @@ function headsPointer(site, canvas, data, hover) {
 }
 
 /** Open a head; where the file cannot move the pinned row there, pin the nearest row that it can move. */
-export function openHead(site, { layer, head }) {
+function openHead(site, { layer, head }) {
   const { query } = site.store.get();
   const listed = site.source?.live || site.rows.find(layer, head, query) ? [] : site.rows.listed(layer, head);
   const closer = (best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best);
@@ -274,31 +235,29 @@ function headsKeys(site, canvas, data) {
 
 function headsMeaning(data, state) {
   const { x, y } = headsAxes(data, state);
-  const said = (name) => `${READINGS[name][0][0].toUpperCase()}${READINGS[name][0].slice(1)}: ${data.words(name)}`;
+  const said = ({ label, meaning }) => `${label[0].toUpperCase()}${label.slice(1)}: ${meaning}`;
   if (state.heads === "grid") return said(y);
   return [...new Set([x, y])].map(said).concat("Marks that would coincide stand side by side.").join(" ");
 }
 
-function headsTable(data) {
-  const names = ["pearson", "null_dim", "certain_mass", "sink_mass", "residual"];
+function headsTable(data, residual) {
   const rows = Array.from({ length: data.many }, (_, at) => [
     data.layers[Math.floor(at / data.heads.length)],
     data.heads[at % data.heads.length],
-    ...names.map((name) => data.values[name][at]),
+    ...data.readings.map(({ values }) => values[at]),
+    ...(residual ? [residual.data[at]] : []),
   ]);
-  return { columns: ["layer", "head", "correlation", "null dimension", "certain mass", "sink mass", "residual"], rows };
+  return { columns: ["layer", "head", ...data.readings.map(({ label }) => label), ...(residual ? ["residual"] : [])], rows };
 }
 
 function headsPython(data, state) {
   const { x, y } = headsAxes(data, state);
-  const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).map((name) => `${name} = ${data.code(name)}`);
+  const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).map(({ name, code }) => `${name} = ${code}`);
   return ["attention = ik.effective_attention(model, text)", ...lines].join("\n");
 }
 
 /** All readings of one head in words. */
 function headsSaid(data, { layer, head }) {
   const at = layer * data.heads.length + head;
-  const names = ["pearson", "null_dim", "certain_mass", "sink_mass"];
-  const said = names.map((name) => `${READINGS[name][0]} ${data.number(name, data.values[name][at])}`);
-  return `${data.name(layer, head)}: ${said.join(", ")}.`;
+  return `${data.name(layer, head)}: ${data.readings.map((reading) => readingWords(reading, reading.values[at])).join(", ")}.`;
 }

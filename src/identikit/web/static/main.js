@@ -4,13 +4,13 @@ import { decode, tokenNames } from "./data.js";
 import { headsOf } from "./head.js";
 import { RowBook } from "./rows.js";
 import { CHOICES, address, createStore, parse } from "./state.js";
-import { THEMES } from "./colour.js";
-import { verdictView } from "./verdict.js";
-import { headsView } from "./heads.js";
-import { attentionView } from "./attention.js";
-import { edgeView } from "./edge.js";
-import { tokensView } from "./tokens.js";
-import { provenanceView } from "./provenance.js";
+import { THEMES, setTheme } from "./colour.js";
+import { VerdictView } from "./verdict.js";
+import { HeadsView } from "./heads.js";
+import { AttentionView } from "./attention.js";
+import { EdgeView } from "./edge.js";
+import { TokensView } from "./tokens.js";
+import { ProvenanceView } from "./provenance.js";
 import { numbersView } from "./numbers.js";
 import { exportMenu, copied } from "./export.js";
 import { tour } from "./tour.js";
@@ -31,7 +31,7 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
   const frame = () => {
     asked = false;
     const state = store.get();
-    root.dataset.theme = site.theme();
+    setTheme(root, site.theme());
     root.classList.toggle("embedded", state.embed);
     for (const panel of views) refresh(panel, state, before);
     before = state;
@@ -147,6 +147,7 @@ function layout(root, site, linked, start) {
   const places = {};
   for (const name of ["verdict", "heads", "attention", "edge", "bottom"]) {
     places[name] = element("div", { class: `place ${name}` });
+    places[name].style.gridArea = name;
   }
   const main = element("main", { class: "panels" }, ...Object.values(places));
   root.classList.add("identikit");
@@ -157,11 +158,11 @@ function layout(root, site, linked, start) {
 const TABS = ["tokens", "provenance", "numbers"];
 
 function makeViews(site, page) {
-  const makers = { verdict: verdictView, heads: headsView, attention: attentionView, edge: edgeView };
-  const panels = Object.entries(makers).map(([name, make]) => panelOf(site, make(site), page.places[name]));
+  const kinds = { verdict: VerdictView, heads: HeadsView, attention: AttentionView, edge: EdgeView };
+  const panels = Object.entries(kinds).map(([name, View]) => panelOf(site, new View(site), page.places[name]));
   const tabs = element("div", { role: "tablist", class: "tabs", "aria-label": "More views" });
   page.places.bottom.append(tabs);
-  const below = [tokensView(site), provenanceView(site), numbersView(site, panels)].map((view) => {
+  const below = [new TokensView(site), new ProvenanceView(site), numbersView(site, panels)].map((view) => {
     const panel = panelOf(site, view, page.places.bottom);
     panel.tab = element("button", { type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": `panel-${view.id}` }, view.title);
     panel.tab.addEventListener("click", () => site.store.set({ tab: view.id }));

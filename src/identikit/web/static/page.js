@@ -1,5 +1,6 @@
 // The page of a server: a form to type a text, its progress, and the views of the result.
 
+import { setTheme } from "./colour.js";
 import { decode } from "./data.js";
 import { mount } from "./main.js";
 import { button, element } from "./parts.js";
@@ -144,7 +145,7 @@ async function start() {
   leave();
   leave = () => {};
   root.classList.add("identikit");
-  if (matchMedia("(prefers-color-scheme: dark)").matches) root.dataset.theme = "dark";
+  setTheme(root, matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   let page;
   try {
     const facts = await ask("/api");

@@ -10,52 +10,36 @@ export function canvasPen(canvas, width, height, scale = globalThis.devicePixelR
   const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
+  const draw = (path, fill, { stroke, line = 1, opacity = 1 } = {}) => {
+    context.globalAlpha = opacity;
+    context.beginPath();
+    path();
+    if (fill) {
+      context.fillStyle = fill;
+      context.fill();
+    }
+    if (stroke) {
+      context.strokeStyle = stroke;
+      context.lineWidth = line;
+      context.stroke();
+    }
+    context.globalAlpha = 1;
+  };
   return {
     width,
     height,
-    rect(x, y, w, h, fill, { stroke, line = 1, opacity = 1 } = {}) {
-      context.globalAlpha = opacity;
-      if (fill) {
-        context.fillStyle = fill;
-        context.fillRect(x, y, w, h);
-      }
-      if (stroke) {
-        context.strokeStyle = stroke;
-        context.lineWidth = line;
-        context.strokeRect(x, y, w, h);
-      }
-      context.globalAlpha = 1;
+    rect(x, y, w, h, fill, style) {
+      draw(() => context.rect(x, y, w, h), fill, style);
     },
-    line(x1, y1, x2, y2, stroke, { width: line = 1, opacity = 1, dash = [] } = {}) {
-      context.globalAlpha = opacity;
-      context.strokeStyle = stroke;
-      context.lineWidth = line;
-      context.setLineDash(dash);
-      context.beginPath();
-      context.moveTo(x1, y1);
-      context.lineTo(x2, y2);
-      context.stroke();
-      context.setLineDash([]);
-      context.globalAlpha = 1;
+    line(x1, y1, x2, y2, stroke, { width: line = 1, opacity = 1 } = {}) {
+      const path = () => (context.moveTo(x1, y1), context.lineTo(x2, y2));
+      draw(path, null, { stroke, line, opacity });
     },
-    circle(x, y, radius, fill, { stroke, line = 1, opacity = 1 } = {}) {
-      context.globalAlpha = opacity;
-      context.beginPath();
-      context.arc(x, y, radius, 0, 2 * Math.PI);
-      if (fill) {
-        context.fillStyle = fill;
-        context.fill();
-      }
-      if (stroke) {
-        context.strokeStyle = stroke;
-        context.lineWidth = line;
-        context.stroke();
-      }
-      context.globalAlpha = 1;
+    circle(x, y, radius, fill, style) {
+      draw(() => context.arc(x, y, radius, 0, 2 * Math.PI), fill, style);
     },
-    text(words, x, y, fill, { size = 12, align = "left", weight = "normal", turn = 0, opacity = 1, widest } = {}) {
+    text(words, x, y, fill, { size = 12, align = "left", weight = "normal", turn = 0, widest } = {}) {
       context.save();
-      context.globalAlpha = opacity;
       context.translate(x, y);
       context.rotate(turn);
       context.fillStyle = fill;
@@ -89,7 +73,7 @@ function cellImage(columns, rows, colours) {
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
 /** Words cut to a width, with an ellipsis; a guess from the number of letters, the same for both pens. */
-export function shortened(words, widest, size = 12) {
+function shortened(words, widest, size = 12) {
   const most = Math.max(1, Math.floor(widest / (size * 0.56)));
   return words.length <= most ? words : `${words.slice(0, Math.max(1, most - 1))}…`;
 }
@@ -107,17 +91,16 @@ export function svgPen(width, height, background) {
     rect(x, y, w, h, fill, style = {}) {
       parts.push(`<rect x="${number(x)}" y="${number(y)}" width="${number(w)}" height="${number(h)}" ${look(fill, style)}/>`);
     },
-    line(x1, y1, x2, y2, stroke, { width: line = 1, opacity = 1, dash = [] } = {}) {
-      const dashes = dash.length ? ` stroke-dasharray="${dash.join(" ")}"` : "";
-      parts.push(`<line x1="${number(x1)}" y1="${number(y1)}" x2="${number(x2)}" y2="${number(y2)}" stroke="${stroke}" stroke-width="${number(line)}" opacity="${opacity}"${dashes}/>`);
+    line(x1, y1, x2, y2, stroke, { width: line = 1, opacity = 1 } = {}) {
+      parts.push(`<line x1="${number(x1)}" y1="${number(y1)}" x2="${number(x2)}" y2="${number(y2)}" stroke="${stroke}" stroke-width="${number(line)}" opacity="${opacity}"/>`);
     },
     circle(x, y, radius, fill, style = {}) {
       parts.push(`<circle cx="${number(x)}" cy="${number(y)}" r="${number(radius)}" ${look(fill, style)}/>`);
     },
-    text(words, x, y, fill, { size = 12, align = "left", weight = "normal", turn = 0, opacity = 1, widest } = {}) {
+    text(words, x, y, fill, { size = 12, align = "left", weight = "normal", turn = 0, widest } = {}) {
       const anchor = { left: "start", center: "middle", right: "end" }[align];
       const place = `translate(${number(x)} ${number(y)})${turn ? ` rotate(${number((turn * 180) / Math.PI)})` : ""}`;
-      parts.push(`<text transform="${place}" font-size="${size}" font-weight="${weight}" text-anchor="${anchor}" dominant-baseline="central" fill="${fill}"${opacity < 1 ? ` opacity="${opacity}"` : ""}>${safe(widest ? shortened(words, widest, size) : words)}</text>`);
+      parts.push(`<text transform="${place}" font-size="${size}" font-weight="${weight}" text-anchor="${anchor}" dominant-baseline="central" fill="${fill}">${safe(widest ? shortened(words, widest, size) : words)}</text>`);
     },
     cells(x, y, w, h, columns, rows, colours) {
       const image = cellImage(columns, rows, colours);

@@ -7,11 +7,7 @@ const SOURCES_LEFT = 64;
 const SOURCES_TOP = 26;
 const SOURCES_NAMED = 7; // sources with a colour, the token's own among them
 
-export function provenanceView(site) {
-  return new ProvenanceView(site);
-}
-
-class ProvenanceView {
+export class ProvenanceView {
   constructor(site) {
     this.site = site;
     this.id = "provenance";

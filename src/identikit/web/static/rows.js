@@ -3,7 +3,6 @@
 export class RowBook {
   constructor(view) {
     this.rows = new Map();
-    this.layers = view.array("certain")?.shape[0];
     this.certainty = view.array("certain");
     this.epsilons = [0, ...(view.about.rows?.epsilons ?? [])];
     if (view.has("rows.place")) this.add(view);
@@ -34,7 +33,6 @@ export class RowBook {
     }
     this.addVertices(view, found, n);
     this.addGrid(view, found, n);
-    return found;
   }
 
   addVertices(view, found, n) {
@@ -70,7 +68,6 @@ export class RowBook {
     if (!one) return null;
     return {
       ...one,
-      epsilons: this.epsilons,
       movable: one.vertices.size > 0,
       /** The ends for a place in `epsilons`; null where they are not known. */
       at: (place) => (place ? (one.grid.get(this.epsilons[place]) ?? null) : { lower: one.lower, upper: one.upper }),

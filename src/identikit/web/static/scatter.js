@@ -4,8 +4,15 @@ import { css, mixed } from "./colour.js";
 
 const SCATTER = { left: 50, right: 14, top: 14, bottom: 64, unknown: 16 };
 
+/** A value of a reading, with as many digits as the file declares. */
+export const readingNumber = ({ digits }, value) => (Number.isFinite(value) ? value.toFixed(digits) : "unknown");
+
+export const readingWords = (reading, value) => `${reading.label} ${readingNumber(reading, value)}`;
+
+const readingLacks = ({ values }) => !Array.from(values).every(Number.isFinite);
+
 /** Round ticks over some values, about `count` of them, with all values inside. */
-export function roundTicks(values, count = 5) {
+function roundTicks(values, count = 5) {
   const known = Array.from(values).filter(Number.isFinite);
   const [least, most] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 1];
   const rough = (most - least || Math.abs(most) || 1) / count;
@@ -25,15 +32,15 @@ function scatterAxis(values, from, to, gap) {
 }
 
 function scatterFrame(data, { x, y, width, height }) {
-  const unknown = (name) => (Array.from(data.values[name]).every(Number.isFinite) ? 0 : SCATTER.unknown);
-  const across = scatterAxis(data.values[x], SCATTER.left, width - SCATTER.right, unknown(x));
-  const up = scatterAxis(data.values[y], height - SCATTER.bottom, SCATTER.top, -unknown(y));
+  const gap = (reading) => (readingLacks(reading) ? SCATTER.unknown : 0);
+  const across = scatterAxis(x.values, SCATTER.left, width - SCATTER.right, gap(x));
+  const up = scatterAxis(y.values, height - SCATTER.bottom, SCATTER.top, -gap(y));
   return { across, up, radius: data.many > 400 ? 3 : data.many > 150 ? 3.8 : 4.8 };
 }
 
 /** Where each head stands; the place depends on nothing but the readings and the size. */
 export function scatterPoints(data, options) {
-  const name = [options.x, options.y, options.width, options.height].join();
+  const name = [options.x.name, options.y.name, options.width, options.height].join();
   if (data.points?.name !== name) data.points = { name, found: scatterPlaced(data, options) };
   return data.points.found;
 }
@@ -55,7 +62,7 @@ function scatterPlaced(data, options) {
     return true;
   };
   return Array.from({ length: data.many }, (_, at) => {
-    const [value, other] = [data.values[options.x][at], data.values[options.y][at]];
+    const [value, other] = [options.x.values[at], options.y.values[at]];
     const [x, y] = [across.place(value), up.place(other)];
     const [sure, otherSure] = [Number.isFinite(value), Number.isFinite(other)];
     let spot = { x, y };
@@ -84,10 +91,10 @@ function scatterBeside(x, y, radius, turn, [acrossKnown, upKnown]) {
   return { x: x + far * Math.cos(turn * 2.4), y: y + far * Math.sin(turn * 2.4) };
 }
 
-export function paintScatter(pen, data, { x, y, chosen, hovered, titles }, colours) {
+export function paintScatter(pen, data, { x, y, chosen, hovered }, colours) {
   const options = { x, y, width: pen.width, height: pen.height };
   const frame = scatterFrame(data, options);
-  scatterAxes(pen, data, frame, { x, y, titles }, colours);
+  scatterAxes(pen, frame, { x, y }, colours);
   const points = scatterPoints(data, options);
   const same = (one, other) => other && one.layer === other.layer && one.head === other.head;
   for (const point of points) {
@@ -99,7 +106,7 @@ export function paintScatter(pen, data, { x, y, chosen, hovered, titles }, colou
   for (const point of marked.filter(Boolean)) {
     pen.circle(point.x, point.y, frame.radius + 3, null, { stroke: colours.focus, line: 2 });
   }
-  if (marked[1]) scatterLabel(pen, data, marked[1], { x, y, titles }, colours);
+  if (marked[1]) scatterLabel(pen, data, marked[1], [x, y], colours);
   else if (marked[0]) scatterName(pen, data, marked[0], frame.radius, colours);
   scatterLegend(pen, data, colours);
 }
@@ -110,7 +117,7 @@ function scatterShade({ layers }, layer, colours) {
   return css(mixed(colours.faint, colours.minus, 0.15 + 0.85 * share));
 }
 
-function scatterAxes(pen, data, { across, up }, { x, y, titles }, colours) {
+function scatterAxes(pen, { across, up }, { x, y }, colours) {
   const [left, bottom] = [SCATTER.left, pen.height - SCATTER.bottom];
   const digits = (ticks) => Math.max(0, ...ticks.map((tick) => (String(tick).split(".")[1] ?? "").length));
   for (const tick of up.ticks) {
@@ -121,11 +128,10 @@ function scatterAxes(pen, data, { across, up }, { x, y, titles }, colours) {
     pen.line(across.place(tick), SCATTER.top, across.place(tick), bottom, colours.faint, { opacity: 0.6 });
     pen.text(tick.toFixed(digits(across.ticks)), across.place(tick), bottom + 12, colours.soft, { size: 11, align: "center" });
   }
-  pen.text(titles[x][0], (left + pen.width - SCATTER.right) / 2, bottom + 32, colours.ink, { size: 12, align: "center" });
-  pen.text(titles[y][0], 10, (SCATTER.top + bottom) / 2, colours.ink, { size: 12, align: "center", turn: -Math.PI / 2 });
-  const unknown = (name) => !Array.from(data.values[name]).every(Number.isFinite);
-  if (unknown(y)) pen.text("?", left - 6, up.place(NaN), colours.soft, { size: 11, align: "right" });
-  if (unknown(x)) pen.text("?", across.place(NaN), bottom + 12, colours.soft, { size: 11, align: "center" });
+  pen.text(x.label, (left + pen.width - SCATTER.right) / 2, bottom + 32, colours.ink, { size: 12, align: "center" });
+  pen.text(y.label, 10, (SCATTER.top + bottom) / 2, colours.ink, { size: 12, align: "center", turn: -Math.PI / 2 });
+  if (readingLacks(y)) pen.text("?", left - 6, up.place(NaN), colours.soft, { size: 11, align: "right" });
+  if (readingLacks(x)) pen.text("?", across.place(NaN), bottom + 12, colours.soft, { size: 11, align: "center" });
 }
 
 /** The name of the open head beside its mark. */
@@ -138,9 +144,9 @@ function scatterName(pen, data, point, radius, colours) {
 }
 
 /** The name and the readings of a head beside its mark. */
-function scatterLabel(pen, data, point, { x, y, titles }, colours) {
+function scatterLabel(pen, data, point, readings, colours) {
   const at = point.layer * data.heads.length + point.head;
-  const lines = [...new Set([x, y])].map((name) => `${titles[name][0]} ${data.number(name, data.values[name][at])}`);
+  const lines = [...new Set(readings)].map((reading) => readingWords(reading, reading.values[at]));
   const width = Math.max(...lines.map((line) => line.length)) * 6.1 + 16;
   const height = 24 + 15 * lines.length;
   const left = point.x + 12 + width > pen.width ? point.x - 12 - width : point.x + 12;

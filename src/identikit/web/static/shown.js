@@ -6,7 +6,7 @@ import { tokenNames } from "./data.js";
 export const WINDOW = 512;
 
 /** The pieces of each word in order; a token that belongs to no word stands alone. */
-export function wordGroups(n, spans) {
+function wordGroups(n, spans) {
   const stops = new Map(spans);
   const groups = [];
   for (let place = 0; place < n; ) {

@@ -8,8 +8,8 @@ export const CHOICES = {
   key: -1, // the pinned key; -1: none
   tab: "tokens",
   heads: "scatter", // or grid
-  x: "sink_mass",
-  y: "certain_mass",
+  x: "", // readings of the scatter, by name; empty: as the file says
+  y: "",
   shape: "matrix", // or lines
   map: "raw", // or effective, simplex, null: the map that lines and strips show
   words: false,

@@ -8,11 +8,7 @@ const TOKENS_RIGHT = 64; // for the rates
 const TOKENS_LEAST = 20; // pixels of the narrowest cell; what does not fit is scrolled to
 const TOKENS_LEGEND = 40;
 
-export function tokensView(site) {
-  return new TokensView(site);
-}
-
-class TokensView {
+export class TokensView {
   constructor(site) {
     this.site = site;
     this.id = "tokens";

@@ -1,7 +1,7 @@
 // Verdict: the answers in words, and the text itself, each token shaded by how certain its attention is.
 import { css, mixed } from "./colour.js";
 import { canvasPen } from "./pen.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
 import { element } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
@@ -9,11 +9,7 @@ const STRIP_LINE = 30;
 const STRIP_LEGEND = 30;
 const STRIP_DARKEST = 0.85; // how much of the colour a certain token has
 
-export function verdictView(site) {
-  return new VerdictView(site);
-}
-
-class VerdictView {
+export class VerdictView {
   constructor(site) {
     this.site = site;
     this.id = "verdict";
@@ -224,8 +220,7 @@ class VerdictView {
 
   python(state) {
     if (state.strip !== "head" || !this.site.view.about.attention) return "found = ik.explain(model, text)\nprint(found)";
-    const { layer_numbers: layers, head_numbers: heads } = this.site.view.about.attention;
-    return `row = ik.attention_intervals(model, text, layer=${layers[state.layer]}, head=${heads[state.head]})\nprint(row.certain_mass)`;
+    return `row = ik.attention_intervals(model, text, ${headCode(this.site.view, state)})\nprint(row.certain_mass)`;
   }
 
   describe(state) {
