@@ -16,7 +16,8 @@ from identikit.paper.claims.catalogue import CLAIMS, judge
 from identikit.paper.claims.judgements import WHOLE, Claim
 from identikit.paper.claims.report import COLUMNS, JudgedClaim, rows
 from identikit.paper.evidence import Evidence, Subject
-from identikit.paper.figures.catalogue import FIGURES, Figure
+from identikit.paper.figures.catalogue import FIGURES
+from identikit.paper.figures.figure import Figure
 from identikit.paper.inputs import GIVER, PAPER, SAMPLE, Work
 from identikit.paper.page import Picture, gallery
 from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
@@ -282,14 +283,14 @@ class _Run:
         evidence = self.evidence(data, figure.needs)
         if isinstance(evidence, Unavailable):
             return evidence
-        frame = figure.frame(evidence)
-        if frame.empty:
+        drawing = figure.draw(evidence)
+        if drawing.data.empty:
             return Unavailable(f"not applicable: {self.model.name} on {data} has nothing of this kind")
-        png, svg = save(figure.draw(frame, evidence))
-        write_tables(files, {figure.name: frame})
+        png, svg = save(drawing.sheet())
+        write_tables(files, {figure.name: drawing.data})
         files.write(f"{figure.name}.png", png)
         files.write(f"{figure.name}.svg", svg)
-        return Picture(figure.name, figure.caption, png, svg, figure.label(frame, evidence))
+        return Picture(figure.name, figure.caption, png, svg, drawing.label)
 
     def judged(self, claim: Claim) -> JudgedClaim | Unavailable:
         """Judge a claim, under each norm where it depends on one, or say why it cannot be judged."""

@@ -19,7 +19,7 @@ from identikit.paper.claims.judgements import (
     table,
 )
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.frames import passage, passage_head
+from identikit.paper.figures.attention import passage, passage_head
 
 ROUNDING = 1e-6  # a correlation of 1 within floating point
 PEAK = 1.5  # how many times the attention elsewhere counts as a peak
