@@ -11,7 +11,7 @@ import pytest
 from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.catalogue import CLAIMS, judge, needed, sample_sizes
-from identikit.paper.claims.judgements import EXACT, TEXTS, WHOLE, Claim, Verdict, layers_within
+from identikit.paper.claims.claim import EXACT, TEXTS, WHOLE, Claim, Verdict, layers_within
 from identikit.paper.claims.report import SECTIONS
 from identikit.paper.evidence import Evidence
 

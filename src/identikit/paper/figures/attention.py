@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import Drawing, figure, hold, label_of_text, rows_with, shares_by_layer
+from identikit.paper.figures.figure import Drawing, Figures, hold, label_of_text, rows_with, shares_by_layer
 from identikit.plots import forms as form
 from identikit.plots.attention import correlation_by_length, map_panels
 from identikit.plots.style import BLACK, BLUE, DOUBLE, RED, Style, house_style, legend, sheet_of
@@ -24,6 +24,8 @@ _TYPES = {
 _OPENING = {("cls",): Style("opens a text", BLUE, "o", "-")}  # in a causal model, which has no [CLS]
 _SOURCES = {("sep",): Style("[SEP] → [SEP]", RED, "s", "--"), ("rest",): Style("other → [SEP]", BLUE, "o", "-")}
 _SPECIAL = re.compile(r"(?!\[UNK\]|<unk>)(\[[A-Z]+\]|<[^<>\s]+>)")  # an unknown piece is a word
+
+figure = Figures()
 
 
 @figure(

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from identikit.maths.mixing import first_middle_last
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import LAYER, Drawing, figure, label_of_text, rows_with, shares_by_layer
+from identikit.paper.figures.figure import LAYER, Drawing, Figures, label_of_text, rows_with, shares_by_layer
 from identikit.plots import forms as form
 from identikit.plots.style import BLUE, DOUBLE, legend, percent, styles
 
@@ -27,6 +27,8 @@ _BOX_BY_LAYER = "low, lower, median, upper, high by layer"
 _DISTANCES = styles(
     zip(("1", "2", "3", "4-5", "6-10", "11-"), ("1st", "2nd", "3rd", "4th–5th", "6th–10th", "11th on"), strict=True)
 )
+
+figure = Figures()
 
 
 def _own_boxes(axes: Axes, data: DataFrame, evidence: Evidence, title: str = "") -> None:

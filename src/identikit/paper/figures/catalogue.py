@@ -2,8 +2,8 @@
 
 import re
 
-from identikit.paper.figures import attention, attribution, identity, ours  # noqa: F401  (they register figures)
-from identikit.paper.figures.figure import REGISTERED, Figure
+from identikit.paper.figures import attention, attribution, identity, ours
+from identikit.paper.figures.figure import Figure
 
 
 def _number(name: str) -> tuple[float, str]:
@@ -12,5 +12,6 @@ def _number(name: str) -> tuple[float, str]:
     return (float(number[1]), number[2]) if number else (float("inf"), "")
 
 
-FIGURES: dict[str, Figure] = {name: REGISTERED[name] for name in sorted(REGISTERED, key=_number)}
+_ALL = {**attention.figure, **identity.figure, **attribution.figure, **ours.figure}
+FIGURES: dict[str, Figure] = {name: _ALL[name] for name in sorted(_ALL, key=_number)}
 """Figures by name."""

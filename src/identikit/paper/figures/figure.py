@@ -1,4 +1,4 @@
-"""What a figure of the paper is, the decorator that registers one, and what figures share.
+"""What a figure of the paper is, the decorator that adds one, and what figures share.
 
 A figure is one function: it takes the evidence, and returns its data, its label and a way to draw it.
 """
@@ -66,26 +66,27 @@ class Figure:
         return None
 
 
-REGISTERED: dict[str, Figure] = {}
+class Figures(dict[str, Figure]):
+    """The figures of a module by name, in order; an instance is the decorator that adds one."""
 
+    def __call__(
+        self,
+        name: str,
+        caption: str,
+        *,
+        needs: tuple[str, ...],
+        shows: str,
+        data: str = "mrpc",
+        layer: int = 0,
+        not_causal: str = "",
+    ) -> Callable[[Draw], Draw]:
+        """Add a function as a figure; the arguments are the fields of `Figure`."""
 
-def figure(
-    name: str,
-    caption: str,
-    *,
-    needs: tuple[str, ...],
-    shows: str,
-    data: str = "mrpc",
-    layer: int = 0,
-    not_causal: str = "",
-) -> Callable[[Draw], Draw]:
-    """Register a function as a figure; the arguments are the fields of `Figure`."""
+        def add(draw: Draw) -> Draw:
+            self[name] = Figure(name, caption, needs, shows, data, layer, not_causal, draw)
+            return draw
 
-    def register(draw: Draw) -> Draw:
-        REGISTERED[name] = Figure(name, caption, needs, shows, data, layer, not_causal, draw)
-        return draw
-
-    return register
+        return add
 
 
 def rows_with(table: DataFrame, wanted: Mapping[str, Sequence[Hashable]]) -> DataFrame:

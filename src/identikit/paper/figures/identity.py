@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import Drawing, figure, rows_with, shares_by_layer
+from identikit.paper.figures.figure import Drawing, Figures, rows_with, shares_by_layer
 from identikit.plots import forms as form
 from identikit.plots.style import BLUE, RED, Style, styles
 from identikit.plots.tokens import RATE, RATES, mean_rates, rate_lines
@@ -37,6 +37,8 @@ _NEIGHBOURS = {
 
 Wanted = Mapping[str, Sequence[Hashable]]
 _USUAL: Wanted = {"map": ("naive", "linear", "mlp"), "offset": (0,), "data_share": (1.0,), "split": ("test",)}
+
+figure = Figures()
 
 
 def _mean_rates(table: DataFrame, by: list[str], wanted: Wanted) -> DataFrame:

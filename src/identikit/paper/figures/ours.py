@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import LAYER, Drawing, figure, hold, rows_with, shares_by_layer
+from identikit.paper.figures.figure import LAYER, Drawing, Figures, hold, rows_with, shares_by_layer
 from identikit.plots import forms as form
 from identikit.plots.certainty import (
     GROUPS,
@@ -32,6 +32,8 @@ _COLLAPSED = {
         ("time", "time", RED, "s"),
     )
 }
+
+figure = Figures()
 
 
 def _label(evidence: Evidence, data: DataFrame) -> str:
