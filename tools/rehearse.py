@@ -55,7 +55,8 @@ PARTS = (  # what `reproduce all` computes from these data; a test compares it w
     *(("mrpc", name) for name in ("previous", "shares", "neighbours")),
 )
 NEEDED_TO_DRAW = ("pandas", "matplotlib", "pyarrow", "scipy", "typer")
-TRAINING, EPOCHS = "training maps", 3  # what is told of it, and how many epochs of it are measured
+TRAINING = "training maps"  # what progress calls it
+EPOCHS = 3  # how many epochs of it are measured
 KINDS = {"rates": ("naive", "linear", "mlp"), "previous": ("naive", "linear", "mlp"), "neighbours": ("linear", "mlp")}
 
 
@@ -108,9 +109,9 @@ class Stage(NamedTuple):
 
 @dataclass
 class Clock:
-    """Told how far a part is: ends it after some seconds, and says what the whole would have taken.
+    """A progress function that stops a part after some seconds and estimates what the whole would have taken.
 
-    `stages` are the things that progress was told of, such as training.
+    `stages` are what progress was reported of, such as training.
     """
 
     seconds: float
@@ -123,7 +124,8 @@ class Clock:
         now = time.perf_counter()
         before = self.stages.get(what, Stage(0.0, 0.0, 0.0, 0.0))
         starts = what not in self.stages and done == 0
-        seconds, share = 0.0 if starts else before.seconds + now - self.last, done / total if total else 1.0
+        seconds = 0.0 if starts else before.seconds + now - self.last
+        share = done / total if total else 1.0
         first = (before.first_seconds, before.first_share) if before.first_share else (seconds, share)
         self.stages[what] = Stage(seconds, share, *first)
         self.last = now
@@ -149,7 +151,8 @@ class Only:
 
     def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
         """Compute tasks in their order."""
-        return Local(self.threads).run(model, job, [one for one in tasks if self.kind in (None, one.given)], told)
+        chosen = [task for task in tasks if self.kind in (None, task.given)]
+        return Local(self.threads).run(model, job, chosen, told)
 
 
 class Cost(NamedTuple):
@@ -191,7 +194,8 @@ class Rehearsal:
     """A model, its fine-tuned stand-in, and the parts to be computed with them."""
 
     def __init__(self, given: argparse.Namespace):
-        self.given, self.out = given, given.out
+        self.given = given
+        self.out = given.out
         vocabulary = given.vocabulary or packaged_vocabulary()
         self.folders = [self.out / "model", self.out / "tuned"]
         for seed, folder in enumerate(self.folders):
@@ -240,7 +244,8 @@ class Rehearsal:
 
     def computed(self) -> list[Cost]:
         """Compute the parts into the folder of a run, as `reproduce` does."""
-        costs, folder = [], str(self.out / "run")
+        costs = []
+        folder = str(self.out / "run")
         about = {"command": "reproduce", "model": self.model.name, "weights": self.model.fingerprint}
         with Store(folder, about | {"version": __version__, "threads": torch.get_num_threads()}):
             pass  # now it is the folder of a run
@@ -253,7 +258,8 @@ class Rehearsal:
     def measured(self, part: str, compute: Callable[[], Any], clock: Clock | None = None) -> Cost:
         """Compute a part, whatever comes of it, and return what it took."""
         start_of_peak(self.model.device)
-        started, before = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        before = time.process_time()
         try:
             compute()
             ended = "done"
@@ -285,11 +291,11 @@ class Rehearsal:
                                   env=environment)  # fmt: skip
             if done.returncode:
                 raise RuntimeError(done.stderr[-2000:])
-            told = json.loads(done.stdout)
-            print(f"{len(told['figures'])} figures drawn, {len(told['claims'])} rows of claims judged.")
-            for one in told["listed"]:
-                print(f"{one['name']}: {one['why']}")
-            if missing := missing_figures(told["figures"], self.model.n_layers):
+            report = json.loads(done.stdout)
+            print(f"{len(report['figures'])} figures drawn, {len(report['claims'])} rows of claims judged.")
+            for entry in report["listed"]:
+                print(f"{entry['name']}: {entry['why']}")
+            if missing := missing_figures(report["figures"], self.model.n_layers):
                 raise RuntimeError(f"figures that were not drawn: {', '.join(missing)}")
 
         return self.measured("figures and claims", run)
@@ -342,7 +348,8 @@ def main() -> None:
         else:
             costs.append(rehearsal.drawn())
     (given.out / "costs.json").write_text(json.dumps([cost._asdict() for cost in costs], indent=1))
-    whole, most = sum(cost.whole for cost in costs), max(cost.peak_gib for cost in costs)
+    whole = sum(cost.whole for cost in costs)
+    most = max(cost.peak_gib for cost in costs)
     print(f"{len(costs)} parts, {whole:.0f} s altogether, at most {most:.1f} GiB.")
     if failed := [cost.part for cost in costs if cost.ended.startswith("FAILED")]:
         sys.exit(f"Failed: {', '.join(failed)}.")

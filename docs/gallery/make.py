@@ -18,9 +18,10 @@ import pandas as pd
 
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.catalogue import CLAIMS
-from identikit.paper.claims.judgements import NOTHING, Verdict
+from identikit.paper.claims.claim import NOTHING, Verdict
 from identikit.paper.claims.report import JudgedClaim, by_section, counted, read_rows
-from identikit.paper.figures.catalogue import FIGURES, Figure
+from identikit.paper.figures.catalogue import FIGURES
+from identikit.paper.figures.figure import Figure
 from identikit.paper.reproduce import computed_on
 from identikit.paper.texts import source
 

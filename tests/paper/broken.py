@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from identikit.paper.claims.catalogue import judge
-from identikit.paper.claims.judgements import Claim, Finding
+from identikit.paper.claims.claim import Claim, Finding
 from identikit.paper.evidence import Evidence
 
 from . import made

@@ -7,6 +7,7 @@ from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
 from identikit.paper.figures.catalogue import FIGURES
+from identikit.paper.figures.figure import Drawing
 from tests.paper.made import evidence
 
 NAMES = [
@@ -31,10 +32,14 @@ def made() -> Evidence:
 
 
 @cache
+def drawing(name: str) -> Drawing:
+    return FIGURES[name].draw(made())
+
+
 def data(name: str) -> DataFrame:
-    return FIGURES[name].frame(made())
+    return drawing(name).data
 
 
 @cache
 def figure(name: str) -> Figure:
-    return FIGURES[name].draw(data(name), made())
+    return drawing(name).sheet()

@@ -11,7 +11,7 @@ import pytest
 from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.catalogue import CLAIMS, judge, needed, sample_sizes
-from identikit.paper.claims.judgements import EXACT, TEXTS, WHOLE, Claim, Verdict, layers_within
+from identikit.paper.claims.claim import EXACT, TEXTS, WHOLE, Claim, Verdict, layers_within
 from identikit.paper.claims.report import SECTIONS
 from identikit.paper.evidence import Evidence
 
@@ -50,16 +50,15 @@ def test_holds_and_fails(claim: Claim):
     assert held.measured != failed.measured or held.why != failed.why
 
 
-@pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.name)
-def test_is_described(claim: Claim):
-    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", claim.name)
-    assert all((claim.where, claim.words, claim.paper, claim.rule))
-    assert claim.section in SECTIONS and claim.where.startswith(claim.section) and claim.texts in TEXTS
-    assert (claim.data == "") == (claim.needs in (("sentence",), ("passage",)))
-    assert claim.data in {"mrpc", "cola", "mnli", "mnli-500", "wikitext", ""}
-    assert claim.by_norm == any("{norm}" in need for need in claim.needs)
-    assert {need.format(norm="sum") for need in claim.needs} <= set(twelve_layers().tables)
-    assert claim.only or claim.data in {"mrpc", "wikitext", ""}
+def test_every_claim_is_described():
+    tables = set(twelve_layers().tables)
+    for claim in EVERY:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", claim.name)
+        assert all((claim.where, claim.words, claim.paper, claim.rule)), claim.name
+        assert claim.section in SECTIONS and claim.texts in TEXTS, claim.name
+        assert (claim.data == "") == (claim.needs in (("sentence",), ("passage",))), claim.name
+        assert claim.data in {"mrpc", "wikitext", ""} or (claim.only and claim.data in {"cola", "mnli", "mnli-500"})
+        assert {need.format(norm="sum") for need in claim.needs} <= tables, claim.name
 
 
 @pytest.mark.parametrize(
@@ -122,10 +121,10 @@ def test_fails_with_layers_reversed(name: str):
 
 
 @pytest.mark.parametrize("name", MONOTONE)
-@pytest.mark.parametrize("seed", range(5))
-def test_fails_with_layers_shuffled(name: str, seed: int):
-    order = np.random.default_rng(seed).permutation(12) + 1
-    assert judged(CLAIMS[name], shuffled(like_bert(CLAIMS[name]), order.tolist())).verdict == FAILS
+def test_fails_with_layers_shuffled(name: str):
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(12) + 1
+        assert judged(CLAIMS[name], shuffled(like_bert(CLAIMS[name]), order.tolist())).verdict == FAILS, seed
 
 
 # What too few texts cannot decide
@@ -153,31 +152,22 @@ def test_fewer_texts_than_it_takes_decide_nothing(claim: Claim):
     assert broken.verdict == (FAILS if claim.name == "outweighed-never-early" else UNDECIDED)  # a counterexample counts
 
 
-@pytest.mark.parametrize("claim", [one for one in EVERY if one.texts in (EXACT, WHOLE)], ids=lambda one: one.name)
+@pytest.mark.parametrize("claim", [one for one in EVERY if one.texts == EXACT], ids=lambda one: one.name)
 def test_exact_claims_need_one_text(claim: Claim):
-    if claim.texts == EXACT:
-        assert judged(claim, replace(like_bert(claim), texts=1)).verdict == HOLDS
-        assert judged(claim, replace(BROKEN[claim.name](like_bert(claim)), texts=1)).verdict == FAILS
+    evidence = replace(like_bert(claim), texts=1)
+    assert judged(claim, evidence).verdict == HOLDS
+    assert judged(claim, BROKEN[claim.name](evidence)).verdict == FAILS
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "linear-cosine-last-layer",
-        "linear-cosine-last-layer-one-split",
-        "first-map-fails-late",
-        "rate-by-data-share",
-        "more-data-gains-little",
-        "linear-and-mlp-equal-under-cosine",
-        "left-and-right-differ",
-        "own-contribution-first-layer",
-        "own-contribution-below-a-third",
-        "outweighed-middle-layer",
-        "outweighed-last-two-layers",
-        "outweighed-above-identifiability-error",
-        "cls-keeps-itself-first-layer",
-    ],
-)
+NEAR_THEIR_LIMIT = """
+    linear-cosine-last-layer linear-cosine-last-layer-one-split first-map-fails-late rate-by-data-share more-
+    data-gains-little linear-and-mlp-equal-under-cosine left-and-right-differ own-contribution-first-layer own-
+    contribution-below-a-third outweighed-middle-layer outweighed-last-two-layers outweighed-above-
+    identifiability-error cls-keeps-itself-first-layer
+"""
+
+
+@pytest.mark.parametrize("name", NEAR_THEIR_LIMIT.split())
 def test_numbers_near_their_limit_are_undecided(name: str):
     """The numbers are those in which the claim holds; with a few of the tokens they are too uncertain."""
     claim = CLAIMS[name]
@@ -283,18 +273,13 @@ def test_does_not_apply(names: list[str], change: Change, why: str):
         assert why in found.why
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "left-and-right-differ",
-        "cls-gathers-beside-separator",
-        "cls-gathers-from-second-sentence",
-        "cls-gathers-from-position-30",
-        "cls-keeps-itself-first-layer",
-        "context-of-he",
-        "context-of-long",
-    ],
-)
+NOT_CAUSAL = """
+    left-and-right-differ cls-gathers-beside-separator cls-gathers-from-second-sentence cls-gathers-from-
+    position-30 cls-keeps-itself-first-layer context-of-he context-of-long
+"""
+
+
+@pytest.mark.parametrize("name", NOT_CAUSAL.split())
 def test_does_not_apply_to_causal_models(name: str):
     assert judged(CLAIMS[name], enough(6, causal=True)).verdict == NOT_APPLICABLE
 
@@ -305,21 +290,14 @@ def test_causal_models_are_judged_where_the_source_stands_before_the_word():
     assert judged(CLAIMS["context-of-strategy"], context("strategy", "said", 0.9)(evidence)).verdict == FAILS
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "punctuation-peak-disappears",
-        "naive-close-in-early-layers",
-        "first-map-fails-late",
-        "last-map-serves-early-layers",
-        "linear-maps-generalise-better",
-        "later-single-layers-harder",
-        "outweighed-last-two-layers",
-        "nearest-neighbours-early",
-        "distant-neighbours-deep",
-        "distant-contributions-grow",
-    ],
-)
+NEED_TWO_LAYERS = """
+    punctuation-peak-disappears naive-close-in-early-layers first-map-fails-late last-map-serves-early-layers
+    linear-maps-generalise-better later-single-layers-harder outweighed-last-two-layers nearest-neighbours-early
+    distant-neighbours-deep distant-contributions-grow
+"""
+
+
+@pytest.mark.parametrize("name", NEED_TWO_LAYERS.split())
 def test_one_layer_has_no_parts_to_compare(name: str):
     assert judged(CLAIMS[name], enough(1)).verdict == NOT_APPLICABLE
     assert judged(CLAIMS[name], enough(2)).verdict != NOT_APPLICABLE

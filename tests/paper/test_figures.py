@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.tokens.experiments import summary
-from tests.paper.drawn import DEEP, NAMES, SHOWN, data, figure, made
+from tests.paper.drawn import DEEP, NAMES, SHOWN, data, drawing, figure, made
 from tests.paper.made import PASSAGE, SENTENCE, evidence
 
 MAPS = {"naive": "naive", "linear": "linear", "mlp": "MLP"}
@@ -105,7 +106,28 @@ def test_needs_name_tables_that_suffice():
     for name in SHOWN:
         entry = FIGURES[name]
         needed = replace(made(), tables={table: made().tables[table] for table in entry.needs})
-        assert entry.frame(needed).equals(data(name))
+        assert entry.draw(needed).data.equals(data(name)), name
+
+
+def numbers_drawn(axes: Axes) -> set[float]:
+    """Every number that lines, points, bands, error bars, bars and maps of these axes stand for."""
+    found = [line.get_ydata() for line in axes.get_lines()]
+    found += [np.asarray(cloud.get_offsets())[:, 1] for cloud in axes.collections]
+    found += [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
+    found += [[bar.get_height()] for bar in axes.patches if isinstance(bar, Rectangle)]
+    found += [np.ma.filled(image.get_array(), np.nan) for image in axes.get_images()]
+    return {round(float(number), 9) for part in found for number in np.ravel(np.asarray(part, float))}
+
+
+def test_every_number_of_the_data_is_drawn():
+    """As each figure declares it: which columns it shows, by which columns that tell its rows apart."""
+    for name in SHOWN:
+        shown, keys = (columns.split(", ") for columns in FIGURES[name].shows.split(" by "))
+        frame = data(name)
+        assert not frame.duplicated(keys).any(), name
+        drawn = set.union(*map(numbers_drawn, figure(name).axes))
+        expected = {round(float(number), 9) for number in np.ravel(frame[shown]) if not np.isnan(number)}
+        assert expected and expected <= drawn, f"{name} does not draw {sorted(expected - drawn)[:3]}"
 
 
 def test_captions_are_sentences():
@@ -153,9 +175,7 @@ def test_certain_mass_stands_beside_the_correlation():
     np.testing.assert_allclose(axes.collections[0].get_offsets(), list(expected))
     drawn = [(tokens, value) for (tokens, _), value in expected.items()]
     np.testing.assert_allclose(axes.collections[1].get_offsets(), drawn)
-    assert f"{sum(row['rows'] for row in rows('intervals')):,} rows" in FIGURES["fig1a-sharp"].label(
-        data("fig1a-sharp"), made()
-    )
+    assert f"{sum(row['rows'] for row in rows('intervals')):,} rows" in drawing("fig1a-sharp").label
 
 
 def row_means(found: Iterable[dict[str, Any]], by: list[str], weight: str) -> Numbers:
@@ -171,10 +191,11 @@ def row_means(found: Iterable[dict[str, Any]], by: list[str], weight: str) -> Nu
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_range_of_attention_to_types(causal: bool):
     other = evidence(6, causal=causal)
-    frame = FIGURES["fig1bc-sharp"].frame(other)
+    drawn = FIGURES["fig1bc-sharp"].draw(other)
+    frame = drawn.data
     wanted = ["first", "punctuation"] if causal else ["cls", "sep", "punctuation"]
     table = [row for row in other.tables["groups"].to_dict("records") if row["group"] in wanted]
-    panels = FIGURES["fig1bc-sharp"].draw(frame, other).axes
+    panels = drawn.sheet().axes
     assert len(panels) == len(wanted) and len({axes.get_ylim() for axes in panels}) == 1
     for name in ("raw", "effective", "lower", "upper"):
         found = {(row["group"], row["layer"]): row[name] for row in frame.to_dict("records")}
@@ -190,7 +211,8 @@ def test_the_range_of_attention_to_types(causal: bool):
 @pytest.mark.parametrize(("causal", "group"), [(False, "special"), (True, "first")])
 def test_sinks(causal: bool, group: str):
     other = evidence(6, causal=causal)
-    frame = FIGURES["sinks"].frame(other)
+    drawn = FIGURES["sinks"].draw(other)
+    frame = drawn.data
     assert set(frame["group"]) == {group}
     table = [row for row in other.tables["groups"].to_dict("records") if row["group"] == group]
     expected = row_means(table, ["layer", "head"], "lower")
@@ -198,7 +220,7 @@ def test_sinks(causal: bool, group: str):
     assert_same(found, expected)
     sizes = means(((row["layer"], row["head"]), row["value_size"]) for row in table)
     assert_same({(row["layer"], row["head"]): row["value_size"] for row in frame.to_dict("records")}, sizes)
-    mass, values = FIGURES["sinks"].draw(frame, other).axes
+    mass, values = drawn.sheet().axes
     by_layer = row_means(table, ["layer"], "raw")
     assert list(mass.get_lines()[0].get_ydata()) == pytest.approx([by_layer[layer,] for layer in range(1, 7)])
     assert len(values.collections[0].get_offsets()) == 6 * 12
@@ -238,12 +260,12 @@ def test_raw_and_effective_attention_have_one_scale():
 def test_types_that_no_text_has_are_not_shown():
     causal = evidence(6, causal=True)
     for name in ("fig1b", "fig1c"):
-        frame = FIGURES[name].frame(causal)
-        assert set(frame["target"]) == {"cls", "punctuation"}
-        legend = FIGURES[name].draw(frame, causal).axes[0].get_legend()
+        drawn = FIGURES[name].draw(causal)
+        assert set(drawn.data["target"]) == {"cls", "punctuation"}
+        legend = drawn.sheet().axes[0].get_legend()
         assert legend is not None
         assert [text.get_text() for text in legend.get_texts()] == ["opens a text", "period, comma"]  # no [CLS]
-    assert FIGURES["fig5"].frame(causal).empty
+    assert FIGURES["fig5"].draw(causal).data.empty
 
 
 def test_attention_to_separators():
@@ -300,7 +322,7 @@ def test_passage():
 
 
 def test_the_passage_says_what_it_does_not_show():
-    label = FIGURES["fig6"].label(data("fig6"), made())
+    label = drawing("fig6").label
     shown = data("fig6")
     table = made().tables["passage"]
     table = table[table["head"] == shown["head"].iloc[0]]
@@ -310,8 +332,9 @@ def test_the_passage_says_what_it_does_not_show():
 
 def test_a_causal_passage_leaves_later_keys_blank():
     causal = evidence(6, causal=True)
-    frame = FIGURES["fig6"].frame(causal)
-    image = FIGURES["fig6"].draw(frame, causal).axes[0].get_images()[0].get_array()
+    drawn = FIGURES["fig6"].draw(causal)
+    frame = drawn.data
+    image = drawn.sheet().axes[0].get_images()[0].get_array()
     assert np.ma.count_masked(image) >= (frame["key"] > frame["query"]).sum() > 0
 
 
@@ -369,7 +392,7 @@ def test_generalisation():
 def test_rates_say_what_they_rest_on(name: str, folds: int, tokens: int, words: str):
     frame = data(name)
     assert set(frame["folds"]) == {folds} and set(frame["tokens"]) == {tokens}
-    assert FIGURES[name].label(frame, made()).endswith(f"seed 0 · rates over {words}")
+    assert drawing(name).label.endswith(f"seed 0 · rates over {words}")
     assert ("Means over folds" in FIGURES[name].caption) == (folds > 1)
     assert ("first fold" in FIGURES[name].caption) == (folds == 1)
 
@@ -377,7 +400,7 @@ def test_rates_say_what_they_rest_on(name: str, folds: int, tokens: int, words: 
 def test_unlike_numbers_of_tokens_are_averaged_over_folds_and_told_from_least_to_most():
     table = made().tables["rates"].assign(n_tokens=lambda table: 1000 + 10 * table["fold"] + 2 * table["layer"])
     other = evidence(6, tables={"rates": table})
-    label = FIGURES["fig2a"].label(FIGURES["fig2a"].frame(other), other)
+    label = FIGURES["fig2a"].draw(other).label
     assert label.endswith("rates over 3 folds of about 1,012 to 1,022 tokens")
 
 
@@ -537,11 +560,11 @@ def test_other_tokenizers_write_the_same_tokens():
     }
     other = evidence(6, tables={"sentence": table.assign(**spelt)})
     for name in ("fig19", "fig22", "fig25"):
-        assert FIGURES[name].frame(other)["contribution"].tolist() == data(name)["contribution"].tolist()
+        assert FIGURES[name].draw(other).data["contribution"].tolist() == data(name)["contribution"].tolist()
     without = evidence(6, tables={"sentence": table.assign(output_token="?")})
-    empty = FIGURES["fig22"].frame(without)
-    assert empty.empty
-    assert FIGURES["fig22"].draw(empty, without).axes[0].texts[0].get_text() == "nothing to show"
+    empty = FIGURES["fig22"].draw(without)
+    assert empty.data.empty
+    assert empty.sheet().axes[0].texts[0].get_text() == "nothing to show"
 
 
 @pytest.mark.parametrize("layer", range(1, 7))
@@ -560,19 +583,18 @@ def test_rare_tags_are_left_out_and_counted():
     table = made().tables["tags frobenius"]
     rare = table.assign(tokens=table["tokens"].where(~table["tag"].isin(["JJ", "VB"]), 19))
     other = evidence(6, tables={"tags frobenius": rare})
-    frame = FIGURES["fig27"].frame(other)
-    assert set(data("fig27")["tag"]) - set(frame["tag"]) == {"JJ", "VB"}
-    label = FIGURES["fig27"].label(frame, other)
-    assert label.endswith("· 2 tags with fewer than 20 tokens not shown (38 tokens)")
-    assert FIGURES["fig27"].label(data("fig27"), made()) == made().label
+    drawn = FIGURES["fig27"].draw(other)
+    assert set(data("fig27")["tag"]) - set(drawn.data["tag"]) == {"JJ", "VB"}
+    assert drawn.label.endswith("· 2 tags with fewer than 20 tokens not shown (38 tokens)")
+    assert drawing("fig27").label == made().label
     assert "fewer than 20 tokens" in FIGURES["fig27"].caption
 
 
 def test_a_causal_model_has_only_neighbours_to_the_left():
     causal = evidence(6, causal=True)
-    frame = FIGURES["fig4b"].frame(causal)
+    frame = FIGURES["fig4b"].draw(causal).data
     assert (frame["offset"].min(), frame["offset"].max()) == (-30, -1)
-    assert FIGURES["fig18a"].frame(causal).empty
+    assert FIGURES["fig18a"].draw(causal).data.empty
 
 
 def test_neither_special_tokens_nor_neighbours_are_highlighted():
@@ -580,11 +602,11 @@ def test_neither_special_tokens_nor_neighbours_are_highlighted():
     close = (table["query"] - table["key"]).abs() <= 1
     larger = table["effective"].where(~close & ~table["key_token"].isin(["[CLS]", "[SEP]"]), 0.9)
     other = evidence(6, tables={"passage": table.assign(effective=larger)})
-    assert FIGURES["fig6"].frame(other)["highlighted"].equals(data("fig6")["highlighted"])
+    assert FIGURES["fig6"].draw(other).data["highlighted"].equals(data("fig6")["highlighted"])
 
 
 def test_without_special_tokens_the_first_key_chooses_the_head():
     causal = evidence(6, causal=True)
     table = causal.tables["passage"]
     first = table[table["key"] == 0].groupby("head")["raw"].mean()
-    assert FIGURES["fig6"].frame(causal)["head"].unique().tolist() == [first.idxmax()]
+    assert FIGURES["fig6"].draw(causal).data["head"].unique().tolist() == [first.idxmax()]

@@ -14,9 +14,9 @@ from identikit.attention.effective import effective_attention
 from identikit.attribution import dataset as attribution_tables
 from identikit.maths.mixing import mixing
 from identikit.paper.claims.catalogue import CLAIMS
-from identikit.paper.claims.judgements import Verdict
+from identikit.paper.claims.claim import Verdict
 from identikit.paper.evidence import Evidence, Subject
-from identikit.paper.figures.frames import passage
+from identikit.paper.figures.attention import passage
 from identikit.paper.inputs import from_one
 from identikit.runs.run import Run
 from identikit.runs.store import Store

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from identikit.paper.claims.catalogue import CLAIMS
-from identikit.paper.claims.judgements import NOTHING, Finding, Verdict
+from identikit.paper.claims.claim import NOTHING, Finding, Verdict
 from identikit.paper.claims.report import COLUMNS, JudgedClaim, by_section, claims_table, counted, read_rows, rows
 
 HOLDS, FAILS, UNDECIDED, NOT_APPLICABLE = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_APPLICABLE

@@ -12,9 +12,10 @@ import torch
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
 from identikit.paper import inputs, reproduce, texts
-from identikit.paper.claims import judgements
-from identikit.paper.claims.catalogue import CLAIMS, DATASETS
-from identikit.paper.claims.judgements import Verdict
+from identikit.paper.claims import claim as deciding
+from identikit.paper.claims import datasets
+from identikit.paper.claims.catalogue import CLAIMS
+from identikit.paper.claims.claim import Verdict
 from identikit.paper.claims.report import read_rows, rows
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.reproduce import Plan, Report
@@ -63,18 +64,8 @@ def files(folder: str | Path) -> dict[str, bytes]:
 def test_every_figure_is_drawn_or_listed(whole: Report):
     reasons = dict(whole.listed)
     assert {*whole.drawn} | {name for name in reasons if name in FIGURES} == {*FIGURES}
-    assert {
-        "fig2a",
-        "fig3a",
-        "fig5",
-        "fig11",
-        "fig17",
-        "fig28",
-        "fig1a-sharp",
-        "fig1bc-sharp",
-        "sinks",
-        "collapse",
-    } <= {*whole.drawn}
+    kinds = "fig2a fig3a fig5 fig11 fig17 fig28 fig1a-sharp fig1bc-sharp sinks collapse"
+    assert {*kinds.split()} <= {*whole.drawn}
     assert reasons["fig18b"].endswith("has nothing of this kind")  # its tokenizer has no [CLS]
     assert reasons["fig12"].startswith("needs --finetuned DIR")
     assert reasons["fig38"] == "needs --data cola" and reasons["fig39"] == "needs --data mnli"
@@ -91,7 +82,7 @@ def test_every_figure_is_drawn_or_listed(whole: Report):
 def test_every_claim_is_judged_or_listed(whole: Report):
     judged, listed = {one.claim.name: one for one in whole.claims}, dict(whole.listed)
     assert {*judged} | {name for name in listed if name not in FIGURES} == {*CLAIMS}
-    assert {listed[claim.name] for claim in DATASETS} == {
+    assert {listed[claim.name] for claim in datasets.claim.values()} == {
         *(f"needs --data {data}" for data in ("mrpc", "cola", "mnli"))
     }
     assert {*judged["own-contribution-falls"].findings} == {"frobenius", "sum"}  # spectral needs every direction
@@ -251,7 +242,7 @@ def test_shuffled_results_fail_their_claims(
     (kept,) = out.glob("inputs/*/rates/part-linear.json")
     known = unseal_json(kept.read_bytes())
     found = []
-    monkeypatch.setattr(judgements, "CLEAR", 0.0)  # the texts are few
+    monkeypatch.setattr(deciding, "CLEAR", 0.0)  # the texts are few
     few = {**CLAIMS, "rate-falls-with-depth": replace(CLAIMS["rate-falls-with-depth"], texts=1)}
     monkeypatch.setattr(reproduce, "CLAIMS", few)
     for rates in ([0.99, 0.9, 0.7], [0.7, 0.9, 0.99]):

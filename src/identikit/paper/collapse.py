@@ -27,9 +27,15 @@ from identikit.texts.text import TokenBatch
 
 PRODUCTS = ("query-key", "value")
 NUMBERS = (
-    "error_float32", "error_float64", "error_model", "operations_factored", "operations_collapsed",
-    "parameters_factored", "parameters_collapsed", "time_ratio",
-)  # fmt: skip
+    "error_float32",
+    "error_float64",
+    "error_model",
+    "operations_factored",
+    "operations_collapsed",
+    "parameters_factored",
+    "parameters_collapsed",
+    "time_ratio",
+)
 AFFINE_TO = 1e-9  # relative; in float64 an affine map is found to 1e-15
 ROUNDS = 21
 
@@ -75,8 +81,8 @@ class _Reading:
         """Say why a product does not collapse; an empty string if it does."""
         chosen = (2,) if product == "value" else (0, 1)
         vectors = self.vectors.double()
-        explained = [vectors @ self.maps[which].weight + self.maps[which].bias[:, None] for which in chosen]
-        if all(_error(found, self.made[which]) < AFFINE_TO for found, which in zip(explained, chosen, strict=True)):
+        explained = {which: vectors @ self.maps[which].weight + self.maps[which].bias[:, None] for which in chosen}
+        if all(_error(affine, self.made[which]) < AFFINE_TO for which, affine in explained.items()):
             return ""
         if product == "value":
             return NOT_AFFINE
@@ -86,9 +92,8 @@ class _Reading:
 
     def sizes(self, product: str) -> Sizes:
         """The sizes that decide what a product costs."""
-        heads, kv_heads = self.call.query.shape[1], self.call.key.shape[1]
         made = self.call.value if product == "value" else self.call.query
-        return Sizes(self.vectors.shape[1], heads, kv_heads, made.shape[-1])
+        return Sizes(self.vectors.shape[1], self.call.query.shape[1], self.call.key.shape[1], made.shape[-1])
 
 
 def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int = 0) -> list[dict[str, Any]]:
@@ -108,17 +113,15 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
     if not lengths or min(lengths) < 2:
         raise InputError(f"Collapsing attention: lengths={tuple(lengths)}; expected one or more, each at least 2.")
     texts = [_made_up(model, n, seed) for n in sorted({min(n, model.limit or n) for n in lengths})]
-    texts = texts if model.modality == "text" else texts[:1]
-    if not model.family.splits:
-        return [
-            _row(layer, product, text.keep.shape[1], why=BEYOND)
-            for text in texts for layer in range(model.n_layers) for product in PRODUCTS
-        ]  # fmt: skip
     rows = []
-    for text in texts:
+    for text in texts if model.modality == "text" else texts[:1]:
+        tokens = text.keep.shape[1]
+        if not model.family.splits:
+            rows += [_row(layer, name, tokens, why=BEYOND) for layer in range(model.n_layers) for name in PRODUCTS]
+            continue
         with model.split(text) as split:
             for layer, block in enumerate(split.blocks):
-                rows += _layer_rows(_read(model, layer, block), layer, text.keep.shape[1])
+                rows += _layer_rows(_read(model, layer, block), layer, tokens)
     return rows
 
 
@@ -135,20 +138,20 @@ def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
 def _read(model: Model, layer: int, block: Block) -> _Reading | None:
     """Find the linear layers that make queries, keys and values; None if something else makes them."""
     module = model.blocks[layer]
-    given: dict[nn.Linear | Conv1D, Tensor] = {}
+    inputs: dict[nn.Linear | Conv1D, Tensor] = {}
 
     def remember(linear: nn.Linear | Conv1D, args: tuple[Any, ...]) -> None:
-        given[linear] = args[0]
+        inputs[linear] = args[0]
 
     with ExitStack() as stack:
         for linear in module.modules():
             if isinstance(linear, nn.Linear | Conv1D) and linear.weight.is_floating_point():
                 stack.callback(linear.register_forward_pre_hook(remember).remove)
         block.pre(block.input)
-    vectors = given.get(families.find(module, model.family.value)) if model.family.value else None
-    if vectors is None or any(other is not vectors for other in given.values()):
+    vectors = inputs.get(families.find(module, model.family.value)) if model.family.value else None
+    if vectors is None or any(other is not vectors for other in inputs.values()):
         return None
-    made_from = partial(_made_from, block, tuple(given))
+    made_from = partial(_made_from, block, tuple(inputs))
     return _Reading(block.call, vectors[0], model.projection(layer), made_from)
 
 
@@ -192,43 +195,51 @@ def _layer_rows(reading: _Reading | None, layer: int, tokens: int) -> list[dict[
 def _row(
     layer: int, product: str, tokens: int, *, why: str = "", numbers: dict[str, float] | None = None
 ) -> dict[str, Any]:
-    known = {name: (numbers or {}).get(name) for name in NUMBERS}
-    return {"layer": layer + 1, "product": product, "tokens": tokens, **known, "applies": not why, "why": why}
+    columns = dict.fromkeys(NUMBERS) | (numbers or {})
+    return {"layer": layer + 1, "product": product, "tokens": tokens, **columns, "applies": not why, "why": why}
 
 
 def _scores(reading: _Reading) -> dict[str, float]:
-    call, (query, key, _) = reading.call, reading.made
-    collapsed = maths.collapse_scores(reading.maps[0], reading.maps[1], scaling=call.scaling)
-    small, vectors = collapsed.to(torch.float32), reading.vectors.float()
-    small_maps = [affine.to(torch.float32) for affine in reading.maps[:2]]
+    call = reading.call
+    query_map, key_map, _ = reading.maps
+    collapsed = maths.collapse_scores(query_map, key_map, scaling=call.scaling)
+    vectors = reading.vectors.float()
+    small = collapsed.to(torch.float32)
+    small_query = query_map.to(torch.float32)
+    small_key = key_map.to(torch.float32)
 
     def product(query: Tensor, key: Tensor) -> Tensor:
         return query @ key.repeat_interleave(call.groups, 0).mT * call.scaling
 
-    exact, made = product(query, key), product(call.query[0], call.key[0])
+    exact = product(*reading.made[:2])
+    made = product(call.query[0], call.key[0])
     return {
         "error_float64": _error(maths.collapsed_scores(reading.vectors.double(), collapsed), exact),
         "error_float32": _error(maths.collapsed_scores(vectors, small), made),
         "error_model": _error(made, exact),
         "time_ratio": _time_ratio(
             lambda: maths.collapsed_scores(vectors, small),
-            lambda: maths.factored_scores(vectors, *small_maps, scaling=call.scaling),
+            lambda: maths.factored_scores(vectors, small_query, small_key, scaling=call.scaling),
         ),
     }
 
 
 def _values(reading: _Reading) -> dict[str, float]:
-    call, value = reading.call, reading.made[2]
-    projection, attention = reading.projection.double(), call.weights()[0].double()
+    call = reading.call
+    projection = reading.projection.double()
+    attention = call.weights()[0].double()
     collapsed = maths.collapse_values(reading.maps[2], projection)
-    small, vectors, weights = collapsed.to(torch.float32), reading.vectors.float(), attention.float()
-    small_map, small_projection = reading.maps[2].to(torch.float32), projection.float()
+    vectors = reading.vectors.float()
+    weights = attention.float()
+    small = collapsed.to(torch.float32)
+    small_map = reading.maps[2].to(torch.float32)
+    small_projection = projection.float()
 
     def by_head(weights: Tensor, vectors: Tensor, collapsed: maths.CollapsedValues) -> Tensor:
         heads = zip(weights.split(1), collapsed.matrix.split(1), collapsed.bias.split(1), strict=True)
         return torch.stack([maths.collapsed_output(A, vectors, maths.CollapsedValues(*parts)) for A, *parts in heads])
 
-    exact = attention @ value.repeat_interleave(call.groups, 0) @ projection
+    exact = attention @ reading.made[2].repeat_interleave(call.groups, 0) @ projection
     made = call.output[0] @ reading.projection
     return {
         "error_float64": _error(by_head(attention, reading.vectors.double(), collapsed), exact),
@@ -241,10 +252,10 @@ def _values(reading: _Reading) -> dict[str, float]:
     }
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
+def _error(computed: Tensor, expected: Tensor) -> float:
     """Return the relative error of the worst head; heads come first. A head that is zero in both has none."""
-    found, expected = found.double().expand_as(expected), expected.double()
-    difference = torch.linalg.vector_norm(found - expected, dim=(1, 2))
+    expected = expected.double()
+    difference = torch.linalg.vector_norm(computed.double().expand_as(expected) - expected, dim=(1, 2))
     size = torch.linalg.vector_norm(expected, dim=(1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
     return float((difference / size).max())
 

@@ -34,7 +34,8 @@ class Subject:
 class Evidence:
     """The tables that were computed on one dataset, by name ("correlation", "own frobenius", "rates", …).
 
-    Layers and heads in tables count from 1. `texts`, `tokens`: how many there are; `seed`: of folds and probes.
+    Layers and heads in tables count from 1. `texts`, `tokens`: how many there are; `seed`: of folds and probes; `norm`:
+    the one under which a claim on contributions is judged.
     """
 
     subject: Subject
@@ -43,6 +44,11 @@ class Evidence:
     tokens: int
     seed: int
     tables: "Mapping[str, DataFrame]"
+    norm: str = ""
+
+    def under_norm(self, name: str) -> "DataFrame":
+        """Return a table of contributions ("own", "tags", …) under the norm at hand."""
+        return self.tables[f"{name} {self.norm}"]
 
     @property
     def label(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -57,18 +57,21 @@ class FineTuned:
     majority: float
     epochs: tuple[dict[str, float], ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything as values that JSON can hold."""
         return asdict(self) | {"folder": str(self.folder), "epochs": list(self.epochs)}
 
     def summary(self) -> str:
         """Return it in words, one line per epoch."""
-        told = [(f"{name.replace('_', ' ')} {value:.3f}" for name, value in epoch.items()) for epoch in self.epochs]
-        lines = [f"Epoch {number}: {', '.join(measures)}." for number, measures in enumerate(told, 1)]
-        texts = f"{self.model} was fine-tuned on {self.training} texts of {self.task}"
         shared = f", {self.shared} of which are in the development set too" if self.shared else ""
-        base = f"On {self.development} development texts, naming the larger class has accuracy {self.majority:.3f}"
-        return "\n".join([f"{texts}{shared}. {base}.", *lines, f"The model is in {self.folder}, as safetensors."])
+        lines = [
+            f"{self.model} was fine-tuned on {self.training} texts of {self.task}{shared}. On {self.development} "
+            f"development texts, naming the larger class has accuracy {self.majority:.3f}."
+        ]
+        for number, epoch in enumerate(self.epochs, 1):
+            measures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in epoch.items())
+            lines.append(f"Epoch {number}: {measures}.")
+        return "\n".join([*lines, f"The model is in {self.folder}, as safetensors."])
 
 
 @dataclass(frozen=True)
@@ -126,23 +129,19 @@ def finetune(
             with quiet():
                 model.hf.save_pretrained(partial)
             load(partial)  # proves it: weights that are not finite are never handed over
-            tuned = _fine_tuned((folder, chosen.name, base.name), texts, development, measured)
+            ones = sum(label for _, label in development)
+            tuned = FineTuned(
+                folder,
+                chosen.name,
+                base.name,
+                training=len(texts),
+                development=len(development),
+                shared=len({text for text, _ in texts} & {text for text, _ in development}),
+                majority=max(ones, len(development) - ones) / len(development),
+                epochs=measured,
+            )
             _write_about(partial, tuned, base, texts, training)
     return tuned
-
-
-def _fine_tuned(
-    named: tuple[Path, str, str], training: _Labelled, development: _Labelled, epochs: tuple[dict[str, float], ...]
-) -> FineTuned:
-    ones = sum(label for _, label in development)
-    return FineTuned(
-        *named,
-        training=len(training),
-        development=len(development),
-        shared=len({text for text, _ in training} & {text for text, _ in development}),
-        majority=max(ones, len(development) - ones) / len(development),
-        epochs=epochs,
-    )
 
 
 def _write_about(folder: Path, tuned: FineTuned, base: Model, labelled: _Labelled, training: Training) -> None:
@@ -166,7 +165,7 @@ class _Task(NamedTuple):
 
 def f1(predicted: Sequence[int], actual: Sequence[int]) -> float:
     """Return the F1 of class 1, 2·tp / (2·tp + fp + fn); 0 where nothing is in class 1."""
-    both = sum(predicted[i] * actual[i] for i in range(len(actual)))
+    both = sum(guess * label for guess, label in zip(predicted, actual, strict=True))
     either = sum(predicted) + sum(actual)
     return 2 * both / either if either else 0.0
 
@@ -177,8 +176,10 @@ def matthews(predicted: Sequence[int], actual: Sequence[int]) -> float:
     n is the number of texts; tp counts those that both put into class 1, p those that `predicted` puts there and a
     those that `actual` does.
     """
-    n, p, a = len(actual), sum(predicted), sum(actual)
-    both = sum(predicted[i] * actual[i] for i in range(n))
+    n = len(actual)
+    p = sum(predicted)
+    a = sum(actual)
+    both = sum(guess * label for guess, label in zip(predicted, actual, strict=True))
     spread = math.sqrt(p * (n - p) * a * (n - a))
     return (n * both - p * a) / spread if spread else 0.0
 
@@ -258,7 +259,9 @@ class _Run:
     """One fine-tuning: a model, its optimiser, and how many steps are done."""
 
     def __init__(self, model: Model, task: _Task, training: Training):
-        self.model, self.task, self.training = model, task, training
+        self.model = model
+        self.task = task
+        self.training = training
         self.order = torch.Generator().manual_seed(training.seed)
         self.parameters = [parameter for parameter in model.hf.parameters() if parameter.requires_grad]
         groups = [
@@ -270,7 +273,8 @@ class _Run:
 
     def epochs(self, labelled: _Labelled, development: _Labelled, progress: Progress) -> Iterator[dict[str, float]]:
         """Train, and yield the measures after each epoch."""
-        encoded, others = self._encode(labelled), self._encode(development)
+        encoded = self._encode(labelled)
+        others = self._encode(development)
         lengths = [len(text) for text in encoded]
         steps = self.training.epochs * math.ceil(len(encoded) / self.training.batch_size)
         actual = [label for _, label in development]
@@ -313,11 +317,11 @@ class _Run:
 
     @torch.no_grad()
     def _predict(self, encoded: list[Encoded]) -> list[int]:
-        found = (
+        predicted = (
             (batch.order, self.model.hf(**self.model.arguments(batch)).logits.argmax(-1).tolist())
             for batch in self.model.batches(encoded)
         )
-        return in_order(found, len(encoded))
+        return in_order(predicted, len(encoded))
 
 
 def rate_share(step: int, steps: int) -> float:
@@ -330,8 +334,10 @@ def like_length_batches(lengths: Sequence[int], size: int, generator: torch.Gene
     """Return the rows of an epoch in batches of `size`: shuffled, and sorted by length within pools of some batches."""
     rows = torch.randperm(len(lengths), generator=generator).tolist()
     pool = size * _BATCHES_IN_A_POOL
-    pools = [sorted(rows[start : start + pool], key=lambda row: lengths[row]) for start in range(0, len(rows), pool)]
-    batches = [some[start : start + size] for some in pools for start in range(0, len(some), size)]
+    batches = []
+    for start in range(0, len(rows), pool):
+        alike = sorted(rows[start : start + pool], key=lambda row: lengths[row])
+        batches += [alike[first : first + size] for first in range(0, len(alike), size)]
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 

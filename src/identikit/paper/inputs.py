@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -18,11 +18,13 @@ from identikit.attention import certainty
 from identikit.attention import dataset as attention_tables
 from identikit.attention.dataset import AttentionOptions, attention_statistics, certainty_statistics
 from identikit.attention.effective import effective_attention
+from identikit.attention.token_types import TypeAverages
 from identikit.attribution import dataset as attribution_tables
 from identikit.attribution.attribute import token_attribution
-from identikit.attribution.dataset import AttributionOptions, Tagger, attribution_statistics
+from identikit.attribution.dataset import AttributionOptions, PerToken, Tagger, attribution_statistics
 from identikit.errors import InputError, Unavailable
 from identikit.maths.jacobian import NORMS
+from identikit.maths.mixing import Mixing
 from identikit.maths.neighbours import DISTANCES
 from identikit.models.machine import device_name, products
 from identikit.models.model import Model
@@ -91,17 +93,17 @@ class Work:
     @cached_property
     def lengths(self) -> list[int]:
         """How many tokens of each text are read."""
-        return [len(one) for one in self.model.encode(self.texts, truncate=True, max_tokens=PIECES)]
+        return [len(text) for text in self.model.encode(self.texts, truncate=True, max_tokens=PIECES)]
 
     @cached_property
     def states(self) -> HiddenStates:
         """The hidden vectors of all texts."""
         return hidden_states(self.model, self.texts, truncate=True, max_tokens=PIECES, progress=self.progress)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what stays with this process: the model, what was read with it, and who is told."""
-        own = {"model": None, "engine": Local(), "progress": silent}
-        return {one.name: getattr(self, one.name) for one in fields(self)} | own
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what stays in this process: the model, what was read with it, the engine and the progress bar."""
+        stays = {"model": None, "engine": Local(), "progress": silent}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)} | stays
 
     def run(self, store: Store, progress: Progress | None = None) -> Run:
         """Return a run into a folder."""
@@ -109,7 +111,7 @@ class Work:
 
     def settings(self, reads: Sequence[str]) -> dict[str, Any]:
         """Return what the numbers made from the texts and from these settings depend on."""
-        given = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
+        chosen = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
         return {
             "data": self.data,
             "texts": text_hash(self.texts),
@@ -119,7 +121,7 @@ class Work:
             "dtype": str(self.model.dtype),
             "threads": self.engine.threads,
             "version": __version__,
-            **{name: given[name] for name in reads},
+            **{name: chosen[name] for name in reads},
         }
 
     def fit(self, choice: MapChoice, tasks: list[Task], folds: int) -> list[FittedMap]:
@@ -133,9 +135,13 @@ class Work:
         )
         return fit_maps(self.states, choice, tasks=tasks, settings=settings, progress=self.progress).maps
 
-    def rates(self, maps: list[FittedMap], **options: Any) -> Rows:
+    def rates(
+        self, maps: list[FittedMap], test_layers: Sequence[int] | None = None, splits: Sequence[str] = ("test",)
+    ) -> Rows:
         """Return how often maps recover tokens, as plain rows."""
-        return [rate._asdict() for rate in measure(self.states, maps, device=str(self.model.device), **options)]
+        device = str(self.model.device)
+        rates = measure(self.states, maps, test_layers=test_layers, splits=splits, device=device)
+        return [rate._asdict() for rate in rates]
 
 
 def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
@@ -146,8 +152,11 @@ def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
     }
 
 
+Gathered = TypeVar("Gathered")
+
+
 @dataclass(frozen=True)
-class Input:
+class Input(Generic[Gathered]):
     """One input: `gather` computes what its folder does not hold yet, `frames` makes it into the tables it `gives`.
 
     `reads` are the settings that it depends on; `unmet` says why a piece of work cannot have it, if it cannot.
@@ -155,16 +164,17 @@ class Input:
 
     name: str
     gives: tuple[str, ...]
-    gather: Callable[[Work, Store], Any]
-    frames: "Callable[[Any], dict[str, DataFrame]]"
+    gather: Callable[[Work, Store], Gathered]
+    frames: "Callable[[Gathered], dict[str, DataFrame]]"
     reads: tuple[str, ...] = ()
     unmet: Callable[[Work], Unavailable | None] = lambda work: None
 
     def store(self, work: Work, out: str) -> Store:
         """Return the input's folder under `out`; an input that reads tags has another one where there is no tagger."""
-        plain = re.sub("[^a-zA-Z0-9.-]+", "_", work.data)
-        named = plain if plain == work.data else f"{plain}-{text_hash(work.data)[:8]}"
-        folder = f"{out}/inputs/{named}/{self.name}"
+        name = re.sub("[^a-zA-Z0-9.-]+", "_", work.data)
+        if name != work.data:
+            name = f"{name}-{text_hash(work.data)[:8]}"
+        folder = f"{out}/inputs/{name}/{self.name}"
         if "tags" not in self.reads:
             return Store(folder, work.settings(self.reads))
         tagged = Store(folder, work.settings(self.reads) | {"tags": True})
@@ -176,14 +186,14 @@ class Input:
         """Say whether the input's folder has tags, or will have them."""
         return bool(self.store(work, out).settings.get("tags"))
 
-    def gathered(self, work: Work, store: Store) -> Any:
+    def gathered(self, work: Work, store: Store) -> Gathered:
         """Return the input's numbers; what its folder keeps is not computed again."""
-        found = self.gather(work, store)
+        numbers = self.gather(work, store)
         if not store.has(COMPUTED):
             about = work.model.provenance("")
             kept = {"device": device_name(work.model.device), "versions": about.versions, "revision": about.revision}
             store.write(COMPUTED, json.dumps(kept, indent=1).encode())
-        return found
+        return numbers
 
     def tables(self, work: Work, store: Store) -> "dict[str, DataFrame]":
         """Return the input's tables, in which layers and heads count from 1."""
@@ -193,18 +203,18 @@ class Input:
 # Attention and attribution
 
 
-def _attention(work: Work, store: Store) -> Any:
+def _attention(work: Work, store: Store) -> tuple[dict[str, Tensor], TypeAverages]:
     options = AttentionOptions(truncate=True, max_tokens=PIECES)
     return attention_statistics(work.model, work.texts, work.run(store), options)
 
 
-def _intervals(work: Work, store: Store) -> Any:
+def _intervals(work: Work, store: Store) -> dict[str, Tensor]:
     options = AttentionOptions(truncate=True, max_tokens=PIECES, intervals=work.effort.rows, seed=work.seed)
     return certainty_statistics(work.model, work.texts, work.run(store), options)
 
 
 def _attribution(norm: str) -> Input:
-    def gather(work: Work, store: Store) -> Any:
+    def gather(work: Work, store: Store) -> tuple[Mixing, PerToken]:
         options = AttributionOptions(
             probes="exact" if norm == "sum" else work.effort.probes,  # one direction per target: exact is cheap there
             norm=norm,
@@ -216,7 +226,7 @@ def _attribution(norm: str) -> Input:
         run = work.run(store, lambda what, done, total: work.progress(f"{norm} {what}", done, total))
         return attribution_statistics(work.model, work.texts, run, options, tagger=work.tagger)
 
-    def frames(gathered: Any) -> "dict[str, DataFrame]":
+    def frames(gathered: tuple[Mixing, PerToken]) -> "dict[str, DataFrame]":
         whole, _ = gathered
         return {f"{name} {norm}": frame for name, frame in from_one(attribution_tables.frames(whole)).items()}
 
@@ -233,7 +243,7 @@ def _attribution(norm: str) -> Input:
 # Token identifiability: each part is a file of rows
 
 
-def _kept(store: Store, file: str, read: Callable[[str], Any], compute: Callable[[], None]) -> Any:
+def _kept(store: Store, file: str, read: Callable[[str], Gathered], compute: Callable[[], None]) -> Gathered:
     """Return what a file holds, computed and written if it is not there or damaged."""
     if store.has(file):
         try:
@@ -256,13 +266,13 @@ class _RatesJob:
 
     measure: Callable[[Work, str], Rows]
     work: Work
-    _own: dict[str, Work] = field(default_factory=dict, compare=False, repr=False)
+    _by_model: dict[str, Work] = field(default_factory=dict, compare=False, repr=False)
 
     def compute(self, model: Model, task: str, told: Progress) -> Rows:
         """Return the rates of one kind of map."""
         work = self.work
         if work.model is not model:
-            work = self._own.setdefault(model.fingerprint, replace(work, model=model))
+            work = self._by_model.setdefault(model.fingerprint, replace(work, model=model))
         with products(work.precision):
             return plain(list(self.measure(work, task)))
 
@@ -271,9 +281,9 @@ def _identity(name: str, kinds: Callable[[Work], tuple[str, ...]], measure: Call
     """Return an input of token identifiability: each kind of map is a file of rows."""
 
     def gather(work: Work, store: Store) -> Rows:
-        named = {kind: kind for kind in kinds(work)}
-        found = work.run(store, silent).parts(work.model, _RatesJob(measure, work), named, what=name)
-        return [row for part in found for row in part]
+        tasks = {kind: kind for kind in kinds(work)}
+        rates = work.run(store, silent).parts(work.model, _RatesJob(measure, work), tasks, what=name)
+        return [row for rows in rates for row in rows]
 
     def frames(rows: Rows) -> "dict[str, DataFrame]":
         return from_one({name: _frame(rows)})
@@ -325,9 +335,10 @@ def _neighbours(work: Work, kind: str) -> Rows:
 # The paper's two examples, and the products of matrices
 
 
-def _tensors(
-    store: Store, file: str, compute: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+Noted = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and what is noted with them
+
+
+def _tensors(store: Store, file: str, compute: Callable[[], Noted]) -> Noted:
     """Return the tensors of a file and what is noted with them, computed and written if it is not there."""
     return _kept(store, file, store.read_tensors, lambda: store.write_tensors(file, *compute()))
 
@@ -345,10 +356,10 @@ def _unread(text: Text) -> Callable[[Work], Unavailable | None]:
     return unmet
 
 
-def _passage(work: Work, store: Store) -> Any:
+def _passage(work: Work, store: Store) -> Noted:
     """Gather raw and effective attention of Appendix A.3's passage, in the layer that stands for the paper's fourth."""
 
-    def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def compute() -> Noted:
         layer = max(round(work.model.n_layers * 4 / 12), 1) - 1
         (encoded,) = work.model.encode(PASSAGE)
         queries = _within(encoded, PASSAGE[1].index(PASSAGE_ROWS), len(PASSAGE_ROWS))
@@ -361,74 +372,76 @@ def _passage(work: Work, store: Store) -> Any:
 
 def _within(encoded: Encoded, start: int, length: int) -> list[int]:
     """Return the positions of the pieces of the words that lie in a part of a pair's second text."""
-    return [
-        position
-        for (first, last), (half, begin, end) in zip(encoded.words, encoded.characters, strict=True)
-        if half == 1 and start <= begin and end <= start + length
-        for position in range(first, last)
-    ]
+    positions: list[int] = []
+    for (first, last), (half, begin, end) in zip(encoded.words, encoded.characters, strict=True):
+        if half == 1 and start <= begin and end <= start + length:
+            positions += range(first, last)
+    return positions
 
 
-def _passage_frames(gathered: Any) -> "dict[str, DataFrame]":
-    from pandas import DataFrame, MultiIndex
+def _places(axes: dict[str, Sequence[int]], tokens: list[str]) -> "DataFrame":
+    """Return a row for each combination of places, and the token at each place that is one of the text's."""
+    from pandas import MultiIndex
 
+    frame = MultiIndex.from_product(axes.values(), names=list(axes)).to_frame(index=False)
+    words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in axes if name not in COUNTED}
+    return frame.assign(**words)
+
+
+def _passage_frames(gathered: Noted) -> "dict[str, DataFrame]":
     tensors, about = gathered
-    queries, tokens = tensors["query"].tolist(), about["tokens"]
-    axes = MultiIndex.from_product(
-        [range(len(tensors["raw"])), queries, range(len(tokens))], names=["head", "query", "key"]
-    )
-    raw, effective = (tensors[name].double().flatten().numpy() for name in ("raw", "effective"))
-    frame = axes.to_frame(index=False).assign(layer=about["layer"], raw=raw, effective=effective, null=raw - effective)
-    words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in ("query", "key")}
-    return from_one({"passage": DataFrame(frame.assign(**words))})
+    tokens = about["tokens"]
+    axes = {"head": range(len(tensors["raw"])), "query": tensors["query"].tolist(), "key": range(len(tokens))}
+    raw = tensors["raw"].double().flatten().numpy()
+    effective = tensors["effective"].double().flatten().numpy()
+    frame = _places(axes, tokens).assign(layer=about["layer"], raw=raw, effective=effective, null=raw - effective)
+    columns = [*axes, "layer", "raw", "effective", "null", "query_token", "key_token"]
+    return from_one({"passage": frame.filter(columns)})
 
 
-def _sentence(work: Work, store: Store) -> Any:
+def _sentence(work: Work, store: Store) -> Noted:
     """Gather where the hidden vectors of Appendix C.4's sentence come from."""
 
-    def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
-        options = {"probes": work.effort.probes, "precision": work.precision, "seed": work.seed}
-        found = token_attribution(work.model, SENTENCE, **options)
-        return {"contribution": found.contribution}, {"tokens": found.tokens}
+    def compute() -> Noted:
+        attribution = token_attribution(
+            work.model, SENTENCE, probes=work.effort.probes, precision=work.precision, seed=work.seed
+        )
+        return {"contribution": attribution.contribution}, {"tokens": attribution.tokens}
 
     return _tensors(store, "sentence.safetensors", compute)
 
 
-def _sentence_frames(gathered: Any) -> "dict[str, DataFrame]":
-    from pandas import DataFrame, MultiIndex
-
+def _sentence_frames(gathered: Noted) -> "dict[str, DataFrame]":
     tensors, about = gathered
-    contribution, tokens = tensors["contribution"], about["tokens"]
-    places = range(len(tokens))
-    axes = [range(len(contribution)), places, places]
-    frame = MultiIndex.from_product(axes, names=["layer", "input", "output"]).to_frame(index=False)
-    words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in ("input", "output")}
-    values = contribution.double().flatten().numpy()
-    return from_one({"sentence": DataFrame(frame.assign(**words, contribution=values))})
+    contribution = tensors["contribution"]
+    places = range(len(about["tokens"]))
+    frame = _places({"layer": range(len(contribution)), "input": places, "output": places}, about["tokens"])
+    return from_one({"sentence": frame.assign(contribution=contribution.double().flatten().numpy())})
 
 
-def _collapse(work: Work, store: Store) -> Any:
+def _collapse(work: Work, store: Store) -> Rows:
+    file = "collapse.json"
+
     def compute() -> None:
         store.write_json(file, plain(list(collapse.measure(work.model, seed=work.seed))))
 
-    file = "collapse.json"
     return _kept(store, file, store.read_json, compute)
 
 
-INPUTS: Mapping[str, Input] = {
-    one.name: one
-    for one in (
+INPUTS: Mapping[str, Input[Any]] = {
+    given.name: given
+    for given in (
         Input(
             "attention",
             ("correlation", "correlation_by_layer", "correlation_by_head", "null_dimension", "types"),
             _attention,
-            lambda found: from_one(attention_tables.frames(*found)),
+            lambda gathered: from_one(attention_tables.frames(*gathered)),
         ),
         Input(
             "intervals",
             ("intervals", "intervals_by_length", "groups"),
             _intervals,
-            lambda found: from_one(certainty.frames(found)),
+            lambda gathered: from_one(certainty.frames(gathered)),
             ("rows", "seed"),
         ),
         *(_attribution(norm) for norm in NORMS),
@@ -445,5 +458,5 @@ INPUTS: Mapping[str, Input] = {
         Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}, ("seed",)),
     )
 }
-GIVER: Mapping[str, Input] = {table: one for one in INPUTS.values() for table in one.gives}
+GIVER: Mapping[str, Input[Any]] = {table: given for given in INPUTS.values() for table in given.gives}
 """The input that gives each table."""

@@ -65,7 +65,8 @@ def collapse_scores(query: Affine, key: Affine, *, scaling: float) -> CollapsedS
     """
     groups = len(query.weight) // len(key.weight)
     key_weight, key_bias = (part.repeat_interleave(groups, 0) for part in key)
-    query_weight, query_bias = query.weight * scaling, query.bias * scaling
+    query_weight = query.weight * scaling
+    query_bias = query.bias * scaling
     return CollapsedScores(
         matrix=query_weight @ key_weight.mT,
         of_query=(query_weight @ key_bias[..., None]).squeeze(-1),
@@ -89,7 +90,8 @@ def factored_scores(
 ) -> Float[Tensor, "head n n"]:
     r"""Compute the scores as models do, $s\,Q K^\top$ (Eq. 1, before softmax); `tokens` is $E$."""
     groups = len(query.weight) // len(key.weight)
-    Q, K = _by_head(tokens, query), _by_head(tokens, key).repeat_interleave(groups, 0)
+    Q = _by_head(tokens, query)
+    K = _by_head(tokens, key).repeat_interleave(groups, 0)
     return Q @ K.mT * scaling
 
 
@@ -150,14 +152,14 @@ class Sizes(NamedTuple):
     head_width: int
 
 
-class Cost(NamedTuple):
+class ProductCost(NamedTuple):
     """What one product costs per layer, without biases: multiply-adds, and numbers in its matrices."""
 
     operations: int
     weights: int
 
 
-def factored_cost(sizes: Sizes, tokens: int) -> Cost:
+def factored_cost(sizes: Sizes, tokens: int) -> ProductCost:
     r"""Count what a product costs over a text of `tokens` tokens, as models compute it.
 
     Scores take $n d (h+g) d_k$ for $Q$ and $K$, and $n^2 h d_k$ for $Q K^\top$. Values and output take as much with
@@ -165,11 +167,11 @@ def factored_cost(sizes: Sizes, tokens: int) -> Cost:
     """
     d, heads, kv_heads, width = sizes
     weights = d * (heads + kv_heads) * width
-    return Cost(tokens * weights + tokens * tokens * heads * width, weights)
+    return ProductCost(tokens * weights + tokens * tokens * heads * width, weights)
 
 
-def collapsed_cost(sizes: Sizes, tokens: int) -> Cost:
+def collapsed_cost(sizes: Sizes, tokens: int) -> ProductCost:
     """Count what a product costs with one $d×d$ matrix per head: $n h d^2 + n^2 h d$, for scores and output alike."""
     d, heads, _, _ = sizes
     weights = heads * d * d
-    return Cost(tokens * weights + tokens * tokens * heads * d, weights)
+    return ProductCost(tokens * weights + tokens * tokens * heads * d, weights)

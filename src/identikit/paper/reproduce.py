@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from identikit.checks import shortened
 from identikit.errors import InputError, Unavailable
@@ -13,10 +13,11 @@ from identikit.models.load.load import load
 from identikit.models.machine import PRECISIONS
 from identikit.models.model import Model
 from identikit.paper.claims.catalogue import CLAIMS, judge
-from identikit.paper.claims.judgements import WHOLE, Claim
+from identikit.paper.claims.claim import WHOLE, Claim
 from identikit.paper.claims.report import COLUMNS, JudgedClaim, rows
 from identikit.paper.evidence import Evidence, Subject
-from identikit.paper.figures.catalogue import FIGURES, Figure
+from identikit.paper.figures.catalogue import FIGURES
+from identikit.paper.figures.figure import Figure
 from identikit.paper.inputs import GIVER, PAPER, SAMPLE, Work
 from identikit.paper.page import Picture, gallery
 from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
@@ -32,7 +33,7 @@ from identikit.version import __version__
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Found = TypeVar("Found")
+Made = TypeVar("Made")
 
 ALL = "all"
 EXAMPLES = "examples"  # the work on the paper's own two texts, and on the model by itself
@@ -63,19 +64,22 @@ class Plan:
             raise InputError(
                 f"Reproducing the paper: precision={shortened(self.precision)} is not known. Use one of {known}."
             )
-        folded = [name.lower() if name.lower() in KNOWN else name for name in self.data]
-        object.__setattr__(self, "data", tuple(dict.fromkeys(folded)))
-        for part in PART_OF.keys() & set(self.data):
-            whole = PART_OF[part]
-            raise InputError(
-                f"Reproducing the paper: give --data {whole}, not {part}. Figures take the part they need."
-            )
+        for part, whole in PART_OF.items():
+            if part in self.datasets:
+                raise InputError(
+                    f"Reproducing the paper: give --data {whole}, not {part}. Figures take the part they need."
+                )
         unknown = [name for name in self.names if name != ALL and name not in FIGURES and name not in CLAIMS]
         if unknown:
             raise InputError(
                 f"Reproducing the paper: {shortened(unknown[0])} is not known. Use {ALL!r}, a figure (fig1a, …, fig43, "
                 f"collapse) or a claim ({next(iter(CLAIMS))}, …); --list shows them all."
             )
+
+    @property
+    def datasets(self) -> list[str]:
+        """The datasets and files asked for, each once; datasets are known by their names in lower case."""
+        return list(dict.fromkeys(name.lower() if name.lower() in KNOWN else name for name in self.data))
 
     @property
     def figures(self) -> list[Figure]:
@@ -91,9 +95,9 @@ class Plan:
         """Return the data that a figure is drawn from or a claim judged on; None where none of those given will do."""
         if not entry.data:
             return EXAMPLES
-        if source(entry.data) in self.data:
+        if source(entry.data) in self.datasets:
             return entry.data
-        return None if entry.only else self.data[0]
+        return None if entry.only else self.datasets[0]
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def reproduce(
     out: str,
     *,
     engine: Engine | None = None,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
     progress: Progress = silent,
 ) -> Report:
     """Compute, draw and judge what is planned into a folder; what the folder keeps is not computed again.
@@ -125,47 +129,40 @@ def reproduce(
             "Use a text model."
         )
     run = _Run(model, plan, out, engine or Local(), progress)
-    about = {"command": "reproduce", "model": model.name, "weights": model.fingerprint, "version": __version__}
-    about |= {"threads": run.start.engine.threads}
-    page, files = Store(out, about), Store(f"{out}/figures", about)
-    entries = [(entry, data) for entry in (*plan.figures, *plan.claims) if (data := plan.data_of(entry)) is not None]
-    for entry, data in entries:  # now: mistakes in data and models are told before anything is computed
-        run.work(data)
-        if "finetuned" in entry.needs:
-            run.tuned_work(data)
+    about = {
+        "command": "reproduce",
+        "model": model.name,
+        "weights": model.fingerprint,
+        "version": __version__,
+        "threads": run.start.engine.threads,
+    }
+    page = Store(out, about)
+    files = Store(f"{out}/figures", about)
+    run.prepare()
     with page:
         if arguments is not None:
             note(page, "reproduce", arguments)
-        return _reproduced(run, plan, page, files, {source(data) for _, data in entries})
+        return _reproduced(run, plan, page, files)
 
 
-def _reproduced(run: "_Run", plan: Plan, page: Store, files: Store, sources: set[str]) -> Report:
-    listed: list[tuple[str, str]] = []
-    pictures = _had({figure.name: run.draw(figure, files) for figure in plan.figures}, listed)
-    judged = _had({claim.name: run.judged(claim) for claim in plan.claims}, listed)
-    listed += _unused(run, sources)
+def _reproduced(run: "_Run", plan: Plan, page: Store, files: Store) -> Report:
+    pictures, undrawn = _parted({figure.name: run.draw(figure, files) for figure in plan.figures})
+    judged, unjudged = _parted({claim.name: run.judged(claim) for claim in plan.claims})
+    listed = [*undrawn, *unjudged, *run.unused()]
     if plan.claims:
         _write_claims(page, judged)
     title = f"On Identifiability in Transformers: {run.model.name}"
     page.write("index.html", gallery(title, run.about(), pictures, judged, listed))
-    for store in (page, *([files] if pictures else [])):
-        store.finish()
+    page.finish()
+    if pictures:
+        files.finish()
     return Report(run.out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
 
 
-def _had(found: Mapping[str, Found | Unavailable], listed: list[tuple[str, str]]) -> list[Found]:
-    """Return what could be had, and list the rest with the reason."""
-    listed += [(name, one.reason) for name, one in found.items() if isinstance(one, Unavailable)]
-    return [one for one in found.values() if not isinstance(one, Unavailable)]
-
-
-def _unused(run: "_Run", sources: set[str]) -> list[tuple[str, str]]:
-    """List the data and the fine-tuned models that were given and not used."""
-    data = [data for data in run.plan.data if data not in sources]
-    return [
-        *((name, "not used: each figure takes the paper's dataset, or else the first one given") for name in data),
-        *((folder, "not used: nothing asked for compares a model before and after") for folder in run.idle()),
-    ]
+def _parted(results: Mapping[str, Made | Unavailable]) -> tuple[list[Made], list[tuple[str, str]]]:
+    """Return what could be made, and the names of the rest, each with the reason."""
+    made = [result for result in results.values() if not isinstance(result, Unavailable)]
+    return made, [(name, result.reason) for name, result in results.items() if isinstance(result, Unavailable)]
 
 
 def _write_claims(page: Store, judged: Sequence[JudgedClaim]) -> None:
@@ -178,7 +175,9 @@ class _Run:
     """One run: works by dataset, tables by work and input, each made when it is first needed."""
 
     def __init__(self, model: Model, plan: Plan, out: str, engine: Engine, progress: Progress):
-        self.model, self.plan, self.out = model, plan, out
+        self.model = model
+        self.plan = plan
+        self.out = out
         self.no_tagger = tagger_missing()
         self.start = Work(
             model,
@@ -195,18 +194,28 @@ class _Run:
         self.made: dict[tuple[str, str], dict[str, DataFrame] | Unavailable] = {}
         self.tuned = dict(map(_task_and_folder, plan.finetuned))
 
+    def prepare(self) -> None:
+        """Read all texts and models that will be used, so that mistakes in them are reported before the work starts."""
+        for entry in (*self.plan.figures, *self.plan.claims):
+            data = self.plan.data_of(entry)
+            if data is not None:
+                self.work(data)
+                if "finetuned" in entry.needs:
+                    self.tuned_work(data)
+
     def work(self, data: str) -> Work:
         """Return the work on a dataset."""
         if data not in self.works:
-            folder, columns = (self.plan.data_dir, None) if source(data) in KNOWN else (None, self.plan.columns)
+            known = source(data) in KNOWN
+            folder = self.plan.data_dir if known else None
+            columns = None if known else self.plan.columns
             texts = paper_texts(data, data_dir=folder, columns=columns, sample=self.plan.sample)
             self.works[data] = replace(self.start, data=data, texts=texts)
         return self.works[data]
 
     def tuned_work(self, data: str) -> Work | None:
         """Return the work of the model fine-tuned on a dataset; on data that are no task, of the first model given."""
-        tuned = self.tuned if data in TASKS else {data: next(iter(self.tuned.values()), None)}
-        folder = tuned.get(data)
+        folder = self.tuned.get(data) if data in TASKS else next(iter(self.tuned.values()), None)
         if folder is None:
             return None
         name = f"{data} of {folder}"
@@ -221,11 +230,19 @@ class _Run:
             self.works[name] = replace(self.work(data), model=model)
         return self.works[name]
 
-    def idle(self) -> list[str]:
-        """Return the fine-tuned models that nothing was compared with."""
+    def unused(self) -> list[tuple[str, str]]:
+        """List the data and the fine-tuned models that were given and not used, with the reason."""
+        read = {source(work.data) for work in self.works.values()}
+        idle = [folder for folder in self.tuned.values() if not self._compares(folder)]
+        why_data = "not used: each figure takes the paper's dataset, or else the first one given"
+        why_tuned = "not used: nothing asked for compares a model before and after"
         return [
-            folder for folder in self.tuned.values() if not any(name.endswith(f" of {folder}") for name in self.works)
+            *((data, why_data) for data in self.plan.datasets if data not in read),
+            *((folder, why_tuned) for folder in idle),
         ]
+
+    def _compares(self, folder: str) -> bool:
+        return any(name.endswith(f" of {folder}") for name in self.works)
 
     def source(self, data: str, name: str) -> Work | Unavailable:
         """Return the work that a table comes from, or why it cannot be had."""
@@ -244,7 +261,7 @@ class _Run:
         if name == "lengths":
             return _lengths(work)
         giver = GIVER[name]
-        key = f"{work.data} {work.model.name}", giver.name
+        key = (f"{work.data} {work.model.name}", giver.name)
         if key not in self.made:
             store = giver.store(work, self.out)
             try:
@@ -268,7 +285,8 @@ class _Run:
             if isinstance(table, Unavailable):
                 return table
             tables[name] = table
-        work, tuned = self.work(data), self.tuned_work(data) if "finetuned" in needs else None
+        work = self.work(data)
+        tuned = self.tuned_work(data) if "finetuned" in needs else None
         subject = _subject(self.model, None if tuned is None else tuned.model)
         return Evidence(subject, data, len(work.texts), sum(work.lengths), self.plan.seed, tables)
 
@@ -282,14 +300,14 @@ class _Run:
         evidence = self.evidence(data, figure.needs)
         if isinstance(evidence, Unavailable):
             return evidence
-        frame = figure.frame(evidence)
-        if frame.empty:
+        drawing = figure.draw(evidence)
+        if drawing.data.empty:
             return Unavailable(f"not applicable: {self.model.name} on {data} has nothing of this kind")
-        png, svg = save(figure.draw(frame, evidence))
-        write_tables(files, {figure.name: frame})
+        png, svg = save(drawing.sheet())
+        write_tables(files, {figure.name: drawing.data})
         files.write(f"{figure.name}.png", png)
         files.write(f"{figure.name}.svg", svg)
-        return Picture(figure.name, figure.caption, png, svg, figure.label(frame, evidence))
+        return Picture(figure.name, figure.caption, png, svg, drawing.label)
 
     def judged(self, claim: Claim) -> JudgedClaim | Unavailable:
         """Judge a claim, under each norm where it depends on one, or say why it cannot be judged."""
@@ -299,9 +317,14 @@ class _Run:
         if self.plan.sample is not None and claim.texts == WHOLE:
             return Unavailable("needs the whole dataset: leave out --sample")
         norms = tuple(NORMS) if claim.by_norm else ("",)
-        found = {norm: self.evidence(data, [need.format(norm=norm) for need in claim.needs]) for norm in norms}
-        reasons = [one for one in found.values() if isinstance(one, Unavailable)]
-        findings = {norm: judge(claim, one, norm) for norm, one in found.items() if isinstance(one, Evidence)}
+        findings = {}
+        reasons = []
+        for norm in norms:
+            evidence = self.evidence(data, [need.format(norm=norm) for need in claim.needs])
+            if isinstance(evidence, Unavailable):
+                reasons.append(evidence)
+            else:
+                findings[norm] = judge(claim, evidence, norm)
         return JudgedClaim(claim, data, findings) if findings else reasons[0]
 
     def about(self) -> dict[str, str]:
@@ -326,15 +349,15 @@ class _Run:
 def computed_on(out: str) -> dict[str, str]:
     """Return the devices and versions that the inputs in a folder were computed with, and which inputs by each."""
     files = sorted(Path(out, "inputs").glob(f"*/*/{COMPUTED}")) if "://" not in out else []
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     for file in files:
         try:
             about = json.loads(file.read_text())
         except ValueError:
             continue
         versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-        found.setdefault(f"computed on {about['device']} ({versions})", []).append("/".join(file.parts[-3:-1]))
-    return {place: ", ".join(names) for place, names in found.items()}
+        places.setdefault(f"computed on {about['device']} ({versions})", []).append("/".join(file.parts[-3:-1]))
+    return {place: ", ".join(names) for place, names in places.items()}
 
 
 def _subject(model: Model, tuned: Model | None = None) -> Subject:

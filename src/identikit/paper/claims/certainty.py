@@ -4,82 +4,99 @@ Attention with the same output is any row of weights of at least 0 that sum to 1
 it agrees on is certain. Numbers are means over texts, each text by the rows that were drawn from it.
 """
 
-from functools import partial
-
 import numpy as np
+from pandas import DataFrame, Series
 
 from identikit.attention.averages import mean_over_rows
 from identikit.attention.certainty import WEIGHTS
-from identikit.paper.claims.attention import MIDDLE, PEAK, ROUNDING, falls_with_length, layers_inside
-from identikit.paper.claims.estimates import Estimate, percent
-from identikit.paper.claims.judgements import (
+from identikit.paper.claims.attention import MIDDLE, PEAK, all_one_in_short_texts, falls_with_length, layers_inside
+from identikit.paper.claims.claim import (
     AVERAGED,
     BESIDE,
     EXACT,
-    Claim,
+    Basis,
+    Claims,
     Finding,
     NotApplicableError,
-    Table,
     Verdict,
     decided,
-    finding,
-    table,
 )
+from identikit.paper.claims.estimates import Measurement, percent
 from identikit.paper.evidence import Evidence
 
 ENOUGH = 0.1  # the least raw attention that can be lost
 LOST = 0.1  # effective attention loses it where it is below this share of raw attention
 MOSTLY = 0.5
+NEW = "not in the paper"
+_INTERVALS = Basis(("intervals",), "wikitext", AVERAGED)
+_GROUPS = Basis(("groups",), "wikitext", AVERAGED)
+
+claim = Claims()
 
 
-def _certain_mass(evidence: Evidence) -> Table:
+def _certain_mass(evidence: Evidence) -> DataFrame:
     """The certain mass of each text."""
-    return mean_over_rows(table(evidence, "intervals"), ["certain_mass"], ["text", "tokens"])
+    return mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
 
 
-def _certain_where_short(evidence: Evidence, _: str) -> Finding:
-    limit = evidence.subject.d_value
-    short = _certain_mass(evidence).query("tokens <= @limit")
-    if short.empty:
-        raise NotApplicableError(f"no text has {limit} tokens or fewer")
-    least = short["certain_mass"].min()
-    measured = f"at least {least:.6f} in {len(short)} texts of at most {limit} tokens"
-    return finding(least >= 1 - ROUNDING, measured)
+@claim(
+    "all-certain-in-short-texts",
+    f"{BESIDE}, next to Fig. 1a",
+    Basis(("intervals",), "wikitext", EXACT),
+    words="Up to d_v tokens, no other attention gives the same output",
+    paper=NEW,
+    rule="certain mass at least 1 − 1e-6 in every text of at most d_v tokens",
+)
+def _certain_where_short(evidence: Evidence) -> Finding:
+    return all_one_in_short_texts(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
-def _falls(evidence: Evidence, _: str) -> Finding:
+@claim(
+    "certain-mass-falls-with-length",
+    f"{BESIDE}, next to Fig. 1a",
+    _INTERVALS,
+    words="Beyond d_v tokens, the certain mass falls with length",
+    paper=NEW,
+    rule="over texts of more than d_v tokens, the Spearman correlation of length with certain mass is negative with "
+    "p < 0.01",
+)
+def _falls(evidence: Evidence) -> Finding:
     return falls_with_length(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
-def _long(evidence: Evidence, name: str) -> Table:
+def _long(evidence: Evidence, name: str) -> DataFrame:
     """The rows of a table that were drawn from texts with a null space."""
     limit = evidence.subject.d_value
-    long = table(evidence, name).query("tokens > @limit and rows > 0")
+    long = evidence.tables[name].query("tokens > @limit and rows > 0")
     if long["text"].nunique() < 2:
         raise NotApplicableError(f"no two texts have more than {limit} tokens, so there is no null space")
     return long
 
 
-def _over_texts(numbers: Table, why: str) -> Estimate:
+def _over_texts(numbers: Series, why: str = "") -> Measurement:
     """The mean of a number of each text, with its standard error; `why` no two texts have one, if so."""
     known = numbers.dropna().to_numpy(float)
     if len(known) < 2:
         raise NotApplicableError(why)
-    return Estimate(np.array([known.mean()]), float(known.var(ddof=1)) / len(known))
+    return Measurement(np.array([known.mean()]), float(known.var(ddof=1)) / len(known))
 
 
-def _kept_where_lost(evidence: Evidence, _: str) -> Finding:
-    """Judge that most of what effective attention takes from special tokens is in all attention with the same output.
-
-    Rows are looked at head by head: where raw attention is at least `ENOUGH` and effective attention below `LOST` times
-    that.
-    """
+@claim(
+    "special-mass-certain-where-effective-loses-it",
+    f"{BESIDE}, next to Fig. 1b and 1c",
+    _GROUPS,
+    words="Where effective attention loses special tokens' mass, all attention with the same output keeps most of it",
+    paper=NEW,
+    rule="in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of "
+    "that of effective attention, more than half of the raw mass is certain; texts of more than d_v tokens",
+)
+def _kept_where_lost(evidence: Evidence) -> Finding:
     groups = _long(evidence, "groups")
     group = "special" if (groups["group"] == "special").any() else "first"
     weights = groups[(groups["group"] == group) & (groups["raw"] >= ENOUGH)]
     lost = weights[weights["effective"].abs() < LOST * weights["raw"]]
-    nowhere = f"effective attention does not lose the {group} tokens' mass in two texts"
     texts = mean_over_rows(lost, WEIGHTS, ["text"])
+    nowhere = f"effective attention does not lose the {group} tokens' mass in two texts"
     kept = _over_texts(texts["lower"] / texts["raw"], nowhere)
     raw, effective, lower, upper = (sum(lost[name] * lost["rows"]) / sum(lost["rows"]) for name in WEIGHTS)
     measured = (
@@ -90,14 +107,22 @@ def _kept_where_lost(evidence: Evidence, _: str) -> Finding:
     return decided(evidence, [kept.over(MOSTLY)], measured)
 
 
-def _peak_is_certain(evidence: Evidence, _: str) -> Finding:
-    """Judge that the least attention to [SEP] in middle layers is above the greatest possible elsewhere."""
+@claim(
+    "sep-peak-certain",
+    f"{BESIDE}, next to Fig. 1b and 1c",
+    _GROUPS,
+    words="The peak of raw attention to [SEP] in middle layers is in all attention with the same output",
+    paper=NEW,
+    rule="the least possible attention to [SEP] in the layers that lie wholly within the middle half of the depth is "
+    "above the greatest possible elsewhere; not applicable where raw attention there is below 1.5 times that elsewhere",
+)
+def _peak_is_certain(evidence: Evidence) -> Finding:
     groups = _long(evidence, "groups").query("group == 'sep'")
     if groups.empty:
         raise NotApplicableError("these texts have no [SEP]")
     inside = layers_inside(groups["layer"], evidence.subject.n_layers, MIDDLE)
-    by_text: Table = [mean_over_rows(part, WEIGHTS, ["text"]) for part in (groups[inside], groups[~inside])]
-    there, elsewhere = (part.set_index("text") for part in by_text)
+    there = mean_over_rows(groups[inside], WEIGHTS, ["text"]).set_index("text")
+    elsewhere = mean_over_rows(groups[~inside], WEIGHTS, ["text"]).set_index("text")
     if there["raw"].mean() < PEAK * elsewhere["raw"].mean():
         raise NotApplicableError("raw attention to [SEP] has no peak there")
     margin = _over_texts(there["lower"] - elsewhere["upper"], "no two texts have rows both there and elsewhere")
@@ -108,68 +133,25 @@ def _peak_is_certain(evidence: Evidence, _: str) -> Finding:
     return decided(evidence, [margin], measured)
 
 
-def _strongest_is_certain(evidence: Evidence, _: str) -> Finding:
+@claim(
+    "strongest-edge-certain",
+    f"{BESIDE}, next to Section 3.5",
+    _INTERVALS,
+    words="Beyond d_v tokens, the strongest edge of most rows is the strongest in all attention with the same output",
+    paper=NEW,
+    rule="in more than half of the rows of texts of more than d_v tokens",
+)
+def _strongest_is_certain(evidence: Evidence) -> Finding:
     """Judge a share of rows, of which some are not decided: they count as uncertain, and then as certain."""
     rows = _long(evidence, "intervals")
     counted = rows.assign(sure=rows["certain"].fillna(0.0) * (rows["rows"] - rows["undecided"]))
     sums = counted.groupby("text")[["sure", "undecided", "rows"]].sum()
-    least, most = (_over_texts(part / sums["rows"], "") for part in (sums["sure"], sums["sure"] + sums["undecided"]))
+    least = _over_texts(sums["sure"] / sums["rows"])
+    most = _over_texts((sums["sure"] + sums["undecided"]) / sums["rows"])
     unsure = f" ({sums['undecided'].sum():,} undecided)" if sums["undecided"].any() else ""
     measured = f"{percent(least.value)} ± {100 * least.error:.1f} of {sums['rows'].sum():,} rows{unsure}"
-    at_least, at_most = (decided(evidence, [share.over(MOSTLY)], measured) for share in (least, most))
+    at_least = decided(evidence, [least.over(MOSTLY)], measured)
+    at_most = decided(evidence, [most.over(MOSTLY)], measured)
     if at_least.verdict == at_most.verdict:
         return at_least
     return Finding(Verdict.UNDECIDED, measured, "the undecided rows could decide it")
-
-
-_claim = partial(
-    Claim, paper="not in the paper", section=BESIDE, texts=AVERAGED, data="wikitext", only=False, by_norm=False
-)
-
-CERTAINTY = (
-    _claim(
-        "all-certain-in-short-texts",
-        f"{BESIDE}, next to Fig. 1a",
-        "Up to d_v tokens, no other attention gives the same output",
-        rule="certain mass at least 1 − 1e-6 in every text of at most d_v tokens",
-        needs=("intervals",),
-        texts=EXACT,
-        judge=_certain_where_short,
-    ),
-    _claim(
-        "certain-mass-falls-with-length",
-        f"{BESIDE}, next to Fig. 1a",
-        "Beyond d_v tokens, the certain mass falls with length",
-        rule="over texts of more than d_v tokens, the Spearman correlation of length with certain mass is negative "
-        "with p < 0.01",
-        needs=("intervals",),
-        judge=_falls,
-    ),
-    _claim(
-        "special-mass-certain-where-effective-loses-it",
-        f"{BESIDE}, next to Fig. 1b and 1c",
-        "Where effective attention loses special tokens' mass, all attention with the same output keeps most of it",
-        rule="in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of "
-        "that of effective attention, more than half of the raw mass is certain; texts of more than d_v tokens",
-        needs=("groups",),
-        judge=_kept_where_lost,
-    ),
-    _claim(
-        "sep-peak-certain",
-        f"{BESIDE}, next to Fig. 1b and 1c",
-        "The peak of raw attention to [SEP] in middle layers is in all attention with the same output",
-        rule="the least possible attention to [SEP] in the layers that lie wholly within the middle half of the depth "
-        "is above the greatest possible elsewhere; not applicable where raw attention there is below 1.5 times that "
-        "elsewhere",
-        needs=("groups",),
-        judge=_peak_is_certain,
-    ),
-    _claim(
-        "strongest-edge-certain",
-        f"{BESIDE}, next to Section 3.5",
-        "Beyond d_v tokens, the strongest edge of most rows is the strongest in all attention with the same output",
-        rule="in more than half of the rows of texts of more than d_v tokens",
-        needs=("intervals",),
-        judge=_strongest_is_certain,
-    ),
-)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.catalogue import CLAIMS
-from identikit.paper.claims.judgements import BESIDE, NOTHING, Claim, Finding, Verdict
+from identikit.paper.claims.claim import BESIDE, NOTHING, Claim, Finding, Verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame

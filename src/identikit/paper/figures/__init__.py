@@ -1,1 +1,1 @@
-"""The paper's figures: what each needs, where its data come from, and how it is drawn."""
+"""The paper's figures: each is one function in the module of its question; `catalogue` has them all."""

@@ -1,18 +1,23 @@
-"""What a claim and a finding are, how a claim is decided from uncertain numbers, and measures that claims share."""
+"""What a claim and a finding are, how a claim is decided from uncertain numbers, and measures that claims share.
+
+A claim is one function: it takes the evidence and returns a finding. Its words stand above it.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from identikit.paper.claims.estimates import Curve, Estimate
+from identikit.paper.claims.estimates import Curve, Measurement
 from identikit.paper.evidence import Evidence
 
-Table = Any  # a pandas DataFrame or Series: pandas annotates what it returns with everything that might come back
 ONE_LAYER = "the model has only one layer"
 BESIDE = "Beside the paper"  # the section of our own claims
 NOTHING = "–"  # what stands for a measurement where there is none
-EXACT, AVERAGED, RARE, LEARNED, WHOLE = 1, 20, 100, 200, 0
+EXACT = 1
+AVERAGED = 20
+RARE = 100
+LEARNED = 200
+WHOLE = 0
 TEXTS = {
     EXACT: "what is proved, and the paper's own examples",
     AVERAGED: "averages over tokens",
@@ -35,7 +40,10 @@ class Verdict(StrEnum):
         """Make a verdict of its words, and give it the rest as attributes."""
         verdict = str.__new__(cls, words)
         verdict._value_ = words
-        verdict.symbol, verdict.style, verdict.kind, verdict.counted = symbol, style, kind, counted
+        verdict.symbol = symbol
+        verdict.style = style
+        verdict.kind = kind
+        verdict.counted = counted
         return verdict
 
     HOLDS = "holds", "✓", "bold green", "holds", ("holds", "hold")
@@ -65,20 +73,31 @@ class Finding:
     certain: bool = False
 
 
-Judge = Callable[[Evidence, str], Finding]
+Judge = Callable[[Evidence], Finding]
 
 
 @dataclass(frozen=True)
-class Claim:
+class Basis:
+    """What claims rest on.
+
+    - `needs`: names of tables, "own {norm}" where there is one for each norm
+    - `data`: the paper's dataset, "" where the texts are the paper's own; `only`: whether no other dataset will do
+    - `texts`: how many texts it takes (a key of `TEXTS`); with fewer a claim is undecided
+    """
+
+    needs: tuple[str, ...]
+    data: str
+    texts: int
+    only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Basis):
     """A claim of the paper.
 
-    - `section`: where it stands in the table of claims; `where`: the place in the paper, to the figure
+    - `where`: the place in the paper, to the figure
     - `words`: the claim; `paper`: what the paper reports; `rule`: when it holds
-    - `needs`: names of tables, "own {norm}" where there is one for each norm
-    - `texts`: how many texts it takes (a key of `TEXTS`); with fewer it is undecided
-    - `data`: the paper's dataset, "" where the texts are the paper's own; `only`: whether no other dataset will do
-    - `by_norm`: whether it rests on contributions, and so is judged under each norm
-    - `judge`: takes the evidence and a norm ("" where not `by_norm`); call it through `catalogue.judge`
+    - `judge`: takes the evidence; call it through `catalogue.judge`
     """
 
     name: str
@@ -86,13 +105,33 @@ class Claim:
     words: str
     paper: str
     rule: str
-    section: str
-    needs: tuple[str, ...]
-    texts: int
-    data: str
-    only: bool
-    by_norm: bool
     judge: Judge
+
+    @property
+    def section(self) -> str:
+        """The section of the paper, under which it stands in the table of claims."""
+        return self.where.split(",")[0].split(".")[0]
+
+    @property
+    def by_norm(self) -> bool:
+        """Whether it rests on contributions, and so is judged under each norm."""
+        return any("{norm}" in need for need in self.needs)
+
+
+class Claims(dict[str, Claim]):
+    """The claims of a module by name, in order; an instance is the decorator that adds one."""
+
+    def __call__(
+        self, name: str, where: str, basis: Basis, *, words: str, paper: str, rule: str
+    ) -> Callable[[Judge], Judge]:
+        """Add a function as a claim; the arguments are the fields of `Claim`."""
+
+        def add(judge: Judge) -> Judge:
+            words_of = {"where": where, "words": words, "paper": paper, "rule": rule}
+            self[name] = Claim(**vars(basis), name=name, **words_of, judge=judge)
+            return judge
+
+        return add
 
 
 class NotApplicableError(Exception):
@@ -109,7 +148,12 @@ def finding(holds: object, measured: str, why: str = "", *, certain: bool = Fals
     return Finding(Verdict.HOLDS if holds else Verdict.FAILS, measured, why, certain)
 
 
-def decided(evidence: Evidence, margins: Sequence[Estimate], measured: str, why: str = "") -> Finding:
+def clauses(*words: str) -> str:
+    """Join those clauses that say something."""
+    return "; ".join(clause for clause in words if clause)
+
+
+def decided(evidence: Evidence, margins: Sequence[Measurement], measured: str, why: str = "") -> Finding:
     """Judge a rule of several comparisons, each given as the margin by which it is met.
 
     It holds where every margin is clearly above 0, and fails where one is clearly below: by `CLEAR` standard errors. In
@@ -125,22 +169,17 @@ def decided(evidence: Evidence, margins: Sequence[Estimate], measured: str, why:
         f"{evidence.texts:,} texts: {100 * abs(worst.value):.2g} points from the rule's limit, less than two standard "
         f"errors of {100 * worst.error:.2g} points"
     )
-    return Finding(Verdict.UNDECIDED, measured, "; ".join(clause for clause in (why, doubt) if clause))
+    return Finding(Verdict.UNDECIDED, measured, clauses(why, doubt))
 
 
-# Measures
-
-
-def table(evidence: Evidence, name: str) -> Table:
-    """A table of the evidence."""
-    return evidence.tables[name]
-
-
-def halves(values: Curve, n_layers: int) -> tuple[Estimate, Estimate]:
-    """The means over the first and over the second half of the layers."""
-    if n_layers < 2:
+def falls(evidence: Evidence, values: Curve, slack: float = 0.0) -> Finding:
+    """Judge that a curve over layers falls with depth: at every layer unless there is a slack."""
+    if len(values) < 2:
         raise NotApplicableError(ONE_LAYER)
-    return values.part(last=n_layers // 2).mean, values.part(n_layers // 2 + 1).mean
+    return decided(evidence, values.falling(slack), values.course(slack))
+
+
+# Parts of the depth
 
 
 def layers_within(n_layers: int, start: float, end: float) -> list[int]:
@@ -161,25 +200,11 @@ def named_layers(evidence: Evidence, *papers: int) -> list[int]:
 
 def stand_in(evidence: Evidence, *papers: int) -> str:
     """A clause on which layers stand for those that the paper names; nothing where they are the same."""
-    pairs = [
-        (mine, layer) for mine, layer in zip(named_layers(evidence, *papers), papers, strict=True) if mine != layer
-    ]
-    if not pairs:
+    pairs = zip(named_layers(evidence, *papers), papers, strict=True)
+    other = [(layer, paper) for layer, paper in pairs if layer != paper]
+    if not other:
         return ""
-    mine = list(dict.fromkeys(layer for layer, _ in pairs))
-    layers = " and ".join(str(layer) for layer in mine)
-    noun, verb = ("layers", "stand") if len(mine) > 1 else ("layer", "stands")
-    named = " and ".join(str(layer) for _, layer in pairs)
-    return f"{noun} {layers} of {evidence.subject.n_layers} {verb} for the paper's {named}"
-
-
-def falling(curve: Callable[[Evidence, str], Curve], slack: float = 0.0) -> Judge:
-    """Judge that a curve over layers falls with depth: at every layer unless there is a slack."""
-
-    def judge(evidence: Evidence, norm: str) -> Finding:
-        values = curve(evidence, norm)
-        if len(values) < 2:
-            raise NotApplicableError(ONE_LAYER)
-        return decided(evidence, values.falling(slack), values.course(slack))
-
-    return judge
+    layers = list(dict.fromkeys(str(layer) for layer, _ in other))
+    stand = "layers {} of {} stand" if len(layers) > 1 else "layer {} of {} stands"
+    named = " and ".join(str(paper) for _, paper in other)
+    return f"{stand.format(' and '.join(layers), evidence.subject.n_layers)} for the paper's {named}"
