@@ -1,6 +1,6 @@
 """A wrong value for every argument of the public functions, and for every option of the command line.
 
-`tests/test_checks.py` and `tests/results/test_axis.py` prove that each check refuses every wrong value; these tests, that
+That a check refuses every wrong value is proved in `tests/test_checks.py` and `tests/results/test_axis.py`; here, that
 every argument has its check.
 """
 
