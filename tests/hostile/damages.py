@@ -36,7 +36,12 @@ def link(target: str) -> Damage:
     return linked
 
 
-CHANGES: dict[str, Damage] = {
+STANDINS: dict[str, Damage] = {
+    "gone": Path.unlink,
+    "replaced by a folder": folder,
+    "replaced by a link to itself": link(""),
+}
+DAMAGES: dict[str, Damage] = STANDINS | {
     "with a bit flipped at the start": flipped(0.0),
     "with a bit flipped in the middle": flipped(0.5),
     "empty": changed(lambda _: b""),
@@ -44,9 +49,3 @@ CHANGES: dict[str, Damage] = {
     "with a byte too many": changed(lambda content: content + b"x"),
     "of another kind": changed(lambda _: b"not what was written"),
 }
-STANDINS: dict[str, Damage] = {
-    "gone": Path.unlink,
-    "replaced by a folder": folder,
-    "replaced by a link to itself": link(""),
-}
-DAMAGES = CHANGES | STANDINS

@@ -13,22 +13,14 @@ import identikit as ik
 from tests.hostile.judging import refused, refused_or_right
 from tests.hostile.made import TEXT, copied, right, same, stock_attention
 
-JUNK: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda _: b"",
-    "cut in half": lambda content: content[: len(content) // 2],
-    "a list": lambda _: b"[]",
-    "null": lambda _: b"null",
-    "an empty object": lambda _: b"{}",
-    "no UTF-8": lambda _: b'{"a": "\xff\xfe"}',
-    "nested 100,000 deep": lambda _: b"[" * 100_000,
-}
 
-
-@pytest.mark.parametrize("what", JUNK)
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_file_is_refused_or_not_needed(file: str, what: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    "content", [b"null", b'{"a": "\xff\xfe"}', bytes(100), b"[" * 100_000], ids=lambda held: held[:9]
+)
+def test_a_damaged_file_is_refused_or_not_needed(file: str, content: bytes, tmp_path: Path):
     folder = copied("bert", tmp_path)
-    (folder / file).write_bytes(JUNK[what]((folder / file).read_bytes()))
+    (folder / file).write_bytes(content)
     with refused_or_right():
         same(ik.effective_attention(ik.load(folder), TEXT), right("bert"))
 

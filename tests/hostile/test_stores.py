@@ -1,4 +1,7 @@
-"""Folders of runs that were damaged, belong to another run, or cannot hold one."""
+"""Folders of runs that were damaged, belong to another run, or cannot hold one, met by the command line.
+
+Every other damage to shards and to the manifest is in `tests/runs/test_corruption.py`.
+"""
 
 import json
 import os
@@ -16,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from identikit.results.sealed import seal, unseal
 from identikit.runs import run as runs
-from tests.hostile.damages import CHANGES, DAMAGES, STANDINS, Damage, link
+from tests.hostile.damages import DAMAGES, STANDINS, Damage, link
 from tests.hostile.judging import refused, refused_or_right
 from tests.hostile.made import Done, checked, command, content, copied, ended, environment, saved, texts_file, workshop
 
@@ -75,22 +78,18 @@ def check_repaired(name: str, out: Path, damage: Damage) -> None:
     assert {path: path.stat().st_mtime_ns for path in others} == before
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_damaged_shard_is_computed_again(what: str, tmp_path: Path):
-    check_repaired("attention", finished_copy("attention", tmp_path), CHANGES[what])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["attribution", "inversion"])
-def test_a_damaged_shard_of_another_command_is_computed_again(name: str, tmp_path: Path):
-    check_repaired(name, finished_copy(name, tmp_path), CHANGES["cut in half"])
+@pytest.mark.parametrize(
+    "name", ["attention", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attribution", "inversion"))]
+)
+def test_a_damaged_shard_is_computed_again(name: str, tmp_path: Path):
+    check_repaired(name, finished_copy(name, tmp_path), DAMAGES["with a bit flipped in the middle"])
 
 
 @pytest.mark.parametrize(
     ("pattern", "what"),
     [
         *(("shard-*.safetensors", what) for what in STANDINS),
-        *(("run.json", what) for what in DAMAGES),
+        *(("run.json", what) for what in STANDINS),
         ("columns.json", "cut in half"),
         ("*.parquet", "with a bit flipped in the middle"),
         ("*.csv", "gone"),
@@ -349,7 +348,7 @@ def test_a_command_that_reads_runs_refuses_what_is_none(word: str, what: str, tm
 
 
 @pytest.mark.parametrize("pattern", ["shard-*.safetensors", "*.csv"])
-@pytest.mark.parametrize("what", [*DAMAGES, "replaced by an endless device"])
+@pytest.mark.parametrize("what", ["cut in half", *STANDINS, "replaced by an endless device"])
 def test_verify_names_a_damaged_file_and_changes_nothing(pattern: str, what: str, tmp_path: Path):
     out = finished_copy("attention", tmp_path)
     file = sorted(out.glob(pattern))[0]
