@@ -1,4 +1,4 @@
-"""What the cases start from: tiny models on disk, a finished run, and answers computed by other means."""
+"""What the tests start from: tiny models on disk, a finished run, and answers computed by other means."""
 
 import atexit
 import json
@@ -48,7 +48,7 @@ def saved(name: str) -> Path:
 
 
 def copied(name: str, place: Path) -> Path:
-    """Return a copy of a tiny model's folder that a case may damage."""
+    """Return a copy of a tiny model's folder that a test may damage."""
     return Path(shutil.copytree(saved(name), place / name))
 
 

@@ -16,7 +16,7 @@ import torch
 
 import identikit as ik
 from tests.hostile.judging import refused
-from tests.hostile.made import TEXT, command, same, saved, texts_file
+from tests.hostile.made import TEXT, command, same, saved, texts_file, workshop
 from tests.models import tiny
 
 TEXTS = [f"w{i} w{i + 1} w{i + 2}" for i in range(4, 34)]
@@ -64,7 +64,9 @@ def given(function: str) -> dict[str, Any]:
     if function == "load":
         return {"model": saved("bert")}
     if function == "read_texts":
-        return {"source": texts_file(saved("bert").parent, ["w5 w6"])}
+        folder = workshop() / "a text"
+        folder.mkdir()
+        return {"source": texts_file(folder, ["w5 w6"])}
     return bert
 
 
