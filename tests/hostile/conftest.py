@@ -8,7 +8,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
-SECONDS = 120  # that a test may take before it counts as hung
+SECONDS = 300  # that a test may take before it counts as hung
 MEMORY = 6 << 30  # bytes that a test may take
 
 

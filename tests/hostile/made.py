@@ -102,7 +102,7 @@ def process(*arguments: str | Path, first: str = "", env: Mapping[str, str | Non
     options = more.pop("python", ())
     call = [sys.executable, *options, "-c", start, *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    done = subprocess.run(call, env=environment(env), timeout=100, **streams)
+    done = subprocess.run(call, env=environment(env), timeout=200, **streams)
     return Done(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
 
 
