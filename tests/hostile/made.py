@@ -77,7 +77,8 @@ def command(*arguments: str | Path) -> Done:
 
 def ended(*arguments: str | Path) -> Done:
     """Run the command line in this process, however it ends."""
-    out, err = (TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2))
+    out = TextIOWrapper(BytesIO(), encoding="utf-8")
+    err = TextIOWrapper(BytesIO(), encoding="utf-8")
     status: Any = None
     with (
         mock.patch.object(sys, "argv", ["identikit", *map(str, arguments)]),

@@ -32,8 +32,9 @@ def assert_near(value: Any, expected: Any) -> None:
     assert type(value) is type(expected)
     if isinstance(value, dict):
         assert value.keys() == expected.keys()
-        value, expected = list(value.values()), list(expected.values())
-    if isinstance(value, list):
+        for key in value:
+            assert_near(value[key], expected[key])
+    elif isinstance(value, list):
         assert len(value) == len(expected)
         for pair in zip(value, expected, strict=True):
             assert_near(*pair)
