@@ -89,11 +89,13 @@ def test_raw_attention_is_transformers_own(case: Case, dtype: torch.dtype):
     assert float((raw - expected).abs().max()) <= within
 
 
-@pytest.mark.parametrize("name", ["embeddings are 0, bert", "values are 0, llama", "norm of weight and bias 0, bert"])
-def test_numbers_that_do_not_exist_are_null_in_json(name: str):
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [("embeddings are 0, bert", ik.effective_attention), ("values are 0, bert", partial(ik.explain, probes=4))],
+)
+def test_numbers_that_do_not_exist_are_null_in_json(name: str, call: Any):
     (case,) = [case for case in HOSTILE if case.name == name]
-    model, text = case(torch.float32)
-    strict_json(json.dumps(ik.explain(model, text, probes=4).to_dict()))
+    strict_json(json.dumps(call(*case(torch.float32)).to_dict()))
 
 
 @pytest.mark.parametrize(("case", "dtype"), chosen([case for case in TRUSTED if "denormal" in case.name], every=4))
