@@ -35,7 +35,7 @@ def test_python_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_few_snippets_are_not_run():
-    reasons = [one.not_run for page in pages.written() for one in pages.snippets(page)]
+    reasons = [snippet.not_run for page in pages.written() for snippet in pages.snippets(page)]
     assert sum(reason is not None for reason in reasons) <= 0.1 * len(reasons)
 
 
@@ -50,11 +50,11 @@ def test_what_the_readme_quotes_was_said():
     """Each part of the quoted output, between dots, is in the real one; lines may be broken elsewhere."""
     readme = (ROOT / "README.md").read_text()
     (quoted,) = re.findall(r"```text\n\$ identikit explain\n(.*?)```", readme, flags=re.DOTALL)
-    said = " ".join(str(ik.explain(ik.load(), probes=16, seconds=None)).split())
+    printed = " ".join(str(ik.explain(packaged(), probes=16, seconds=None)).split())
     parts = [" ".join(part.split()) for part in quoted.split("…") if part.strip()]
     assert len(parts) > 3
     for part in parts:
-        assert part in said
+        assert part in printed
 
 
 def test_numbers_of_the_readme():
@@ -63,7 +63,7 @@ def test_numbers_of_the_readme():
     from identikit.texts.data import sample_text
 
     readme = " ".join((ROOT / "README.md").read_text().split())
-    model = ik.load()
+    model = packaged()
     row = ik.effective_attention(model, ik.sample_texts()[30]).sel(layer=2, head=2, query="since")
     first = row.intervals(key="[CLS]")
     assert sample_text() == ik.sample_texts()[30]  # what `explain` reads without a text
@@ -88,9 +88,10 @@ def test_the_figure_of_the_readme_is_what_its_script_draws(tmp_path: Path):
 
     kept = ROOT / "docs" / "pictures"
     runpy.run_path(str(kept / "make.py"))["draw"](tmp_path / "row.png")
-    drawn, there = imread(tmp_path / "row.png"), imread(kept / "row.png")
-    assert drawn.shape == there.shape
-    assert np.abs(drawn - there).mean() < 0.01  # fonts may differ a little
+    drawn = imread(tmp_path / "row.png")
+    expected = imread(kept / "row.png")
+    assert drawn.shape == expected.shape
+    assert np.abs(drawn - expected).mean() < 0.01  # fonts may differ a little
 
 
 def test_three_tokens_by_hand():
@@ -99,7 +100,8 @@ def test_three_tokens_by_hand():
 
     from identikit.maths.polytope.one_row import intervals, witnesses
 
-    weights, values = torch.tensor([0.8, 0.1, 0.1]).double(), torch.tensor([[0.0], [1.0], [2.0]]).double()
+    weights = torch.tensor([0.8, 0.1, 0.1]).double()
+    values = torch.tensor([[0.0], [1.0], [2.0]]).double()
     ends = intervals(weights, values)
     torch.testing.assert_close(ends.lower, torch.tensor([0.7, 0.0, 0.0]).double())
     torch.testing.assert_close(ends.upper, torch.tensor([0.85, 0.3, 0.15]).double())
@@ -116,9 +118,8 @@ def test_three_tokens_by_hand():
 def test_claims_of_the_paper_are_quoted_from_the_pages_that_measured_them():
     """The numbers of a cell or a sentence of paper-claims.md stand together in the gallery or in docs/reading.md."""
     names = ("understand/paper-claims.md", "gallery/README.md", "gallery/causal/README.md", "reading.md")
-    told, minilm, causal, reading = ((ROOT / "docs" / page).read_text() for page in names)
-    told = re.sub(r"\]\([^)]*\)|section \d\.\d|\(2020\)|stories15m|SmolLM2|float32|L2 ", "", told)
-    lines = told.splitlines()
+    claims, minilm, causal, reading = ((ROOT / "docs" / page).read_text() for page in names)
+    lines = re.sub(r"\]\([^)]*\)|section \d\.\d|\(2020\)|stories15m|SmolLM2|float32|L2 ", "", claims).splitlines()
     cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
     prose = " ".join(line for line in lines if not line.startswith("|"))
     sources = [*(minilm + causal + reading).splitlines(), *reading.split("\n\n")]
@@ -143,7 +144,8 @@ def test_what_other_tools_give_is_what_we_give():
 
     from identikit.models.load.load import _default_folder
 
-    model, text = ik.load(), "The dog chased the cat."
+    model = packaged()
+    text = "The dog chased the cat."
     bert = AutoModel.from_pretrained(_default_folder(), attn_implementation="eager").eval()
     encoded = model.tokenizer(text, return_tensors="pt")
     raw = ik.effective_attention(model, text).raw
@@ -161,10 +163,8 @@ def test_what_other_tools_give_is_what_we_give():
 def test_the_coverage_of_standard_errors_is_said_once():
     """The page on attribution quotes what the docstring says."""
     page = " ".join((ROOT / "docs" / "understand" / "attribution.md").read_text().split())
-    said = re.findall(
-        r"cover (\d+) % of the truth with (\d+) directions, (\d+) % with (\d+)", str(ik.token_attribution.__doc__)
-    )
-    ((most, many, less, few),) = said
+    coverage = r"cover (\d+) % of the truth with (\d+) directions, (\d+) % with (\d+)"
+    ((most, many, less, few),) = re.findall(coverage, str(ik.token_attribution.__doc__))
     assert f"covers {most} % of the true values with {many} directions, and {less} % with {few}" in page
 
 

@@ -3,21 +3,19 @@
 import io
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import identikit as ik
-from tests.hostile.cases import Refused, unclear
+from tests.hostile.judging import REFUSALS, unclear
 from tests.hostile.made import stock_attention
-from tests.hostile.results import kept_result, made
-from tests.hostile.stores import finished, started, tables
+from tests.hostile.test_results import kept_result, made
+from tests.hostile.test_stores import finished, started, tables
 from tests.models import tiny
 
 FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
@@ -25,18 +23,11 @@ WORDS = st.sampled_from([f"w{i}" for i in range(4, 60) if i // 10 != 3])  # w3 i
 STRANGE = st.text(st.characters(), max_size=20)
 
 
-@pytest.fixture(autouse=True)
-def as_users_meet_it() -> Iterator[None]:
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 def attempted(call: Any) -> Any:
     """Return what a call returns, or None if it refuses in a clear line; anything else fails."""
     try:
         return call()
-    except (ik.IdentikitError, Refused) as refusal:
+    except REFUSALS as refusal:
         assert unclear(str(refusal)) == "", refusal
         return None
 

@@ -1,4 +1,4 @@
-"""Models whose weights drive numbers to their edges, with a text for each: `CASES` names them all.
+"""Models whose weights drive numbers to their edges, with a text for each: `HOSTILE` lists them all.
 
 Each starts as a tiny random model whose weights are then changed in place, so that nothing checks them before they are
 read, as `identikit.load` would.
@@ -6,7 +6,6 @@ read, as `identikit.load` would.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -247,10 +246,3 @@ HOSTILE: list[Case] = [
     Case("sinks take everything, gpt_oss", "gpt_oss", sinks(1e4)),
     Case("sinks take nothing, gpt_oss", "gpt_oss", sinks(-1e4)),
 ]  # fmt: skip
-
-CASES: list[tuple[str, Callable[[], tuple[Model, Any]]]] = [
-    (f"{case.name}, {str(dtype).removeprefix('torch.')}", partial(case, dtype))
-    for case in HOSTILE
-    for dtype in case.dtypes
-]
-"""Every case in every dtype: its name, and a function that makes the model and the text."""

@@ -1,0 +1,147 @@
+"""Variables, limits and missing packages that the command line meets, each in a real process."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile.judging import refused, unclear
+from tests.hostile.made import Done, checked, command, process, saved, strict_json, texts_file
+
+
+def explain() -> list[str | Path]:
+    return ["explain", "w5 w6 w7 w8", "--model", saved("bert")]
+
+
+def numbers(done: Done) -> Any:
+    told = strict_json(checked(done).stdout)
+    told["provenance"].pop("versions", None)
+    return told
+
+
+@cache
+def undisturbed() -> Any:
+    """Return what is explained in a plain process."""
+    return numbers(process(*explain(), "--json"))
+
+
+def assert_near(value: Any, expected: Any) -> None:
+    """Two JSON values are equal but for rounding: the last digits depend on the threads."""
+    assert type(value) is type(expected)
+    if isinstance(value, dict):
+        assert value.keys() == expected.keys()
+        for key in value:
+            assert_near(value[key], expected[key])
+    elif isinstance(value, list):
+        assert len(value) == len(expected)
+        for pair in zip(value, expected, strict=True):
+            assert_near(*pair)
+    elif isinstance(value, float):
+        assert math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-5)
+    else:
+        assert value == expected
+
+
+VARIABLES: dict[str, dict[str, str | None]] = {
+    "of strange terminals": {"LC_ALL": "xx_YY.nonsense", "TERM": None, "FORCE_COLOR": "1", "TZ": "Nowhere/Nothing"},
+    "of places that cannot be written": {"HOME": "/proc/nobody", "XDG_CACHE_HOME": None, "IDENTIKIT_CACHE": None,
+                                         "HF_HOME": "/proc/hub", "TMPDIR": "/proc/nothing"},
+    "of no places": {"HOME": None, "IDENTIKIT_CACHE": "", "PATH": ""},
+    "of a cache on a device": {"IDENTIKIT_CACHE": "/dev/full"},
+    "of Python": {"PYTHONWARNINGS": "error", "PYTHONHASHSEED": "12345", "PYTHONDEVMODE": "1"},
+    "of libraries": {"TRANSFORMERS_VERBOSITY": "nonsense", "CUDA_VISIBLE_DEVICES": "nonsense", "OMP_NUM_THREADS": "0",
+                     "JAXTYPING_DISABLE": "1"},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", VARIABLES)
+def test_strange_variables_change_no_number(what: str):
+    assert_near(numbers(process(*explain(), "--json", env=VARIABLES[what])), undisturbed())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variables",
+    [{"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}, {"COLUMNS": "1"}, {"COLUMNS": "1000000"}],
+    ids=str,
+)
+def test_every_terminal_shows_the_verdict(variables: dict[str, str]):
+    told = checked(process(*explain(), env=variables)).stdout
+    assert "isreal" in "".join(told.split())
+
+
+@pytest.mark.slow
+def test_python_without_docstrings_is_refused():
+    """Transformers cannot do without them."""
+    with refused():
+        checked(process(*explain(), env={"PYTHONOPTIMIZE": "2"}))
+
+
+# Packages and limits
+
+OPTIONAL = ["numba", "matplotlib", "xarray", "peft", "datasets", "PIL", "soundfile", "spacy", "accelerate", "ray"]
+
+
+def hide(*packages: str) -> str:
+    return f"import sys; sys.modules.update(dict.fromkeys({packages!r}))"
+
+
+def attend(place: Path) -> list[str | Path]:
+    data = texts_file(place, ["w5 w6", "w7 w8"])
+    return ["attention", "--model", saved("bert"), "--data", data, "--out", place / "out", "--json"]
+
+
+@pytest.mark.slow
+def test_no_command_needs_optional_packages(tmp_path: Path):
+    assert numbers(process(*explain(), "--json", first=hide(*OPTIONAL, "pandas", "pyarrow"))) == undisturbed()
+    done = checked(process(*attend(tmp_path), first=hide(*OPTIONAL, "highspy")))
+    assert (tmp_path / "out" / "texts.csv").exists() and strict_json(done.stdout)["texts"] == 2
+
+
+def test_a_missing_package_is_named(tmp_path: Path):
+    with refused("pandas"):
+        checked(process(*attend(tmp_path), first=hide("pandas")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["highspy", "scipy"])
+def test_a_solver_that_is_missing_is_named_or_done_without(package: str):
+    done = process(*explain(), "--json", first=hide(package))
+    if done.status:
+        with refused(package):
+            checked(done)
+    else:
+        assert numbers(done) == undisturbed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (9 << 29, 9 << 29))",
+        "import sys; import identikit.cli.main; sys.setrecursionlimit(120)",
+        "import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)",
+    ],
+    ids=["few open files", "little memory", "a shallow stack", "no working folder"],
+)
+def test_a_limit_is_told_in_a_line_or_changes_no_number(first: str):
+    done = process(*explain(), "--json", first=first)
+    if done.status:
+        assert done.status in (1, 70) and unclear(done.stderr.strip()) == ""
+    else:
+        assert numbers(done) == undisturbed()
+
+
+def test_numbers_that_do_not_exist_are_null_in_json(tmp_path: Path):
+    """With one fold there is no interval, with one token no correlation."""
+    out = tmp_path / "out"
+    words = ["tokens", "--model", saved("bert"), "--data", texts_file(tmp_path), "--out", out, "--folds", "1", "--json"]
+    assert strict_json(command(*words, "--map", "ridge").stdout)["rates"][0]["low"] is None
+    data = texts_file(tmp_path, ["w5"])
+    strict_json(
+        command("attention", "--model", saved("bert"), "--data", data, "--out", tmp_path / "two", "--json").stdout
+    )

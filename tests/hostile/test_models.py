@@ -1,0 +1,180 @@
+"""The user's model in strange surroundings: the numbers are the plain ones, and the model is as it came."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from huggingface_hub.utils import logging as hub_logging
+from transformers.utils import logging as hf_logging
+
+import identikit as ik
+from tests.hostile.judging import refused
+from tests.hostile.made import TEXT, copied, same, saved
+from tests.models import tiny
+from tests.models.state import state_of
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "attention": lambda model: ik.effective_attention(model, TEXT),
+    "intervals": lambda model: ik.attention_intervals(model, TEXT, layer=0, head=0, query=[2, 3]),
+    "attribution": lambda model: ik.token_attribution(model, "w5 w6 w7"),
+}
+
+
+@cache
+def expected(call: str) -> Any:
+    """Return the answer in plain surroundings."""
+    return CALLS[call](tiny.loaded("bert"))
+
+
+def check_calls(model: ik.Model, surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    """Every call gives the plain numbers, and leaves the model and the process as they were."""
+    for name, call in CALLS.items():
+        wanted = expected(name)
+        with surroundings():
+            before = state_of(model.hf)
+            result = call(model)
+            assert state_of(model.hf) == before
+        same(result, wanted, within=1e-4)
+
+
+@contextmanager
+def switched(switch: Callable[[Any], object], to: Any, back: Any) -> Iterator[None]:
+    switch(to)
+    try:
+        yield
+    finally:
+        switch(back)
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "under autocast to bfloat16": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "in inference mode": torch.inference_mode,
+    "with gradients on": torch.enable_grad,
+    "with a default of float64": lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+    "with a default device of meta": lambda: torch.device("meta"),
+    "with anomalies detected": lambda: torch.autograd.set_detect_anomaly(True),
+    "with denormals flushed": lambda: switched(torch.set_flush_denormal, True, False),
+    "with fast matrix products": lambda: switched(torch.set_float32_matmul_precision, "medium", "highest"),
+}
+
+
+@pytest.mark.parametrize("what", SURROUNDINGS)
+def test_surroundings_change_nothing(what: str):
+    check_calls(tiny.loaded("bert"), SURROUNDINGS[what])
+
+
+def look_at_everything(model: hf.PreTrainedModel) -> None:
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: None)
+        module.register_forward_pre_hook(lambda *_: None)
+
+
+def fill_gradients(model: hf.PreTrainedModel) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def return_everything(model: hf.PreTrainedModel) -> None:
+    model.set_attn_implementation("eager")
+    for name in ("output_attentions", "output_hidden_states", "use_cache"):
+        setattr(model.config, name, True)
+    model.config.return_dict = False
+
+
+def drop_out_everywhere(model: hf.PreTrainedModel) -> None:
+    for module in model.train().modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+
+
+CHANGES: dict[str, Callable[[hf.PreTrainedModel], object]] = {
+    "with parts in training mode": lambda model: [module.train() for module in list(model.modules())[::3]],
+    "with frozen weights": lambda model: model.requires_grad_(False),
+    "with gradients on its weights": fill_gradients,
+    "with hooks that only look": look_at_everything,
+    "that returns everything it can, as tuples": return_everything,
+    "with gradient checkpointing": lambda model: model.train().gradient_checkpointing_enable(),
+    "with dropout everywhere": drop_out_everywhere,
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_model_in_another_state_gives_the_same(what: str):
+    model = tiny.build("bert")
+    CHANGES[what](model)
+    check_calls(ik.load(model, tiny.tokenizer()))
+
+
+WRAPPED: dict[str, Callable[[hf.PreTrainedModel], Any]] = {
+    "in parallel on no devices": torch.nn.DataParallel,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+}
+NO_MODELS: dict[str, Callable[[hf.PreTrainedModel], Any]] = {
+    "traced": lambda model: torch.jit.trace(model, (torch.tensor([[5, 6]]),), strict=False),
+    "without weights": lambda model: model.to("meta"),
+    "that is only its state": lambda model: model.state_dict(),
+    "that is a class": type,
+    "that is a function": lambda model: model.forward,
+}
+
+
+@pytest.mark.parametrize("what", WRAPPED)
+def test_a_wrapped_model_is_read(what: str):
+    model = ik.load(WRAPPED[what](tiny.build("bert")), tiny.tokenizer())
+    same(CALLS["attention"](model), expected("attention"), within=1e-4)
+
+
+@pytest.mark.parametrize("what", NO_MODELS)
+def test_what_is_no_model_is_refused(what: str):
+    given = NO_MODELS[what](tiny.build("bert"))
+    with refused():
+        CALLS["attention"](ik.load(given, tiny.tokenizer()))
+
+
+def weight_of(model: hf.PreTrainedModel) -> torch.Tensor:
+    return model.encoder.layer[1].attention.self.query.weight.data
+
+
+AFTERWARDS: dict[str, Callable[[hf.PreTrainedModel], object]] = {
+    "changed in place": lambda model: weight_of(model).add_(0.3),
+    "with rows exchanged": lambda model: weight_of(model).copy_(weight_of(model).roll(1, 0)),  # sums stay
+    "loaded anew": lambda model: model.load_state_dict(tiny.build("bert", seed=1).state_dict()),
+}
+
+
+@pytest.mark.parametrize("what", AFTERWARDS)
+def test_a_result_never_claims_the_hash_of_weights_it_was_not_computed_from(what: str):
+    model = ik.load(tiny.build("bert"), tiny.tokenizer())
+    before = ik.effective_attention(model, TEXT)
+    AFTERWARDS[what](model.hf)
+    after = ik.effective_attention(model, TEXT)
+    other = tiny.build("bert")
+    AFTERWARDS[what](other)
+    assert after.provenance.weights != before.provenance.weights
+    same(after, ik.effective_attention(ik.load(other, tiny.tokenizer()), TEXT))
+
+
+def test_a_block_that_was_put_in_after_loading_is_refused():
+    model = ik.load(tiny.build("bert"), tiny.tokenizer())
+    model.hf.encoder.layer[1] = tiny.build("bert", seed=1).encoder.layer[1]
+    with refused("block 1"):
+        ik.effective_attention(model, TEXT)
+
+
+@pytest.mark.parametrize("level", [10, 40])
+def test_the_libraries_are_as_loud_as_before(level: int, tmp_path: Path):
+    broken = copied("bert", tmp_path)
+    (broken / "config.json").write_text("{")
+    with (
+        switched(hf_logging.set_verbosity, level, hf_logging.get_verbosity()),
+        switched(hub_logging.set_verbosity, level, hub_logging.get_verbosity()),
+    ):
+        CALLS["attention"](ik.load(saved("bert")))
+        with suppress(ik.ModelError):
+            ik.load(broken)
+        assert hf_logging.get_verbosity() == hub_logging.get_verbosity() == level

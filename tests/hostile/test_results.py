@@ -1,0 +1,139 @@
+"""Saved results and caches that were damaged: opened as what was saved, computed again, or refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import identikit as ik
+from tests.hostile.damages import DAMAGES
+from tests.hostile.judging import refused, refused_or_right
+from tests.hostile.made import TEXT, content, same, strict_json, workshop
+from tests.models import tiny
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "attention": lambda: ik.effective_attention(tiny.shared("bert"), "w5 w6 w7"),
+    "attribution": lambda: ik.token_attribution(tiny.shared("bert"), "w5 w6 w7"),
+    "intervals": lambda: ik.attention_intervals(tiny.shared("bert"), TEXT, layer=0, head=0),
+    "inversion": lambda: ik.invert(tiny.shared("llama"), "w5 w6"),
+    "explanation": lambda: ik.explain(tiny.shared("bert"), "w5 w6 w7"),
+}
+
+
+@cache
+def made(name: str) -> Any:
+    """Return a result, computed once."""
+    return MAKERS[name]()
+
+
+@cache
+def kept_result(name: str) -> Path:
+    """Return the folder of a saved result."""
+    folder = workshop() / f"saved-{name}"
+    made(name).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "what"),
+    [
+        *(("attention", file, what) for file in ("result.json", "arrays.safetensors") for what in DAMAGES),
+        *((name, "result.json", "cut in half") for name in MAKERS if name != "attention"),
+    ],
+)
+def test_a_damaged_result_is_refused_or_opened_as_it_was_saved(name: str, file: str, what: str, tmp_path: Path):
+    folder = Path(shutil.copytree(kept_result(name), tmp_path / "result"))
+    DAMAGES[what](folder / file)
+    with refused_or_right():
+        result = ik.open_result(folder)
+        same(result, made(name), within=0)
+        assert asdict(result.provenance) == asdict(made(name).provenance)
+        assert str(result) == str(ik.open_result(kept_result(name)))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_result_is_strict_json_and_opens_as_it_was_saved(name: str):
+    strict_json(json.dumps(made(name).to_dict()))
+    strict_json((kept_result(name) / "result.json").read_text())
+    same(ik.open_result(kept_result(name)), made(name), within=0)
+
+
+def foreign(place: Path) -> Path:
+    (place / "folder").mkdir()
+    (place / "folder" / "thesis.tex").write_text("precious")
+    return place / "folder"
+
+
+def file(place: Path) -> Path:
+    (place / "file").write_text("precious")
+    return place / "file"
+
+
+PLACES: dict[str, Callable[[Path], Any]] = {
+    "a folder of something else": foreign,
+    "a file": file,
+    "a folder under a file": lambda place: file(place) / "result",
+    "a place where nothing can be made": lambda place: "/proc/identikit",
+    "a device": lambda place: "/dev/full",
+    "a name that is too long": lambda place: place / ("x" * 300),
+    "a name with a NUL byte": lambda place: f"{place}/a\0b",
+    "a link to itself": lambda place: (place / "loop").symlink_to("loop") or place / "loop",
+    "an empty name": lambda place: "",
+    "a number": lambda place: 5,
+    "a result that is there": lambda place: made("attention").save(place / "there") or place / "there",
+}
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_a_place_that_cannot_hold_a_result_is_refused(what: str, tmp_path: Path):
+    target = PLACES[what](tmp_path)
+    before = content(tmp_path)
+    with refused():
+        made("attention").save(target)
+    assert content(tmp_path) == before
+
+
+# Caches
+
+
+def explained(folder: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IDENTIKIT_CACHE", str(folder))
+        return ik.explain(tiny.shared("bert"), "w5 w6 w7")
+
+
+@cache
+def whole_cache() -> tuple[Path, Any]:
+    """Return a cache that holds fitted maps, and what is explained with them."""
+    folder = workshop() / "whole cache"
+    return folder, explained(folder)
+
+
+@pytest.mark.parametrize("what", ["with a bit flipped in the middle", "empty", "replaced by a folder"])
+def test_damaged_maps_in_the_cache_are_fitted_again(what: str, tmp_path: Path):
+    folder, expected = whole_cache()
+    shutil.copytree(folder, tmp_path / "maps")
+    DAMAGES[what](next(path for path in sorted((tmp_path / "maps").iterdir()) if "maps" in path.name))
+    for _ in range(2):
+        same(explained(tmp_path / "maps"), expected, within=1e-6)
+
+
+CACHES: dict[str, Callable[[Path], Any]] = {
+    "a file": lambda folder: folder.write_text("precious"),
+    "a link to itself": lambda folder: folder.symlink_to(folder.name),
+    "a device": lambda folder: folder.symlink_to("/dev/full"),
+    "nowhere that can be written": lambda folder: folder.symlink_to("/proc/identikit"),
+}
+
+
+@pytest.mark.parametrize("what", CACHES)
+def test_a_cache_that_cannot_be_used_is_done_without(what: str, tmp_path: Path):
+    CACHES[what](tmp_path / "maps")
+    before = content(tmp_path)
+    same(explained(tmp_path / "maps"), whole_cache()[1], within=1e-6)
+    assert before.items() <= content(tmp_path).items()
