@@ -93,7 +93,6 @@ def test_mistakes(minilm: Model):
         (minilm, texts, {"layers": [6]}, "There is no layer 6"),
         (minilm, texts, {"experiment": "magic"}, "experiment='magic' is not known: use 'same layer'"),
         (minilm, texts, {"maps": ["sorcery"]}, "'sorcery'"),
-        (minilm, texts, {"settings": 3}, "settings=3 cannot be used"),
         (tiny.loaded("albert"), ["w5 w6 w7"] * 20, {"maps": ["naive"], "settings": QUICK}, "naive"),
         (repeated, ["w5 w5 w5"] * 20, {}, "all 3 tokens of text 0 have the same input vector"),
         (repeated, ["w5"] * 20, {}, "text 0 has only one token"),
