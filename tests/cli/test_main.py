@@ -141,7 +141,8 @@ def test_attention_says_how_certain_it_is(run: Command, saved: Path, tmp_path: P
     import pandas as pd
 
     out = tmp_path / "run"
-    texts, model = str(saved / "texts.txt"), str(saved / "model")
+    texts = str(saved / "texts.txt")
+    model = str(saved / "model")
     command = ["attention", "--data", texts, "--model", model, "--intervals", "6", "--seed", "3", "--out", str(out)]
     done = run(*command)
     assert done.status == 0 and "Intervals of 6 rows per text" in done.stdout
@@ -158,7 +159,8 @@ def test_attention_says_how_certain_it_is(run: Command, saved: Path, tmp_path: P
 
 
 def test_a_run_says_what_it_was_computed_from(run: Command, saved: Path, tmp_path: Path):
-    texts, model = saved / "texts.txt", saved / "model"
+    texts = saved / "texts.txt"
+    model = saved / "model"
     command = ["attribution", "--data", str(texts), "--model", str(model), "--sample", "3", "--probes", "4"]
     assert run(*command, "--out", str(tmp_path / "run")).status == 0
     about = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -273,7 +275,7 @@ def test_refused_options_leave_nothing_behind(run: Command, saved: Path, tmp_pat
         (["attention", *command[1:], "--intervals", "2", "--seed", str(2**70)], "cannot be used"),
         (["attention", *command[1:], "--intervals", ""], "intervals='' cannot be used"),
         (["attention", *command[1:], "--truncate", "--skip-long"], "exclude each other"),
-        (["tokens", "--data", str(few), *command[3:]], "2 texts"),
+        (["tokens", "--data", str(few), *command[3:]], "got 2, and at least 20 are needed"),
     ):
         done = run(*wrong, "--out", str(tmp_path / "run"))
         assert done.refused(words) and not (tmp_path / "run").exists(), done
@@ -295,7 +297,8 @@ def test_a_place_that_cannot_be_written_to_is_told_first(
     ):
         monkeypatch.setattr(f"identikit.{name}", refuse)
     (tmp_path / "file").write_text("in the way")
-    texts, model = str(saved / "texts.txt"), str(saved / "model")
+    texts = str(saved / "texts.txt")
+    model = str(saved / "model")
     done = run(command, "--data", texts, "--model", model, "--out", str(tmp_path / "file" / "under"))
     assert done.refused("identikit: Cannot write run.json to") and "choose another folder" in done.stderr
 

@@ -82,11 +82,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")  # a token of its own, for the cluster and for us
     monkeypatch.setenv("RAY_AUTH_TOKEN", uuid4().hex + uuid4().hex)
-    ray, address = Path(sys.executable).with_name("ray"), "127.0.0.1:6399"
+    ray = Path(sys.executable).with_name("ray")
     command = [ray, "start", "--head", "--port=6399", "--num-cpus=2", "--include-dashboard=false", "--block"]
     head = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        yield address
+        yield "127.0.0.1:6399"
     finally:
         head.terminate()
         head.wait(60)

@@ -36,7 +36,8 @@ def by_parity(encoded) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of every command, with all the tables that it can write."""
-    folder, model = tmp_path_factory.mktemp("runs"), tiny.loaded("bert")
+    folder = tmp_path_factory.mktemp("runs")
+    model = tiny.loaded("bert")
     attention_tables(model, TEXTS, Run(Store(folder / "attention", {})), AttentionOptions(intervals=7))
     attribution_tables(model, TEXTS, Run(Store(folder / "attribution", {})), AttributionOptions(), tagger=by_parity)
     options = IdentifiabilityOptions(experiment="generalisation", folds=1)
@@ -158,7 +159,8 @@ def test_every_reader_finds_the_same(runs: Path, command: str):
         for reader, read in read_by_all(path).items():
             assert [*read] == [*written], (path, reader)
             for column in written:
-                one, other = written[column], read[column]
+                one = written[column]
+                other = read[column]
                 kinds = {infer_dtype(series.dropna(), skipna=True) for series in (one, other)}
                 assert len(kinds) == 1 or one.isna().all(), (path, reader, column)
                 assert one.isna().tolist() == other.isna().tolist(), (path, reader, column)
