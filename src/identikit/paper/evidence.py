@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from identikit.maths.mixing import first_middle_last
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
+Table = Any  # a pandas DataFrame or Series: pandas annotates what it returns with everything that might come back
 SHARES = (0.5, 0.8, 0.9, 1.0)  # of the training data, in the experiment of Appendix B.2
 
 
@@ -43,10 +41,10 @@ class Evidence:
     texts: int
     tokens: int
     seed: int
-    tables: "Mapping[str, DataFrame]"
+    tables: Mapping[str, Table]
     norm: str = ""
 
-    def under_norm(self, name: str) -> "DataFrame":
+    def under_norm(self, name: str) -> Table:
         """Return a table of contributions ("own", "tags", …) under the norm at hand."""
         return self.tables[f"{name} {self.norm}"]
 

@@ -383,7 +383,7 @@ def _places(axes: dict[str, Sequence[int]], tokens: list[str]) -> "DataFrame":
     """Return a row for each combination of places, and the token at each place that is one of the text's."""
     from pandas import MultiIndex
 
-    frame = MultiIndex.from_product(axes.values(), names=list(axes)).to_frame(index=False)
+    frame = MultiIndex.from_product(list(axes.values()), names=list(axes)).to_frame(index=False)
     words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in axes if name not in COUNTED}
     return frame.assign(**words)
 

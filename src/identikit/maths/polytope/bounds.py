@@ -18,6 +18,14 @@ from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Bool, Float, Int, Tensor
 
 
+def fitting(rows: Rows, numbers: int) -> int:
+    """Return how many rows are worked on at a time, each with so many numbers; a GPU needs many to be busy."""
+    room = BYTES
+    if rows.attention.is_cuda:
+        room = min(64 * BYTES, torch.cuda.mem_get_info(rows.attention.device)[0] // 4)
+    return max(1, room // (8 * max(1, numbers)))
+
+
 class Wanted(NamedTuple):
     """What is asked of every row: the weights of keys, other quantities $c \\cdot a'$, and the order of strong edges.
 
@@ -157,7 +165,7 @@ def proven_maximum(
     margin = 2 * (keys + rank + 8) * torch.finfo(torch.float64).eps
     hidden = ~rows.visible
     bound = torch.empty(y.shape[:2], dtype=torch.float64, device=y.device)
-    fits = max(1, BYTES // (16 * max(1, y.shape[1]) * keys))
+    fits = fitting(rows, 2 * y.shape[1] * keys)
     for group, every in rows.by_group():
         for start in range(every.start, every.stop, fits):
             some = slice(start, min(every.stop, start + fits))

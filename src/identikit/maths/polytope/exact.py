@@ -5,11 +5,11 @@ from importlib.util import find_spec
 
 import torch
 
-from identikit.maths.linalg import BYTES
 from identikit.maths.polytope.bounds import (
     Bounds,
     Proposed,
     Wanted,
+    fitting,
     proven_bounds,
     proven_maximum,
     strongest_keys,
@@ -33,14 +33,17 @@ def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
     """
     bounds = unbounded(rows, wanted)
     solve = _solver(rows)
-    quantities = bounds.lower.shape[1]
-    n, rank = rows.basis.shape[1:]
-    fits = max(1, BYTES // (16 * (quantities * rank + n * n)))
-    for chosen in rows.free.nonzero()[:, 0].split(fits):
+    duals = 2 * bounds.lower.shape[1] * rows.basis.shape[2]
+    for chosen in _portions(rows.free.nonzero()[:, 0], fitting(rows, duals)):
         part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen), solve)
         for every, some in zip(bounds, part, strict=True):
             every[chosen] = some
     return bounds
+
+
+def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:
+    """Return places in portions; none where there are none."""
+    return places.split(most) if len(places) else ()
 
 
 def extreme_rows(
@@ -141,11 +144,29 @@ def _certain_order(
 def _compared(
     rows: Rows, key: Int[Tensor, "row 1"], contested: Bool[Tensor, "row key"], solve: Solver
 ) -> tuple[Bool[Tensor, "row"], Bool[Tensor, "row"]]:
-    """Tell in which rows some contested edge can be above the key's, and in which it is proven that none can."""
-    most = int(contested.sum(-1).max())
-    other = contested.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-    real = contested.gather(1, other)
-    difference = rows.attention.new_zeros(len(key), most, contested.shape[1])
+    """Tell in which rows some contested edge can be above the key's, and in which it is proven that none can.
+
+    The likeliest edge is tried first: where it can, the others need no program.
+    """
+    likeliest = rows.attention.masked_fill(~contested, -1.0).argmax(-1, keepdim=True)
+    first = torch.zeros_like(contested).scatter(1, likeliest, True)
+    beaten, proven = _tried(rows, key, first, solve)
+    left = (proven & (contested.sum(-1) > 1)).nonzero()[:, 0]
+    n = contested.shape[1]
+    for some in _portions(left, fitting(rows, n * n)):
+        others = (contested & ~first)[some]
+        beaten[some], proven[some] = _tried(rows.some(some), key[some], others, solve)
+    return beaten, proven
+
+
+def _tried(
+    rows: Rows, key: Int[Tensor, "row 1"], others: Bool[Tensor, "row key"], solve: Solver
+) -> tuple[Bool[Tensor, "row"], Bool[Tensor, "row"]]:
+    """Solve one program for each of the other edges, of which every row has one at least."""
+    most = int(others.sum(-1).max())
+    other = others.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    real = others.gather(1, other)
+    difference = rows.attention.new_zeros(len(key), most, others.shape[1])
     difference.scatter_(2, other[..., None], 1.0)
     difference.scatter_add_(2, key[:, None].expand(-1, most, 1), -torch.ones_like(difference[..., :1]))
     difference *= real[..., None]

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from identikit.maths import threads
 from identikit.maths.linalg import Resolution, rounding_unit
 from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
@@ -99,7 +100,7 @@ class Decomposed(NamedTuple):
         `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the lengths of $T = VH$.
         """
         rank = int(self.left[head].any(0).sum())
-        turn, scale, _ = torch.linalg.svd(self.mixed[head, :rank] @ through.cpu().double(), full_matrices=False)
+        turn, scale, _ = threads.decomposed(_thin_svd, self.mixed[head, :rank] @ through.cpu().double())
         basis = _with_ones((self.left[head, :, :rank] @ turn)[None])[0]
         return basis, F.pad(scale, (1, 0), value=torch.inf)
 
@@ -107,7 +108,12 @@ class Decomposed(NamedTuple):
 def _with_ones(left: Float[Tensor, "head key d_v"]) -> Float[Tensor, "head key rank"]:
     """Put the vector of ones first and bring all columns back to orthonormal; columns of 0 stay 0."""
     spanning = torch.cat([left.new_ones(*left.shape[:2], 1), left], dim=2)[:, :, : left.shape[1]]
-    return torch.linalg.qr(spanning).Q * spanning.any(1)[:, None]
+    return threads.decomposed(torch.linalg.qr, spanning).Q * spanning.any(1)[:, None]
+
+
+def _thin_svd(matrices: Float[Tensor, "*head n d"]) -> tuple[Tensor, Tensor, Tensor]:
+    left, singular, right = torch.linalg.svd(matrices, full_matrices=False)
+    return left, singular, right
 
 
 def decomposed(values: Float[Tensor, "head key d_v"]) -> Decomposed:
@@ -126,9 +132,9 @@ def decomposed(values: Float[Tensor, "head key d_v"]) -> Decomposed:
     V = values.detach().cpu().double()  # small matrices: the CPU decomposes them sooner than a GPU
     n, d_v = V.shape[1:]
     mean = V.mean(dim=1, keepdim=True)
-    left, singular, right = torch.linalg.svd(V - mean, full_matrices=False)
+    left, singular, right = threads.decomposed(_thin_svd, V - mean)
     mixed = singular[..., None] * right
-    own = torch.linalg.svdvals(torch.cat([n**0.5 * mean, mixed], dim=1))
+    own = threads.decomposed(torch.linalg.svdvals, torch.cat([n**0.5 * mean, mixed], dim=1))
     resolution = Resolution(rounding_unit(values.dtype))
     rank = resolution.real(own, n).sum(-1)
     unit = 4 * resolution.eps * (1 + (d_v / n) ** 0.5)

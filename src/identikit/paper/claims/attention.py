@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from pandas import DataFrame, Series
 from scipy.stats import spearmanr
 
 from identikit.paper.claims.claim import (
@@ -17,7 +16,7 @@ from identikit.paper.claims.claim import (
     layers_within,
 )
 from identikit.paper.claims.estimates import percent
-from identikit.paper.evidence import Evidence
+from identikit.paper.evidence import Evidence, Table
 from identikit.paper.figures.attention import passage, passage_head
 
 ROUNDING = 1e-6  # a correlation of 1 within floating point
@@ -55,7 +54,7 @@ def _null_bound(evidence: Evidence) -> Finding:
     return finding(bounded.all(), measured)
 
 
-def all_one_in_short_texts(texts: DataFrame, column: str, limit: int) -> Finding:
+def all_one_in_short_texts(texts: Table, column: str, limit: int) -> Finding:
     """Judge that a number is 1 in every text of at most `limit` tokens."""
     short = texts.query("tokens <= @limit")
     if short.empty:
@@ -64,7 +63,7 @@ def all_one_in_short_texts(texts: DataFrame, column: str, limit: int) -> Finding
     return finding(least >= 1 - ROUNDING, f"at least {least:.6f} in {len(short)} texts of at most {limit} tokens")
 
 
-def falls_with_length(texts: DataFrame, column: str, limit: int) -> Finding:
+def falls_with_length(texts: Table, column: str, limit: int) -> Finding:
     """Judge that a number of each text falls with the text's length beyond a limit."""
     long = texts.query("tokens > @limit")
     if long["tokens"].nunique() < 2:
@@ -73,7 +72,9 @@ def falls_with_length(texts: DataFrame, column: str, limit: int) -> Finding:
     pvalue = 1.0
     measured = f"{long[column].iloc[0]:.2f} at every length"
     if long[column].nunique() > 1:
-        rank, pvalue = map(float, spearmanr(long["tokens"], long[column]))
+        trend: Table = spearmanr(long["tokens"], long[column])
+        rank = float(trend.statistic)
+        pvalue = float(trend.pvalue)
         chance = f"p = {pvalue:.1g}" if pvalue > 0 else "p < 1e-300"
         measured = f"rank correlation {rank:.2f}, {chance}, {len(long)} texts"
     if pvalue >= LIKELY and len(long) < POWERFUL:
@@ -82,7 +83,7 @@ def falls_with_length(texts: DataFrame, column: str, limit: int) -> Finding:
     return finding(rank < 0 and pvalue < LIKELY, measured)
 
 
-def _correlation(evidence: Evidence) -> DataFrame:
+def _correlation(evidence: Evidence) -> Table:
     """The correlation of each text over all layers and heads."""
     return evidence.tables["correlation"].dropna(subset="pearson")
 
@@ -112,7 +113,7 @@ def _falls_where_long(evidence: Evidence) -> Finding:
     return falls_with_length(_correlation(evidence), "pearson", evidence.subject.d_value)
 
 
-def _received(evidence: Evidence, *types: str) -> DataFrame:
+def _received(evidence: Evidence, *types: str) -> Table:
     """What token types receive from all tokens, averaged over heads: columns are map and type, rows layers."""
     limit = evidence.subject.d_value
     if (evidence.tables["correlation"]["tokens"] <= limit).all():
@@ -125,7 +126,7 @@ def _received(evidence: Evidence, *types: str) -> DataFrame:
     return received
 
 
-def layers_inside(layers: Series, n_layers: int, part: tuple[float, float]) -> Series:
+def layers_inside(layers: Table, n_layers: int, part: tuple[float, float]) -> Table:
     """Say which layers are in a part of the depth; some must be, and some must not."""
     inside = layers.isin(layers_within(n_layers, *part))
     if inside.all() or not inside.any():
@@ -199,9 +200,9 @@ def _punctuation_ahead(evidence: Evidence) -> Finding:
     return finding(ahead.mean() > 0.5, f"at {ahead.sum()} of {len(ahead)} layers ({means})")
 
 
-def _on_special(evidence: Evidence) -> DataFrame:
+def _on_special(evidence: Evidence) -> Table:
     """The passage's attention to special tokens in the head that Fig. 6 shows."""
-    head = passage_head(evidence)
+    head: Table = passage_head(evidence)
     limit = evidence.subject.d_value
     if head["key"].nunique() <= limit:
         raise NotApplicableError(f"the passage has at most {limit} tokens, so there is no null space")
@@ -236,7 +237,7 @@ def _special_vanish(evidence: Evidence) -> Finding:
 )
 def _make_them(evidence: Evidence) -> Finding:
     _on_special(evidence)
-    shown = passage(evidence)
+    shown: Table = passage(evidence)
     queries = shown["query_token"].str.lstrip("Ġ▁")
     keys = shown["key_token"].str.lstrip("Ġ▁")
     if not (queries == "make").any() or not (keys == "them").any():

@@ -5,7 +5,6 @@ it agrees on is certain. Numbers are means over texts, each text by the rows tha
 """
 
 import numpy as np
-from pandas import DataFrame, Series
 
 from identikit.attention.averages import mean_over_rows
 from identikit.attention.certainty import WEIGHTS
@@ -22,7 +21,7 @@ from identikit.paper.claims.claim import (
     decided,
 )
 from identikit.paper.claims.estimates import Measurement, percent
-from identikit.paper.evidence import Evidence
+from identikit.paper.evidence import Evidence, Table
 
 ENOUGH = 0.1  # the least raw attention that can be lost
 LOST = 0.1  # effective attention loses it where it is below this share of raw attention
@@ -34,7 +33,7 @@ _GROUPS = Basis(("groups",), "wikitext", AVERAGED)
 claim = Claims()
 
 
-def _certain_mass(evidence: Evidence) -> DataFrame:
+def _certain_mass(evidence: Evidence) -> Table:
     """The certain mass of each text."""
     return mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
 
@@ -64,7 +63,7 @@ def _falls(evidence: Evidence) -> Finding:
     return falls_with_length(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
-def _long(evidence: Evidence, name: str) -> DataFrame:
+def _long(evidence: Evidence, name: str) -> Table:
     """The rows of a table that were drawn from texts with a null space."""
     limit = evidence.subject.d_value
     long = evidence.tables[name].query("tokens > @limit and rows > 0")
@@ -73,7 +72,7 @@ def _long(evidence: Evidence, name: str) -> DataFrame:
     return long
 
 
-def _over_texts(numbers: Series, why: str = "") -> Measurement:
+def _over_texts(numbers: Table, why: str = "") -> Measurement:
     """The mean of a number of each text, with its standard error; `why` no two texts have one, if so."""
     known = numbers.dropna().to_numpy(float)
     if len(known) < 2:
@@ -95,7 +94,7 @@ def _kept_where_lost(evidence: Evidence) -> Finding:
     group = "special" if (groups["group"] == "special").any() else "first"
     weights = groups[(groups["group"] == group) & (groups["raw"] >= ENOUGH)]
     lost = weights[weights["effective"].abs() < LOST * weights["raw"]]
-    texts = mean_over_rows(lost, WEIGHTS, ["text"])
+    texts: Table = mean_over_rows(lost, WEIGHTS, ["text"])
     nowhere = f"effective attention does not lose the {group} tokens' mass in two texts"
     kept = _over_texts(texts["lower"] / texts["raw"], nowhere)
     raw, effective, lower, upper = (sum(lost[name] * lost["rows"]) / sum(lost["rows"]) for name in WEIGHTS)
@@ -121,8 +120,8 @@ def _peak_is_certain(evidence: Evidence) -> Finding:
     if groups.empty:
         raise NotApplicableError("these texts have no [SEP]")
     inside = layers_inside(groups["layer"], evidence.subject.n_layers, MIDDLE)
-    there = mean_over_rows(groups[inside], WEIGHTS, ["text"]).set_index("text")
-    elsewhere = mean_over_rows(groups[~inside], WEIGHTS, ["text"]).set_index("text")
+    there: Table = mean_over_rows(groups[inside], WEIGHTS, ["text"]).set_index("text")
+    elsewhere: Table = mean_over_rows(groups[~inside], WEIGHTS, ["text"]).set_index("text")
     if there["raw"].mean() < PEAK * elsewhere["raw"].mean():
         raise NotApplicableError("raw attention to [SEP] has no peak there")
     margin = _over_texts(there["lower"] - elsewhere["upper"], "no two texts have rows both there and elsewhere")

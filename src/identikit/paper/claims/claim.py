@@ -127,8 +127,7 @@ class Claims(dict[str, Claim]):
         """Add a function as a claim; the arguments are the fields of `Claim`."""
 
         def add(judge: Judge) -> Judge:
-            words_of = {"where": where, "words": words, "paper": paper, "rule": rule}
-            self[name] = Claim(**vars(basis), name=name, **words_of, judge=judge)
+            self[name] = Claim(**vars(basis), name=name, where=where, words=words, paper=paper, rule=rule, judge=judge)
             return judge
 
         return add

@@ -2,8 +2,6 @@
 
 from functools import partial, reduce
 
-from pandas import DataFrame, Series
-
 from identikit.paper.claims.claim import (
     AVERAGED,
     EXACT,
@@ -19,7 +17,7 @@ from identikit.paper.claims.claim import (
     stand_in,
 )
 from identikit.paper.claims.estimates import Measurement, median_of, percent
-from identikit.paper.evidence import Evidence
+from identikit.paper.evidence import Evidence, Table
 
 OPENING = ("[CLS]", "<s>", "<cls>")
 FEWEST = 20  # tokens that a part of speech must have
@@ -83,7 +81,7 @@ claim(
 )(partial(_group_peaks, distance="11-", early=False))
 
 
-def _view(evidence: Evidence, view: str, column: str = "share") -> DataFrame:
+def _view(evidence: Evidence, view: str, column: str = "share") -> Table:
     """Contributions by layer (rows) and offset (columns)."""
     offsets = evidence.under_norm("offsets").query("view == @view")
     if not offsets["share"].any():
@@ -92,7 +90,7 @@ def _view(evidence: Evidence, view: str, column: str = "share") -> DataFrame:
     return offsets.pivot(index="layer", columns="offset", values=column)
 
 
-def _by_distance(values: DataFrame) -> tuple[Series, DataFrame]:
+def _by_distance(values: Table) -> tuple[Table, Table]:
     """Values by layer, averaged over both sides: those of the nearest neighbours, and of all others by distance."""
     values = values.T.groupby(abs(values.columns)).mean().T
     others = values.drop(columns=[0, 1], errors="ignore").dropna(axis=1, how="all")
@@ -101,7 +99,7 @@ def _by_distance(values: DataFrame) -> tuple[Series, DataFrame]:
     return values[1], others
 
 
-def _behind(evidence: Evidence, values: DataFrame) -> str:
+def _behind(evidence: Evidence, values: Table) -> str:
     """Say at which layers the lesser side of the nearest neighbours is below another offset, if at any."""
     if evidence.subject.causal:
         return ""
@@ -120,7 +118,7 @@ def _behind(evidence: Evidence, values: DataFrame) -> str:
     )
 
 
-def _at_every(ahead: Series, more: str) -> Finding:
+def _at_every(ahead: Table, more: str) -> Finding:
     behind = ", ".join(str(layer) for layer in ahead.index[~ahead])
     measured = f"at {ahead.sum()} of {len(ahead)} layers" + (f", not at {behind}" if behind else "")
     return finding(ahead.all(), measured + more)
@@ -188,7 +186,7 @@ def _distant_grow(evidence: Evidence) -> Finding:
     return finding(distant.diff().min() > 0, measured, stand_in(evidence, 6, 12))
 
 
-def _around_separator(evidence: Evidence) -> DataFrame:
+def _around_separator(evidence: Evidence) -> Table:
     """Contributions to [CLS] around the first [SEP], at the first, middle and last layer; the texts must be pairs."""
     shares = _view(evidence, "around_separator")
     if not shares.loc[:, shares.columns > 0].to_numpy().any():

@@ -4,7 +4,6 @@ from functools import partial
 from itertools import combinations
 
 import numpy as np
-from pandas import DataFrame
 
 from identikit.paper.claims.claim import (
     AVERAGED,
@@ -22,7 +21,7 @@ from identikit.paper.claims.claim import (
     stand_in,
 )
 from identikit.paper.claims.estimates import Curve, Measurement, average, percent, share_of
-from identikit.paper.evidence import Evidence
+from identikit.paper.evidence import Evidence, Table
 
 POINTS = 0.02  # how far a rate may be from the paper's, and what counts as little between rates
 NOISE = 0.005  # by how much folds and training may move a rate from one layer to the next
@@ -31,7 +30,7 @@ _RATES = Basis(("rates",), "mrpc", LEARNED)
 claim = Claims()
 
 
-def rates_of(evidence: Evidence, name: str = "rates", /, **where: object) -> DataFrame:
+def rates_of(evidence: Evidence, name: str = "rates", /, **where: object) -> Table:
     """The rates of a table on test sentences, of the token itself, from all data, unless `where` says so; None: any."""
     frame = evidence.tables[name]
     for column, value in ({"offset": 0, "data_share": 1.0, "split": "test"} | where).items():
@@ -43,7 +42,7 @@ def rates_of(evidence: Evidence, name: str = "rates", /, **where: object) -> Dat
     return frame
 
 
-def rate(frame: DataFrame) -> Measurement:
+def rate(frame: Table) -> Measurement:
     """The mean of all rates of a frame; within a fold they are of the same tokens."""
     _, fold, count = np.unique(frame["fold"].to_numpy(), return_inverse=True, return_counts=True)
     rates = np.bincount(fold, frame["rate"].to_numpy()) / count
@@ -51,7 +50,7 @@ def rate(frame: DataFrame) -> Measurement:
     return Measurement(rates, share_of(float(rates.mean()), float(tokens.sum())).variance)
 
 
-def by_layer(frame: DataFrame, column: str = "layer") -> Curve:
+def by_layer(frame: Table, column: str = "layer") -> Curve:
     """The mean rate at each layer."""
     return Curve({int(layer): rate(part) for layer, part in frame.groupby(column, sort=True)})
 

@@ -2,8 +2,6 @@
 
 from functools import partial
 
-from pandas import DataFrame
-
 from identikit.paper.claims.claim import (
     AVERAGED,
     LEARNED,
@@ -29,7 +27,7 @@ from identikit.paper.claims.identity import (
     rates_of,
     transfer,
 )
-from identikit.paper.evidence import SHARES, Evidence
+from identikit.paper.evidence import SHARES, Evidence, Table
 
 PAPER_BY_SHARE = dict(zip(SHARES, (0.74, 0.80, 0.81, 0.82), strict=True))
 SIDES = 0.05  # by how much left and right must differ at one layer: the largest of many differences exceeds chance
@@ -252,7 +250,7 @@ for _data, _figure in (("mrpc", 12), ("cola", 13)):
     )(_finetuning_spares_cosine)
 
 
-def _neighbours(evidence: Evidence) -> DataFrame:
+def _neighbours(evidence: Evidence) -> Table:
     """The rates of neighbouring tokens, with `near`: how far away they are."""
     frame = rates_of(evidence, "neighbours", offset=None)
     return frame.assign(near=frame["offset"].abs())

@@ -72,7 +72,7 @@ def attention_to_types(evidence: Evidence, map: str) -> Drawing:
     def panel(axes: Axes) -> None:
         _heads(axes, data, series, by="target")
         shares_by_layer(axes, evidence)
-        hold(axes, both["attention"].min(), both["attention"].max())
+        hold(axes, min(both["attention"]), max(both["attention"]))
         axes.set_ylabel(f"average {map} attention (%)")
         legend(axes, columns=3)
 
@@ -107,7 +107,7 @@ def attention_to_separators(evidence: Evidence) -> Drawing:
     def side(axes: Axes, letter: str, map: str) -> None:
         _heads(axes, data.query("map == @map"), _SOURCES, by="source")
         shares_by_layer(axes, evidence)
-        hold(axes, data["attention"].min(), data["attention"].max())
+        hold(axes, min(data["attention"]), max(data["attention"]))
         axes.set_ylabel(f"average {map} attention (%)")
         legend(axes, columns=2, title=f"({letter}) {map}")
 
@@ -150,11 +150,12 @@ def passage_sentence(evidence: Evidence) -> Drawing:
     whole = passage(evidence)
     keys = {*whole["query"], min(whole["key"]), *whole.query("special or highlighted")["key"]}
     data = rows_with(whole, {"key": sorted(keys)}).drop(columns="special")
-    label = label_of_text(evidence, "passage of Appendix A.3", whole["key"].nunique())
-    if data["key"].nunique() < whole["key"].nunique():
-        hidden = (whole[["raw", "effective"]].sum() - data[["raw", "effective"]].sum()) / data["query"].nunique()
+    n_keys = len({*whole["key"]})
+    label = label_of_text(evidence, "passage of Appendix A.3", n_keys)
+    if len(keys) < n_keys:
+        hidden = (whole[["raw", "effective"]].sum() - data[["raw", "effective"]].sum()) / len({*data["query"]})
         shares = f"{100 * hidden['raw']:.0f} % of raw and {100 * hidden['effective']:.0f} % of effective attention"
-        label += f" · {data['key'].nunique()} keys shown; the others hold {shares} on average"
+        label += f" · {len(keys)} keys shown; the others hold {shares} on average"
     return Drawing(data, label, partial(_passage_maps, data, evidence))
 
 
