@@ -10,7 +10,7 @@ from identikit.attention import certainty
 from identikit.attention.effective import attend
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.tables import ATTENTION
+from identikit.attention.tables import ATTENTION, OF_HEADS
 from identikit.attention.token_types import TypeAverages, type_sums
 from identikit.checks import random_seed
 from identikit.models.model import Model
@@ -36,6 +36,7 @@ _READINGS = {
     "slack_least": Stored("text"),
     "slack_greatest": Stored("text"),
 }
+_READINGS |= {f"head {measure.name}": _CORRELATION for measure in OF_HEADS}
 _BOUNDED = {  # what `certainty` returns
     "row_sums": Stored("text", real=True),
     "group_sums": Stored("text", real=True),
@@ -173,6 +174,7 @@ def frames(numbers: dict[str, Tensor], averages: TypeAverages) -> dict[str, "Dat
         "correlation": table({"pearson": numbers["pearson"]}),
         "correlation_by_layer": table({"pearson": numbers["pearson_layer"]}),
         "correlation_by_head": table({"pearson": numbers["pearson_head"]}),
+        "heads": table({measure.name: numbers[f"head {measure.name}"] for measure in OF_HEADS}),
         "null_dimension": table({name: numbers[name] for name in null}),
         "types": averages.to_frame(),
     }
@@ -184,7 +186,12 @@ def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def _readings(result: EffectiveAttention, mass: bool) -> dict[str, Tensor]:
     slack = _slack(result, mass)
+    of_heads = {}
+    for measure in OF_HEADS:
+        array = result.read(measure.name).double()
+        of_heads[f"head {measure.name}"] = array.mean(-1) if "query" in measure.axes else array
     return {
+        **of_heads,
         "pearson": result.pearson(),
         "pearson_layer": result.pearson("layer"),
         "pearson_head": result.pearson("head"),

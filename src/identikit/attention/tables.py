@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from identikit.attention.result import EffectiveAttention
+from identikit.results.measure import Measure
 from identikit.results.table import HEAD, LAYER, TEXT, TEXTS, TOKENS, Column, Table, count, number, word
 
 _DRAWN = "no row was drawn there"
@@ -19,6 +21,18 @@ def _with_error(name: str, meaning: str, range: str, missing: str = "never") -> 
         name: number(f"{meaning}; mean over texts", range, missing),
         f"{name}_error": number("its standard error over texts", "0 or more", "there is one text"),
     }
+
+
+OF_HEADS = [measure for measure in EffectiveAttention.measures.values() if measure.over_texts]
+"""The measures of effective attention that the table of heads has a column of."""
+
+
+def _of_heads(measure: Measure) -> Column:
+    """Return the column of a measure, of a row's as a mean over the head's rows."""
+    meaning = measure.meaning.split("\n\n")[0].rstrip(".").replace("\n", " ")
+    if "query" in measure.axes:
+        meaning = f"{meaning}; mean over the head's rows"
+    return number(meaning, measure.range, measure.missing)
 
 
 _PEARSON = number("correlation of raw and effective attention over all visible entries", "−1 to 1", "it is undefined")
@@ -39,6 +53,17 @@ ATTENTION: Mapping[str, Table] = {
         "The same by head.",
         "one row per text, layer and head",
         {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "head": HEAD, "pearson": _PEARSON},
+    ),
+    "heads": Table(
+        "What is measured of every head: the measures that `EffectiveAttention` declares for datasets.",
+        "one row per text, layer and head",
+        {
+            "text": TEXT,
+            "tokens": TOKENS,
+            "layer": LAYER,
+            "head": HEAD,
+            **{measure.name: _of_heads(measure) for measure in OF_HEADS},
+        },
     ),
     "null_dimension": Table(
         "How many dimensions of attention do not affect the output, and how exactly that was computed.",

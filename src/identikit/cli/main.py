@@ -58,7 +58,10 @@ def explain(
     dtype: DtypeOption = "float32",
     probes: Annotated[
         str | None,
-        typer.Option("--probes", help="exact, or the number of random directions to estimate from. Default: 16."),
+        typer.Option(
+            "--probes",
+            help="exact, or the number of random directions to estimate from. Default: 16, or 4 where that would take over a minute.",
+        ),
     ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="About how long to bound rows of attention, drawn at random.")

@@ -37,6 +37,7 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
 PROBES = 16  # directions that attribution is estimated from
+FEWEST_PROBES = 4  # the same where that would take more than a minute
 
 
 @undisturbed()
@@ -53,7 +54,7 @@ def explain(
     """Answer the three questions for a model on a text; without one, on the sample text that comes with the package.
 
     - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is estimated from 16,
-      and skipped where even that would take more than a minute
+      or from 4 where 16 would take more than a minute
     - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
       ridge maps fitted once to the sample texts
     - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
@@ -166,14 +167,15 @@ def _unknown_share(model: Model, texts: list[Any]) -> float:
 
 
 def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttribution | Unavailable:
-    """Return a text's attribution, or why there is none. One that takes long is skipped unless it was asked for."""
+    """Return a text's attribution, or why there is none."""
     model = reading.model
-    options = AttributionOptions(probes=min(PROBES, model.d_input) if probes is None else probes)
+    length = [len(reading.tokens)]
     try:
-        request = options.request(model)
-        ahead = estimate(model, [len(reading.tokens)], request)
-        if probes is None and ahead.long:
-            return Unavailable(f"{ahead.words()} So it was left out; probes={options.probes} computes it all the same.")
+        request = AttributionOptions(probes=min(PROBES, model.d_input) if probes is None else probes).request(model)
+        ahead = estimate(model, length, request)
+        if probes is None and ahead.long and model.d_input > FEWEST_PROBES:  # a slow or busy machine: fewer directions
+            request = AttributionOptions(probes=FEWEST_PROBES).request(model)
+            ahead = estimate(model, length, request)
         if ahead.said:
             warnings.warn(ahead.words(), stacklevel=4)
         return attribute([reading], request, progress=progress)[0]
