@@ -27,7 +27,7 @@ from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation
 from identikit.explanation.words import verdict
 from identikit.models.model import Model
-from identikit.results.result import Held
+from identikit.results.source import Held
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
 from tests.explanation.truth import LEAST_CERTAIN, OUTSIDE, Truth, check

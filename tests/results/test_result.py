@@ -15,7 +15,8 @@ import torch
 
 import identikit as ik
 from identikit.results.files import seal_json, unseal_json
-from identikit.results.result import _CLASSES, Array, Result
+from identikit.results.measure import Attribute
+from identikit.results.result import CLASSES, Result
 from identikit.tokens.protocol import Settings
 from tests.models import tiny
 
@@ -55,7 +56,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "rates": fit,
         "explanation": ik.explain(model, TEXT, probes=8, maps=fit, seconds=2),
     }
-    assert {type(result).kind for result in made.values()} == set(_CLASSES)
+    assert {type(result).kind for result in made.values()} == set(CLASSES)
     return made
 
 
@@ -136,10 +137,10 @@ def test_a_selection_is_a_part_with_fewer_axes(results: dict[str, Result], name:
     assert type(part) is type(result)
     places = {axis.name: axis.find(wanted.get(axis.name)) for axis in result.axes}
     for array in result.arrays:
-        expected, dims = result.array(array), [dim for dim in result.source.dims[array] if not result._axis(dim).single]
+        expected, dims = result.array(array), [dim for dim in result.source.dims[array] if not result.axis(dim).single]
         for place, dim in enumerate(dims):
             expected = expected.index_select(place, torch.tensor(places[dim]))
-        dropped = tuple(0 if part._axis(dim).single else slice(None) for dim in dims)
+        dropped = tuple(0 if part.axis(dim).single else slice(None) for dim in dims)
         assert torch.allclose(
             part.array(array).double(), expected[dropped].double(), rtol=0, atol=1e-6, equal_nan=True
         ), array
@@ -385,8 +386,8 @@ def test_saving_leaves_nothing_half_written(
 
 
 def test_every_public_name_of_a_result_is_documented():
-    for found in _CLASSES.values():
+    for found in CLASSES.values():
         for name, member in vars(found).items():
-            if not name.startswith("_") and (callable(member) or isinstance(member, property | Array)):
+            if not name.startswith("_") and (callable(member) or isinstance(member, property | Attribute)):
                 words = member.__doc__
                 assert words and re.match(r"[A-Z\[]", words), f"{found.__name__}.{name}"

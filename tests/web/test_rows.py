@@ -96,13 +96,13 @@ def test_identity_is_that_of_the_api(page: Any, report_file: Path, explanation: 
     show(page, report_file)
     identity = explanation.identity
     shown = iter(table(page, "tokens"))
-    for row, layer in enumerate(identity._axis("layer").values):
+    for row, layer in enumerate(identity.axis("layer").values):
         for token in range(len(identity.tokens)):
             one = next(shown)
             assert (one["layer"], one["position"]) == (layer, token)
             assert one["recovered"] == bool(identity.recovered[row, token])
             assert one["margin"] == pytest.approx(float(identity.margin[row, token]), abs=1e-5)
-            assert one["winner"] == identity._axis("token").name_of(int(identity.winner[row, token]))
+            assert one["winner"] == identity.axis("token").name_of(int(identity.winner[row, token]))
     assert next(shown, None) is None
 
 

@@ -34,7 +34,6 @@ READ = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undeci
 WEIGHTS = ("raw", "effective", "lower", "upper")
 
 
-
 def checked_rows(rows: Any) -> int | str:
     """Return how many rows per text are asked for, or raise."""
     with suppress(InputError):

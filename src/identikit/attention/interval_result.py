@@ -70,7 +70,9 @@ class AttentionIntervals(Result):
     )
     method = Fact("How the ends were found.")
     rounded_lower = held(
-        "layer head query key", "The least weight when the output may move by half precision's rounding.", range="0 to 1"
+        "layer head query key",
+        "The least weight when the output may move by half precision's rounding.",
+        range="0 to 1",
     )
     rounded_upper = held(
         "layer head query key",
@@ -125,7 +127,9 @@ class AttentionIntervals(Result):
         if widest > 0:
             at = int(width.masked_fill(unknown, 0.0).argmax())
             raw, lower, upper = (float(part.flatten()[at]) for part in (self.raw, self.lower, self.upper))
-            edge = edge_name(self, labels) if width.numel() == 1 else f"The widest interval is {edge_name(self, labels)}"
+            edge = (
+                edge_name(self, labels) if width.numel() == 1 else f"The widest interval is {edge_name(self, labels)}"
+            )
             told.append(
                 f"{edge}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} in every attention with "
                 f"{'such an' if self.about.get('epsilon') else 'the same'} output."

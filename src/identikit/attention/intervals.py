@@ -242,9 +242,7 @@ def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bou
         n = len(wanted.keys)
         columns = columns[(columns >= n) | wanted.keys.to(columns.device)[columns.clamp(max=n - 1)]]
     objectives = wanted.all_objectives(rows)[0, columns]
-    certified = certified_bounds(
-        rows, objectives, epsilon=bounding.epsilon, deadline=lambda: time.monotonic() > limit
-    )
+    certified = certified_bounds(rows, objectives, epsilon=bounding.epsilon, deadline=lambda: time.monotonic() > limit)
     for every, part in zip(bounds[:3], certified[:3], strict=True):
         every[:, columns] = part
     if wanted.keys is not None and wanted.top:

@@ -326,7 +326,9 @@ class EffectiveAttention(Result):
 
     def _edges(self) -> str:
         found = strongest(self, "raw", 5)
-        return f"Largest raw weights: {', '.join(f'{edge_name(self, labels)} {weight:.2f}' for weight, labels in found)}."
+        return (
+            f"Largest raw weights: {', '.join(f'{edge_name(self, labels)} {weight:.2f}' for weight, labels in found)}."
+        )
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
         """Draw the maps of one selected head, or a grid of heads coloured `by` an array over heads or rows."""

@@ -34,7 +34,9 @@ def outside(sample: RowSample, pearson: Float[Tensor, "layer head"]) -> list[dic
 
     A head whose raw and effective attention correlate at 1.00 is left out.
     """
-    beyond = torch.maximum(sample.bounded.lower - sample.bounded.effective, sample.bounded.effective - sample.bounded.upper)
+    beyond = torch.maximum(
+        sample.bounded.lower - sample.bounded.effective, sample.bounded.effective - sample.bounded.upper
+    )
     alike = ~(pearson.cpu() < 0.995)[sample.bounded.places[:, 0], sample.bounded.places[:, 1]]
     return _largest(sample, beyond.masked_fill(alike[:, None], 0.0))
 

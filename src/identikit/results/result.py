@@ -131,9 +131,7 @@ class Result(ABC):
         for axis in self.axes:
             if axis.name == name:
                 return axis
-        raise InputError(
-            f"Selecting from {self.a_kind}: it has no axis {shortened(name)}, only {self._axis_names()}."
-        )
+        raise InputError(f"Selecting from {self.a_kind}: it has no axis {shortened(name)}, only {self._axis_names()}.")
 
     @property
     def a_kind(self) -> str:

@@ -212,7 +212,6 @@ class IdentityMap(Result):
     distance = Fact("The distance it was read with.")
     repeated = Fact("How many tokens share their input vector with another token of the text.")
 
-
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
         """The token that won, for each layer and token."""
@@ -288,8 +287,6 @@ class TokenInversion(Result):
     noise = Fact("The noise on the hidden vectors, relative to their norm.")
     distance = Fact("The distance it was searched with.")
     candidates = Fact("How many distinct tokens were tried.")
-
-
 
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:

@@ -122,9 +122,7 @@ def _own_places(attention: EffectiveAttention, places: Sequence[Place]) -> list[
     return [(layers[layer], heads[head], query) for layer, head, query in places]
 
 
-def _vertices(
-    file: File, attention: EffectiveAttention, places: Sequence[Place], chosen: list[int], most: int
-) -> None:
+def _vertices(file: File, attention: EffectiveAttention, places: Sequence[Place], chosen: list[int], most: int) -> None:
     """Add, for the widest edges of the chosen rows, the rows with the same output at both ends of their intervals."""
     n = len(attention.tokens)
     width = (file.arrays["rows.upper"] - file.arrays["rows.lower"])[chosen]
