@@ -94,7 +94,7 @@ class Truth:
 
     def values(self, layer: int, head: int) -> np.ndarray:
         """V·H of a head, in the coordinates of H's column space."""
-        call = self.attention.source.parts[layer].call
+        call = self.attention.source.layers[layer].call
         V = call.value[0, head // call.groups].double().numpy()
         return V @ np.linalg.qr(self.projection(layer, head).T, mode="r").T
 
@@ -111,7 +111,7 @@ class Truth:
 
     def equal(self, layer: int, first: int, second: int) -> bool:
         """Whether two positions hold one token, with equal values in all heads."""
-        V = self.attention.source.parts[layer].call.value[0].double()
+        V = self.attention.source.layers[layer].call.value[0].double()
         same = float((V[:, first] - V[:, second]).abs().max()) <= 1e-6 * float(V.abs().max())
         return same and self.attention.tokens[first] == self.attention.tokens[second]
 
@@ -282,7 +282,7 @@ def _sink(truth: Truth, facts: Mapping[str, Any]) -> None:
     others = [place for place in range(len(tokens)) if place not in keys]
     sizes = []
     for layer in layers:
-        part = truth.attention.source.parts[layer]
+        part = truth.attention.source.layers[layer]
         values = part.call.value[0].double().repeat_interleave(part.call.groups, 0)
         lengths = (values @ part.projection.double()).norm(dim=-1)
         sizes.append(float((lengths[:, keys].mean(1) / lengths[:, others].quantile(0.5, dim=1)).mean()))

@@ -71,11 +71,12 @@ def handle(page: Any, end: str) -> dict[str, Any]:
 
 def output_moves(explanation: Any, moved: dict[str, Any], layer: int, head: int) -> float:
     """Return by how much other weights move the head's output, relative to its length, from the model's own values."""
-    row = explanation.attention.source.row(layer, head, moved["query"])
-    weights = torch.tensor(moved["row"], dtype=torch.float64)[row.keys]
+    captured = explanation.attention.captured().layers[layer]
+    values = captured.call.value[0, head // captured.call.groups].double() @ captured.projection[head].double()
+    raw = captured.attention(head, torch.tensor([moved["query"]]))[0]
+    weights = torch.tensor(moved["row"], dtype=torch.float64)
     assert weights.min() > -1e-7
     assert abs(float(weights.sum()) - 1) < 1e-5
-    values, raw = row.values.double(), row.attention.double()
     return float(((weights - raw) @ values).norm() / (raw @ values).norm())
 
 

@@ -31,7 +31,6 @@ from identikit.results.files import (
     tensor_file,
     write_folder,
 )
-from identikit.results.gathered import by_words, difference
 from identikit.results.measure import NOT_FINITE, Measure, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
@@ -294,10 +293,14 @@ class Result(ABC):
 
         Special tokens stay as they are. Readings that exist only for pieces (ranks, the certificate) are left out.
         """
+        from identikit.results.gathered import by_words
+
         return by_words(self)
 
     def __sub__(self: R, other: object) -> R:
         """Return this result minus another of the same kind, where tokens, layers and heads agree."""
+        from identikit.results.gathered import difference
+
         if not isinstance(other, type(self)) or type(other) is not type(self):
             raise InputError(f"Subtracting {type(other).__name__} from {self.a_kind}: both must be of one kind.")
         return difference(self, other)
