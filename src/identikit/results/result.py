@@ -273,10 +273,15 @@ class Result(ABC):
             for place, dim in enumerate(dims[name]):
                 array = array.unsqueeze(place) if dim in single else array
             arrays[name] = array
-        fits = dims.keys() == arrays.keys() and all(
-            sizes.get(dim, size) == size
-            for name, array in arrays.items()
-            for dim, size in zip(dims[name], array.shape, strict=True)
+        ranged = {dim for name in cls.main if name in dims for dim in dims[name]}
+        fits = (
+            ranged <= sizes.keys()
+            and dims.keys() == arrays.keys()
+            and all(
+                sizes.get(dim, size) == size
+                for name, array in arrays.items()
+                for dim, size in zip(dims[name], array.shape, strict=True)
+            )
         )
         if not fits:
             raise InputError(f"Opening {where}: it is damaged (its arrays do not fit its axes). Save the result again.")
