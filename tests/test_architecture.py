@@ -36,7 +36,7 @@ FLOORS = [
     {"__main__"},
 ]
 HEIGHTS = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
-# A Result draws itself: the one way up, and only inside a function of a module that holds Results.
+# A Result draws itself: the one way up, and only inside a function of a module that holds Results (`…result.py`).
 DRAWS = {"plots", "web"}
 IMPORTERS = ("import_module", "__import__", "find_spec", "files")  # functions that take a module's name
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -145,7 +145,7 @@ def upward_imports(source: Path) -> Iterator[str]:
 def may_import(module: Module, imported: Import) -> bool:
     if imported.room == module.room:
         return True
-    if imported.inside_function and module.place.name == "result.py" and imported.room in DRAWS:
+    if imported.inside_function and module.place.name.endswith("result.py") and imported.room in DRAWS:
         return True
     return HEIGHTS.get(imported.room, len(FLOORS)) < HEIGHTS[module.room]
 
@@ -292,6 +292,7 @@ def test_only_a_result_may_reach_up_and_only_to_draw(tmp_path: Path):
     inside = "def plot():\n    from identikit.plots import maps\n"
     files = {
         "attention/effective.py": inside,
+        "attention/interval_result.py": inside,
         "attention/result.py": inside,
         "attribution/result.py": "def show():\n    from identikit.cli.main import app\n",
         "tokens/result.py": "from identikit.plots import maps\n",

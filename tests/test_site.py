@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import identikit as ik
 from identikit.cli.main import app
-from identikit.results.result import _CLASSES, Array
+from identikit.results.measure import held
+from identikit.results.result import CLASSES
 
 
 def test_every_public_name_method_property_and_field_is_documented():
@@ -28,8 +29,8 @@ def test_every_command_option_and_argument_is_documented():
 class Silent:
     """A class that says something of `told`, of itself and of `heard`."""
 
-    picture = Array("Said here.")
-    blank = Array("")
+    picture = held("layer", "Said here.")
+    blank = held("layer", "")
 
     def __init__(self) -> None:
         self.told = 1
@@ -66,7 +67,7 @@ def test_what_is_not_documented_is_found():
 
 
 def test_names_are_those_that_are_exported_and_every_kind_of_result():
-    assert {getattr(ik, name) for name in ik.__all__} | set(_CLASSES.values()) <= set(api.names())
+    assert {getattr(ik, name) for name in ik.__all__} | set(CLASSES.values()) <= set(api.names())
     named = [name.name for name in api.names().values()]
     assert len(set(named)) == len(named)  # a page each
 

@@ -11,11 +11,12 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import Any, TypeVar, get_args
 
 import identikit
-from identikit.results.result import _CLASSES, _HOMES, Array, Result
+from identikit.attention.captured import Captured
+from identikit.results.measure import Attribute, OptionalAttribute
+from identikit.results.result import CLASSES, Fact, Result
 
 GROUPS = {
     "Functions": "What you call.",
@@ -23,6 +24,7 @@ GROUPS = {
     "Model and errors": "What `ik.load` gives, and what is raised.",
     "Parts": "What the others take and hold. Import them from the module that their page names.",
 }
+_INSIDE = (Captured,)  # what rooms of the package give to each other: its parts are not for callers
 _MADE_FOR_YOU = (Result, identikit.Model)  # the functions make these, so how they are made is not shown
 
 
@@ -66,13 +68,11 @@ class Name:
 @cache
 def names() -> dict[Any, Name]:
     """Every public name, by what it names, in reading order."""
-    for home in _HOMES:
-        import_module(f"identikit.{home}")
-    waiting = [getattr(identikit, name) for name in identikit.__all__] + list(_CLASSES.values())
+    waiting = [getattr(identikit, name) for name in identikit.__all__] + list(CLASSES.values())
     found: dict[Any, Name] = {}
     while waiting:
         thing = waiting.pop(0)
-        if thing not in found:
+        if thing not in found and thing not in _INSIDE:
             exported = thing.__name__ in identikit.__all__
             found[thing] = Name(f"identikit.{thing.__name__}" if exported else _path(thing), thing)
             waiting += _named_by(thing)
@@ -144,14 +144,24 @@ def undocumented(among: Iterable[Name] | None = None) -> list[str]:
 
 def _member(name: str, value: Any) -> Member:
     function = _function(value)
-    if isinstance(value, Array):
-        return Member(name, "attribute", "Any" if type(value) is not Array else "Tensor", value.__doc__ or "")
+    if isinstance(value, Attribute):
+        kind = "Tensor | None" if isinstance(value, OptionalAttribute) else "Tensor"
+        return Member(name, "attribute", kind, _measure_doc(value))
+    if isinstance(value, Fact):
+        return Member(name, "attribute", "Any", value.__doc__ or "")
     if inspect.isfunction(function):
         doc = inspect.cleandoc(function.__doc__ or "")
         if hasattr(value, "fget") or hasattr(value, "func"):
             return Member(name, "property", typed(inspect.get_annotations(function).get("return")), doc)
         return Member(name, "method", arguments(function, method=not isinstance(value, staticmethod)), doc)
     return Member(name, "attribute", type(value).__name__, "")
+
+
+def _measure_doc(attribute: Attribute) -> str:
+    """What a measure is, over which axes, and what values it can have."""
+    if not attribute.meaning:
+        return ""
+    return f"{attribute.meaning}\n\nOver {', '.join(attribute.axes)}; {attribute.measure.range}."
 
 
 def _fields(owner: type) -> dict[str, str]:

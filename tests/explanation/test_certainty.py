@@ -11,23 +11,16 @@ import pytest
 import torch
 
 import identikit as ik
+from identikit.attention import sample as sampling
 from identikit.attention.precision import equal_values
-from identikit.explanation import certainty
+from identikit.attention.sample import BoundedRows, RowSample, mean_over_rows, sample_rows, share_of_rows
 from identikit.explanation.causes import candidates, causes, is_sink
-from identikit.explanation.certainty import (
-    Sample,
-    bounded_rows,
-    group_bounds,
-    least_certain,
-    mean_over_rows,
-    outside,
-    share_of_rows,
-)
+from identikit.explanation.certainty import group_bounds, least_certain, outside
 from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation
 from identikit.explanation.words import verdict
 from identikit.models.model import Model
-from identikit.results.result import Held
+from identikit.results.source import Held
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
 from tests.explanation.truth import LEAST_CERTAIN, OUTSIDE, Truth, check
@@ -149,79 +142,93 @@ def attention() -> Any:
     return ik.effective_attention(tiny.loaded("bert"), LONG)
 
 
+def bounded(attention: Any, groups: list[list[int]], seconds: float | None = None) -> RowSample:
+    return sample_rows(attention, groups, seconds=seconds, seed=0)
+
+
 @pytest.fixture(scope="module")
-def everything(attention: Any) -> Sample:
-    return bounded_rows(attention, [[0, 15], [3]], seconds=None)
+def everything(attention: Any) -> RowSample:
+    return bounded(attention, [[0, 15], [3]])
 
 
-def test_all_rows_are_bounded_when_there_is_time(attention: Any, everything: Sample):
+def test_all_rows_are_bounded_when_there_is_time(attention: Any, everything: RowSample):
     assert everything.rows == 64 and everything.free.tolist() == [64] * 3
-    assert len({tuple(place) for place in everything.places.tolist()}) == 3 * 64
+    rows = everything.bounded
+    assert len({tuple(place) for place in rows.places.tolist()}) == 3 * 64 and rows.free.all()
     intervals = attention.intervals(method="exact")
-    at = tuple(everything.places.T)
-    for ours, theirs in ((everything.lower, intervals.lower), (everything.upper, intervals.upper)):
+    at = tuple(rows.places.T)
+    for ours, theirs in ((rows.lower, intervals.lower), (rows.upper, intervals.upper)):
         assert torch.allclose(ours, theirs[at], atol=1e-7)
-    assert torch.allclose(everything.effective, attention.effective[at].double(), atol=1e-6)
-    assert torch.equal(everything.strongest, intervals.strongest_is_certain[at])
-    assert torch.equal(everything.seen, torch.full((192,), 16))
+    assert torch.allclose(rows.effective, attention.effective[at].double(), atol=1e-6)
+    assert torch.equal(rows.strongest, intervals.strongest_is_certain[at])
+    assert torch.equal(rows.seen, torch.full((192,), 16))
     groups = attention.intervals(groups={"ends": [0, 15], "one": [3]}, method="exact")
     for place, ours in enumerate((groups.raw, groups.lower, groups.upper)):
-        assert torch.allclose(everything.groups[:, place], ours[at], atol=1e-7)
-    mass = mean_over_rows(everything, everything.lower.sum(-1), 1.0)
+        assert torch.allclose(rows.groups[:, place], ours[at], atol=1e-7)
+    mass = mean_over_rows(everything, rows.lower.sum(-1), 1.0)
     assert torch.allclose(mass.mean, intervals.certain_mass.mean((1, 2))) and not mass.stderr.any()
     raw = groups.raw[..., 0].mean((1, 2))
     for ours, theirs in zip(group_bounds(everything, 0, raw), (groups.lower, groups.upper), strict=True):
         assert torch.allclose(ours.mean, theirs[..., 0].mean((1, 2)), atol=1e-7) and not ours.stderr.any()
 
 
-def first(sample: Sample, count: int) -> Sample:
-    """The sample as it would be had the time been up after so many rows."""
-    return Sample(sample.rows, sample.free, *(part[:count] for part in sample[2:]))
+def some_of(sample: RowSample, rows: BoundedRows) -> RowSample:
+    """The sample with other rows."""
+    return sample._replace(bounded=rows)
 
 
-def test_what_was_bounded_in_time_is_a_fair_sample(attention: Any, everything: Sample, monkeypatch: Any):
+def test_what_was_bounded_in_time_is_a_fair_sample(attention: Any, everything: RowSample):
     """Drawn with many seeds, the means scatter around the truth as widely as their standard errors say."""
-    true = mean_over_rows(everything, everything.lower.sum(-1), 1.0)
-    rows = {tuple(place): row for row, place in enumerate(everything.places.tolist())}
-    errors, said = [], []
+    true = mean_over_rows(everything, everything.bounded.lower.sum(-1), 1.0)
+    rows = {tuple(place): row for row, place in enumerate(everything.bounded.places.tolist())}
+    errors = []
+    said = []
     for seed in range(200):
-        monkeypatch.setattr(certainty, "SEED", seed)
-        drawn = certainty._random_order(attention.null_dim > 0)[:60]
-        at = torch.tensor([rows[place] for place in drawn])
-        some = Sample(everything.rows, everything.free, *(part[at] for part in everything[2:]))
-        assert torch.bincount(some.places[:, 0]).tolist() == [20, 20, 20]
-        mass = mean_over_rows(some, some.lower.sum(-1), 1.0)
+        drawn = sampling._random_order(attention.null_dim > 0, seed)[:60]
+        some = some_of(everything, everything.bounded.some(torch.tensor([rows[place] for place in drawn])))
+        assert torch.bincount(some.bounded.places[:, 0]).tolist() == [20, 20, 20]
+        mass = mean_over_rows(some, some.bounded.lower.sum(-1), 1.0)
         errors.append(mass.overall()[0] - true.overall()[0])
         said.append(mass.overall()[1])
-    scatter, claimed = float(np.std(errors)), float(np.mean(said))
+    scatter = float(np.std(errors))
     assert abs(float(np.mean(errors))) < 4 * scatter / 200**0.5
-    assert 0.8 < scatter / claimed < 1.25
+    assert 0.8 < scatter / float(np.mean(said)) < 1.25
 
 
 def test_rows_without_a_null_space_count_as_certain():
     attention = ik.effective_attention(tiny.loaded("gpt2"), LONG)
-    sample = bounded_rows(attention, [[0]], seconds=None)
+    sample = bounded(attention, [[0]])
     free = attention.null_dim > 0
     assert 0 < int(free.sum()) < free.numel() and sample.free.tolist() == free.sum((1, 2)).tolist()
     intervals = attention.intervals(method="exact")
-    for values, true in ((sample.lower.sum(-1), intervals.certain_mass),
-                         (sample.strongest, intervals.strongest_is_certain)):  # fmt: skip
+    for values, true in (
+        (sample.bounded.lower.sum(-1), intervals.certain_mass),
+        (sample.bounded.strongest, intervals.strongest_is_certain),
+    ):
         assert torch.allclose(mean_over_rows(sample, values, 1.0).mean, true.mean((1, 2)))
 
 
 def test_time_that_is_up_ends_it_and_says_so(attention: Any):
-    few = bounded_rows(attention, [[0]], seconds=1e-9)
-    assert few.places[:, 0].tolist() == [0, 0, 1, 1, 2, 2] and few.free.tolist() == [64] * 3
-    mass = mean_over_rows(few, few.lower.sum(-1), 1.0)
-    assert not mass.stderr.isnan().any() and mass.overall()[0] == pytest.approx(float(few.lower.sum() / 6))
+    few = bounded(attention, [[0]], seconds=1e-9)
+    rows = few.bounded
+    assert rows.places[:, 0].tolist() == [0, 0, 1, 1, 2, 2] and few.free.tolist() == [64] * 3
+    mass = mean_over_rows(few, rows.lower.sum(-1), 1.0)
+    assert not mass.stderr.isnan().any() and mass.overall()[0] == pytest.approx(float(rows.lower.sum() / 6))
     told = explain(tiny.loaded("bert"), LONG, maps=MAPS, probes=2, seconds=1e-9)
     facts = verdict(told).facts
     assert (facts["free_rows"], facts["bounded_rows"]) == (192, 6) and "layers_not_bounded" not in facts
     assert facts["certain_mass_stderr"] == told.about["certain"]["mass_stderr"] and "nan" not in str(told).lower()
 
 
+def test_a_sample_is_the_same_when_it_was_written_and_read(everything: RowSample):
+    again = RowSample.from_bytes(everything.to_bytes())
+    assert again.rows == everything.rows and torch.equal(again.free, everything.free)
+    for ours, theirs in zip(again.bounded, everything.bounded, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_rows_that_agree_do_not_make_a_share_certain(attention: Any):
-    few = bounded_rows(attention, [[0]], seconds=1e-9)
+    few = bounded(attention, [[0]], seconds=1e-9)
     share = share_of_rows(few, torch.ones(6, dtype=torch.float64))
     assert share.mean.tolist() == [1.0] * 3
     expected = math.sqrt((1 - 2 / 64) * 0.75 * 0.25 / 2) * 64 / few.rows
@@ -229,24 +236,24 @@ def test_rows_that_agree_do_not_make_a_share_certain(attention: Any):
 
 
 def test_rows_that_could_not_be_proven_are_not_counted(attention: Any, monkeypatch: Any):
-    bounds = certainty.bounds_of
+    bounds = sampling.bounds_of
 
-    def unproven(one: Any, places: Any, **options: Any) -> Any:
-        rows, found = bounds(one, places, **options)
+    def unproven(captured: Any, places: Any, wanted: Any, **options: Any) -> Any:
+        rows, found = bounds(captured, places, wanted, **options)
         lost = torch.tensor([[layer == 1] for layer, _, _ in places])
         return rows, found._replace(gap=found.gap.masked_fill(lost, torch.nan))
 
-    monkeypatch.setattr(certainty, "bounds_of", unproven)
-    few = bounded_rows(attention, [[0]], seconds=1e-9)
-    assert few.places[:, 0].tolist() == [0, 0, 2, 2]
-    mass = mean_over_rows(few, few.lower.sum(-1), 1.0)
+    monkeypatch.setattr(sampling, "bounds_of", unproven)
+    few = bounded(attention, [[0]], seconds=1e-9)
+    assert few.bounded.places[:, 0].tolist() == [0, 0, 2, 2]
+    mass = mean_over_rows(few, few.bounded.lower.sum(-1), 1.0)
     assert mass.mean.isnan().tolist() == [False, True, False]
 
 
 def test_part_of_the_rows_comes_with_standard_errors(monkeypatch: Any):
     """By a clock that moves a second at every look, three batches of rows fit: 6, then at their pace 18 and 18."""
     ticks = iter(range(100))
-    monkeypatch.setattr(certainty, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     model = tiny.loaded("bert")
     found = explain(model, LONG, maps=MAPS, probes=2, seconds=5)
     certain = found.about["certain"]
@@ -262,23 +269,26 @@ def test_part_of_the_rows_comes_with_standard_errors(monkeypatch: Any):
     assert 0 < error < 5 * certain["mass_stderr"]
     special = truth.ends((0, 15))
     for name, true in (("lower", special[1]), ("upper", special[2])):
-        estimated, error = found.array(f"special_{name}"), found.array(f"special_{name}_stderr")
+        estimated = found.array(f"special_{name}")
+        error = found.array(f"special_{name}_stderr")
         assert ((estimated - true).abs() < 5 * error).all() and (error > 0).all()
     assert (found.array("special_lower") <= special[0]).all() and (special[0] <= found.array("special_upper")).all()
 
 
-def test_edges_that_are_named_are_the_largest_of_their_heads(attention: Any, everything: Sample):
+def test_edges_that_are_named_are_the_largest_of_their_heads(everything: RowSample):
     named = least_certain(everything)
     assert len(named) == 5 and len({(edge["layer"], edge["head"]) for edge in named}) == 5
     widths = [edge["upper"] - edge["lower"] for edge in named]
     assert widths == sorted(widths, reverse=True)
-    assert widths[0] == pytest.approx(float((everything.upper - everything.lower).max()))
-    narrow = everything._replace(upper=everything.lower + 0.0009)
-    assert least_certain(narrow) == [] and least_certain(first(everything, 0)) == []
+    rows = everything.bounded
+    assert widths[0] == pytest.approx(float((rows.upper - rows.lower).max()))
+    assert least_certain(some_of(everything, rows._replace(upper=rows.lower + 0.0009))) == []
+    assert least_certain(some_of(everything, rows.some(torch.arange(0)))) == []
 
 
-def test_a_head_whose_maps_agree_is_never_called_misleading(attention: Any, everything: Sample):
-    alike, unlike = torch.ones(3, 4), torch.zeros(3, 4)
+def test_a_head_whose_maps_agree_is_never_called_misleading(everything: RowSample):
+    alike = torch.ones(3, 4)
+    unlike = torch.zeros(3, 4)
     assert outside(everything, alike) == [] and outside(everything, torch.full((3, 4), torch.nan)) == []
     found = outside(everything, unlike)
     assert found
@@ -289,13 +299,14 @@ def test_a_head_whose_maps_agree_is_never_called_misleading(attention: Any, ever
     assert (found[0]["layer"], found[0]["head"]) not in {
         (edge["layer"], edge["head"]) for edge in outside(everything, one)
     }
-    assert outside(everything._replace(effective=everything.attention), unlike) == []
+    rows = everything.bounded
+    assert outside(some_of(everything, rows._replace(effective=rows.attention)), unlike) == []
 
 
 def test_equal_values_are_found_where_positions_are_not_in_them():
     llama, bert = (ik.effective_attention(tiny.loaded(name), REPEATED) for name in ("llama", "bert"))
-    assert equal_values(llama.source.parts[0].call, llama.tokens)[0].tolist() == [0, 1, 2, 1, 4, 2, 1, 7, 8, 1, 10]
-    assert equal_values(bert.source.parts[0].call, bert.tokens)[0].tolist() == list(range(11))
+    assert equal_values(llama.source.layers[0].call, llama.tokens)[0].tolist() == [0, 1, 2, 1, 4, 2, 1, 7, 8, 1, 10]
+    assert equal_values(bert.source.layers[0].call, bert.tokens)[0].tolist() == list(range(11))
     found = causes(llama)
     assert found["repeated"] == [{"layer": 0, "tokens": 4, "example": [1, 3]}] and found["dependent"] == []
     assert causes(bert)["repeated"] == []
@@ -304,7 +315,7 @@ def test_equal_values_are_found_where_positions_are_not_in_them():
 def test_equal_values_that_no_query_sees_together_are_no_cause():
     """The window is 6 tokens, and the second w5 comes later than that."""
     far = ik.effective_attention(tiny.loaded("mistral"), "w5 w6 w7 w8 w9 w10 w11 w12 w5")
-    assert equal_values(far.source.parts[0].call, far.tokens)[0][9] == 1 and causes(far)["repeated"] == []
+    assert equal_values(far.source.layers[0].call, far.tokens)[0][9] == 1 and causes(far)["repeated"] == []
     near = ik.effective_attention(tiny.loaded("mistral"), "w5 w6 w7 w5")
     assert causes(near)["repeated"] == [{"layer": 0, "tokens": 1, "example": [1, 4]}]
 

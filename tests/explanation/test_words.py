@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from identikit.errors import Unavailable
-from identikit.explanation.result import Explanation, Source, Sources, explain
+from identikit.explanation.explain import explain
+from identikit.explanation.result import Explanation
+from identikit.explanation.sources import Sources, TokenSource
 from identikit.explanation.words import LONGEST_LISTED, sources_table, verdict
 from identikit.results.words import Table
 from tests.explanation.test_result import MAPS
@@ -24,7 +26,7 @@ def listed(tokens: Sequence[str], outweighed: Sequence[int] = ()) -> Table:
     sources = []
     for place, token in enumerate(tokens):
         following = min(place + 1, len(tokens) - 1)
-        source = Source(tokens[following], following, 0.25)
+        source = TokenSource(tokens[following], following, 0.25)
         own = (len(tokens) - place) / (2 * len(tokens))
         sources.append(Sources(token, place, ((source,),) * 3, own, place in outweighed))
     return sources_table(sources)

@@ -94,7 +94,7 @@ class Truth:
 
     def values(self, layer: int, head: int) -> np.ndarray:
         """V·H of a head, in the coordinates of H's column space."""
-        call = self.attention.source.parts[layer].call
+        call = self.attention.source.layers[layer].call
         V = call.value[0, head // call.groups].double().numpy()
         return V @ np.linalg.qr(self.projection(layer, head).T, mode="r").T
 
@@ -111,7 +111,7 @@ class Truth:
 
     def equal(self, layer: int, first: int, second: int) -> bool:
         """Whether two positions hold one token, with equal values in all heads."""
-        V = self.attention.source.parts[layer].call.value[0].double()
+        V = self.attention.source.layers[layer].call.value[0].double()
         same = float((V[:, first] - V[:, second]).abs().max()) <= 1e-6 * float(V.abs().max())
         return same and self.attention.tokens[first] == self.attention.tokens[second]
 
@@ -202,7 +202,7 @@ def _edges(truth: Truth, part: Document, heading: str) -> list[tuple[int, int]]:
 
 def _edge(truth: Truth, edge: Mapping[str, Any], *, outside: bool) -> None:
     layer, head = edge["head"]
-    query, key = (truth.attention._axis(name).find(edge[name])[0] for name in ("query", "key"))
+    query, key = (truth.attention.axis(name).find(edge[name])[0] for name in ("query", "key"))
     raw, lower, upper = truth.edge(layer, head, query, key)
     for value, true in zip((edge["raw"], *edge["interval"]), (raw, lower, upper), strict=True):
         assert near(value, true, 1e-5), (edge, true)
@@ -233,7 +233,7 @@ def _repeated(truth: Truth, facts: Mapping[str, Any]) -> None:
     assert facts["repeated_in_layers"] == [layer for layer, pairs in repeats.items() if pairs]
     first = repeats[facts["repeated_in_layers"][0]]
     assert facts["repetitions"] == len(first)
-    later, earlier = (truth.attention._axis("key").find(token)[0] for token in facts["repetition"])
+    later, earlier = (truth.attention.axis("key").find(token)[0] for token in facts["repetition"])
     assert (earlier, later) in first
 
 
@@ -273,7 +273,7 @@ def _sink(truth: Truth, facts: Mapping[str, Any]) -> None:
     if facts["keys"] > 1:
         keys = [place for place, token in enumerate(tokens) if token == facts["sink"]]
     else:
-        keys = truth.attention._axis("key").find(facts["sink"])
+        keys = truth.attention.axis("key").find(facts["sink"])
     assert len(keys) == facts["keys"]
     ends = truth.ends(tuple(keys))
     for name, true in zip(("raw", "lower", "upper", "effective"), ends, strict=True):
@@ -282,7 +282,7 @@ def _sink(truth: Truth, facts: Mapping[str, Any]) -> None:
     others = [place for place in range(len(tokens)) if place not in keys]
     sizes = []
     for layer in layers:
-        part = truth.attention.source.parts[layer]
+        part = truth.attention.source.layers[layer]
         values = part.call.value[0].double().repeat_interleave(part.call.groups, 0)
         lengths = (values @ part.projection.double()).norm(dim=-1)
         sizes.append(float((lengths[:, keys].mean(1) / lengths[:, others].quantile(0.5, dim=1)).mean()))

@@ -113,7 +113,7 @@ def check_effective(model: Model, attention: EffectiveAttention, dtype: torch.dt
     """Compare the hostile layer with the definition in float64, and every number with what it may be."""
     source: Any = attention.source
     layer = min(LAYER, len(attention.layers) - 1)
-    call, projection = source.parts[layer].call, source.parts[layer].projection.double()
+    call, projection = source.layers[layer].call, source.layers[layer].projection.double()
     raw = call.weights(dtype=torch.float64)[0]
     visible = call.visible()[0, 0].expand(raw.shape[1:])
     given = raw, call.value[0].double(), projection, visible
@@ -184,7 +184,7 @@ def check_intervals(attention: EffectiveAttention) -> None:
 
 def relative_change(attention: EffectiveAttention, other: Tensor) -> float:
     """How far other rows are from giving the output, relative to the lengths that it adds up."""
-    part = attention.source.parts[0]  # pyright: ignore[reportAttributeAccessIssue]
+    part = attention.source.layers[0]  # pyright: ignore[reportAttributeAccessIssue]
     T = part.call.value[0].double().repeat_interleave(part.call.groups, 0) @ part.projection.double()
     raw = part.call.weights(dtype=torch.float64)[0]
     moved, size = ((other[0] - raw) @ T).norm(dim=-1), (raw @ T.norm(dim=-1, keepdim=True))[..., 0]

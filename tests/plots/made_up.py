@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from identikit.attention.result import AlternativeAttention, AttentionIntervals, EffectiveAttention
+from identikit.attention.interval_result import AlternativeAttention, AttentionIntervals
+from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.results.axis import Axis
 from identikit.results.provenance import Provenance
-from identikit.results.result import Held, Source
+from identikit.results.source import Held, Source
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
 LAYERS = 3

@@ -8,7 +8,7 @@ import pytest
 
 from identikit import effective_attention
 from identikit.errors import InputError
-from identikit.results.table import Table, number
+from identikit.results.table import DataTable, number
 from identikit.runs.compare import Comparison, compare
 from identikit.runs.store import Store, write_tables
 from tests.models import tiny
@@ -73,7 +73,7 @@ def test_rows_columns_and_tables_of_one_run_alone(tmp_path: Path):
 NOISES = {"noise": [0.5, 1.0], "layer": [0, 0], "x": [1.0, 2.0]}
 LAYERS = {"layer": [0, 0], "noise": [0.5, 1.0], "x": [1.0, 2.0]}
 WORDS = {"layer": [0, 0], "word": ["a", "b"], "x": [1.0, 2.0]}
-DESCRIBED = {"t": Table("A table.", "one row per noise", {"noise": number("noise", "any", key=True)})}
+DESCRIBED = {"t": DataTable("A table.", "one row per noise", {"noise": number("noise", "any", key=True)})}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ DESCRIBED = {"t": Table("A table.", "one row per noise", {"noise": number("noise
     ],
 )
 def test_rows_are_matched_by_what_identifies_them_or_in_order(
-    tmp_path: Path, columns: dict[str, list[float]], dictionary: dict[str, Table] | None, where: str
+    tmp_path: Path, columns: dict[str, list[float]], dictionary: dict[str, DataTable] | None, where: str
 ):
     for name, last in (("one", 2.0), ("other", 3.0)):
         frame = pd.DataFrame(columns | {"x": [1.0, last]})

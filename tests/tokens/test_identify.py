@@ -70,18 +70,19 @@ def test_maps_are_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path / "cache"))
     model = tiny.loaded("bert")
     texts = [f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(4, 44)]
-    maps = identity.cached_maps(model, texts)
+    maps, unknown = identity.cached_maps(model, texts)
+    assert unknown == 0
     assert [fitted.layer for fitted in maps] == [0, 1, 2]
     (kept,) = (tmp_path / "cache").iterdir()
     with monkeypatch.context() as patch:
         patch.setattr(identity, "fit_maps", None)
         again = identity.cached_maps(model, texts)
-    assert torch.equal(again[2].parameters["weight"], maps[2].parameters["weight"])
+    assert torch.equal(again.maps[2].parameters["weight"], maps[2].parameters["weight"]) and again.unknown == unknown
     kept.write_bytes(b"half a file")
     with pytest.warns(UserWarning, match=r"The maps kept in .* are damaged, and are fitted again\."):
-        assert len(identity.cached_maps(model, texts)) == 3
+        assert len(identity.cached_maps(model, texts).maps) == 3
     monkeypatch.setenv("IDENTIKIT_CACHE", str(kept / "not a folder"))
-    assert len(identity.cached_maps(model, texts)) == 3
+    assert len(identity.cached_maps(model, texts).maps) == 3
 
 
 def test_mistakes(minilm: Model):

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load
 
 from identikit import attention_intervals, effective_attention, open_result, token_attribution
+from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.web import file, payload
 from identikit.web.bundle import static
@@ -111,7 +112,9 @@ def test_an_explanation_has_every_part(explanation: Any, content: bytes):
 def test_the_page_is_told_its_readings_and_knows_none_by_name(content: bytes):
     arrays, about = opened(content)
     readings = about["attention"]["readings"]
-    assert [one["name"] for one in readings] == ["pearson", "null_dim", "certain_mass", "sink_mass"]
+    declared = [name for name, measure in EffectiveAttention.measures.items() if measure.over_texts]
+    assert {"entropy", "null_dim", "pearson"} <= set(declared)
+    assert [one["name"] for one in readings] == [*declared, "certain_mass", "sink_mass"]
     scripts = "".join(one.read_text() for one in static().iterdir() if one.name.endswith(".js"))
     for reading in readings:
         assert reading.keys() == {"name", "label", "meaning", "code", "range", "digits"}
@@ -122,7 +125,8 @@ def test_the_page_is_told_its_readings_and_knows_none_by_name(content: bytes):
 
 def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: bytes):
     arrays, about = opened(content)
-    starts, captured = arrays["vertex.start"].tolist(), explanation.attention.source
+    starts = arrays["vertex.start"].tolist()
+    layers = explanation.attention.captured().layers
     assert len(arrays["vertex.row"]) > 10
     for at in range(0, len(arrays["vertex.row"]), 7):
         row, key = int(arrays["vertex.row"][at]), int(arrays["vertex.key"][at])
@@ -133,9 +137,10 @@ def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: 
         end = arrays["rows.upper" if arrays["vertex.end"][at] else "rows.lower"][row, key]
         assert abs(float(weights[key] - end)) < 1e-5
         assert weights.min() >= 0
-        one = captured.row(layer, head, query)
-        moved = (weights[one.keys] - one.attention) @ one.values.double()
-        assert moved.norm() < 1e-6 * (one.attention @ one.values.double()).norm()
+        call = layers[layer].call
+        values = call.value[0, head // call.groups].double() @ layers[layer].projection[head].double()
+        raw = layers[layer].attention(head, torch.tensor([query]))[0]
+        assert ((weights - raw) @ values).norm() < 1e-6 * (raw @ values).norm()
 
 
 def test_the_grid_contains_the_exact_ends(content: bytes):

@@ -71,11 +71,12 @@ def handle(page: Any, end: str) -> dict[str, Any]:
 
 def output_moves(explanation: Any, moved: dict[str, Any], layer: int, head: int) -> float:
     """Return by how much other weights move the head's output, relative to its length, from the model's own values."""
-    row = explanation.attention.source.row(layer, head, moved["query"])
-    weights = torch.tensor(moved["row"], dtype=torch.float64)[row.keys]
+    captured = explanation.attention.captured().layers[layer]
+    values = captured.call.value[0, head // captured.call.groups].double() @ captured.projection[head].double()
+    raw = captured.attention(head, torch.tensor([moved["query"]]))[0]
+    weights = torch.tensor(moved["row"], dtype=torch.float64)
     assert weights.min() > -1e-7
     assert abs(float(weights.sum()) - 1) < 1e-5
-    values, raw = row.values.double(), row.attention.double()
     return float(((weights - raw) @ values).norm() / (raw @ values).norm())
 
 
@@ -96,13 +97,13 @@ def test_identity_is_that_of_the_api(page: Any, report_file: Path, explanation: 
     show(page, report_file)
     identity = explanation.identity
     shown = iter(table(page, "tokens"))
-    for row, layer in enumerate(identity._axis("layer").values):
+    for row, layer in enumerate(identity.axis("layer").values):
         for token in range(len(identity.tokens)):
             one = next(shown)
             assert (one["layer"], one["position"]) == (layer, token)
             assert one["recovered"] == bool(identity.recovered[row, token])
             assert one["margin"] == pytest.approx(float(identity.margin[row, token]), abs=1e-5)
-            assert one["winner"] == identity._axis("token").name_of(int(identity.winner[row, token]))
+            assert one["winner"] == identity.axis("token").name_of(int(identity.winner[row, token]))
     assert next(shown, None) is None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from identikit.attention.result import EffectiveAttention
 from identikit.results.measure import Measure
-from identikit.results.table import HEAD, LAYER, TEXT, TEXTS, TOKENS, Column, Table, count, number, word
+from identikit.results.table import HEAD, LAYER, TEXT, TEXTS, TOKENS, DataColumn, DataTable, count, number, word
 
 _DRAWN = "no row was drawn there"
 _FIRST = {  # means over texts of the weight of the first token
@@ -15,7 +15,7 @@ _FIRST = {  # means over texts of the weight of the first token
 }
 
 
-def _with_error(name: str, meaning: str, range: str, missing: str = "never") -> dict[str, Column]:
+def _with_error(name: str, meaning: str, range: str, missing: str = "never") -> dict[str, DataColumn]:
     """Return the columns of a mean over texts and of its standard error."""
     return {
         name: number(f"{meaning}; mean over texts", range, missing),
@@ -27,7 +27,7 @@ OF_HEADS = [measure for measure in EffectiveAttention.measures.values() if measu
 """The measures of effective attention that the table of heads has a column of."""
 
 
-def _of_heads(measure: Measure) -> Column:
+def _of_heads(measure: Measure) -> DataColumn:
     """Return the column of a measure, of a row's as a mean over the head's rows."""
     meaning = measure.meaning.split("\n\n")[0].rstrip(".").replace("\n", " ")
     if "query" in measure.axes:
@@ -37,24 +37,24 @@ def _of_heads(measure: Measure) -> Column:
 
 _PEARSON = number("correlation of raw and effective attention over all visible entries", "−1 to 1", "it is undefined")
 
-ATTENTION: Mapping[str, Table] = {
+ATTENTION: Mapping[str, DataTable] = {
     "texts": TEXTS,
-    "correlation": Table(
+    "correlation": DataTable(
         "How similar raw and effective attention are, over all layers and heads of a text (Fig. 1a).",
         "one row per text",
         {"text": TEXT, "tokens": TOKENS, "pearson": _PEARSON},
     ),
-    "correlation_by_layer": Table(
+    "correlation_by_layer": DataTable(
         "The same by layer, over all heads of the layer.",
         "one row per text and layer",
         {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "pearson": _PEARSON},
     ),
-    "correlation_by_head": Table(
+    "correlation_by_head": DataTable(
         "The same by head.",
         "one row per text, layer and head",
         {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "head": HEAD, "pearson": _PEARSON},
     ),
-    "heads": Table(
+    "heads": DataTable(
         "What is measured of every head: the measures that `EffectiveAttention` declares for datasets.",
         "one row per text, layer and head",
         {
@@ -65,7 +65,7 @@ ATTENTION: Mapping[str, Table] = {
             **{measure.name: _of_heads(measure) for measure in OF_HEADS},
         },
     ),
-    "null_dimension": Table(
+    "null_dimension": DataTable(
         "How many dimensions of attention do not affect the output, and how exactly that was computed.",
         "one row per text and layer",
         {
@@ -81,7 +81,7 @@ ATTENTION: Mapping[str, Table] = {
             "slack_greatest": count("the largest; above 0 where values are linearly dependent"),
         },
     ),
-    "types": Table(
+    "types": DataTable(
         "Average attention from kinds of queries to kinds of keys (Fig. 1b, 1c and 5).",
         "one row per map, layer, head, source and target",
         {
@@ -103,7 +103,7 @@ ATTENTION: Mapping[str, Table] = {
             "texts": count("number of texts that have a query of the source", "1 or more"),
         },
     ),
-    "intervals": Table(
+    "intervals": DataTable(
         "How certain attention is, measured on rows of attention (one query in one head) drawn at random. An interval "
         "is the range of a weight over all attention with the same output. Written with `--intervals`.",
         "one row per text, layer and head that rows were drawn from",
@@ -125,7 +125,7 @@ ATTENTION: Mapping[str, Table] = {
             "undecided": count("number of rows for which that was not decided"),
         },
     ),
-    "intervals_by_length": Table(
+    "intervals_by_length": DataTable(
         "The same by length: each text is the mean of its rows. Written with `--intervals`.",
         "one row per range of lengths",
         {
@@ -149,7 +149,7 @@ ATTENTION: Mapping[str, Table] = {
             },
         },
     ),
-    "groups": Table(
+    "groups": DataTable(
         "What groups of keys, such as attention sinks, receive from the drawn rows, and how large their values are. "
         "Written with `--intervals`.",
         "one row per text, layer, head and group that the text has",

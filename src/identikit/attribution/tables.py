@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from identikit.results.table import LAYER, TEXT, TEXTS, Column, Table, count, number, word
+from identikit.results.table import LAYER, TEXT, TEXTS, DataColumn, DataTable, count, number, word
 
 _BOX = {
     "low": number("lower whisker of the tokens' own contributions (Tukey)", "0 to 1", "there are no tokens"),
@@ -12,9 +12,9 @@ _BOX = {
     "high": number("upper whisker", "0 to 1", "there are no tokens"),
 }
 
-ATTRIBUTION: Mapping[str, Table] = {
+ATTRIBUTION: Mapping[str, DataTable] = {
     "texts": TEXTS,
-    "tokens": Table(
+    "tokens": DataTable(
         "How much each token contributes to its own hidden vector.",
         "one row per text, position and layer",
         {
@@ -22,11 +22,15 @@ ATTRIBUTION: Mapping[str, Table] = {
             "position": count("position of the token in its text, counted from 0", "0 to tokens − 1", key=True),
             "token": word("the token as the tokenizer spells it"),
             "layer": LAYER,
-            "own_contribution": Column("float", "the token's contribution to its own hidden vector (Eq. 11)", "0 to 1"),
-            "outweighed": Column("bool", "whether another token contributes more than the token itself", "true, false"),
+            "own_contribution": DataColumn(
+                "float", "the token's contribution to its own hidden vector (Eq. 11)", "0 to 1"
+            ),
+            "outweighed": DataColumn(
+                "bool", "whether another token contributes more than the token itself", "true, false"
+            ),
         },
     ),
-    "own": Table(
+    "own": DataTable(
         "The tokens' own contributions, summarised for box plots (Fig. 3).",
         "one row per layer",
         {
@@ -35,7 +39,7 @@ ATTRIBUTION: Mapping[str, Table] = {
             "outweighed": number("share of tokens to which another contributes more than they do", "0 to 1"),
         },
     ),
-    "groups": Table(
+    "groups": DataTable(
         "In which layers neighbours at a distance contribute most (Fig. 4a).",
         "one row per layer and distance",
         {
@@ -48,7 +52,7 @@ ATTRIBUTION: Mapping[str, Table] = {
             ),
         },
     ),
-    "offsets": Table(
+    "offsets": DataTable(
         "Contribution by relative position (Fig. 4b and 18).",
         "one row per view, layer and offset",
         {
@@ -66,7 +70,7 @@ ATTRIBUTION: Mapping[str, Table] = {
             "mean": number("mean contribution over the pairs at this offset", "0 to 1", "there are no such pairs"),
         },
     ),
-    "tags": Table(
+    "tags": DataTable(
         "The tokens' own contributions by part of speech (Fig. 26 to 37); written with `--tags`.",
         "one row per tag and layer",
         {

@@ -139,16 +139,15 @@ def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
 
 
 def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
-    unknown, reads = 0.0, reading.model.modality
+    unknown = 0.0
+    reads = reading.model.modality
     if maps is None and reads != "text":
         return Unavailable(
             f"The sample texts do not fit a model that reads {reads}s. "
             f"Pass maps=identikit.token_identifiability(model, {reads}s)."
         )
     if maps is None:
-        samples = sample_texts()
-        unknown = _unknown_share(reading.model, samples)
-        maps = cached_maps(reading.model, samples, progress=progress)
+        maps, unknown = cached_maps(reading.model, sample_texts(), progress=progress)
         fitted_to = "the sample texts"
     else:
         fitted_to = "your texts"
@@ -157,13 +156,6 @@ def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Prog
     except InputError as reason:  # a text of one token, or of one token repeated, has nothing to be told apart from
         return Unavailable(str(reason))
     return replace(found, about={**found.about, "fitted_to": fitted_to, "unknown": unknown})
-
-
-def _unknown_share(model: Model, texts: list[Any]) -> float:
-    """Return which share of the texts' tokens the tokenizer does not know."""
-    unknown = getattr(model.tokenizer, "unk_token_id", None)
-    ids = [token for one in model.encode(texts, truncate=True) for token in one.ids]
-    return 0.0 if unknown is None else ids.count(unknown) / len(ids)
 
 
 def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttribution | Unavailable:

@@ -8,7 +8,7 @@ from identikit.maths.mixing import first_middle_last
 SOURCES_NAMED = 3  # how many of a token's strongest sources are named
 
 
-class Source(NamedTuple):
+class TokenSource(NamedTuple):
     """An input token, its position in the text, and what it contributes."""
 
     token: str
@@ -25,7 +25,7 @@ class Sources(NamedTuple):
 
     token: str
     position: int
-    sources: tuple[tuple[Source, ...], ...]
+    sources: tuple[tuple[TokenSource, ...], ...]
     own: float
     outweighed: bool
 
@@ -39,7 +39,7 @@ def strongest_sources(found: TokenAttribution) -> list[Sources]:
     for place, token in enumerate(found.tokens):
         layers = zip(top.indices[..., place].tolist(), top.values[..., place].tolist(), strict=True)
         strongest = tuple(
-            tuple(Source(found.tokens[i], i, weight) for i, weight in zip(*layer, strict=True) if weight)
+            tuple(TokenSource(found.tokens[i], i, weight) for i, weight in zip(*layer, strict=True) if weight)
             for layer in layers
         )
         tokens.append(Sources(token, place, strongest, own[place], outdone[place]))

@@ -6,7 +6,7 @@ from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
 from identikit.explanation.attention_words import attention_blocks
 from identikit.explanation.result import NEAR, UNKNOWN, Explanation
-from identikit.explanation.sources import Source, Sources, strongest_sources
+from identikit.explanation.sources import Sources, TokenSource, strongest_sources
 from identikit.results.axis import Axis
 from identikit.results.words import Block, Column, Document, Heading, Paragraph, Table, counted, joined
 from identikit.texts.text import shown
@@ -155,7 +155,7 @@ def sources_table(tokens: Sequence[Sources]) -> Table:
     which, listed = _listed(tokens)
     positions = Axis("token", tuple(range(len(tokens))), tuple(token.token for token in tokens))
 
-    def name(token: Source | Sources) -> str:
+    def name(token: TokenSource | Sources) -> str:
         return positions.name_of(token.position)
 
     def written(sources: Sequence[tuple[str, float]]) -> str:

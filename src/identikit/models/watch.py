@@ -16,7 +16,7 @@ from identikit.shapes import Bool, Float, Tensor
 
 
 class BlockCall(NamedTuple):
-    """A block that ran, and what it was called with."""
+    """A block (`module`) that ran, and what it was called with: `args` and `kwargs`."""
 
     module: nn.Module
     args: tuple[Any, ...]

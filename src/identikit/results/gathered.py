@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from identikit.errors import InputError
 from identikit.results.axis import Axis
+from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.shapes import Tensor
 
-if TYPE_CHECKING:
-    from identikit.results.result import Result
-
-R = TypeVar("R", bound="Result")
+R = TypeVar("R", bound=Result)
 _WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sum": lambda part, axis: part.sum(axis),
     "mean": lambda part, axis: part.mean(axis),
@@ -40,7 +38,7 @@ def by_words(result: R) -> R:
     return replace(result, axes=kept, source=Held(arrays, dims), about=about)
 
 
-def _word_groups(result: "Result") -> list[list[int]]:
+def _word_groups(result: Result) -> list[list[int]]:
     """Return the pieces of each word of a result's text, or say why there are none."""
     if all(declared.words is None for declared in result.measures.values()):
         raise InputError(f"{result.a_kind.capitalize()} has no tokens to gather into words.")
@@ -55,7 +53,7 @@ def _word_groups(result: "Result") -> list[list[int]]:
     return word_groups(len(result.tokens), spans)
 
 
-def _word_axis(result: "Result", axis: Axis, groups: Sequence[Sequence[int]]) -> Axis:
+def _word_axis(result: Result, axis: Axis, groups: Sequence[Sequence[int]]) -> Axis:
     if axis.tokens != result.tokens:
         raise InputError(f"Gathering {result.a_kind} into words: call words() before selecting some {axis.plural}.")
     return Axis(axis.name, tuple(range(len(groups))), tuple(joined(result.tokens, group) for group in groups))
@@ -66,7 +64,7 @@ def _from_the_start(axis: Axis) -> Axis:
     return replace(axis, places=tuple(range(len(axis))))
 
 
-def _gathered(result: "Result", name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
+def _gathered(result: Result, name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
     array = result.read(name)
     for place, axis in enumerate(map(result.axis, result.source.dims[name])):
         if axis.name in ways and not axis.single:

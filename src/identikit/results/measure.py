@@ -29,6 +29,7 @@ NOT_FINITE = "It is not a finite number."
 class Measure:
     """An array of a Result: what it is over, what it means, and how it comes about.
 
+    - `name`: what the attribute, tables and columns call it
     - `axes`: the names of its axes; one that the Result does not have is read whole
     - `meaning`: what it is, in words; `label`: the same in two or three, for axes and menus
     - `range`: what values it can have, in words; `missing`: why entries can be missing (NaN)

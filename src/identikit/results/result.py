@@ -31,7 +31,6 @@ from identikit.results.files import (
     tensor_file,
     write_folder,
 )
-from identikit.results.gathered import by_words, difference
 from identikit.results.measure import NOT_FINITE, Measure, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
@@ -274,10 +273,15 @@ class Result(ABC):
             for place, dim in enumerate(dims[name]):
                 array = array.unsqueeze(place) if dim in single else array
             arrays[name] = array
-        fits = dims.keys() == arrays.keys() and all(
-            sizes.get(dim, size) == size
-            for name, array in arrays.items()
-            for dim, size in zip(dims[name], array.shape, strict=True)
+        ranged = {dim for name in cls.main if name in dims for dim in dims[name]}
+        fits = (
+            ranged <= sizes.keys()
+            and dims.keys() == arrays.keys()
+            and all(
+                sizes.get(dim, size) == size
+                for name, array in arrays.items()
+                for dim, size in zip(dims[name], array.shape, strict=True)
+            )
         )
         if not fits:
             raise InputError(f"Opening {where}: it is damaged (its arrays do not fit its axes). Save the result again.")
@@ -294,10 +298,14 @@ class Result(ABC):
 
         Special tokens stay as they are. Readings that exist only for pieces (ranks, the certificate) are left out.
         """
+        from identikit.results.gathered import by_words
+
         return by_words(self)
 
     def __sub__(self: R, other: object) -> R:
         """Return this result minus another of the same kind, where tokens, layers and heads agree."""
+        from identikit.results.gathered import difference
+
         if not isinstance(other, type(self)) or type(other) is not type(self):
             raise InputError(f"Subtracting {type(other).__name__} from {self.a_kind}: both must be of one kind.")
         return difference(self, other)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class Column(NamedTuple):
+class DataColumn(NamedTuple):
     """A column: its type in Parquet, what it means, its unit or range, and when a value is missing, if ever.
 
     A `key` says what a row is about; the keys of a table identify its rows.
@@ -27,12 +27,12 @@ class Column(NamedTuple):
     key: bool = False
 
 
-class Table(NamedTuple):
+class DataTable(NamedTuple):
     """A table: what it holds, one row per what, and its columns in order."""
 
     about: str
     rows: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, DataColumn]
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -40,19 +40,19 @@ class Table(NamedTuple):
         return tuple(name for name, column in self.columns.items() if column.key)
 
 
-def number(meaning: str, range: str, missing: str = "never", *, key: bool = False) -> Column:
+def number(meaning: str, range: str, missing: str = "never", *, key: bool = False) -> DataColumn:
     """Return a column of real numbers."""
-    return Column("double", meaning, range, missing, key)
+    return DataColumn("double", meaning, range, missing, key)
 
 
-def count(meaning: str, range: str = "0 or more", *, key: bool = False) -> Column:
+def count(meaning: str, range: str = "0 or more", *, key: bool = False) -> DataColumn:
     """Return a column of whole numbers."""
-    return Column("int64", meaning, range, key=key)
+    return DataColumn("int64", meaning, range, key=key)
 
 
-def word(meaning: str, *values: str, key: bool = False) -> Column:
+def word(meaning: str, *values: str, key: bool = False) -> DataColumn:
     """Return a column of words: any, or one of `values`."""
-    return Column("string", meaning, ", ".join(values) or "any text", key=key)
+    return DataColumn("string", meaning, ", ".join(values) or "any text", key=key)
 
 
 TEXT = count("number of the text, in the order of the data; joins all tables with `texts`", key=True)
@@ -60,13 +60,13 @@ TOKENS = count("number of tokens of the text, special tokens included", "1 or mo
 LAYER = count("layer, counted from 0", "0 to layers − 1", key=True)
 HEAD = count("head, counted from 0", "0 to heads − 1", key=True)
 
-TEXTS = Table(
+TEXTS = DataTable(
     "The texts that were read.",
     "one row per text",
     {
         "text": TEXT,
         "first": word("the text, or the first text of a pair"),
-        "second": Column("string", "the second text of a pair", "any text", "single texts"),
+        "second": DataColumn("string", "the second text of a pair", "any text", "single texts"),
         "tokens": TOKENS,
         "sha256": word("SHA-256 of the text, the same as in a result's provenance", "64 hexadecimal digits"),
     },
@@ -95,19 +95,19 @@ def texts_table(texts: Sequence[Text], lengths: Sequence[int]) -> "DataFrame":
     return DataFrame(columns).astype({"second": "string"})
 
 
-def data_dictionary(tables: Mapping[str, Table]) -> dict[str, dict[str, dict[str, str | bool]]]:
+def data_dictionary(tables: Mapping[str, DataTable]) -> dict[str, dict[str, dict[str, str | bool]]]:
     """Return tables as nested dictionaries: table, column, what is known about it."""
     return {
         name: {column: about._asdict() for column, about in table.columns.items()} for name, table in tables.items()
     }
 
 
-def markdown(commands: Mapping[str, Mapping[str, Table]]) -> str:
+def markdown(commands: Mapping[str, Mapping[str, DataTable]]) -> str:
     """Return the tables of each command as the Markdown that `docs/tables.md` ends with."""
     return "\n".join(_markdown_lines(commands))
 
 
-def _markdown_lines(commands: Mapping[str, Mapping[str, Table]]) -> Iterator[str]:
+def _markdown_lines(commands: Mapping[str, Mapping[str, DataTable]]) -> Iterator[str]:
     for command, tables in commands.items():
         yield f"## identikit {command}\n"
         for name, table in tables.items():

@@ -31,7 +31,7 @@ from identikit.results.files import (
     unseal_record,
     write_through,
 )
-from identikit.results.table import Table, data_dictionary
+from identikit.results.table import DataTable, data_dictionary
 from identikit.runs.lock import LOCK, NOTE, FolderLock
 from identikit.shapes import Tensor
 
@@ -275,7 +275,7 @@ def unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple
 
 
 def write_tables(
-    store: Store, tables: "Mapping[str, DataFrame]", dictionary: Mapping[str, Table] | None = None
+    store: Store, tables: "Mapping[str, DataFrame]", dictionary: Mapping[str, DataTable] | None = None
 ) -> None:
     """Write tables as Parquet and CSV; with a `dictionary`, also say in `columns.json` what their columns mean.
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, NamedTuple
 
 from identikit.checks import flag, function, known, known_names, shortened
 from identikit.errors import InputError
@@ -18,7 +18,7 @@ from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
-from identikit.results.files import write_file
+from identikit.results.files import unseal, write_file
 from identikit.results.provenance import text_hash
 from identikit.results.source import Held
 from identikit.texts.text import Text, is_several
@@ -26,7 +26,7 @@ from identikit.tokens.evaluate import recover
 from identikit.tokens.experiments import EXPERIMENTS
 from identikit.tokens.fit import fit_maps
 from identikit.tokens.invert import invert as inverted
-from identikit.tokens.maps import FittedMap, load_maps, sealed_maps
+from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task
 from identikit.tokens.result import IdentityMap, TokenIdentifiability, identifiability_result
 from identikit.tokens.states import hidden_states, states_of_trace
@@ -132,26 +132,41 @@ def identity_of(
     return IdentityMap(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "token"))), provenance, about)
 
 
-def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent) -> list[FittedMap]:
+class CachedMaps(NamedTuple):
+    """Maps that were fitted to texts, and which share of the texts' tokens the tokenizer does not know."""
+
+    maps: list[FittedMap]
+    unknown: float
+
+
+def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent) -> CachedMaps:
     """Return ridge maps for all layers, fitted to texts once and then kept in the cache folder.
 
     The folder is `$IDENTIKIT_CACHE`, or `identikit` in the user's cache folder; a file there is written whole or not at
     all, and one that cannot be read is fitted anew.
     """
-    path = _cache() / f"maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
+    path = _cache() / f"cached-maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
     with suppress(OSError):  # a cache that cannot be reached is no reason to fail
         if path.is_file():
             try:
-                return load_maps(path)
+                content = path.read_bytes()
+                return CachedMaps(maps_of(content, str(path)), unseal(content).about["unknown"])
             except InputError:
                 warnings.warn(f"The maps kept in {path} are damaged, and are fitted again.", stacklevel=2)
     states = hidden_states(model, texts, truncate=True, progress=progress)
     choice = MapChoice(("ridge",), ("cosine",))
     maps = fit_maps(states, choice, tasks=[Task()], settings=Settings(folds=1), progress=progress).maps
+    unknown = _unknown_share(model, texts)
     with suppress(OSError):  # nor is one that cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, sealed_maps(maps))
-    return maps
+        write_file(path, sealed_maps(maps, {"unknown": unknown}))
+    return CachedMaps(maps, unknown)
+
+
+def _unknown_share(model: Model, texts: list[Text]) -> float:
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    ids = [token for text in model.encode(texts, truncate=True) for token in text.ids]
+    return 0.0 if unknown is None else ids.count(unknown) / len(ids)
 
 
 def _cache() -> Path:

@@ -89,8 +89,8 @@ def save_maps(path: str | os.PathLike[str], maps: Iterable[FittedMap]) -> None:
         raise InputError(f"Saving fitted maps to {path}: {error.strerror or error}. Choose another file.") from None
 
 
-def sealed_maps(maps: Iterable[FittedMap]) -> bytes:
-    """Return fitted maps as the content of a file."""
+def sealed_maps(maps: Iterable[FittedMap], about: Mapping[str, float] | None = None) -> bytes:
+    """Return fitted maps as the content of a file, with other numbers `about` them."""
     maps = list(maps)
     tensors = {
         f"{number}.{name}": value.detach()
@@ -104,7 +104,7 @@ def sealed_maps(maps: Iterable[FittedMap]) -> bytes:
         }
         for fitted in maps
     ]
-    return seal(tensors, {"format": _FORMAT, "maps": plain(entries)})
+    return seal(tensors, {"format": _FORMAT, "maps": plain(entries), **(about or {})})
 
 
 def load_maps(path: str | os.PathLike[str]) -> list[FittedMap]:

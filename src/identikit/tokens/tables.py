@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from identikit.results.table import LAYER, TEXT, TEXTS, Column, Table, count, number, word
+from identikit.results.table import LAYER, TEXT, TEXTS, DataColumn, DataTable, count, number, word
 
 _FIT = {
     "model": word("name of the model"),
@@ -22,9 +22,9 @@ _SPLIT = word("which part of the fold's texts was tested", "train", "validation"
 _CHANCE = number("rate of guessing at random: 1 / mean number of tokens per text", "0 to 1")
 _UNIQUE = "rate over tokens whose target occurs once in its text"
 
-TOKENS: Mapping[str, Table] = {
+TOKENS: Mapping[str, DataTable] = {
     "texts": TEXTS,
-    "rates": Table(
+    "rates": DataTable(
         "How often tokens are recovered from hidden vectors, fold by fold.",
         "one row per map, distance, layer, tested layer, target, offset, data share, fold and split",
         {
@@ -38,7 +38,7 @@ TOKENS: Mapping[str, Table] = {
             "n_tokens": count("number of tokens tested", "1 or more"),
         },
     ),
-    "summary": Table(
+    "summary": DataTable(
         "The rates averaged over folds, with their confidence.",
         "one row per map, distance, layer, tested layer, target, offset, data share and split",
         {
@@ -72,19 +72,19 @@ _FOUND = {
     "runner_up_distance_median": number("median distance of the second nearest token", "0 or more"),
 }
 
-INVERSION: Mapping[str, Table] = {
+INVERSION: Mapping[str, DataTable] = {
     "texts": TEXTS,
-    "inversion": Table(
+    "inversion": DataTable(
         "How often the token of a hidden vector is recovered by trying the whole vocabulary in its place.",
         "one row per layer and noise",
         {**_WHERE, **_FOUND},
     ),
-    "positions": Table(
+    "positions": DataTable(
         "The same by position.",
         "one row per layer, noise and position",
         {**_WHERE, "position": _POSITION, **_FOUND},
     ),
-    "tokens": Table(
+    "tokens": DataTable(
         "What was found for each token.",
         "one row per text, layer, noise and position",
         {
@@ -92,7 +92,7 @@ INVERSION: Mapping[str, Table] = {
             **_WHERE,
             "position": _POSITION,
             "token": word("the true token, as the tokenizer writes it"),
-            "recovered": Column("bool", "whether the true token is the nearest", "true or false"),
+            "recovered": DataColumn("bool", "whether the true token is the nearest", "true or false"),
             "margin": number(_MARGIN, "any number"),
             "winner": count("id of the nearest token"),
             "winner_token": word("the nearest token"),

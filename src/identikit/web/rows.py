@@ -131,9 +131,12 @@ def _vertices(file: File, attention: EffectiveAttention, places: Sequence[Place]
     if widest is not None:
         rows = attention.captured().rows(_own_places(attention, [places[row] for row in chosen]))
         keys = widest.indices.to(rows.group.device)
-        objectives = rows.attention.new_zeros(*keys.shape, rows.attention.shape[1]).scatter_(2, keys[..., None], 1.0)
-        vertices, failed = extreme_rows(rows, objectives)
-        movable = (widest.values > NARROW) & ~failed.cpu()[:, None]
+        each = torch.arange(len(chosen), device=keys.device).repeat_interleave(keys.shape[1])
+        objectives = torch.eye(rows.attention.shape[1]).to(rows.attention)[keys.flatten()]
+        ends, lost = extreme_rows(rows.some(each), objectives[:, None])  # one by one, as `alternative_attention` does
+        vertices = ends[:, 0].unflatten(0, keys.shape)
+        failed = lost.unflatten(0, keys.shape)
+        movable = (widest.values > NARROW) & ~failed.cpu()
         for at, which in movable.nonzero().tolist():
             key = int(keys[at, which])
             found += [(chosen[at], key, end, vertices[at, which, end, :n].cpu()) for end in (0, 1)]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
 from identikit.models.families import find_all, stack_of
-from identikit.models.load.files import Stored
+from identikit.models.load.files import StoredWeight
 from identikit.models.table import FAMILIES
 
 _PLAIN = ("F32", "F64", "F16", "BF16")
@@ -23,7 +23,7 @@ _UNUSED = ("pooler", "mtp")  # parts of a stack that nothing read here goes thro
 
 
 def check_read(
-    model: PreTrainedModel, report: Mapping[str, Any], stored: Mapping[str, Stored], source: str, *, plain: bool
+    model: PreTrainedModel, report: Mapping[str, Any], stored: Mapping[str, StoredWeight], source: str, *, plain: bool
 ) -> None:
     """Refuse a checkpoint of which a part was left out, made up or misread; `plain`: its weights are not quantised."""
     for key, shape, expected in sorted(report["mismatched_keys"]):
@@ -60,7 +60,9 @@ def _refuse_missing(model: PreTrainedModel, keys: Iterable[str], source: str) ->
         )
 
 
-def _refuse_numbers(model: PreTrainedModel, unused: Iterable[str], stored: Mapping[str, Stored], source: str) -> None:
+def _refuse_numbers(
+    model: PreTrainedModel, unused: Iterable[str], stored: Mapping[str, StoredWeight], source: str
+) -> None:
     """Refuse weights that are not plain floating-point numbers: they would be cast without their scales."""
     whole = tuple(name for name, buffer in model.named_buffers() if not buffer.is_floating_point())
     for name, entry in sorted(stored.items()):
@@ -72,7 +74,7 @@ def _refuse_numbers(model: PreTrainedModel, unused: Iterable[str], stored: Mappi
             )
 
 
-def _is_table(name: str, stored: Stored | None) -> bool:
+def _is_table(name: str, stored: StoredWeight | None) -> bool:
     """Whether a weight is a table that newer versions of transformers make themselves, such as a causal mask."""
     mask = name.endswith((".attn.bias", ".attention.bias")) and stored is not None and len(stored.shape) == 4
     return mask or name.rpartition(".")[2] in _TABLES

@@ -45,7 +45,7 @@ class Checkpoint:
         return None if path is None else Path(path)
 
 
-class Stored(NamedTuple):
+class StoredWeight(NamedTuple):
     """A weight in a file: its file, number format and shape."""
 
     file: Path
@@ -134,9 +134,9 @@ def _own_file(name: object, named_in: str, source: str) -> str:
     return name
 
 
-def stored_weights(files: Iterable[Path], source: str) -> dict[str, Stored]:
+def stored_weights(files: Iterable[Path], source: str) -> dict[str, StoredWeight]:
     """Return what files of weights hold, by name; damaged files and names in two of them are refused."""
-    weights: dict[str, Stored] = {}
+    weights: dict[str, StoredWeight] = {}
     for file in files:
         for name, stored in _file_weights(file, source).items():
             if name in weights:
@@ -149,13 +149,13 @@ def stored_weights(files: Iterable[Path], source: str) -> dict[str, Stored]:
     return weights
 
 
-def _file_weights(file: Path, source: str) -> dict[str, Stored]:
+def _file_weights(file: Path, source: str) -> dict[str, StoredWeight]:
     weights = {}
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a dict
                 entry = opened.get_slice(name)
-                weights[name] = Stored(file, entry.get_dtype(), tuple(entry.get_shape()))
+                weights[name] = StoredWeight(file, entry.get_dtype(), tuple(entry.get_shape()))
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ModelError(f"Loading {source}: {file.name} cannot be read ({reason}). Download it again.") from None
