@@ -85,13 +85,15 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
     return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead, solve))
 
 
-def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, vertices: bool = False) -> Proposed:
+def _solved_again(
+    rows: Rows, wanted: Wanted, solve: Solver, *, both: bool = True, vertices: bool = False
+) -> Proposed:
     """Return what a solver proposes, and for the rows that it gives up what plain linear programs do."""
-    proposed = solve(rows, wanted, vertices=vertices)
+    proposed = solve(rows, wanted, both=both, vertices=vertices)
     failed = proposed.failed.nonzero()[:, 0]
     if not len(failed) or solve is propose_plainly:
         return proposed
-    again = propose_plainly(rows.some(failed), wanted.of_rows(failed), vertices=vertices)
+    again = propose_plainly(rows.some(failed), wanted.of_rows(failed), both=both, vertices=vertices)
     for every, some in zip(proposed, again, strict=True):
         every[failed] = some.to(every)
     return proposed
@@ -149,7 +151,7 @@ def _compared(
     difference.scatter_(2, other[..., None], 1.0)
     difference.scatter_add_(2, key[:, None].expand(-1, most, 1), -torch.ones_like(difference[..., :1]))
     difference *= real[..., None]
-    proposed = solve(rows, Wanted(objectives=difference), both=False)
+    proposed = _solved_again(rows, Wanted(objectives=difference), solve, both=False)
     beaten = ((proposed.greatest > TIE) & real).any(-1) & ~proposed.failed
     proven = (proven_maximum(rows, difference, proposed.upper) <= TIE).all(-1)
     return beaten, proven
