@@ -239,10 +239,12 @@ def test_what_a_solver_leaves_loose_or_gives_up_is_solved_plainly(solver, kind, 
     assert solver is nonsense or torch.equal(found.order[rows.free], expected)
 
 
-def test_what_nobody_solves_keeps_what_holds_for_any_attention(monkeypatch):
+@pytest.mark.parametrize(("name", "stand_in"), [("propose_plainly", given_up), ("find_spec", lambda package: None)])
+def test_what_nobody_solves_keeps_what_holds_for_any_attention(name, stand_in, monkeypatch):
+    """Plain programs give up as well, or cannot be had."""
     rows, values = some_rows("random")
     monkeypatch.setattr(exact, "_solver", lambda rows: given_up)
-    monkeypatch.setattr(exact, "propose_plainly", given_up)
+    monkeypatch.setattr(exact, name, stand_in)
     objectives = torch.linspace(-1, 2, len(values), dtype=torch.float64)[None]
     found = exact_bounds(rows, every_key(rows, objectives=objectives, top=TOP))
     n = len(values)
