@@ -99,7 +99,7 @@ def test_intervals_of_a_row(minilm: Model, captured):
     assert found.lower.shape == found.upper.shape == found.raw.shape == (130,)
     assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all() and found.gap.max() < 1e-9
     assert torch.isclose(found.certain_mass, found.lower.sum()) and 0 < found.certain_mass < 1
-    part = captured.source.layers[0]
+    part = captured.captured().layers[0]
     for key in (0, 17, 60):
         edge = ik.attention_intervals(minilm, LONG, **WHERE, query=60, key=key)
         assert torch.allclose(edge.lower, found.lower[key], atol=1e-7)

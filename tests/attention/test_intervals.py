@@ -5,6 +5,7 @@ import torch
 
 import identikit as ik
 from identikit.attention.groups import key_groups
+from identikit.maths.polytope import rows as polytopes
 from tests.attention.literal import literal_row
 from tests.attention.test_effective import LONG, TEXTS
 from tests.models import tiny
@@ -63,6 +64,18 @@ def test_groups_lie_inside_the_sums_of_their_keys(attention):
     assert (certified.lower <= found.lower + 1e-9).all() and (certified.upper >= found.upper - 1e-9).all()
 
 
+def test_the_values_of_a_layer_are_decomposed_once_for_all_of_its_heads(monkeypatch):
+    """Four query heads share two key-value heads; exact and widened ends share the same decomposition."""
+    calls = []
+    decompose = polytopes.decomposed
+    monkeypatch.setattr(polytopes, "decomposed", lambda values: calls.append(values.shape) or decompose(values))
+    attention = ik.effective_attention(tiny.loaded("llama", dtype=torch.float64), TEXTS[0])
+    attention.intervals()
+    attention.intervals(epsilon=0.01)
+    n = len(attention.tokens)
+    assert calls == [(2, n, attention.about["d_value"])] * 3
+
+
 def test_room_for_the_output_widens_every_interval():
     attention = ik.effective_attention(tiny.loaded("bert", dtype=torch.float64), TEXTS[0]).sel(layer=1, head=2)
     exact = attention.intervals()
@@ -80,7 +93,7 @@ def test_room_is_measured_behind_a_gate():
     """A gate that scales the whole output changes nothing; one that closes some dimensions gives more room."""
     attention = ik.effective_attention(tiny.loaded("llama", dtype=torch.float64), TEXTS[0])
     rows = {"layer": 1, "head": [0, 3], "query": slice(8, 12)}
-    call = attention.source.layers[1].call
+    call = attention.captured().layers[1].call
     exact, even, uneven = attention.intervals(**rows), torch.full_like(call.query, 0.3), torch.ones_like(call.query)
     uneven[..., 3:] = 0.01
     found = []
@@ -169,7 +182,7 @@ def test_values_of_half_precision_keep_all_of_their_dimensions():
     text = TEXTS[0]
     for dtype in (torch.bfloat16, torch.float32):
         captured = ik.effective_attention(tiny.loaded("bert", dtype=dtype), text)
-        rows = captured.source.rows([(1, 2, 3)])
+        rows = captured.captured().rows([(1, 2, 3)])
         assert int(rows.basis[0].any(0).sum()) == captured.about["d_value"] + 1
 
 
@@ -178,8 +191,8 @@ def test_room_is_measured_by_what_the_output_projection_passes_on():
     model = tiny.loaded("bert", dtype=torch.float64)
     model.hf.encoder.layer[1].attention.output.dense.weight.data[:, 12:15] = 0  # half of head 2's six dimensions
     captured = ik.effective_attention(model, TEXTS[0])
-    rows = captured.source.rows([(1, 2, 3)], moving=True)
-    part = captured.source.layers[1]
+    rows = captured.captured().rows([(1, 2, 3)], moving=True)
+    part = captured.captured().layers[1]
     T = part.call.value[0, 2].double() @ part.projection[2].double()
     assert int(rows.basis[0].any(0).sum()) == 4
     torch.testing.assert_close(rows.output[0], (rows.attention[0] @ T).norm())

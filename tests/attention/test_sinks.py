@@ -26,7 +26,7 @@ def attention(model: Model) -> Any:
 
 
 def test_rows_leave_the_sink_its_part(attention: Any):
-    for layer, part in enumerate(attention.source.layers):
+    for layer, part in enumerate(attention.captured().layers):
         scores = part.call.query[0] @ part.call.key[0].repeat_interleave(2, 0).mT * part.call.scaling
         powers = scores.exp() * part.call.visible()[0]
         expected = powers / (powers.sum(-1, keepdim=True) + part.call.sink[:, None, None].exp())
