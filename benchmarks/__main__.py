@@ -76,7 +76,7 @@ def bench_intervals(
     """Time intervals.
 
     Three rows, compared with one linear program of scipy per end; then every edge of texts, exact and certified,
-    compared with HiGHS row by row.
+    compared with linear programs row by row.
     """
     from benchmarks.intervals import Options, run
 

@@ -1,30 +1,36 @@
-"""How long intervals take: one row beside `scipy.optimize.linprog`, every edge of a text beside HiGHS row by row."""
+"""How long intervals take: of one row, and of every edge of a text, beside one `scipy.optimize.linprog` per end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import linprog
 
 from benchmarks.measure import Row, best_seconds, seconds, time_rows
+from identikit.attention.captured import Captured
 from identikit.attention.effective import effective_attention
-from identikit.maths.polytope import one_row as polytope
+from identikit.attention.result import EffectiveAttention
+from identikit.maths.polytope import programs
 from identikit.maths.polytope.ascent import certified_bounds
+from identikit.maths.polytope.bounds import Bounds, Wanted, proven_bounds
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Rows
+from identikit.maths.polytope.rows import Rows, decomposed, rows_of
 from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.texts.data import sample_texts
 
-IDENTIKIT, LINPROG = "HiGHS, one model per row", "linprog per end"
-EXACT, CERTIFIED, BY_ROW = "exact, every edge", "certified, every edge", "HiGHS row by row, from a sample"
+IDENTIKIT = "exact, one row"
+LINPROG = "linprog per end"
+EXACT = "exact, every edge"
+CERTIFIED = "certified, every edge"
+BY_ROW = "linprog row by row, from a sample"
 TOLERANCES = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-SAMPLE, LARGER = 24, 512  # rows that stand for all in what is too slow to do for all, on a CPU
+SAMPLE = 24  # rows that stand for all in what is too slow to do for all
+LARGER = 512  # the same for certified ends, on a CPU
 TOP = 5
 
 
@@ -44,10 +50,10 @@ class Options:
 
 
 def run(options: Options, *, progress: Progress = silent) -> list[Row]:
-    """Time single rows (where HiGHS is installed), then whole texts."""
+    """Time single rows (where scipy is installed), then whole texts."""
     model = load(options.model, device=options.device)
     tasks: list[Callable[[], list[Row]]] = []
-    if find_spec("highspy") is not None:
+    if find_spec("scipy") is not None:
         cases = [(f"random, {n} keys, d_v = {d_v}", random_row(n, d_v)) for n, d_v in options.shapes]
         cases.append(model_row(model, options.tokens[-1]))
         tasks += [partial(compare, name, row, options.repeats) for name, row in cases]
@@ -63,27 +69,30 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
 def compare(case: str, row: tuple[torch.Tensor, torch.Tensor], repeats: int) -> list[Row]:
     """Time one row both ways, and compare their answers."""
     attention, values = row
-    found, expected = polytope.intervals(attention, values), linprog_intervals(attention, values)
+    bounds = row_intervals(attention, values)
+    expected = linprog_intervals(attention, values)
     tasks = {
-        IDENTIKIT: lambda: polytope.intervals(attention, values),
+        IDENTIKIT: lambda: row_intervals(attention, values),
         LINPROG: lambda: linprog_intervals(attention, values),
     }
     taken = best_seconds(tasks, repeats=repeats, warm_up=0)
-    differences = (np.abs(end.cpu().numpy() - other).max() for end, other in zip(found, expected, strict=True))
+    ends = (bounds.lower[0], bounds.upper[0])
+    differences = (np.abs(end.cpu().numpy() - other).max() for end, other in zip(ends, expected, strict=True))
     return [
         *time_rows(case, taken, {LINPROG: IDENTIKIT}),
         Row(case, "largest difference of an end", float(max(differences))),
-        Row(case, "certain mass", found.certain_mass),
+        Row(case, "certain mass", float(bounds.lower.sum())),
     ]
 
 
 def whole_text(model: Model, tokens: int) -> list[Row]:
-    """Time every edge of all heads of a text, exactly and certified; rows by HiGHS are timed on a sample."""
+    """Time every edge of all heads of a text, exactly and certified; plain linear programs are timed on a sample."""
     rows = text_rows(model, tokens)
+    wanted = every_key(rows, top=TOP)
     some = torch.linspace(0, len(rows.group) - 1, SAMPLE, device=rows.group.device).long()
-    exact_bounds(rows.some(some), top=TOP)  # compile first
+    exact_bounds(rows.some(some), wanted)  # compile first
     certified_bounds(rows.some(some))
-    taken, exact = seconds(lambda: exact_bounds(rows, top=TOP))
+    taken, exact = seconds(lambda: exact_bounds(rows, wanted))
     part = rows if rows.group.is_cuda else rows.some(torch.arange(0, len(rows.group), 1 + len(rows.group) // LARGER))
     slower, certified = seconds(lambda: certified_bounds(part))
     times = {EXACT: taken, CERTIFIED: slower * len(rows.group) / len(part.group)}
@@ -95,12 +104,32 @@ def whole_text(model: Model, tokens: int) -> list[Row]:
         Row(case, "largest gap, certified", float(certified.gap.max())),
         Row(case, "certain mass", float(exact.lower.sum(-1).mean())),
     ]
-    if find_spec("highspy") is not None:
-        sample, known = seconds(lambda: polytope.row_bounds(rows.some(some), None))
-        times[BY_ROW] = sample * len(rows.group) / SAMPLE
-        off = max(float((exact[end][some] - known[end]).abs().max()) for end in (0, 1))
-        figures.append(Row(case, "largest difference from HiGHS", off))
+    if find_spec("scipy") is not None:
+        plainly, known = seconds(lambda: bounds_plainly(rows.some(some)))
+        times[BY_ROW] = plainly * len(rows.group) / SAMPLE
+        off = torch.maximum((exact.lower[some] - known.lower).abs(), (exact.upper[some] - known.upper).abs())
+        figures.append(Row(case, "largest difference from linprog", float(off.max())))
     return [*time_rows(case, times, {CERTIFIED: EXACT, BY_ROW: EXACT}), *figures]
+
+
+def every_key(rows: Rows, *, top: int = 0) -> Wanted:
+    """Ask for the weight of every key."""
+    return Wanted(torch.ones(rows.attention.shape[1], dtype=torch.bool), top=top)
+
+
+def row_intervals(attention: torch.Tensor, values: torch.Tensor) -> Bounds:
+    """Compute both ends of every key's interval of one row that sees all keys."""
+    weights = attention.double()
+    visible = torch.ones(1, len(values), dtype=torch.bool, device=values.device)
+    rank = decomposed(values[None]).rank.to(values.device)
+    rows = rows_of((weights / weights.sum())[None], values, visible, rank)
+    return exact_bounds(rows, every_key(rows))
+
+
+def bounds_plainly(rows: Rows) -> Bounds:
+    """Bound every key of rows with one linear program per end."""
+    wanted = every_key(rows)
+    return proven_bounds(rows, wanted, programs.propose(rows, wanted))
 
 
 def linprog_intervals(attention: torch.Tensor, values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -113,8 +142,8 @@ def linprog_intervals(attention: torch.Tensor, values: torch.Tensor) -> tuple[np
         for end, sense in enumerate((1.0, -1.0)):
             cost = np.zeros(len(weights))
             cost[key] = sense
-            found = linprog(cost, A_eq=matrix, b_eq=matrix @ weights, method="highs", options=TOLERANCES)
-            ends[end, key] = found.x[key]
+            solved = linprog(cost, A_eq=matrix, b_eq=matrix @ weights, method="highs", options=TOLERANCES)
+            ends[end, key] = solved.x[key]
     return ends[0], ends[1]
 
 
@@ -126,10 +155,12 @@ def random_row(n: int, d_v: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def model_row(model: Model, tokens: int) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
     """Read a row of a middle layer on a text of this length: what it is, its attention and its values."""
-    source, layer = _captured(model, tokens), model.n_layers // 2
-    row = source.row(layer, 0, tokens - 1)
-    case = f"{model.name} L{layer}H0, {len(row.keys)} keys, d_v = {model.d_value}"
-    return case, (row.attention, row.values)
+    captured = _captured(model, tokens)
+    layer = model.n_layers // 2
+    rows = captured.rows([(layer, 0, tokens - 1)])
+    seen = rows.visible[0, :tokens].nonzero()[:, 0]
+    case = f"{model.name} L{layer}H0, {len(seen)} keys, d_v = {model.d_value}"
+    return case, (rows.attention[0, seen], captured.layers[layer].polytopes.values[0, seen])
 
 
 def text_rows(model: Model, tokens: int) -> Rows:
@@ -138,8 +169,10 @@ def text_rows(model: Model, tokens: int) -> Rows:
     return _captured(model, tokens).rows(places)
 
 
-def _captured(model: Model, tokens: int) -> Any:
+def _captured(model: Model, tokens: int) -> Captured:
     """Read the sample texts, one after another as one text, cut to this length."""
     together = " ".join(str(part) for pair in sample_texts() for part in pair)
     (encoded,) = model.encode([together], truncate=True, max_tokens=tokens)
-    return effective_attention(model, encoded.ids).source
+    result = effective_attention(model, encoded.ids)
+    assert isinstance(result, EffectiveAttention)
+    return result.captured()

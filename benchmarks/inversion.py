@@ -94,7 +94,7 @@ def _cut(model: Model, tokens: int) -> Iterator[tuple[int, ...]]:
                 yield (*first, *rest[place : place + size])
 
 
-def _measured(model: Model, texts: list[Reading], asked: Sought, case: str, progress: Progress) -> list[Row]:
+def _measured(model: Model, texts: list[Reading], asked: InversionOptions, case: str, progress: Progress) -> list[Row]:
     layers, n = tuple(range(model.n_layers)), len(texts[0].tokens)
     inversion = Inversion.of(model, asked, progress, steps=len(texts) * n, depth=model.n_layers)
     cuda = model.device.type == "cuda"
@@ -112,7 +112,9 @@ def _measured(model: Model, texts: list[Reading], asked: Sought, case: str, prog
     return rows
 
 
-def _rates(found: list[dict[str, Tensor]], asked: Sought, layers: tuple[int, ...], case: str) -> Iterator[Row]:
+def _rates(
+    found: list[dict[str, Tensor]], asked: InversionOptions, layers: tuple[int, ...], case: str
+) -> Iterator[Row]:
     """Yield the share recovered and the margins, for each noise over all layers and layer by layer."""
     whole = {name: torch.stack([one[name] for one in found], 1).double() for name in found[0]}
     by_noise = {name: array.unflatten(0, (len(layers), -1)) for name, array in whole.items()}  # layer noise text n

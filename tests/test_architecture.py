@@ -372,7 +372,7 @@ def printed(script: str) -> str:
     return done.stdout.strip()
 
 
-HEAVY = "matplotlib xarray fastapi ray datasets sentence_transformers pandas highspy numba typer"
+HEAVY = "matplotlib xarray fastapi ray datasets sentence_transformers pandas numba typer"
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_what_is_slow_is_loaded_when_it_is_needed(loaded: str, heavy: str):
 
 def test_core_runs_on_a_bare_image():
     """The rooms that compute need torch, transformers, numpy and safetensors alone."""
-    hidden = ["jaxtyping", "pandas", "pyarrow", "scipy", "highspy", "numba", "typer", "rich", "matplotlib", "xarray"]
+    hidden = ["jaxtyping", "pandas", "pyarrow", "scipy", "numba", "typer", "rich", "matplotlib", "xarray"]
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
         "from identikit import *; from identikit.shapes import Float, Tensor\n"

@@ -7,8 +7,8 @@ The model is saved as its checkpoint on the hub is: the same names of files and 
 part is timed on its own, with its peak of memory. With `--seconds` a part is stopped after that time, and from how far
 it got follows what the whole would take. Training is measured for three epochs and counted to the last, though it may
 end early. A part that fails is reported and the others go on; a figure that is missing at the end is an error. Only
-torch, transformers and NumPy are needed to compute on a GPU (on a CPU also highspy, for intervals); where pandas or
-Matplotlib is missing nothing is drawn.
+torch, transformers and NumPy are needed to compute on a GPU (on a CPU also numba or scipy, for intervals); where pandas
+or Matplotlib is missing nothing is drawn.
 """
 
 import argparse

@@ -68,7 +68,8 @@ def test_a_given_direction_is_followed(minilm: Model):
 
 def test_a_wrong_row_changes_the_output(minilm: Model, monkeypatch: pytest.MonkeyPatch):
     """`output_change` is measured, not assumed: a row with another output must show."""
-    monkeypatch.setattr(alternatives.polytope, "witnesses", lambda a, v, keys: [torch.full_like(a, 1 / len(a))] * 2)
+    uniform = torch.full((1, 1, 2, 130), 1 / 130, dtype=torch.float64)
+    monkeypatch.setattr(alternatives, "extreme_rows", lambda rows, c: (uniform, torch.tensor([False])))
     assert ik.alternative_attention(minilm, LONG, **WHERE, query=60, toward=0).output_change.hidden > 1e-4
 
 
@@ -98,7 +99,7 @@ def test_intervals_of_a_row(minilm: Model, captured):
     assert found.lower.shape == found.upper.shape == found.raw.shape == (130,)
     assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all() and found.gap.max() < 1e-9
     assert torch.isclose(found.certain_mass, found.lower.sum()) and 0 < found.certain_mass < 1
-    part = captured.source.parts[0]
+    part = captured.captured().layers[0]
     for key in (0, 17, 60):
         edge = ik.attention_intervals(minilm, LONG, **WHERE, query=60, key=key)
         assert torch.allclose(edge.lower, found.lower[key], atol=1e-7)

@@ -59,7 +59,7 @@ def test_tables_are_what_the_public_functions_say(name: str, groups: tuple[str, 
                 assert sink["effective"] == pytest.approx(float(effective), abs=1e-9)
                 for end in ("raw", "lower", "upper"):
                     assert sink[end] == pytest.approx(float(getattr(sums, end)[layer, head, :, place].mean()), abs=1e-7)
-                part = att.source.parts[layer]  # pyright: ignore
+                part = att.captured().layers[layer]  # pyright: ignore
                 values = part.plain.values[head * len(part.plain.values) // 4].numpy()
                 literal = value_size(values, part.projection[head].double().numpy(), members[group])
                 assert sink["value_size"] == pytest.approx(literal, rel=1e-9)

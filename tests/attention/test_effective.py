@@ -47,7 +47,7 @@ def test_is_the_definition(name: str, mass: bool):
     model = tiny.loaded(name, dtype=torch.float64)
     for result in ik.effective_attention(model, TEXTS, mass=mass):
         raw = result.raw
-        for layer, part in enumerate(result.source.parts):
+        for layer, part in enumerate(result.captured().layers):
             visible = part.call.visible()[0, 0]
             expected, rank = reference.effective_attention(
                 raw[layer], part.call.value[0], model.projection(layer), visible, mass=mass
@@ -68,7 +68,7 @@ def test_is_the_definition(name: str, mass: bool):
 def test_without_bias_is_the_papers_letter():
     model = tiny.loaded("llama", dtype=torch.float64)
     result = ik.effective_attention(model, TEXTS[0], bias=False)
-    for layer, part in enumerate(result.source.parts):
+    for layer, part in enumerate(result.captured().layers):
         bias = model.value_bias(layer)
         assert bias is not None
         visible = part.call.visible()[0, 0]
@@ -169,7 +169,7 @@ def test_the_trap_of_float32_values(minilm: Model):
     result = ik.effective_attention(minilm, LONG)
     assert len(result.tokens) == 130
     assert result.rank.unique().tolist() == [32]
-    T = result.source.parts[3].call.value[0, 0] @ minilm.projection(3)[0]
+    T = result.captured().layers[3].call.value[0, 0] @ minilm.projection(3)[0]
     assert int(torch.linalg.matrix_rank(T, rtol=torch.finfo(T.dtype).eps)) > 32
     assert result.verify().hidden < 1e-4
     assert float(result.residual.max()) < 1e-6
@@ -284,7 +284,7 @@ def test_correlation_of_a_selection_is_over_its_rows():
 def test_the_least_attention_on_the_simplex_gives_the_same_output():
     model = tiny.loaded("bert", dtype=torch.float64)
     row = ik.effective_attention(model, TEXTS[0]).sel(layer=1, head=[2], query=3)
-    least, values = row.simplex[0], row.source.parts[1].call.value[0, 2]
+    least, values = row.simplex[0], row.captured().layers[1].call.value[0, 2]
     assert (
         least.shape == (len(row.tokens),) and least.min() >= 0 and torch.allclose(least.sum(), torch.ones(()).double())
     )

@@ -56,7 +56,7 @@ def read(name: str, dtype: torch.dtype, text: str) -> tuple[Any, Any]:
 def correlations(half: Any, single: Any, *, least: float, most: float = torch.inf) -> torch.Tensor:
     """The correlation of the two effective maps by layer, over visible entries of rows that see so many keys."""
     found = []
-    for layer, part in enumerate(single.source.parts):
+    for layer, part in enumerate(single.captured().layers):
         count = part.factors.visible.count
         rows = ((count >= least) & (count < most)).nonzero()[:, 0]
         seen = part.factors.visible.block(rows, torch.arange(len(single.tokens)))
@@ -95,9 +95,9 @@ def test_the_reading_adds_nothing_to_the_rounding_of_the_model(name: str, dtype:
     """The definition in float64, from the half model's own queries, keys and values."""
     half, _ = read(name, dtype, PROSE[0])
     for layer in (0, 5):
-        call = half.source.parts[layer].call
+        call = half.captured().layers[layer].call
         visible, few = call.visible()[0, 0, -24:], slice(2, 4)  # heads
-        projection = half.source.parts[layer].projection[few].double()
+        projection = half.captured().layers[layer].projection[few].double()
         raw = call.weights(slice(-24, None), heads=few, dtype=torch.float64)[0]
         expected, rank = reference.effective_attention(raw, call.value[0, few].double(), projection, visible)
         assert torch.equal(half.rank[layer, few, -24:], rank)
@@ -147,7 +147,7 @@ def test_long_texts_are_computed_in_float32(name: str, dtype: torch.dtype, monke
     monkeypatch.setattr(precision.linalg, "BYTES", 4096)
     rough = ik.effective_attention(model, text)
     assert rough.provenance.settings["outputs_computed_in"] == "float32"
-    assert rough.source.parts[0].made.output.dtype == torch.float32
+    assert rough.captured().layers[0].made.output.dtype == torch.float32
     assert torch.equal(rough.null_dim, exact.null_dim)
     assert torch.allclose(rough.effective, exact.effective, atol=1e-4)
     assert torch.allclose(rough.norm_ratio, exact.norm_ratio, atol=1e-4)

@@ -5,6 +5,8 @@ import torch
 
 import identikit as ik
 from identikit.attention.groups import key_groups
+from identikit.maths.polytope import rows as polytopes
+from tests.attention.literal import literal_row
 from tests.attention.test_effective import LONG, TEXTS
 from tests.models import tiny
 from tests.reference import intervals as reference
@@ -28,12 +30,12 @@ def test_every_edge_of_a_text_is_that_of_a_plain_linear_program(attention):
     assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all()
     torch.testing.assert_close(found.certain_mass, found.lower.sum(-1))
     for layer, head, query in ((0, 0, -1), (1, 2, -2), (2, 3, len(attention.tokens) // 2)):
-        row = attention.source.row(layer, head, range(len(attention.tokens))[query])
-        lower, upper = reference.intervals(row.attention.numpy(), row.values.double().numpy())
+        row = literal_row(attention, layer, head, query)
+        lower, upper = reference.intervals(row.attention.numpy(), row.values.numpy())
         ends = found.sel(layer=layer, head=head, query=query)
         torch.testing.assert_close(ends.lower[row.keys], torch.from_numpy(lower), atol=1e-7, rtol=0)
         torch.testing.assert_close(ends.upper[row.keys], torch.from_numpy(upper), atol=1e-7, rtol=0)
-        expected = reference.certain_order(row.attention.numpy(), row.values.double().numpy(), top=5)
+        expected = reference.certain_order(row.attention.numpy(), row.values.numpy(), top=5)
         assert int(ends.certain_order) == expected and ends.strongest_is_certain is (expected > 0)
 
 
@@ -51,7 +53,7 @@ def test_groups_lie_inside_the_sums_of_their_keys(attention):
     n = len(attention.tokens)
     groups = {"ends": [0, -1], "one": 2, "all": list(range(n))}
     found, keys = attention.intervals(groups=groups), attention.intervals()
-    assert found._axis("group").values == ("ends", "one", "all")
+    assert found.axis("group").values == ("ends", "one", "all")
     for at, members in enumerate(([0, n - 1], [2], list(range(n)))):
         torch.testing.assert_close(found.raw[..., at], keys.raw[..., members].sum(-1))
         assert (found.lower[..., at] >= keys.lower[..., members].sum(-1) - 1e-9).all()
@@ -60,6 +62,18 @@ def test_groups_lie_inside_the_sums_of_their_keys(attention):
     torch.testing.assert_close(found.sel(group="all").lower, torch.ones_like(keys.certain_mass), atol=1e-9, rtol=0)
     certified = attention.intervals(groups=groups, method="certified")
     assert (certified.lower <= found.lower + 1e-9).all() and (certified.upper >= found.upper - 1e-9).all()
+
+
+def test_the_values_of_a_layer_are_decomposed_once_for_all_of_its_heads(monkeypatch):
+    """Four query heads share two key-value heads; exact and widened ends share the same decomposition."""
+    calls = []
+    decompose = polytopes.decomposed
+    monkeypatch.setattr(polytopes, "decomposed", lambda values: calls.append(values.shape) or decompose(values))
+    attention = ik.effective_attention(tiny.loaded("llama", dtype=torch.float64), TEXTS[0])
+    attention.intervals()
+    attention.intervals(epsilon=0.01)
+    n = len(attention.tokens)
+    assert calls == [(2, n, attention.about["d_value"])] * 3
 
 
 def test_room_for_the_output_widens_every_interval():
@@ -79,7 +93,7 @@ def test_room_is_measured_behind_a_gate():
     """A gate that scales the whole output changes nothing; one that closes some dimensions gives more room."""
     attention = ik.effective_attention(tiny.loaded("llama", dtype=torch.float64), TEXTS[0])
     rows = {"layer": 1, "head": [0, 3], "query": slice(8, 12)}
-    call = attention.source.parts[1].call
+    call = attention.captured().layers[1].call
     exact, even, uneven = attention.intervals(**rows), torch.full_like(call.query, 0.3), torch.ones_like(call.query)
     uneven[..., 3:] = 0.01
     found = []
@@ -168,8 +182,8 @@ def test_values_of_half_precision_keep_all_of_their_dimensions():
     text = TEXTS[0]
     for dtype in (torch.bfloat16, torch.float32):
         captured = ik.effective_attention(tiny.loaded("bert", dtype=dtype), text)
-        rows = captured.source.rows([(1, 2, 3)])
-        assert rows.basis.shape[2] == captured.about["d_value"] + 1
+        rows = captured.captured().rows([(1, 2, 3)])
+        assert int(rows.basis[0].any(0).sum()) == captured.about["d_value"] + 1
 
 
 def test_room_is_measured_by_what_the_output_projection_passes_on():
@@ -177,10 +191,10 @@ def test_room_is_measured_by_what_the_output_projection_passes_on():
     model = tiny.loaded("bert", dtype=torch.float64)
     model.hf.encoder.layer[1].attention.output.dense.weight.data[:, 12:15] = 0  # half of head 2's six dimensions
     captured = ik.effective_attention(model, TEXTS[0])
-    rows = captured.source.rows([(1, 2, 3)])
-    part = captured.source.parts[1]
+    rows = captured.captured().rows([(1, 2, 3)], moving=True)
+    part = captured.captured().layers[1]
     T = part.call.value[0, 2].double() @ part.projection[2].double()
-    assert rows.basis.shape[2] == 4
+    assert int(rows.basis[0].any(0).sum()) == 4
     torch.testing.assert_close(rows.output[0], (rows.attention[0] @ T).norm())
     centred = T - T.mean(0)
     torch.testing.assert_close(rows.scale[0, 1:4], torch.linalg.svdvals(centred)[:3])

@@ -19,7 +19,7 @@ FAMILIES = ["bert", "gpt2", "gpt_oss", "llama", "mistral", "gemma2", "qwen3", "t
 
 def assert_definition(model: Model, result: Any) -> None:
     """Every row against autograd and SVDs, with the bias of the scores taken as what is left of them."""
-    for layer, part in enumerate(result.source.parts):
+    for layer, part in enumerate(result.captured().layers):
         call, H = part.call, model.projection(layer).double()
         for head in range(model.n_heads):
             K, V = (tensor[0, head // call.groups].double() for tensor in (call.key, call.value))
@@ -83,7 +83,7 @@ def test_the_bias_of_xlnet_is_linear_in_the_query():
             getattr(block.rel_attn, name).data.zero_()
     model = Model(hf, tiny.tokenizer(), name="tiny xlnet")
     for result in ik.effective_attention(model, [("w5 w6 w7", "w8 w9"), ("w4 w5", "w6 w7 w8 w9 w10 w11")]):
-        for part in result.source.parts:
+        for part in result.captured().layers:
             call, n = part.call, len(result.tokens)
             keys = call.bias_keys(0, torch.arange(4), torch.arange(n))
             expected = call.scaling * torch.einsum("hqd,hqkd->hqk", call.query[0], keys)

@@ -7,6 +7,7 @@ import torch
 
 import identikit as ik
 from identikit.models.model import Model
+from tests.attention.literal import literal_row
 from tests.models import tiny
 from tests.reference import intervals as reference
 
@@ -25,7 +26,7 @@ def attention(model: Model) -> Any:
 
 
 def test_rows_leave_the_sink_its_part(attention: Any):
-    for layer, part in enumerate(attention.source.parts):
+    for layer, part in enumerate(attention.captured().layers):
         scores = part.call.query[0] @ part.call.key[0].repeat_interleave(2, 0).mT * part.call.scaling
         powers = scores.exp() * part.call.visible()[0]
         expected = powers / (powers.sum(-1, keepdim=True) + part.call.sink[:, None, None].exp())
@@ -52,7 +53,7 @@ def test_intervals_are_those_of_a_plain_linear_program(attention: Any):
     assert torch.equal(found.lower[~free], found.raw[~free]) and torch.equal(found.upper[~free], found.raw[~free])
     wider = 0
     for layer, head, query in ROWS:
-        row = attention.source.row(layer, head, range(len(attention.tokens))[query])
+        row = literal_row(attention, layer, head, query)
         raw, values = row.attention[:-1].numpy(), row.values[:-1].numpy()
         lower, upper = reference.sink_intervals(raw, values)
         ends = found.sel(layer=layer, head=head, query=query)
@@ -60,7 +61,7 @@ def test_intervals_are_those_of_a_plain_linear_program(attention: Any):
         torch.testing.assert_close(ends.upper[row.keys], torch.from_numpy(upper), atol=1e-7, rtol=0)
         expected = reference.certain_order(raw, values, 5, reference.sink_optimum)
         assert int(ends.certain_order) == expected
-        alone = attention.intervals(layer=layer, head=head, query=query)  # one row goes to another solver
+        alone = attention.intervals(layer=layer, head=head, query=query)
         torch.testing.assert_close(alone.upper, ends.upper, atol=1e-9, rtol=0)
         assert int(alone.certain_order) == expected
         wider += float(upper.sum()) > float(reference.intervals(raw, values)[1].sum()) + 1e-3
@@ -81,7 +82,7 @@ def test_certified_ends_and_room_for_the_output(attention: Any):
 def test_a_group_of_all_tokens_is_what_the_sink_leaves(attention: Any):
     row: dict[str, Any] = {"layer": 1, "head": 2, "query": -1}
     found = attention.intervals(**row, groups={"all": list(range(len(attention.tokens)))})
-    one = attention.source.row(1, 2, len(attention.tokens) - 1)
+    one = literal_row(attention, 1, 2, -1)
     raw, values = one.attention[:-1].numpy(), one.values[:-1].numpy()
     least, most = (sign * reference.sink_optimum(sign * (raw * 0 + 1), raw, values) for sign in (1, -1))
     assert float(found.lower) == pytest.approx(float(least.sum()), abs=1e-7)
@@ -107,7 +108,7 @@ def test_another_attention_gives_and_takes_from_the_sink(model: Model):
 
 def test_the_least_attention_counts_the_sink_as_a_key(attention: Any):
     row = attention.sel(layer=1, head=[2], query=7)
-    one = attention.source.row(1, 2, 7)
+    one = literal_row(attention, 1, 2, 7)
     least = row.simplex[0]
     expected = reference.minimum_norm(one.attention.numpy(), one.values.numpy())
     torch.testing.assert_close(least[one.keys], torch.from_numpy(expected[:-1]), atol=1e-8, rtol=0)

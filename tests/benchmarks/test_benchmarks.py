@@ -138,7 +138,7 @@ def test_intervals(saved: str):
     for slower in (intervals.CERTIFIED, intervals.BY_ROW):
         assert rows[text, slower].to == intervals.EXACT and rows[text, slower].ratio > 0
     assert rows[text, "largest gap, exact"].figure < 1e-9
-    assert rows[text, "largest difference from HiGHS"].figure < 1e-7
+    assert rows[text, "largest difference from linprog"].figure < 1e-7
     assert told == [("intervals", done, 3) for done in range(4)]
 
 

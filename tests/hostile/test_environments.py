@@ -97,7 +97,7 @@ def attend(place: Path) -> list[str | Path]:
 @pytest.mark.slow
 def test_no_command_needs_optional_packages(tmp_path: Path):
     assert numbers(process(*explain(), "--json", first=hide(*OPTIONAL, "pandas", "pyarrow"))) == undisturbed()
-    done = checked(process(*attend(tmp_path), first=hide(*OPTIONAL, "highspy")))
+    done = checked(process(*attend(tmp_path), first=hide(*OPTIONAL)))
     assert (tmp_path / "out" / "texts.csv").exists() and strict_json(done.stdout)["texts"] == 2
 
 
@@ -107,7 +107,7 @@ def test_a_missing_package_is_named(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["highspy", "scipy"])
+@pytest.mark.parametrize("package", ["numba", "scipy"])
 def test_a_solver_that_is_missing_is_named_or_done_without(package: str):
     done = process(*explain(), "--json", first=hide(package))
     if done.status:

@@ -60,7 +60,8 @@ def explain(
         str | None,
         typer.Option(
             "--probes",
-            help="exact, or the number of random directions to estimate from. Default: 16, or 4 where that would take over a minute.",
+            help="exact, or the number of random directions to estimate from. Default: 16, or 4 where that would take "
+            "more than a minute.",
         ),
     ] = None,
     seconds: Annotated[

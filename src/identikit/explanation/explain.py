@@ -23,6 +23,7 @@ from identikit.explanation.causes import candidates, causes, group_mass, is_sink
 from identikit.explanation.certainty import SECONDS, SEED, group_bounds, least_certain, outside
 from identikit.explanation.result import NEAR, Explanation
 from identikit.maths.mixing import by_offset
+from identikit.maths.threads import calm
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
@@ -40,6 +41,7 @@ PROBES = 16  # directions that attribution is estimated from
 FEWEST_PROBES = 4  # the same where that would take more than a minute
 
 
+@calm()
 @undisturbed()
 def explain(
     model: Model,

@@ -14,8 +14,11 @@ Products of large matrices keep all threads: they wait once per product, not onc
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import TypeVar, cast
 
@@ -28,6 +31,9 @@ WORK = 2**24  # n·d·min(n, d) of the matrices that a worker takes at a time: 6
 Answer = TypeVar("Answer", bound=Tensor | tuple[Tensor, ...])
 
 _starting = threading.Lock()
+_independent: ContextVar[int] = ContextVar("independent", default=0)
+_SIDE = 192  # of the products that tell whether threads fight
+_PRODUCTS = 20
 
 
 def decomposed(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
@@ -102,3 +108,44 @@ def _use_one_thread() -> None:
         restoring = threading.Thread(target=torch.set_num_threads, args=(usual,))
         restoring.start()
         restoring.join()
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """Let PyTorch use one thread inside this context where all of them are slower: other processes keep cores busy.
+
+    Threads of one product wait for each other, and where one of them waits for a core, all do. What runs in a pool of
+    its own (`independent`) keeps its threads: they wait for nobody.
+    """
+    usual = torch.get_num_threads()
+    if usual == 1 or not _fight(usual):
+        yield
+        return
+    before = _independent.set(usual)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+        _independent.reset(before)
+
+
+def independent() -> int:
+    """Return how many threads may work beside each other on tasks of their own."""
+    return _independent.get() or torch.get_num_threads()
+
+
+def _fight(threads: int) -> bool:
+    """Time small products with all threads and with one."""
+    factor = torch.ones(_SIDE, _SIDE)
+    seconds = {}
+    try:
+        for number in (threads, 1):
+            torch.set_num_threads(number)
+            started = time.perf_counter()
+            for _ in range(_PRODUCTS):
+                factor @ factor
+            seconds[number] = time.perf_counter() - started
+    finally:
+        torch.set_num_threads(threads)
+    return seconds[threads] > seconds[1]

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from identikit.checks import shortened
 from identikit.errors import InputError
+from identikit.maths.threads import calm
 from identikit.progress import Progress, silent
 from identikit.results.files import write_file
 from identikit.results.result import Result
@@ -36,6 +37,7 @@ _PAGE = """<!doctype html>
 """
 
 
+@calm()
 def report(result: Result, *, progress: Progress = silent) -> str:
     """Return the page of a result. Its content policy lets it run its own script and load nothing."""
     script = f"{bundle('report.js')}\nshowReport();\n"

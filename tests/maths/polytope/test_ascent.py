@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from identikit.maths.polytope import ascent
-from identikit.maths.polytope import one_row as intervals
 from identikit.maths.polytope.ascent import certified_bounds
-from identikit.maths.polytope.rows import Rows, proven_maximum, range_basis
+from identikit.maths.polytope.bounds import proven_maximum
+from identikit.maths.polytope.exact import exact_bounds
+from identikit.maths.polytope.rows import joined_rows, rows_of
+from tests.maths.polytope.cases import every_key, rank_of
 from tests.reference import ascent as reference
 from tests.reference.intervals import optimum
 
@@ -16,22 +18,15 @@ HALF_AND_MORE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def some_rows(*heads):
-    """Rows of several heads, each (values, attention, visible) over the same keys; attention is scaled here."""
-    bases = [range_basis(values) for values, _, _ in heads]
-    keys, rank = len(heads[0][0]), max(len(scale) for _, scale in bases)
-    basis = torch.zeros(len(heads), keys, rank, dtype=torch.float64)
-    scale = torch.full((len(heads), rank), torch.inf, dtype=torch.float64)
-    for group, (columns, sizes) in enumerate(bases):
-        basis[group, :, : len(sizes)], scale[group, : len(sizes)] = columns, sizes
-    attention, visible = (torch.cat([head[part] for head in heads]) for part in (1, 2))
-    attention = attention * visible
-    attention = attention / attention.sum(1, keepdim=True)
-    group = torch.arange(len(heads)).repeat_interleave(torch.tensor([len(head[1]) for head in heads]))
-    values = torch.stack([head[0] for head in heads]).double()[group]
-    output = (attention[:, None] @ values)[:, 0].norm(dim=1)
-    seen = [part[row] for part, row in zip(values, visible, strict=True)]
-    free = torch.tensor([range_basis(part)[0].shape[1] < len(part) for part in seen])
-    return Rows(attention, visible, group, basis, scale, output, free), values
+    """Rows of several heads, each (values, attention, visible) over the same keys, and the values of each row."""
+    parts = []
+    for values, attention, visible in heads:
+        weights = attention * visible
+        weights = weights / weights.sum(1, keepdim=True)
+        lengths = torch.eye(values.shape[1], dtype=torch.float64)
+        parts.append(rows_of(weights, values, visible, rank_of(values, visible), lengths))
+    values = [values.double().expand(len(attention), -1, -1) for values, attention, _ in heads]
+    return joined_rows(parts), torch.cat(values)
 
 
 def random_head(n, d_v, rows, seed=0, sharpness=1.5, mask="all", repeats=0, rank=None):
@@ -50,13 +45,11 @@ def random_head(n, d_v, rows, seed=0, sharpness=1.5, mask="all", repeats=0, rank
     return values, attention, visible
 
 
-def exact_ends(rows, values):
-    """Least and greatest weight of each key by HiGHS, row by row."""
-    lower, upper = torch.zeros_like(rows.attention), torch.zeros_like(rows.attention)
-    for row, seen in enumerate(rows.visible):
-        found = intervals.intervals(rows.attention[row, seen], values[row, seen])
-        lower[row, seen], upper[row, seen] = found.lower, found.upper
-    return lower, upper
+def exact_ends(rows):
+    """The least and the greatest weight of each key."""
+    bounds = exact_bounds(rows, every_key(rows))
+    assert bounds.gap.max() < 1e-8
+    return bounds.lower, bounds.upper
 
 
 def assert_contains(bounds, lower, upper, slack=1e-9):
@@ -85,8 +78,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("n", "d_v"), [(12, 4), (20, 12), (40, 8)])
 def test_bounds_contain_the_exact_ends_and_say_how_far_they_can_be_off(n, d_v, case, dtype):
-    rows, values = some_rows(*(random_head(n, d_v, 3, seed, **CASES[case]) for seed in (1, 2)))
-    lower, upper = exact_ends(rows, values)
+    rows, _ = some_rows(*(random_head(n, d_v, 3, seed, **CASES[case]) for seed in (1, 2)))
+    lower, upper = exact_ends(rows)
     found = certified_bounds(rows, dtype=dtype)
     assert_contains(found, lower, upper)
     assert_gap_true(found, lower, upper)
@@ -114,12 +107,12 @@ def hard_rows(draw):
         weights[empty] = visible[empty].double()
         return whole(n, d_v, -2, 2).double(), weights, visible
 
-    return some_rows(head(), head())
+    return head(), head()
 
 
 def assert_valid(case, dtype, steps):
-    rows, values = case
-    lower, upper = exact_ends(rows, values)
+    rows, _ = some_rows(*case)
+    lower, upper = exact_ends(rows)
     found = certified_bounds(rows, dtype=dtype, steps=steps)
     assert_contains(found, lower, upper)
     assert_gap_true(found, lower, upper)
@@ -148,7 +141,7 @@ def test_bounds_are_valid_in_thousands_of_cases(case, dtype, steps):
 @settings(max_examples=150)
 @given(hard_rows(), st.data())
 def test_readings_of_groups_and_differences(case, data):
-    rows, values = case
+    rows, values = some_rows(*case)
     line = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=rows.visible.shape[1], max_size=rows.visible.shape[1])
     objectives = torch.tensor(data.draw(st.lists(line, min_size=1, max_size=3)), dtype=torch.float64)
     found = certified_bounds(rows, objectives)
@@ -170,7 +163,7 @@ def test_readings_of_groups_and_differences(case, data):
 @settings(max_examples=60)
 @given(case=hard_rows(), seed=st.integers(0, 1000), epsilon=st.sampled_from([1e-6, 0.01, 0.3, 2.0]))
 def test_any_attention_whose_output_moves_little_is_inside(dtype, case, seed, epsilon):
-    rows, values = case
+    rows, values = some_rows(*case)
     found = certified_bounds(rows, epsilon=epsilon, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     other = torch.randn(20, *rows.attention.shape, generator=generator, dtype=torch.float64).mul(4).exp() * rows.visible
@@ -185,8 +178,8 @@ def test_any_attention_whose_output_moves_little_is_inside(dtype, case, seed, ep
 @settings(max_examples=50)
 @given(hard_rows())
 def test_bounds_grow_with_the_room_from_those_of_the_same_output(case):
-    rows, values = case
-    lower, upper = exact_ends(rows, values)
+    rows, _ = some_rows(*case)
+    lower, upper = exact_ends(rows)
     within = certified_bounds(rows)
     for epsilon in (1e-3, 0.1, 1.0):
         found = certified_bounds(rows, epsilon=epsilon)
@@ -233,40 +226,41 @@ def test_a_row_that_is_alone_with_its_output_moves_when_there_is_room():
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("mask", ["all", "causal", "padded"])
 def test_any_dual_vector_proves_the_bound_of_the_definition(mask, epsilon):
-    rows, _ = some_rows(random_head(9, 3, 3, mask=mask), random_head(9, 3, 2, seed=5, mask=mask))
-    frame = ascent._frame(rows, ascent._Search(epsilon, 0, torch.float64, ascent.never))
+    rows, values = some_rows(random_head(9, 3, 3, mask=mask), random_head(9, 3, 2, seed=5, mask=mask))
     generator = torch.Generator().manual_seed(0)
     y = 3 * torch.randn(5, 2, 4, generator=generator, dtype=torch.float64)
     objective = torch.randn(5, 2, 9, generator=generator, dtype=torch.float64)
-    found = ascent._proven(frame, objective, y.clone(), epsilon)
-    for program in range(2):
-        same = proven_maximum(objective[:, program], y[:, program], rows, epsilon=epsilon)
-        torch.testing.assert_close(found[:, program], same, atol=1e-12, rtol=0)
-        assert (found[:, program] >= same).all()
-        for row, seen in enumerate(rows.visible):
-            columns, scale = rows.basis[rows.group[row]], rows.scale[rows.group[row]]
-            scaled = (columns * scale)[:, 1:].numpy()  # the values themselves but for a turn and a constant
-            literal = reference.dual_bound(
-                objective[row, program, seen].numpy(),
-                rows.attention[row, seen].numpy(),
-                scaled[seen.numpy()],
-                (y[row, program] / scale)[1:].numpy(),
-                epsilon * float(rows.output[row]),
-            )
-            assert float(found[row, program]) == pytest.approx(literal, abs=1e-12)
+    found = proven_maximum(rows, objective, y.clone(), epsilon=epsilon)
+    for row, program in itertools.product(range(5), range(2)):
+        seen = rows.visible[row]
+        columns = rows.basis[rows.group[row]]
+        scale = rows.scale[rows.group[row]]
+        scaled = (columns * scale)[:, 1:]  # the values themselves but for a turn and a constant
+        some = columns.any(1)  # keys that any row of the head sees
+        centred = values[row, some] - values[row, some].mean(0)
+        torch.testing.assert_close(scaled[some] @ scaled[some].T, centred @ centred.T)
+        literal = reference.dual_bound(
+            objective[row, program, seen].numpy(),
+            rows.attention[row, seen].numpy(),
+            scaled[seen].numpy(),
+            (y[row, program] / scale)[1:].numpy(),
+            epsilon * float(rows.output[row]),
+        )
+        assert float(found[row, program]) == pytest.approx(literal, abs=1e-12)
+        assert float(found[row, program]) >= literal - 1e-15
 
 
-def test_a_dual_vector_that_is_lost_proves_what_is_always_true():
+@pytest.mark.parametrize("lost", [torch.nan, torch.inf, -torch.inf])
+def test_a_dual_vector_that_is_lost_proves_what_is_always_true(lost):
     rows, _ = some_rows(random_head(9, 3, 1))
-    frame = ascent._frame(rows, ascent._Search(0.0, 0, torch.float64, ascent.never))
-    lost = torch.full((1, 1, 4), torch.nan, dtype=torch.float64)
-    assert float(ascent._proven(frame, torch.eye(9, dtype=torch.float64)[None, :1], lost, 0.0)) == pytest.approx(1)
+    y = torch.full((1, 1, 4), lost, dtype=torch.float64)
+    assert float(proven_maximum(rows, torch.eye(9, dtype=torch.float64)[None, :1], y)) == pytest.approx(1)
 
 
 @settings(max_examples=100)
 @given(hard_rows(), st.sampled_from([0.0, 0.05]))
 def test_attention_found_on_the_way_is_in_the_set(case, epsilon):
-    rows, values = case
+    rows, values = some_rows(*case)
     frame = ascent._frame(rows, ascent._Search(epsilon, 6, torch.float32, ascent.never))
     objectives = torch.eye(rows.visible.shape[1], dtype=torch.float64)
     wanted = torch.ones(len(rows.free), len(objectives), dtype=torch.bool)
@@ -291,7 +285,7 @@ def test_the_deadline_leaves_what_any_attention_can_be():
 
 def test_what_was_done_before_the_deadline_is_kept(monkeypatch):
     monkeypatch.setattr(ascent, "_BYTES", {"cpu": 1})
-    rows, values = some_rows(random_head(12, 4, 4))
+    rows, _ = some_rows(random_head(12, 4, 4))
     asked = itertools.count()
     found = certified_bounds(rows, deadline=lambda: next(asked) >= 2 * 12 + 12 + 3)
     known = ~found.gap.isnan()
@@ -300,7 +294,7 @@ def test_what_was_done_before_the_deadline_is_kept(monkeypatch):
     assert not known[2:].any()
     assert (found.upper[1] < 1).all()  # all upper ends of the second row were found in time
     assert (found.upper[2:] == 1).all()
-    assert_contains(found, *exact_ends(rows, values))
+    assert_contains(found, *exact_ends(rows))
 
 
 def test_small_portions_give_the_same_bounds(monkeypatch):
@@ -324,10 +318,10 @@ def test_more_steps_close_the_gap_and_few_are_enough():
 def test_weights_of_widely_different_size():
     values, attention, visible = random_head(30, 8, 3)
     attention = attention ** torch.tensor([1.0, 8.0, 16.0], dtype=torch.float64)[:, None]
-    rows, values = some_rows((values, attention, visible))
+    rows, _ = some_rows((values, attention, visible))
     assert rows.attention.min() < 1e-20
     found = certified_bounds(rows)
-    assert_contains(found, *exact_ends(rows, values))
+    assert_contains(found, *exact_ends(rows))
     assert found.gap.max() < 1e-6
 
 

@@ -88,7 +88,7 @@ def test_repeated_tokens_share_their_weight_evenly(mask, dtype, fallen):
 
 def test_values_that_lose_rank(fallen):
     given = rows(3 * drawn(40, 40, seed=3), (drawn(40, 4, seed=1) @ drawn(4, 12, seed=2)).float())
-    assert given.basis.shape[2] == 5
+    assert int(given.basis[0].any(0).sum()) == 5
     assert assert_least(given).norm(dim=-1).mean() < 0.9 * given.attention.norm(dim=-1).mean()
     assert not fallen
 
@@ -112,18 +112,19 @@ def test_one_hot_rows():
 
 
 @st.composite
-def small(draw) -> Rows:
-    """Rows with ties, zeros, one-hot weights, and values that repeat or lose rank."""
+def small(draw) -> tuple[Tensor, Tensor]:
+    """Scores of rows with ties, zeros, one-hot weights, and values that repeat or lose rank."""
     n, d_v = draw(st.integers(1, 7)), draw(st.integers(1, 4))
     whole = st.lists(st.integers(-2, 2), min_size=d_v, max_size=d_v)
     values = torch.tensor(draw(st.lists(whole, min_size=n, max_size=n))).double()
     weights = st.lists(st.integers(0, 5), min_size=n, max_size=n).filter(any)
-    return rows(torch.tensor(draw(st.lists(weights, min_size=1, max_size=3))).double().log(), values)
+    return torch.tensor(draw(st.lists(weights, min_size=1, max_size=3))).double().log(), values
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(given=small())
-def test_is_the_best_of_every_support(given, fallen):
+@given(case=small())
+def test_is_the_best_of_every_support(case, fallen):
+    given = rows(*case)
     found = assert_least(given)
     columns = given.basis[0][:, 1:].numpy()
     for row, attention in zip(found, given.attention, strict=True):

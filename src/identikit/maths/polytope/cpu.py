@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, no_type_check
 
 import numba
 import numpy as np
-import torch
 
 from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
 from identikit.maths.polytope.rows import Rows
+from identikit.maths.threads import independent
 
 PROFIT = 1e-11  # an entering key must promise at least this much per unit of weight
 PIVOT = 1e-9  # the smallest pivot
@@ -410,7 +410,7 @@ def _solve(
 
 
 def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Solve what is asked of every free row, on as many threads as torch uses; see `Proposed`.
+    """Solve what is asked of every free row, on threads of their own; see `Proposed`.
 
     Without `both`, only the greatest of each objective is found.
     """
@@ -441,6 +441,6 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
             *own, off[index], shown[index],
         )  # fmt: skip
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(independent()) as pool:
         list(pool.map(solve, rows.free.nonzero()[:, 0].tolist()))
     return Proposed(*(part.to(device) for part in found))

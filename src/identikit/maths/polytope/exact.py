@@ -81,23 +81,30 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
     bounds = proven_bounds(rows, wanted, proposed)
     loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
     if len(loose):
-        again = propose_plainly(rows.some(loose), wanted.of_rows(loose))
+        again = _solved_plainly(rows.some(loose), wanted.of_rows(loose))
         bounds = _better(bounds, loose, proven_bounds(rows.some(loose), wanted.of_rows(loose), again))
     if wanted.keys is None or not wanted.top:
         return bounds
     return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead, solve))
 
 
-def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, vertices: bool = False) -> Proposed:
+def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, both: bool = True, vertices: bool = False) -> Proposed:
     """Return what a solver proposes, and for the rows that it gives up what plain linear programs do."""
-    proposed = solve(rows, wanted, vertices=vertices)
+    proposed = solve(rows, wanted, both=both, vertices=vertices)
     failed = proposed.failed.nonzero()[:, 0]
     if not len(failed) or solve is propose_plainly:
         return proposed
-    again = propose_plainly(rows.some(failed), wanted.of_rows(failed), vertices=vertices)
+    again = _solved_plainly(rows.some(failed), wanted.of_rows(failed), both=both, vertices=vertices)
     for every, some in zip(proposed, again, strict=True):
         every[failed] = some.to(every)
     return proposed
+
+
+def _solved_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+    """Return what plain linear programs propose; without scipy, rows are given up once more."""
+    if find_spec("scipy") is None:
+        return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
+    return propose_plainly(rows, wanted, both=both, vertices=vertices)
 
 
 def _better(bounds: Bounds, rows: Int[Tensor, "some"], again: Bounds) -> Bounds:
@@ -170,7 +177,7 @@ def _tried(
     difference.scatter_(2, other[..., None], 1.0)
     difference.scatter_add_(2, key[:, None].expand(-1, most, 1), -torch.ones_like(difference[..., :1]))
     difference *= real[..., None]
-    proposed = solve(rows, Wanted(objectives=difference), both=False)
+    proposed = _solved_again(rows, Wanted(objectives=difference), solve, both=False)
     beaten = ((proposed.greatest > TIE) & real).any(-1) & ~proposed.failed
     proven = (proven_maximum(rows, difference, proposed.upper) <= TIE).all(-1)
     return beaten, proven
