@@ -143,7 +143,8 @@ def intervals_of(
         wanted = Wanted(objectives=membership(list(members.values()), n))
     started = time.monotonic()
     rows, bounds = bounds_of(captured, places, wanted, bounding=bounding, progress=progress)
-    raw = rows.attention if wanted.objectives is None else rows.attention @ wanted.objectives.to(rows.attention).mT
+    weights = rows.attention[:, :n]
+    raw = weights if wanted.objectives is None else weights @ wanted.objectives.to(weights).mT
     edges = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
     rounding = _rounding(captured)
     if rounding and not bounding.epsilon:
@@ -176,7 +177,8 @@ def bounds_of(
 ) -> tuple[Rows, Bounds]:
     """Bound rows anywhere in captured attention: places of layer, head and query, with all rows of a head together.
 
-    Returns the rows, and the bounds of what is wanted of the text's tokens: of all keys, if any, then of objectives.
+    Returns the rows, with a learned sink as their last key, and the bounds of what is wanted of the text's tokens: of
+    all keys, if any, then of objectives.
     """
     rows = captured.rows(places, moving=bounding.epsilon > 0)
     n = len(captured.reading.tokens)
@@ -204,7 +206,7 @@ def bounds_of(
         batch = int(min(2 * batch, rate * _LONGEST_BATCH + 1, rate * (limit - now)))
         progress("attention intervals, rows", int(some[-1]) + 1, len(places))
     progress("attention intervals, rows", len(places), len(places))
-    return _of_tokens(rows, bounds, wanted, n)
+    return rows, _of_tokens(rows, bounds, wanted, n)
 
 
 def edges_wanted(n: int, keys: Sequence[int], *, objectives: Tensor | None = None, top: int = 0) -> Wanted:
@@ -221,15 +223,13 @@ def _with_sink(wanted: Wanted, sink: int) -> Wanted:
     return Wanted(keys, objectives, wanted.top)
 
 
-def _of_tokens(rows: Rows, bounds: Bounds, wanted: Wanted, n: int) -> tuple[Rows, Bounds]:
-    """Return rows and bounds of the n tokens, without the column of a learned sink."""
-    sink = rows.attention.shape[1] - n
-    rows = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
-    if sink and wanted.keys is not None:
+def _of_tokens(rows: Rows, bounds: Bounds, wanted: Wanted, n: int) -> Bounds:
+    """Return bounds of the n tokens, without the column of a learned sink."""
+    if rows.attention.shape[1] > n and wanted.keys is not None:
         kept = [at for at in range(bounds.lower.shape[1]) if at != n]
         bounds = Bounds(bounds.lower[:, kept], bounds.upper[:, kept], bounds.gap[:, kept], bounds.order)
     bounds.lower.masked_fill_(bounds.lower == 0, 0.0)  # -0.0 is 0
-    return rows, bounds._replace(order=bounds.order.minimum(rows.visible.sum(-1)).clamp(max=TOP))
+    return bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
 
 
 def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bounds:

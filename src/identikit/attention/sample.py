@@ -65,16 +65,17 @@ def bound_rows(
     n = len(attention.tokens)
     wanted = edges_wanted(n, range(n), objectives=groups, top=TOP)
     rows, bounds = bounds_of(captured, places, wanted, bounding=EXACTLY, progress=progress)
-    raw = rows.attention @ groups.to(rows.attention).mT
+    weights = rows.attention[:, :n]
+    raw = weights @ groups.to(weights).mT
     found = BoundedRows(
         torch.tensor(places, dtype=torch.long).reshape(-1, 3),
-        rows.attention,
+        weights,
         _effective(attention, places),
         bounds.lower[:, :n],
         bounds.upper[:, :n],
         torch.stack([raw, bounds.lower[:, n:], bounds.upper[:, n:]], dim=1),
         bounds.order,
-        rows.visible.sum(-1),
+        rows.visible[:, :n].sum(-1),
         rows.free,
     )
     finished = ~bounds.gap.isnan().any(-1).cpu()
