@@ -21,7 +21,6 @@ LONG_MODULES = {
     "maths/effective.py": 414,
     "maths/polytope/cpu.py": 446,
     "paper/inputs.py": 462,
-    "results/result.py": 409,
 }
 
 # Functions of more than MOST_PARAMETERS parameters. Kernels and keyword-only options of public functions do not count.

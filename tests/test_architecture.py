@@ -208,8 +208,9 @@ def writes_past_frozen(node: ast.AST) -> bool:
     behind = ("vars(self)", "self.__dict__")
     if isinstance(node, ast.Attribute):
         return ast.unparse(node) in ("object.__setattr__", *(f"{fields}.update" for fields in behind))
-    written = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-    return written and ast.unparse(node.value) in behind
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return ast.unparse(node.value) in behind
+    return False
 
 
 def long_modules(source: Path) -> dict[str, int]:

@@ -98,21 +98,16 @@ def test_three_tokens_by_hand():
     """The worked example of the tutorial and of docs/understand/attention.md, by the library's own formulas."""
     import torch
 
-    from identikit.maths.polytope.bounds import Wanted
-    from identikit.maths.polytope.exact import exact_bounds, extreme_rows
-    from identikit.maths.polytope.rows import rows_of
+    from identikit.maths.polytope.one_row import intervals, witnesses
 
     weights = torch.tensor([0.8, 0.1, 0.1]).double()
     values = torch.tensor([[0.0], [1.0], [2.0]]).double()
-    every = torch.ones(1, 3).bool()
-    rows = rows_of(weights[None], values, every, rank=torch.tensor([1]))
-    ends = exact_bounds(rows, Wanted(keys=every[0]))
-    proven = {"rtol": 0, "atol": 1e-7}  # the ends of a proof lie just outside the sharp ones
-    torch.testing.assert_close(ends.lower[0], torch.tensor([0.7, 0.0, 0.0]).double(), **proven)
-    torch.testing.assert_close(ends.upper[0], torch.tensor([0.85, 0.3, 0.15]).double(), **proven)
+    ends = intervals(weights, values)
+    torch.testing.assert_close(ends.lower, torch.tensor([0.7, 0.0, 0.0]).double())
+    torch.testing.assert_close(ends.upper, torch.tensor([0.85, 0.3, 0.15]).double())
     effective = weights @ values @ torch.linalg.pinv(values)
     torch.testing.assert_close(effective, torch.tensor([0.0, 0.06, 0.12]).double())
-    vertices = extreme_rows(rows, torch.eye(3).double()[None, :1])[0][0, 0]
+    vertices = torch.stack([torch.as_tensor(end) for end in witnesses(weights, values, [0])])
     last = torch.linspace(0, 0.15, 16).double()
     between = torch.stack([0.7 + last, 0.3 - 2 * last, last], -1)  # all attention with this output; the first is least
     torch.testing.assert_close(between @ values, (weights @ values).expand(16, 1))

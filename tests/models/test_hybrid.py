@@ -40,7 +40,7 @@ def test_attention_of_the_layers_that_attend(name: str):
     attention = ik.effective_attention(model, TEXT)
     assert attention.layers == model.attention_layers
     assert attention.verify().hidden < 1e-4
-    assert ik.attention_intervals(model, TEXT, head=0, query=8)._axis("layer").values == model.attention_layers
+    assert ik.attention_intervals(model, TEXT, head=0, query=8).axis("layer").values == model.attention_layers
 
 
 def test_a_layer_without_softmax_is_refused_by_its_name(model: Model):
@@ -79,7 +79,7 @@ def test_attribution_goes_forward_through_whole_blocks(name: str):
 def test_explain_says_which_layers_it_reads(model: Model):
     maps = ik.token_identifiability(model, [f"w{3 + i} w{4 + i} w9" for i in range(20)], maps=("ridge",))
     explanation = ik.explain(model, TEXT, seconds=None, maps=maps, probes=2)
-    assert explanation._axis("layer").values == (1, 3)
+    assert explanation.axis("layer").values == (1, 3)
     assert "4 layers (softmax attention in 1, 3" in " ".join(str(explanation).split())
     named = {edge["layer"] for edge in explanation.about["least_certain"]}
     assert named <= {1, 3}

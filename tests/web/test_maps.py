@@ -143,7 +143,7 @@ def test_two_way_hover_shows_what_a_token_looks_at_and_who_looks_at_it(page: Any
     query = found["hoverQuery"]
     key = found["hoverKey"]
     own = explanation.attention.sel(layer=1, head=2)
-    names = explanation.attention._axis("key").name_of
+    names = explanation.attention.axis("key").name_of
     said = words_of(page, ".maps .maps-read").replace("−", "-")
     assert said.startswith(f"{names(query)} → {names(key)} in L1H2:")
     numbers = [float(one) for one in re.findall(r"(?:raw|effective|simplex|null) (-?\d+(?:\.\d+)?(?:e-?\d+)?)", said)]

@@ -7,8 +7,9 @@ import torch
 from identikit.attention.precision import careful_words
 from identikit.errors import InputError
 from identikit.models.reading import Change
+from identikit.results.gathered import strongest
 from identikit.results.measure import held
-from identikit.results.result import Fact, Result, strongest
+from identikit.results.result import Fact, Result
 
 _SHARP = 1e-8  # a gap that is not worth a word
 _LISTED = 4  # groups that are named in words

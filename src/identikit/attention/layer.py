@@ -326,12 +326,9 @@ class Layer:
 
     def uncaught(self, rows: Rows, places: Sequence[tuple[int, int]]) -> float:
         """Return how much of an output the bases do not hold, at most: what attention in a row's set can miss it by."""
-        attention = rows.attention
-        if rows.basis.shape[1] > attention.shape[1]:  # the bases have a learned sink, and these rows are without it
-            attention = torch.cat([attention, 1 - attention.sum(-1, keepdim=True)], dim=1)
-        outside = attention.clone()
+        outside = rows.attention.clone()
         for group, some in rows.by_group():
-            outside[some] -= attention[some] @ rows.basis[group] @ rows.basis[group].mT
+            outside[some] -= rows.attention[some] @ rows.basis[group] @ rows.basis[group].mT
         return float(self.missed_by(outside.masked_fill(~rows.free[:, None], 0.0), places).max())
 
 

@@ -16,8 +16,9 @@ from identikit.maths.polytope.least_norm import least_norm
 from identikit.models.reading import Change
 from identikit.models.surroundings import undisturbed
 from identikit.results.axis import Index
+from identikit.results.gathered import strongest
 from identikit.results.measure import measure
-from identikit.results.result import Result, strongest
+from identikit.results.result import Result
 from identikit.shapes import Bool, Float, Int, Tensor
 
 UNSURE = 0.01  # share of rows with an unsure rank from which it is said; prose has at most 0.006

@@ -6,9 +6,9 @@ from typing import Any
 
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
-from identikit.results.gathered import word_groups
+from identikit.results.gathered import strongest, word_groups
 from identikit.results.measure import held, sometimes_held
-from identikit.results.result import Fact, Result, strongest
+from identikit.results.result import Fact, Result
 from identikit.shapes import Float, Tensor
 
 

@@ -1,6 +1,6 @@
-"""Results by words instead of pieces, and the difference of two results."""
+"""Results by words instead of pieces, the difference of two results, and the strongest entries of one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -111,3 +111,19 @@ def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
     """Return a word out of its pieces."""
     first, *rest = (tokens[place] for place in group)
     return "".join([first, *(piece.removeprefix("##") for piece in rest)])
+
+
+def strongest(
+    result: Result, name: str, count: int, values: Tensor | None = None
+) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yield the largest entries of an array by size, each with the label of its place on every axis that is left.
+
+    `values` are other numbers over the axes of that array.
+    """
+    array = result.array(name) if values is None else values
+    axes = [axis for dim in result.source.dims[name] if not (axis := result.axis(dim)).single]
+    flat = array.flatten()
+    for place in flat.abs().nan_to_num(-1).topk(min(count, flat.numel())).indices.tolist():
+        where = torch.unravel_index(torch.tensor(place), array.shape)
+        labels = {axis.name: axis.name_of(int(at)) for axis, at in zip(axes, where, strict=True)}
+        yield float(flat[place]), labels

@@ -10,7 +10,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -286,8 +286,7 @@ class Result(ABC):
         if not fits:
             raise InputError(f"Opening {where}: it is damaged (its arrays do not fit its axes). Save the result again.")
         given = about["provenance"]
-        known = {one.name for one in fields(Provenance)}
-        if set(given) != known:
+        if set(given) != {entry.name for entry in fields(Provenance)}:
             raise InputError(f"Opening {where}: its provenance was written by another version of identikit.")
         return cls(axes, Held(arrays, dims), Provenance(**given), about["about"])
 
@@ -399,19 +398,3 @@ def _tupled(value: Any) -> Any:
 
 def _encoded(image: bytes) -> str:
     return b64encode(image).decode()
-
-
-def strongest(
-    result: Result, name: str, count: int, values: Tensor | None = None
-) -> Iterator[tuple[float, dict[str, str]]]:
-    """Yield the largest entries of an array by size, each with the label of its place on every axis that is left.
-
-    `values` are other numbers over the axes of that array.
-    """
-    array = result.array(name) if values is None else values
-    axes = [axis for dim in result.source.dims[name] if not (axis := result.axis(dim)).single]
-    flat = array.flatten()
-    for place in flat.abs().nan_to_num(-1).topk(min(count, flat.numel())).indices.tolist():
-        where = torch.unravel_index(torch.tensor(place), array.shape)
-        labels = {axis.name: axis.name_of(int(at)) for axis, at in zip(axes, where, strict=True)}
-        yield float(flat[place]), labels

@@ -74,11 +74,7 @@ class Grid(NamedTuple):
 
 
 def train_grid(
-    states: HiddenStates,
-    members: Sequence[Member],
-    *,
-    settings: Settings,
-    progress: Progress = silent,
+    states: HiddenStates, members: Sequence[Member], *, settings: Settings, progress: Progress = silent
 ) -> Grid:
     """Train all members as Appendix B.1 says, in as few stacks as memory allows, and keep the best learning rates.
 
