@@ -68,7 +68,7 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest
             path.unlink()
     attention_tables(model, TEXTS, Run(Store(tmp_path / "again", {})), AttentionOptions())
     whole, again = (sorted((tmp_path / name).glob("*.*[tv]")) for name in ("whole", "again"))  # all tables
-    assert [path.name for path in whole] == [path.name for path in again] and len(whole) == 2 * 6
+    assert [path.name for path in whole] == [path.name for path in again] and len(whole) == 2 * 7
     assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in again]
 
 

@@ -174,7 +174,7 @@ def test_rounded_outputs_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
     def rounded(call: Any, heads: Any, projection: Any) -> Any:
         return whole(call, heads, projection)._replace(output=call.output[0, heads].double())
 
-    monkeypatch.setattr("identikit.attention.effective.recomputed", rounded)
+    monkeypatch.setattr("identikit.attention.layer.recomputed", rounded)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         wrong = ik.effective_attention(model, PROSE[0])

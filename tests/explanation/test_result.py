@@ -127,15 +127,14 @@ def test_a_wrong_number_of_probes_is_an_error(probes: int | str):
         explain(tiny.loaded("bert"), TEXT, probes=probes)
 
 
-def test_what_takes_long_is_left_out_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+def test_what_takes_long_is_said_and_estimated_from_fewer_directions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan, "LONG_SECONDS", 0.0)
     monkeypatch.setattr(plan, "product_rate", lambda *place: 1.0)
     model = tiny.loaded("bert")
-    found = explain(model, TEXT, maps=MAPS)
-    assert isinstance(found.attribution, Unavailable)
-    assert found.attribution.reason.startswith("Attribution takes about")
-    assert found.attribution.reason.endswith("probes=16 computes it all the same.")
-    assert told(model, probes=16)["probes"] == 16
+    with pytest.warns(UserWarning, match="Attribution takes about"):
+        assert explain(model, TEXT, maps=MAPS).attribution.probes == 4
+    with pytest.warns(UserWarning, match="Attribution takes about"):
+        assert told(model, probes=16)["probes"] == 16
 
 
 def test_nothing_is_near_where_there_is_nothing_else():

@@ -13,13 +13,13 @@ from identikit.maths.effective import (
     column_sums,
     effective_factors,
     effective_rows,
-    joint_null_dim,
     keeping_mass,
     residual,
     row_ranks,
     through_projection,
     without_bias,
 )
+from identikit.maths.joint import joint_null_dim
 from tests.reference import effective as reference
 
 MASKS = ("full", "causal", "window", "both_sides", "padded", "padded_causal", "prefix", "packed", "random")

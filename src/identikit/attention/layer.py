@@ -15,6 +15,7 @@ from identikit.attention.precision import Recomputed, check_range, coarser_unit,
 from identikit.checks import flag, float_dtype, real_number
 from identikit.maths import effective as maths
 from identikit.maths import linalg, measures, reachable
+from identikit.maths.joint import joint_null_dim
 from identikit.maths.polytope.rows import Lengths, Polytopes, Rows
 from identikit.maths.visible import Visible, visible_from_mask
 from identikit.models.reading import Reading
@@ -228,7 +229,7 @@ class Layer:
         rank = self.passed_rank
         if self.bias is not None:
             rank = maths.row_ranks(maths.through_projection(self.plain, self.projection))
-        return maths.joint_null_dim(self.plain, rank, self.projection)
+        return joint_null_dim(self.plain, rank, self.projection)
 
     @cached_property
     def polytope_dim(self) -> Int[Tensor, "head query"]:
