@@ -98,7 +98,8 @@ def test_three_tokens_by_hand():
     """The worked example of the tutorial and of docs/understand/attention.md, by the library's own formulas."""
     import torch
 
-    from identikit.maths.polytope.one_row import intervals, witnesses
+    from identikit.maths.polytope.exact import extreme_rows
+    from tests.maths.polytope.cases import intervals, one_row
 
     weights = torch.tensor([0.8, 0.1, 0.1]).double()
     values = torch.tensor([[0.0], [1.0], [2.0]]).double()
@@ -107,7 +108,8 @@ def test_three_tokens_by_hand():
     torch.testing.assert_close(ends.upper, torch.tensor([0.85, 0.3, 0.15]).double())
     effective = weights @ values @ torch.linalg.pinv(values)
     torch.testing.assert_close(effective, torch.tensor([0.0, 0.06, 0.12]).double())
-    vertices = torch.stack([torch.as_tensor(end) for end in witnesses(weights, values, [0])])
+    first = torch.tensor([[[1.0, 0.0, 0.0]]]).double()
+    vertices = extreme_rows(one_row(weights, values), first)[0][0, 0]
     last = torch.linspace(0, 0.15, 16).double()
     between = torch.stack([0.7 + last, 0.3 - 2 * last, last], -1)  # all attention with this output; the first is least
     torch.testing.assert_close(between @ values, (weights @ values).expand(16, 1))

@@ -116,7 +116,7 @@ def test_attention_over_a_file(run: Command, data: Path, tmp_path: Path):
     done = run(*command)
     assert done.status == 0 and done.stderr == ""
     assert done.stdout.startswith("In 2 texts, raw and effective attention correlate at 0.")
-    names = "texts, correlation, correlation_by_layer, correlation_by_head, null_dimension, types"
+    names = "texts, correlation, correlation_by_layer, correlation_by_head, heads, null_dimension, types"
     assert f"The tables are in {out}, as .parquet and .csv: {names}.\n{out}/columns.json says" in done.stdout
     heads = pd.read_parquet(out / "correlation_by_head.parquet")
     assert len(heads) == 2 * 6 * 12 and heads["layer"].max() == 5 and heads["head"].max() == 11

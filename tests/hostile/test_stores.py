@@ -15,9 +15,9 @@ from unittest import mock
 
 import pytest
 import torch
-from identikit.results.sealed import seal, unseal
 from safetensors.torch import load_file, save_file
 
+from identikit.results.files import seal, unseal
 from identikit.runs import run as runs
 from tests.hostile.damages import DAMAGES, STANDINS, Damage, link
 from tests.hostile.judging import refused, refused_or_right

@@ -160,10 +160,10 @@ def test_exact_claims_need_one_text(claim: Claim):
 
 
 NEAR_THEIR_LIMIT = """
-    linear-cosine-last-layer linear-cosine-last-layer-one-split first-map-fails-late rate-by-data-share more-
-    data-gains-little linear-and-mlp-equal-under-cosine left-and-right-differ own-contribution-first-layer own-
-    contribution-below-a-third outweighed-middle-layer outweighed-last-two-layers outweighed-above-
-    identifiability-error cls-keeps-itself-first-layer
+    linear-cosine-last-layer linear-cosine-last-layer-one-split first-map-fails-late rate-by-data-share
+    more-data-gains-little linear-and-mlp-equal-under-cosine left-and-right-differ own-contribution-first-layer
+    own-contribution-below-a-third outweighed-middle-layer outweighed-last-two-layers
+    outweighed-above-identifiability-error cls-keeps-itself-first-layer
 """
 
 
@@ -274,8 +274,8 @@ def test_does_not_apply(names: list[str], change: Change, why: str):
 
 
 NOT_CAUSAL = """
-    left-and-right-differ cls-gathers-beside-separator cls-gathers-from-second-sentence cls-gathers-from-
-    position-30 cls-keeps-itself-first-layer context-of-he context-of-long
+    left-and-right-differ cls-gathers-beside-separator cls-gathers-from-second-sentence cls-gathers-from-position-30
+    cls-keeps-itself-first-layer context-of-he context-of-long
 """
 
 

@@ -43,7 +43,7 @@ def check(engine: Engine, model: Model, place: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runs, "BLOCK_TOKENS", 40)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     here = whole(Local(1), model, place / "local")
-    assert whole(engine, model, place / "engine") == here and len(here) == 12
+    assert whole(engine, model, place / "engine") == here and len(here) == 14
     assert len(shards(place / "engine")) == len(shards(place / "local")) > 3
 
     job = Squares(str(place / "died"), deadly=2, warns=5)

@@ -73,7 +73,7 @@ def mass_of_types(evidence: Evidence) -> Drawing:
     def panel(axes: Axes, group: str, letter: str) -> None:
         mass_band(axes, data.query("group == @group"), x="layer")
         shares_by_layer(axes, evidence)
-        hold(axes, data[WEIGHTS].to_numpy().min(), max(data["upper"]))
+        hold(axes, data[list(WEIGHTS)].to_numpy().min(), max(data["upper"]))
         legend(axes, columns=1, title=f"({letter}) to {GROUPS[group]}")
 
     groups = [name for name in GROUPS if name in set(data["group"])]
