@@ -81,9 +81,11 @@ def test_a_mistake_is_one_line_and_no_traceback(run: Command, arguments: list[st
     assert run("explain", *arguments).refused(message)
 
 
-def test_truncate_is_explicit(run: Command):
-    done = run("explain", "word " * 600, "--truncate", "--json")
-    assert len(json.loads(done.stdout)["tokens"]) == 512
+def test_truncate_is_explicit(run: Command, saved: Path):
+    model = str(saved / "model")
+    limit = ik.load(model).limit
+    done = run("explain", "w5 " * (limit + 100), "--truncate", "--json", "--probes", "1", "--model", model)
+    assert len(json.loads(done.stdout)["tokens"]) == limit
 
 
 def test_models_are_listed(run: Command):

@@ -144,7 +144,7 @@ def _fight(threads: int) -> bool:
             torch.set_num_threads(number)
             started = time.perf_counter()
             for _ in range(_PRODUCTS):
-                factor @ factor
+                _ = factor @ factor
             seconds[number] = time.perf_counter() - started
     finally:
         torch.set_num_threads(threads)
