@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import identikit as ik
 from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
 from identikit.paper.figures.catalogue import FIGURES
 from tests.cli.conftest import Command
@@ -84,7 +85,8 @@ def test_a_mistake_is_one_line_and_no_traceback(run: Command, arguments: list[st
 def test_truncate_is_explicit(run: Command, saved: Path):
     model = str(saved / "model")
     limit = ik.load(model).limit
-    done = run("explain", "w5 " * (limit + 100), "--truncate", "--json", "--probes", "1", "--model", model)
+    done = run("explain", "w5 " * (limit + 100), "--truncate", "--json", "--probes", "2", "--model", model)
+    assert done.status == 0, done.stderr
     assert len(json.loads(done.stdout)["tokens"]) == limit
 
 

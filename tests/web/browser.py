@@ -1,8 +1,11 @@
 """What tests ask of a page in a browser: its state, its numbers, its Python, and its exports."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from playwright.sync_api import TimeoutError
 
 MOUNTED = "document.getElementById('identikit').identikit"
 
@@ -55,9 +58,11 @@ def exported(page: Any, view: str, kind: str) -> bytes:
     if page.locator(".menu").get_attribute("open") is None:
         page.click(".menu summary")
     page.select_option(".menu select", view)
-    with page.expect_download() as waiting:
-        page.click(f".menu button:text-is('{kind}')")
-    return Path(waiting.value.path()).read_bytes()
+    for seconds in (10, 30):  # on a busy machine, Chromium drops a download now and then
+        with suppress(TimeoutError), page.expect_download(timeout=1000 * seconds) as waiting:
+            page.click(f".menu button:text-is('{kind}')")
+            return Path(waiting.value.path()).read_bytes()
+    raise AssertionError(f"{view} was not exported as {kind}")
 
 
 def words_of(page: Any, selector: str) -> str:
