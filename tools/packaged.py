@@ -94,7 +94,13 @@ def check_contents(wheel: Path) -> None:
     code = {name: content for name, content in held.items() if ".dist-info/" not in name}
     require(code.keys() == expected.keys(), f"files that differ: {sorted(code.keys() ^ expected.keys())}")
     require(code == expected, "files in the wheel differ from those of the package")
-    for name in ("py.typed", "samples.tsv", "web/static/index.html", "web/static/main.js", "web/static/style.css"):
+    for name in (
+        "py.typed",
+        "texts/samples.tsv",
+        "web/static/index.html",
+        "web/static/main.js",
+        "web/static/style.css",
+    ):
         require(f"identikit/{name}" in code, f"{name} is missing")
     about = next(content for name, content in held.items() if name.endswith(".dist-info/METADATA"))
     told = Metadata.from_email(about, validate=True)
