@@ -129,7 +129,7 @@ def test_a_wrong_number_of_probes_is_an_error(probes: int | str):
 
 def test_what_takes_long_is_said_and_estimated_from_fewer_directions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(plan, "product_rate", lambda *place: 1.0)
+    monkeypatch.setattr(plan, "WARNED_SECONDS", {"cpu": 0.0})
     model = tiny.loaded("bert")
     with pytest.warns(UserWarning, match="Attribution takes about"):
         assert explain(model, TEXT, maps=MAPS).attribution.probes == 4
