@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from identikit.cli import option
 from identikit.cli.endings import run as run_command
-from identikit.cli.options import DataDirOption, JsonOption, ModelOption
 from identikit.errors import InputError
 
 bench = typer.Typer(
@@ -46,7 +46,7 @@ def bench_attention(
     ] = None,
     device: BenchDeviceOption = "cpu",
     repeats: RepeatsOption = 3,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Time effective attention, and measure its memory.
 
@@ -68,10 +68,10 @@ def bench_intervals(
     tokens: Annotated[
         list[int] | None, typer.Option("--tokens", min=2, help="A text length; repeat for more. Default: 64 and 128.")
     ] = None,
-    model: ModelOption = None,
+    model: option.Model = None,
     device: BenchDeviceOption = "cpu",
     repeats: RepeatsOption = 3,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Time intervals.
 
@@ -87,9 +87,9 @@ def bench_intervals(
 @bench.command("attribution")
 def bench_attribution(
     device: BenchDeviceOption = "cpu",
-    model: ModelOption = None,
+    model: option.Model = None,
     data: Annotated[str | None, typer.Option("--data", help="Time all texts of a file or dataset instead.")] = None,
-    data_dir: DataDirOption = None,
+    data_dir: option.DataDir = None,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +109,7 @@ def bench_attribution(
         ),
     ] = None,
     repeats: RepeatsOption = 3,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Time attribution.
 
@@ -139,7 +139,7 @@ def bench_tokens(
         str | None,
         typer.Option("--states", help="A safetensors file of hidden states. Default: those of the sample texts."),
     ] = None,
-    model: ModelOption = None,
+    model: option.Model = None,
     device: BenchDeviceOption = "cpu",
     tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 products on a GPU.")] = False,
     folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds to run.")] = 10,
@@ -159,7 +159,7 @@ def bench_tokens(
         str | None,
         typer.Option("--dtype", help="The number format of 'inversion'. Default: float32; made-up: bfloat16."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Time the training of maps, or inversion.
 
@@ -194,10 +194,10 @@ def bench_runs(
         list[str] | None, typer.Option("--engine", help="local, processes or ray, by default all three.")
     ] = None,
     data: Annotated[str | None, typer.Option("--data", help="A file or dataset. Default: the embedded texts.")] = None,
-    data_dir: DataDirOption = None,
-    model: ModelOption = None,
+    data_dir: option.DataDir = None,
+    model: option.Model = None,
     probes: Annotated[int, typer.Option("--probes", min=1, help="Random directions of attribution.")] = 2,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Measure what a run costs beside its numbers.
 
@@ -221,7 +221,7 @@ def bench_threads(
         typer.Option("--busy", min=0, help="A number of busy processes; repeat for more. Default: 0 and 1."),
     ] = None,
     repeats: RepeatsOption = 3,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Time decompositions with all threads on one matrix, and with one thread on each; alone and beside busy processes.
 
@@ -240,8 +240,8 @@ def bench_page(
         typer.Option("--tokens", min=4, help="How long a text is; repeat for more. Default: 64, 128, 512."),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="About how long to bound rows.")] = 20.0,
-    model: ModelOption = None,
-    as_json: JsonOption = False,
+    model: option.Model = None,
+    as_json: option.Json = False,
 ) -> None:
     """Measure the page of an explanation: its size, how long it takes, and how long a frame takes while hovering.
 

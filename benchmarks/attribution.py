@@ -22,8 +22,8 @@ from benchmarks.shapes import BERTS, made_up_bert, made_up_llama
 from identikit.attribution import request as shared
 from identikit.attribution.attribute import token_attribution
 from identikit.attribution.derivative import agreeing, block_derivatives
-from identikit.attribution.plan import estimate, plan
-from identikit.attribution.request import Request
+from identikit.attribution.plan import expected_seconds, plan
+from identikit.attribution.request import AttributionOptions, Request
 from identikit.maths.jacobian import contributions, folds
 from identikit.models.load.load import load
 from identikit.models.machine import PRECISIONS, product_rate, products
@@ -79,7 +79,7 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
 
 def exactly(model: Model, precision: str = "full") -> Request:
     """Ask for everything: all layers, all pairs, all directions."""
-    return Request(tuple(range(model.n_layers)), None, "frobenius", None, 0, "before", precision)
+    return AttributionOptions(precision=precision).checked(model)
 
 
 def contributions_of(model: Model, batch: TokenBatch, precision: str = "full") -> torch.Tensor:
@@ -248,11 +248,12 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
     _attribute_once(model, 4, request)  # warm up
     for done, n in enumerate(options.tokens):
         progress("attribution", done, len(options.tokens))
-        ahead, way = estimate(model, [n], request), plan(model, n, request)
+        ahead = expected_seconds(model, [n], request)
+        way = plan(model, n, request)
         case = f"{model.name}, {model.n_layers} layers, {n} tokens, {how}"
         before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         taken, peak = seconds(partial(cuda_peak_gib, partial(_attribute_once, model, n, request)))
-        rows += time_rows(case, {"planned": ahead.seconds, way.engine: taken}, {way.engine: "planned"})
+        rows += time_rows(case, {"planned": ahead, way.engine: taken}, {way.engine: "planned"})
         rows.append(Row(case, "planned memory", way.peak / 2**30, "GiB"))
         if torch.cuda.is_available():
             rate, reached = product_rate(model.device, model.dtype, "full"), operations(model, n) / taken

@@ -13,9 +13,9 @@ from benchmarks.measure import Row, best_seconds, seconds, time_rows
 from identikit.attention.captured import Captured
 from identikit.attention.effective import effective_attention
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.polytope import programs
 from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Bounds, Wanted, proven_bounds
+from identikit.maths.polytope.cpu import propose_plainly
 from identikit.maths.polytope.exact import exact_bounds
 from identikit.maths.polytope.rows import Rows, decomposed, rows_of
 from identikit.models.load.load import load
@@ -129,7 +129,7 @@ def row_intervals(attention: torch.Tensor, values: torch.Tensor) -> Bounds:
 def bounds_plainly(rows: Rows) -> Bounds:
     """Bound every key of rows with one linear program per end."""
     wanted = every_key(rows)
-    return proven_bounds(rows, wanted, programs.propose(rows, wanted))
+    return proven_bounds(rows, wanted, propose_plainly(rows, wanted))
 
 
 def linprog_intervals(attention: torch.Tensor, values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

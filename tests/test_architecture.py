@@ -38,7 +38,6 @@ FLOORS = [
 HEIGHTS = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 # A Result draws itself: the one way up, and only inside a function of a module that holds Results (`…result.py`).
 DRAWS = {"plots", "web"}
-IMPORTERS = ("import_module", "__import__", "find_spec", "files")  # functions that take a module's name
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -63,68 +62,36 @@ def modules(source: Path) -> list[Module]:
 
 
 class Import(NamedTuple):
-    """A name that a module imports, `identikit.room…`; `{` begins what is only known at run time."""
+    """A room that a module imports; that of `identikit` itself is `__init__`."""
 
-    name: str
+    room: str
     inside_function: bool
-
-    @property
-    def room(self) -> str:
-        """The room that is imported; that of `identikit` itself is `__init__`, one that nobody can tell is empty."""
-        known = self.name.partition("{")
-        parts = known[0].split(".")
-        if len(parts) == 1:
-            return "" if known[1] else "__init__"
-        return parts[1] if len(parts) > 2 or not known[1] else ""
 
 
 def imports(module: Module) -> Iterator[Import]:
-    """Everything of the package that a module imports: by statement, absolute or relative, or by a name in a string."""
+    """Every room that a module imports by a statement, absolute or relative; `imports_by_name` sees what else can."""
     inner = set()
     for function in ast.walk(module.tree):
         if isinstance(function, FUNCTIONS):
             inner.update(map(id, ast.walk(function)))
-    package = ("identikit", *module.place.parts[:-1])
     for node in ast.walk(module.tree):
-        for name in imported_names(node, package):
-            if name.partition(".")[0].partition("{")[0] == "identikit":
-                yield Import(name, id(node) in inner)
+        for name in imported_names(node, ("identikit", *module.place.parts[:-1])):
+            package, *rest = name.split(".")
+            if package == "identikit":
+                yield Import(rest[0] if rest else "__init__", id(node) in inner)
 
 
 def imported_names(node: ast.AST, package: tuple[str, ...]) -> list[str]:
-    """The full dotted names that a node of a syntax tree imports."""
+    """The full dotted names of the modules that a statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return names_of_statement(node, package)
-    if isinstance(node, ast.Call) and last_name(node.func) in IMPORTERS and node.args:
-        return [name_in_string(node.args[0], package)]
-    return []
-
-
-def names_of_statement(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
+    if not isinstance(node, ast.ImportFrom):
+        return []
     base = package[: len(package) - node.level + 1] if node.level else ()
     module = ".".join((*base, *filter(None, [node.module])))
     if module != "identikit":
         return [module]
-    rooms = {path.name.removesuffix(".py") for path in SOURCE.iterdir()} | HEIGHTS.keys()
-    return [f"identikit.{alias.name}" if alias.name in rooms else "identikit" for alias in node.names]
-
-
-def name_in_string(node: ast.expr, package: tuple[str, ...]) -> str:
-    """The module that a string names, its variable parts in braces; nothing if the string is only a variable."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        name = node.value
-    elif isinstance(node, ast.JoinedStr):
-        name = ast.unparse(node)[2:-1]
-    elif isinstance(node, ast.BinOp):  # "identikit." + name
-        name = name_in_string(node.left, package) + "{" + ast.unparse(node.right) + "}"
-    else:
-        return ""
-    levels = len(name) - len(name.lstrip("."))
-    if not levels:
-        return name
-    return ".".join((*package[: len(package) - levels + 1], name[levels:]))
+    return [f"identikit.{alias.name}" if alias.name in HEIGHTS else "identikit" for alias in node.names]
 
 
 def upward_imports(source: Path) -> Iterator[str]:
@@ -134,11 +101,7 @@ def upward_imports(source: Path) -> Iterator[str]:
             yield f"{module.place} is on no floor"
             continue
         for imported in imports(module):
-            if not imported.room and module.place.name == "__init__.py" and len(module.place.parts) == 1:
-                continue  # what is public is loaded when it is asked for: a test of its own reads the table
-            if not imported.room:
-                yield f"{module.place} imports a module by name: {imported.name}"
-            elif not may_import(module, imported):
+            if not may_import(module, imported):
                 yield f"{module.place} imports {imported.room}"
 
 
@@ -259,15 +222,7 @@ def test_every_kind_of_import_is_seen(tmp_path: Path):
         "attribution/plan.py": "import identikit.attention.effective\n",
         "cellar.py": "",
         "maths/effective.py": "import identikit\n",
-        "maths/jacobian.py": "importlib.import_module('identikit.models.model')\n",
-        "maths/mixing.py": "__import__('identikit.runs')\n",
         "models/load.py": "def load():\n    from identikit import explain\n",
-        "models/model.py": "import_module(f'identikit.runs.{name}')\n",
-        "models/table.py": "import_module(f'identikit.{name}.model')\n",
-        "models/taps/tap.py": "import_module('identikit.' + name)\n",
-        "results/axis.py": "files('identikit.web')\n",
-        "results/files.py": "import_module('..plots', __package__)\n",
-        "results/result.py": "files('identikit.results')\n",
         "runs/store.py": "from identikit import explanation\n",
         "tokens/maps.py": "from ..attention import effective\n",
     }
@@ -276,14 +231,7 @@ def test_every_kind_of_import_is_seen(tmp_path: Path):
         "attribution/plan.py imports attention",
         "cellar.py is on no floor",
         "maths/effective.py imports __init__",
-        "maths/jacobian.py imports models",
-        "maths/mixing.py imports runs",
         "models/load.py imports __init__",
-        "models/model.py imports runs",
-        "models/table.py imports a module by name: identikit.{name}.model",
-        "models/taps/tap.py imports a module by name: identikit.{name}",
-        "results/axis.py imports web",
-        "results/files.py imports plots",
         "runs/store.py imports explanation",
         "tokens/maps.py imports attention",
     ]

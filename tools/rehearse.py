@@ -35,8 +35,9 @@ from transformers import BertConfig, BertForPreTraining, BertTokenizer
 from identikit.errors import InputError
 from identikit.models.load.load import load
 from identikit.models.model import Model
-from identikit.paper.inputs import INPUTS, PAPER, SAMPLE, Effort, Work
+from identikit.paper.inputs import INPUTS
 from identikit.paper.texts import PASSAGE, SENTENCE, paper_texts
+from identikit.paper.work import PAPER, SAMPLE, Effort, Work
 from identikit.runs.engines import Local, Results, RunJob, RunTask, TaskProgress
 from identikit.runs.store import Store
 from identikit.texts.tags import penn_tags, tagger_missing
@@ -213,7 +214,7 @@ class Rehearsal:
         """Yield the dataset, the input and the kind of map of each part that is wanted."""
         for data, name in PARTS:
             if why := INPUTS[name].unmet(self.work(data, name)):
-                print(f"{named(data, name, None):28} left out: {why.reason}", flush=True)
+                print(f"{named(data, name, None):28} left out: {why}", flush=True)
                 continue
             for kind in kinds.get(name, (None,)):
                 if any(fnmatch(named(data, name, kind), pattern) for pattern in self.given.parts):

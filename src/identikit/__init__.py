@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from identikit.attribution.attribute import token_attribution
     from identikit.errors import IdentikitError, InputError, ModelError
     from identikit.explanation.explain import explain
-    from identikit.explanation.opening import open_result
+    from identikit.explanation.result import open_result
     from identikit.models.load.load import load
     from identikit.models.model import Model
     from identikit.results.citation import cite
@@ -59,7 +59,7 @@ _MODULES = {
     "load": "models.load.load",
     "Model": "models.model",
     "Result": "results.result",
-    "open_result": "explanation.opening",
+    "open_result": "explanation.result",
     "token_identifiability": "tokens.identify",
     "invert": "tokens.invert",
     "explain": "explanation.explain",

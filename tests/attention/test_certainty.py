@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import identikit as ik
-from identikit.attention.certainty import ALL, GROUPS, _bin, drawn_places, length_table
-from identikit.attention.dataset import AttentionOptions, attention_tables, certainty_statistics
+from identikit.attention.certainty import ALL, GROUPS, _bin, drawn_places, frames, length_table
+from identikit.attention.dataset import AttentionOptions, attention_statistics, attention_tables
 from identikit.errors import InputError
 from identikit.runs import run as runs
 from identikit.runs.run import Run
@@ -114,26 +114,10 @@ def test_rows_do_not_depend_on_other_texts_or_shards(tmp_path: Path, monkeypatch
     assert places[0] != places[1]
 
 
-def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "BLOCK_TEXTS", 2)
-    monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
-    for folder in ("whole", "again"):
-        tables("bert", TEXTS, tmp_path / folder, intervals=5)
-    for path in (tmp_path / "again").iterdir():
-        if path.name not in ("run.json", "shard-000000.safetensors"):
-            path.unlink()
-    tables("bert", TEXTS, tmp_path / "again", intervals=5)
-    whole, again = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*[tv]")} for name in ("whole", "again")
-    )
-    assert whole == again and {"intervals.parquet", "intervals_by_length.csv", "groups.csv"} <= whole.keys()
-
-
 def test_intervals_can_be_gathered_alone(tmp_path: Path):
     model, options = tiny.loaded("bert", dtype=torch.float64), AttentionOptions(intervals=5)
-    from identikit.attention.certainty import frames
-
-    alone = frames(certainty_statistics(model, [*TEXTS], Run(Store(tmp_path / "alone", {})), options))
+    run = Run(Store(tmp_path / "alone", {}))
+    alone = frames(attention_statistics(model, [*TEXTS], run, options, only_intervals=True))
     beside = attention_tables(model, TEXTS, Run(Store(tmp_path / "beside", {})), options)
     assert [*alone] == [*beside][-3:] and all(alone[name].equals(beside[name]) for name in alone)
 

@@ -39,6 +39,7 @@ def test_tables_hold_what_each_text_gives(name: str, tmp_path: Path):
     null = tables["null_dimension"].set_index(["text", "layer"])
     assert len(null) == 3 * n and (null["slack_least"] >= 0).all()
     for text, result in enumerate(results):
+        assert null["least"][text].tolist() == result.null_dim.amin((1, 2)).tolist()
         assert null["greatest"][text].tolist() == result.null_dim.amax((1, 2)).tolist()
         assert null["residual"][text].tolist() == pytest.approx(result.residual.amax(1).tolist())
 
@@ -60,15 +61,15 @@ def test_types_add_up_and_no_cell_reads_as_missing(tmp_path: Path):
 def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
-    model = tiny.loaded("bert")
-    attention_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), AttentionOptions())
-    attention_tables(model, TEXTS, Run(Store(tmp_path / "again", {})), AttentionOptions())
+    model, options = tiny.loaded("bert"), AttentionOptions(intervals=5)
+    attention_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), options)
+    attention_tables(model, TEXTS, Run(Store(tmp_path / "again", {})), options)
     for path in (tmp_path / "again").iterdir():
         if path.name not in ("run.json", "shard-000000.safetensors"):
             path.unlink()
-    attention_tables(model, TEXTS, Run(Store(tmp_path / "again", {})), AttentionOptions())
+    attention_tables(model, TEXTS, Run(Store(tmp_path / "again", {})), options)
     whole, again = (sorted((tmp_path / name).glob("*.*[tv]")) for name in ("whole", "again"))  # all tables
-    assert [path.name for path in whole] == [path.name for path in again] and len(whole) == 2 * 7
+    assert [path.name for path in whole] == [path.name for path in again] and len(whole) == 2 * 10
     assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in again]
 
 

@@ -26,17 +26,9 @@ PROSE = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
     "big dog in the park. The dog was sad. Lily asked the dog why it was sad. The dog said it had lost its ball. Lily "
     "and the dog looked everywhere for the ball, under the bench and behind the tall trees, until they found it. Then "
-    "they played together until it was time for dinner, and Lily went home with a smile.",
-    "The committee met on Thursday to discuss the budget for next year, and most of its members agreed that spending "
-    "on roads had to fall. A minority argued that old bridges could not wait, since two of them had already been "
-    "closed to heavy lorries last winter. After three hours they adjourned without a vote; the chair promised a new "
-    "draft within ten days, and asked everyone to send their figures by Monday evening, however rough they still were.",
-    "When the storm reached the harbour, the fishermen had already tied their boats to the inner wall and carried the "
-    "nets up to the sheds. By midnight the water stood over the quay. Nobody slept. In the morning they counted what "
-    "was left: nine boats out of twelve, no lantern, and a great heap of seaweed where the market used to be. The "
-    "oldest of them laughed, lit his pipe and began to mend a net.",
+    "they played together until it was time for dinner, and Lily went home with a smile."
 )
-REPEATED = ("la " * 60, "no no yes " * 20)
+REPEATED = "la " * 60
 
 
 @cache
@@ -71,9 +63,8 @@ LEAST = {torch.bfloat16: 0.999, torch.float16: 0.9999}  # in every layer; docs/r
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("text", PROSE)
-def test_prose_reads_as_in_float32(name: str, dtype: torch.dtype, text: str):
-    half, single = read(name, dtype, text)
+def test_prose_reads_as_in_float32(name: str, dtype: torch.dtype):
+    half, single = read(name, dtype, PROSE)
     assert float((half.null_dim == single.null_dim).double().mean()) > 0.999
     assert float(half.residual.max()) < 1e-9  # far within the dtype's rounding, 1e-3 and 8e-3
     assert float(half.norm_ratio.max()) < 1 + 1e-9
@@ -93,7 +84,7 @@ def test_prose_reads_as_in_float32(name: str, dtype: torch.dtype, text: str):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reading_adds_nothing_to_the_rounding_of_the_model(name: str, dtype: torch.dtype):
     """The definition in float64, from the half model's own queries, keys and values."""
-    half, _ = read(name, dtype, PROSE[0])
+    half, _ = read(name, dtype, PROSE)
     for layer in (0, 5):
         call = half.captured().layers[layer].call
         visible, few = call.visible()[0, 0, -24:], slice(2, 4)  # heads
@@ -107,9 +98,8 @@ def test_the_reading_adds_nothing_to_the_rounding_of_the_model(name: str, dtype:
 
 @needs_stories
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("text", REPEATED)
-def test_one_phrase_repeated_says_that_ranks_depend_on_the_resolution(dtype: torch.dtype, text: str):
-    half, single = read("stories", dtype, text)
+def test_one_phrase_repeated_says_that_ranks_depend_on_the_resolution(dtype: torch.dtype):
+    half, single = read("stories", dtype, REPEATED)
     differ = half.null_dim != single.null_dim
     assert float(differ.double().mean()) > 0.001
     assert float((~half.rank_is_sure)[differ].double().mean()) > 0.9  # and most of these rows are among the unsure ones
@@ -123,8 +113,8 @@ def test_one_phrase_repeated_says_that_ranks_depend_on_the_resolution(dtype: tor
 
 
 @needs_stories
-@pytest.mark.parametrize("dtype", HALVES)
-def test_explain_gives_the_causes_of_float32(dtype: torch.dtype):
+def test_explain_gives_the_causes_of_float32():
+    dtype = torch.bfloat16
     text = "Lily saw a dog and a cat and a dog."
     half, single = (ik.explain(model, text, seconds=2, probes=2) for model in pair("stories", dtype))
     assert half.about["causes"] == single.about["causes"]
@@ -137,8 +127,7 @@ def test_explain_gives_the_causes_of_float32(dtype: torch.dtype):
     assert half.provenance.settings["outputs_computed_in"] == "float64"
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt_oss", "llama", "gemma2"])
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("gpt_oss", torch.float16)])
 def test_long_texts_are_computed_in_float32(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     """Rows in several parts, and in float32: the same reading to its rounding."""
     model, text = tiny.loaded(name, dtype=dtype), " ".join(f"w{3 + 7 * i % 50}" for i in range(30))
@@ -177,7 +166,7 @@ def test_rounded_outputs_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("identikit.attention.layer.recomputed", rounded)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        wrong = ik.effective_attention(model, PROSE[0])
+        wrong = ik.effective_attention(model, PROSE)
     assert [str(one.message).split(": ")[1][:20] for one in told] == ["effective attention ", "rows of effective at"]
     assert float(wrong.norm_ratio.max()) > 1.05
 
@@ -190,9 +179,9 @@ def test_overflow_is_an_error_that_names_the_layer():
         ik.effective_attention(model, "w5 w6 w7")
 
 
-@pytest.mark.parametrize("name", ["bert", "mistral", "gpt_oss", "llama"])
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss"])
 def test_ranks_of_plain_values_are_sure_in_float64(name: str):
-    """Fewer and more keys than value dimensions, all keys, causal and windowed: no rank is near any cutoff."""
+    """Fewer and more keys than value dimensions, windowed, with a sink: no rank is near any cutoff."""
     model = tiny.loaded(name, dtype=torch.float64)
     for text in ("w4 w9", "w4 w9 w17 w20 w31 w7 w44 w23 w50 w11"):
         result = ik.effective_attention(model, text)

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import identikit as ik
-from identikit.attention.groups import key_groups
+from identikit.attention.intervals import key_groups
 from identikit.maths.polytope import rows as polytopes
 from tests.attention.literal import literal_row
 from tests.attention.test_effective import LONG, TEXTS
 from tests.models import tiny
 from tests.reference import intervals as reference
 
-MODELS = ("bert", "llama", "mistral", "gemma2", "t5")  # bidirectional, causal, windowed, soft-capped, with a bias
+MODELS = ("bert", "llama", "mistral")  # bidirectional, causal, windowed
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,8 @@ def test_every_edge_of_a_text_is_that_of_a_plain_linear_program(attention):
         row = literal_row(attention, layer, head, query)
         lower, upper = reference.intervals(row.attention.numpy(), row.values.numpy())
         ends = found.sel(layer=layer, head=head, query=query)
+        edge = attention.intervals(layer=layer, head=head, query=query, key=2)
+        torch.testing.assert_close(torch.stack([edge.lower, edge.upper]), torch.stack([ends.lower[2], ends.upper[2]]))
         torch.testing.assert_close(ends.lower[row.keys], torch.from_numpy(lower), atol=1e-7, rtol=0)
         torch.testing.assert_close(ends.upper[row.keys], torch.from_numpy(upper), atol=1e-7, rtol=0)
         expected = reference.certain_order(row.attention.numpy(), row.values.numpy(), top=5)
@@ -203,10 +205,44 @@ def test_room_is_measured_by_what_the_output_projection_passes_on():
 def test_a_time_limit_is_kept():
     import time
 
-    attention = ik.effective_attention(ik.load(), LONG)
+    attention = ik.effective_attention(ik.load(), LONG, layers=[0])
     for method in ("exact", "certified"):
-        attention.intervals(layer=0, head=0, query=[0, 1, 2], method=method)
+        attention.intervals(head=0, query=[0, 1, 2], method=method)
         started = time.monotonic()
-        found = attention.intervals(method=method, seconds=0.2)
+        found = attention.intervals(method=method, seconds=0.05)
         assert found.gap.isnan().any()
         assert time.monotonic() - started < 20  # all of it takes minutes
+
+
+def test_intervals_of_a_causal_head():
+    progress = []
+    found = ik.attention_intervals(
+        tiny.loaded("llama"), TEXTS[0], layer=1, head=3, progress=lambda *told: progress.append(told)
+    )
+    n = len(found.tokens)
+    assert found.lower.shape == (n, n) and progress[-1] == ("attention intervals, rows", n, n)
+    assert not found.upper.triu(1).any()
+    assert torch.allclose(found.certain_mass[:7], torch.ones(7).double())  # up to d_v + 1 keys there is one attention
+    assert found.certain_mass[-1] < 1
+
+
+def test_several_heads_and_texts_are_those_of_each():
+    model = tiny.loaded("llama")
+    together = ik.attention_intervals(model, TEXTS[:2], layer=[0, 2], head=[1, 3], query=[2, -1])
+    assert [text.lower.shape[:3] for text in together] == [(2, 2, 2)] * 2
+    alone = ik.attention_intervals(model, TEXTS[0], layer=2, head=3, query=-1)
+    assert torch.allclose(together[0].sel(layer=2, head=3, query=-1).upper, alone.upper, atol=1e-6)
+
+
+def test_what_is_not_done_in_time_is_bounded_by_what_is_known():
+    found = ik.attention_intervals(tiny.loaded("bert"), TEXTS[0], layer=0, head=0, seconds=1e-9)
+    late = found.gap.isnan()
+    assert late.any()
+    assert (found.lower[late] == 0).all() and (found.upper[late] == 1).all()
+    assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all()
+
+
+def test_what_would_take_long_is_refused(monkeypatch):
+    monkeypatch.setattr("identikit.attention.intervals.LONGEST_SECONDS", 0.0)
+    with pytest.raises(ik.InputError, match=r"14 rows of 14 tokens would take about \d+ minutes. Select some rows"):
+        ik.attention_intervals(tiny.loaded("bert"), TEXTS[0], layer=0, head=0)

@@ -14,7 +14,7 @@ from tests.models.real import STORIES, needs_stories
 from tests.reference import reachable as reference
 
 WORDS = ["w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15", "w7 w9", "w3 w4 w5 w3 w4 w5 w3 w3 w30 w31 w32 w33"]
-FAMILIES = ["bert", "gpt2", "gpt_oss", "llama", "mistral", "gemma2", "qwen3", "t5", "xlnet", "deberta-v2", "bloom"]
+FAMILIES = ["bert", "gpt_oss", "llama", "gemma2", "xlnet", "deberta-v2"]
 
 
 def assert_definition(model: Model, result: Any) -> None:
@@ -59,9 +59,8 @@ def test_is_the_definition(name: str):
         assert_definition(model, result)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_where_the_projection_loses_rank(name: str, monkeypatch: pytest.MonkeyPatch):
-    model = tiny.loaded(name, dtype=torch.float64)
+def test_where_the_projection_loses_rank(monkeypatch: pytest.MonkeyPatch):
+    model = tiny.loaded("llama", dtype=torch.float64)
     projection = model.projection
 
     def weak(layer: int) -> torch.Tensor:

@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from identikit.attribution import attribute as attribution
 from identikit.attribution import passes, sweep
 from identikit.attribution.attribute import token_attribution
-from identikit.attribution.plan import Plan, _joined
-from identikit.attribution.request import Request
+from identikit.attribution.plan import AttributionPlan, _joined
+from identikit.attribution.request import AttributionOptions, Request
 from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.models import families
@@ -35,17 +35,16 @@ CAST = [slow_unless(name, STRUCTURES) for name in sorted(CASTING - ROUTED) if ti
 TEXTS = ["w4 w9 w4 w17 w20", ("w8 w5 w21", "w40 w9"), "w11 w12"]
 
 
-def asked(model: Model, **options) -> Request:
-    defaults = {"layers": tuple(range(model.n_layers)), "targets": None, "norm": "frobenius", "probes": None}
-    return Request(**defaults | {"seed": 0, "source": "before", "precision": "full"} | options)
+def asked(model: Model, *, layers=None, targets=None, **options) -> Request:
+    return dataclasses.replace(AttributionOptions(**options).checked(model, layers), targets=targets)
 
 
 def swept(model: Model, *batches: TokenBatch, chunk: int = 2, together: int = 4, **options) -> list[torch.Tensor]:
     """Sweep texts side by side in rounds of `together` inputs; 0: every derivative is kept, and a round is a chunk."""
     texts = [read(model, batch) for batch in batches]
-    requests = [asked(model, **options)] * len(batches)
+    of_texts = [asked(model, **options)] * len(batches)
     how = {"chunk": chunk, "together": together or chunk, "keep": not together}
-    return sweep.sweep(texts, requests, **how, tick=lambda count: None)
+    return sweep.sweep(texts, of_texts, **how, tick=lambda count: None)
 
 
 def read(model: Model, batch: TokenBatch) -> Reading:
@@ -234,7 +233,7 @@ def test_groups_of_texts_do_not_matter(probes: object, monkeypatch: pytest.Monke
     model = tiny.loaded("bert", dtype=torch.float64)
     alone = token_attribution(model, TEXTS, probes=probes)
 
-    def groups(model: Model, plans: list[Plan]):
+    def groups(model: Model, plans: list[AttributionPlan]):
         yield [1, 0], _joined([plans[1], plans[0]])
         yield [2], plans[2]
 
@@ -250,7 +249,7 @@ def test_texts_side_by_side_are_as_alone(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6, 8))
     texts = [text_alone(batch, row) for row in range(3)]
-    for together, probes in ((4, None), (0, None), (100, 5)):
+    for together, probes in ((4, "exact"), (0, "exact"), (100, 5)):
         found = swept(model, *texts, together=together, probes=probes)
         for text, one in zip(texts, found, strict=True):
             (alone,) = swept(model, text, probes=probes)

@@ -14,7 +14,7 @@ from tests.models.test_contract import batch_of
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-@pytest.mark.parametrize("probes", [None, 3])
+@pytest.mark.parametrize("probes", ["exact", 3])
 @pytest.mark.parametrize("highest", [5, -20])
 def test_powers_of_two_change_no_bit(name, probes, highest, monkeypatch):
     """In float32 nothing overflows: scaling is switched on there only to show that it is exact."""

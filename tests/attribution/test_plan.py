@@ -12,6 +12,7 @@ from identikit.attribution import request, sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
 from identikit.models.load.load import load
+from identikit.models.machine import duration
 from identikit.models.model import Model
 from tests.attribution.test_attribute import TEXTS, asked
 from tests.models import tiny
@@ -61,46 +62,47 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
     text = "word " * 60
     monkeypatch.setattr(sweep, "sweep", lambda *args, **options: pytest.fail("it started"))
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 27)
-    with pytest.raises(InputError, match=r"Exact attribution of 62 tokens .* needs at least .*Use probes=\d+, an est"):
+    with pytest.raises(
+        InputError, match=r"Exact attribution of 62 tokens .* needs at least .*Use probes=\d+, an est"
+    ) as refusal:
         token_attribution(model, text)
+    named = int(str(refusal.value).split("probes=")[1].split(",")[0])
+    attribution.plan(model, 62, asked(model, probes=named))
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
     with pytest.raises(InputError, match="Use a smaller model, or a shorter text"):
         token_attribution(model, text)
 
 
-def test_the_probes_that_are_named_do_fit(monkeypatch: pytest.MonkeyPatch):
-    model = load()
-    monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 27)
-    with pytest.raises(InputError) as refusal:
-        attribution.plan(model, 62, asked(model))
-    named = int(str(refusal.value).split("probes=")[1].split(",")[0])
-    attribution.plan(model, 62, asked(model, probes=named))
-
-
 def test_what_will_take_long_says_so(monkeypatch: pytest.MonkeyPatch):
     model = load()
     monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e10)
-    monkeypatch.setattr(attribution.Plan, "run", lambda *rest: [torch.ones(6, 62, 62)])
+    monkeypatch.setattr(attribution.AttributionPlan, "run", lambda *rest: [torch.ones(6, 62, 62)])
     with pytest.warns(UserWarning, match=r"about \d+ minutes and \d\.\d GiB of memory .*\. With probes=\d+ it takes"):
         token_attribution(model, "word " * 60)
 
 
-def test_an_estimate_names_a_faster_way_that_is_faster(monkeypatch: pytest.MonkeyPatch):
-    model = load()
-    monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e10)
-    exact = attribution.estimate(model, [62, 62], asked(model))
-    assert exact.long and exact.probes is not None and exact.probes_seconds < exact.seconds
-    faster = attribution.estimate(model, [62, 62], asked(model, probes=exact.probes))
-    assert faster.seconds == pytest.approx(exact.probes_seconds)
-    assert not attribution.estimate(model, [4], asked(model, probes=2)).long
-
-
-def test_no_probes_are_advised_that_take_longer(monkeypatch: pytest.MonkeyPatch):
+def test_probes_are_advised_only_where_they_take_less(monkeypatch: pytest.MonkeyPatch):
     """The gradient of a sum takes one pass per target: exact is the fast way there."""
-    monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e9)
     model = load()
-    ahead = attribution.estimate(model, [60], asked(model, norm="sum"))
-    assert ahead.long and ahead.probes is None and "probes" not in ahead.words()
+    monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e9)
+    exact = attribution.warning_ahead(model, [62, 62], asked(model))
+    probes = int(exact.split("probes=")[1].split()[0])
+    faster = attribution.expected_seconds(model, [62, 62], asked(model, probes=probes))
+    assert f"it takes {duration(faster)}" in exact
+    assert faster < 0.7 * attribution.expected_seconds(model, [62, 62], asked(model))
+    summed = attribution.warning_ahead(model, [60], asked(model, norm="sum"))
+    assert "takes about" in summed and "probes" not in summed
+    assert not attribution.warning_ahead(model, [4], asked(model, probes=2))
+
+
+def test_affordable_probes_follow_from_sizes_alone(monkeypatch: pytest.MonkeyPatch):
+    """A longer text is estimated from fewer directions, a tiny one is exact, and the clock is not asked."""
+    model = load()
+    monkeypatch.setattr(attribution, "product_rate", lambda *place: pytest.fail("the clock was asked"))
+    monkeypatch.setattr(attribution, "free_bytes", lambda device: pytest.fail("the memory was asked"))
+    chosen = [attribution.affordable_probes(model, n) for n in (8, 24, 55, 400)]
+    assert chosen[0] == "exact" and chosen[2:] == [4, 4]
+    assert 4 < chosen[1] < model.d_input
 
 
 def test_saved_attention_counts_as_memory():
@@ -134,28 +136,22 @@ def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.Mo
 
 def test_chunks_halve_until_they_fit():
     done: list[tuple[int, int]] = []
-    ticks: list[int] = []
 
     def work(first: int, last: int) -> None:
         if last - first > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         done.append((first, last))
 
-    request.in_chunks(7, 5, work, ticks.append)
+    request.in_chunks(7, 5, work)
     assert done == [(0, 2), (2, 4), (4, 6), (6, 7)]
-    assert ticks == [2, 2, 2, 1]
 
 
-def test_memory_is_used_again_until_it_is_far_too_large():
-    memory = sweep._Memory(torch.zeros(1))
-    first = memory.take(4, 8)
-    second = memory.take(4, 8)
-    assert first.data_ptr() != second.data_ptr()
-    place = first.data_ptr()
-    memory.give(first)
-    assert memory.take(4, 5).data_ptr() == place
-    memory.give(second)
-    assert memory.take(2, 8).numel() == 16 and not memory._free  # 32 are far too large, and given back
+def test_scratch_memory_is_used_again_where_it_is_large_enough():
+    scratch = sweep._Scratch(torch.zeros(1))
+    first = scratch.take("read", 4, 8)
+    assert scratch.take("mixed", 4, 8).data_ptr() != first.data_ptr()
+    assert scratch.take("read", 4, 5).data_ptr() == first.data_ptr()
+    assert scratch.take("read", 5, 8).shape == (5, 8)
 
 
 @pytest.mark.parametrize(("error", "told", "message"), [
@@ -168,7 +164,7 @@ def test_what_halving_cannot_mend_is_told(error: Exception, told: type[Exception
         raise error
 
     with pytest.raises(told, match=message):
-        request.in_chunks(4, 4, work, lambda count: None)
+        request.in_chunks(4, 4, work)
 
 
 @pytest.mark.slow
@@ -178,6 +174,7 @@ def test_a_long_text_on_a_cpu_stays_under_four_gigabytes():
 import resource, warnings
 from identikit.attribution.attribute import token_attribution
 from identikit.models.load.load import load
+from identikit.models.machine import duration
 
 warnings.simplefilter("ignore")
 

@@ -163,7 +163,7 @@ def test_the_plain_ways_compute_what_the_sweep_does(saved: str):
 
 
 def test_attribution_in_each_precision():
-    model = tiny.loaded("bert")
+    model = tiny.shared("bert")
     rows = named(attribution.precisions(model, 5, repeats=1))
     cases = list(dict.fromkeys(case for case, _ in rows))
     assert [case.rsplit(", ")[-1] for case in cases] == ["full", "tf32", "bfloat16"]
@@ -176,7 +176,7 @@ def test_attribution_in_each_precision():
 
 def test_attribution_of_shapes_on_a_device(monkeypatch):
     """What a GPU is given, on this machine with a model of its own."""
-    monkeypatch.setattr(attribution, "made_up_bert", lambda shape, device, layers: tiny.loaded("bert"))
+    monkeypatch.setattr(attribution, "made_up_bert", lambda shape, device, layers: tiny.shared("bert"))
     told = []
     options = attribution.Options("cuda", tokens=(4, 6), depths=(3,), repeats=1)
     rows = named(attribution.on_a_gpu(options, lambda *call: told.append(call)))
@@ -316,19 +316,8 @@ def test_a_ratio_is_shown_with_what_it_is_to(capsys: pytest.CaptureFixture[str])
 
 def test_a_page_has_a_size_and_frames(saved: str):
     """In a process of its own: tests of the web keep a browser open, and Playwright allows one at a time."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "page",
-        "--tokens",
-        "12",
-        "--seconds",
-        "1",
-        "--model",
-        saved,
-        "--json",
-    ]
+    given = f"-m benchmarks page --tokens 12 --seconds 1 --model {saved} --json"
+    command = [sys.executable, *given.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
     rows = named([Row(**row) for row in json.loads(done.stdout)["rows"]])
     assert rows["every page", "script and style"].figure > 10

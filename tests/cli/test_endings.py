@@ -39,7 +39,6 @@ def ended(
         ("from identikit import InputError; raise InputError('No' + chr(10) + 'such text.')", 1, "No such text."),
         ("raise MemoryError", 1, "This needs more than memory. Pass a shorter text"),
         ("raise RuntimeError('CUDA out of memory. Tried')", 1, "This needs more than the GPU's memory."),
-        ("raise RuntimeError('[enforce fail] not enough memory: you tried')", 1, "This needs more than memory."),
         ("open('no-such-file')", 1, "No such file or directory (no-such-file)."),
         ("import errno; raise OSError(errno.EMFILE, 'Too many open files')", 1, "Too many open files. Fix this"),
         ("command()", 70, "An internal error, which is not your fault: RecursionError: maximum recursion depth"),
@@ -76,7 +75,7 @@ def test_a_full_disk_under_the_output_is_told():
     assert done.returncode == 70 and done.stdout == ""
 
 
-@pytest.mark.parametrize("after", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("after", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_closed_streams(tmp_path: Path, after: str):
     """What is opened while a stream is closed is not taken for the stream."""
     file = tmp_path / "kept"
@@ -85,9 +84,7 @@ def test_closed_streams(tmp_path: Path, after: str):
     assert done.stdout == ("" if ">&-" in after.replace("2>&-", "") else "said\n")
 
 
-@pytest.mark.parametrize(
-    "environment", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp437"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}]
-)
+@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "cp437"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_any_encoding_can_be_printed_in_and_json_stays_json(environment: dict[str, str]):
     encoding = environment.get("PYTHONIOENCODING", "ascii")
     done = ended(PROSE, encoding=encoding, PYTHONCOERCECLOCALE="0", **environment)
@@ -101,22 +98,7 @@ def test_bytes_that_are_no_text_can_be_told():
     assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and done.stdout == b""
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"COLUMNS": "1"},
-        {"COLUMNS": "0"},
-        {"COLUMNS": "abc"},
-        {"COLUMNS": "-5"},
-        {"TERM": "dumb"},
-        {"TERM": ""},
-        {"NO_COLOR": "1"},
-        {"LANG": "", "LC_ALL": ""},
-        {"PYTHONWARNINGS": "error"},
-        {"FORCE_COLOR": "1"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("environment", [{"COLUMNS": "-5", "TERM": "", "LC_ALL": ""}, {"PYTHONWARNINGS": "error"}])
 def test_any_terminal_will_do(environment: dict[str, str]):
     done = shell("identikit --help && identikit explain --seconds many", **environment)
     assert done.returncode == 2 and "explain" in done.stdout and "Traceback" not in done.stderr
@@ -133,13 +115,12 @@ def test_signals_end_in_one_line_also_while_it_starts(number: int, status: int, 
         process.send_signal(number)
         _, told = process.communicate(timeout=20)
     assert process.returncode == status and told.startswith(f"identikit: {word}. Run the same command again:")
-    for wait in (0.5, 1.5):  # while torch and its like are loaded
-        with subprocess.Popen([*COMMAND, "models"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            time.sleep(wait)
-            process.send_signal(number)
-            _, told = process.communicate(timeout=20)
-        assert b"Traceback" not in told and told.count(b"\n") <= 1
-        assert process.returncode in (0, status, -number)  # before Python itself has started, a signal just ends it
+    with subprocess.Popen([*COMMAND, "models"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        time.sleep(1)  # while torch and its like are loaded
+        process.send_signal(number)
+        _, told = process.communicate(timeout=20)
+    assert b"Traceback" not in told and told.count(b"\n") <= 1
+    assert process.returncode in (0, status, -number)  # before Python itself has started, a signal just ends it
 
 
 def test_a_signal_handler_is_put_back():

@@ -31,7 +31,7 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     assert all(line.startswith(steps) for line in done.stderr.splitlines())
     told = " ".join(done.stdout.split())
     assert "all-MiniLM-L6-v2 6 layers, 12 heads per layer, values of 32 dimensions per head, bidirectional." in told
-    share = re.search(r"Which attention is real\? (\d+)% of it is certain", told)
+    share = re.search(r"Which attention is real\? (\d+)%(?:±[\d.]+%)? of it is certain", told)
     assert share and 42 <= int(share[1]) <= 62  # 52 if there is time for all rows
     assert "a query sees up to 55 keys, and a head's values have only 32 dimensions (every layer)" in told
     assert "3,960 rows with a null space" in told
@@ -51,29 +51,16 @@ def test_explain_short_text_as_json(run: Command):
     assert told["provenance"]["model"] == "all-MiniLM-L6-v2"
 
 
-def test_explain_stops_bounding_rows_in_time(run: Command):
-    text = " ".join(["the cat sat on a mat and the dog ran to a tree by the old red house near the river ."] * 2)
-    told = json.loads(run("explain", text, "--seconds", "0.01", "--json").stdout)
-    assert 0 < told["certain"]["bounded_rows"] < told["certain"]["free_rows"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([""], "blank"),
-        (["a", "--pair", "  "], "blank"),
         (["--pair", "b"], "--pair needs a first text"),
         (["word " * 600], "602 tokens and the model reads at most 512"),
-        (["a", "--model", "nobody/nothing"], "Loading nobody/nothing: there is no such folder"),
-        (["a", "--model", ""], "Loading a model: got ''"),
         (["a", "--model", "a\n\nb"], "Loading a b: there is no such folder"),
         (["a", "--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
-        (["a", "--seconds", "-1"], "seconds=-1.0 cannot be used"),
         (["a", "--dtype", "int8"], "The dtype 'int8' is not known"),
-        (["a", "--device", ""], "The device '' cannot be used here"),
-        (["a", "--device", "meta"], "The device 'meta' cannot be used here: tensors hold no numbers there"),
         (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
-        (["a", "--probes", ""], "probes='' cannot be used"),
         (["a", "--probes", "1e3"], "probes='1e3' cannot be used"),
         (["a", "--probes", "9" * 5000], "probes='999"),
     ],
@@ -157,9 +144,6 @@ def test_attention_says_how_certain_it_is(run: Command, saved: Path, tmp_path: P
     told = json.loads(run(*command, "--json").stdout)
     assert told["intervals_by_length"][0]["certain_mass"] == pytest.approx(first["certain_mass"])
     assert "whose options.intervals is 6, not 'all'" in run(*command, "--intervals", "all").stderr
-    assert "whose options.seed is 3, not 4" in run(*command, "--seed", "4").stderr
-    wrong = run(*command, "--intervals", "many")
-    assert wrong.status == 1 and "intervals='many' cannot be used: expected a number of rows per text" in wrong.stderr
 
 
 def test_a_run_says_what_it_was_computed_from(run: Command, saved: Path, tmp_path: Path):
@@ -190,22 +174,6 @@ def test_commands_over_a_dataset_share_their_options(run: Command, command: str)
     assert done.status == 2 and "Missing option '--data'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data", "no-such-file.tsv"], "no-such-file.tsv"),
-        (["--data", "{data}", "--column", "third"], "third"),
-        (["--data", "mrpc"], "data_dir"),
-    ],
-)
-def test_mistakes_about_data_leave_nothing_behind(
-    run: Command, data: Path, tmp_path: Path, options: list[str], message: str
-):
-    options = [option.replace("{data}", str(data)) for option in options]
-    assert run("attention", *options, "--out", str(tmp_path / "run")).refused(message)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model in a folder, and texts that it reads."""
@@ -223,8 +191,6 @@ def test_attribution_over_a_file(run: Command, saved: Path, tmp_path: Path):
     assert "in layer 0 and 0." in done.stdout and "in layer 2 (medians; frobenius norm, exact)" in done.stdout
     told = json.loads(run(*command, "--out", str(tmp_path / "run"), "--json").stdout)
     assert len(told["own"]) == 3 and 0 < told["own"][0] < 1
-    done = run(*command, "--probes", "many", "--out", str(tmp_path / "other"))
-    assert done.status == 1 and "probes='many'" in done.stderr
 
 
 def test_ctrl_c_promises_no_folder_where_there_is_none(run: Command, monkeypatch: pytest.MonkeyPatch):
@@ -243,8 +209,6 @@ def test_tokens_over_a_file(run: Command, saved: Path, tmp_path: Path):
     assert (tmp_path / "run" / "rates.parquet").exists() and (tmp_path / "run" / "summary.csv").exists()
     told = json.loads(run(*command[:-1], "1", "--json", "--out", str(tmp_path / "one")).stdout)
     assert told["rates"][0]["low"] is None and told["rates"][0]["layer"] == 0  # JSON has no NaN
-    done = run(*command, "--experiment", "magic", "--out", str(tmp_path / "other"))
-    assert done.status == 1 and "--experiment 'magic' is not known" in done.stderr
 
 
 def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
@@ -258,52 +222,45 @@ def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
         run(*causal, "--noise", "2", "--prefix", "recovered", "--json", "--out", str(tmp_path / "b")).stdout
     )
     assert len(told["inversion"]) == 3 and told["inversion"][0]["tokens"] == 10 and told["inversion"][0]["rate"] < 1
-    for wrong, words in (
-        ([*causal, "--map", "ridge"], "uses no maps"),
-        ([*causal, "--prefix", "guessed"], "prefix='guessed' is not known"),
-        ([*command, "--model", str(saved / "model")], "it is not causal"),
-        (["tokens", *command[3:], "--noise", "1"], "--noise and --prefix are for --experiment inversion"),
-    ):
-        assert run(*wrong, "--out", str(tmp_path / "refused")).refused(words)
-        assert not (tmp_path / "refused").exists()
 
 
-def test_refused_options_leave_nothing_behind(run: Command, saved: Path, tmp_path: Path):
-    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
-    few = tmp_path / "few.txt"
-    few.write_text("w3 w4 w5\nw6 w7 w8")
-    for wrong, words in (
-        ([*command, "--norm", "foo"], "norm='foo' is not known"),
-        ([*command, "--probes", "0"], "probes=0 cannot be used"),
-        (["tokens", *command[1:], "--seed", str(2**70)], "seed=1180591620717411303424 cannot be used"),
-        (["attention", *command[1:], "--intervals", "2", "--seed", str(2**70)], "cannot be used"),
-        (["attention", *command[1:], "--intervals", ""], "intervals='' cannot be used"),
-        (["attention", *command[1:], "--truncate", "--skip-long"], "exclude each other"),
-        (["tokens", "--data", str(few), *command[3:]], "got 2, and at least 20 are needed"),
-    ):
-        done = run(*wrong, "--out", str(tmp_path / "run"))
-        assert done.refused(words) and not (tmp_path / "run").exists(), done
-    for wrong in (["attention", "--sample", "0"], ["tokens", "--experiment", "inversion", "--noise", "nan"]):
-        assert run(*wrong, *command[1:], "--out", str(tmp_path / "run")).status == 2
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("attention", ["--data", "no-such-file.tsv"], "no-such-file.tsv"),
+        ("attention", ["--data", "mrpc"], "data_dir"),
+        ("attention", ["--column", "third"], "third"),
+        ("attention", ["--intervals", ""], "intervals='' cannot be used"),
+        ("attention", ["--truncate", "--skip-long"], "exclude each other"),
+        ("attention", ["--shard", "3/2"], "--shard '3/2' cannot be used: expected I/N"),
+        ("attribution", ["--norm", "foo"], "norm='foo' is not known"),
+        ("attribution", ["--probes", "0"], "probes=0 cannot be used"),
+        ("tokens", ["--experiment", "magic"], "--experiment 'magic' is not known"),
+        ("tokens", ["--seed", str(2**70)], "seed=1180591620717411303424 cannot be used"),
+        ("tokens", ["--sample", "2"], "got 2, and at least 20 are needed"),
+        ("tokens", ["--noise", "1"], "--noise and --prefix are for --experiment inversion"),
+        ("tokens", ["--experiment", "inversion", "--map", "ridge"], "uses no maps"),
+        ("tokens", ["--experiment", "inversion"], "it is not causal"),
+    ],
+)
+def test_refused_options_leave_nothing_behind(
+    run: Command, saved: Path, tmp_path: Path, command: str, options: list[str], words: str
+):
+    given = ["--data", str(saved / "texts.txt"), "--model", str(saved / "model"), *options]
+    done = run(command, *given, "--out", str(tmp_path / "run"))
+    assert done.refused(words) and not (tmp_path / "run").exists(), done
 
 
-@pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
 def test_a_place_that_cannot_be_written_to_is_told_first(
-    run: Command, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    run: Command, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed, and cannot be kept")
 
-    for name in (
-        "attention.dataset.attend",
-        "attribution.dataset.attribute",
-        "tokens.dataset.write_tables",
-    ):
-        monkeypatch.setattr(f"identikit.{name}", refuse)
+    monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
     (tmp_path / "file").write_text("in the way")
-    texts = str(saved / "texts.txt")
-    model = str(saved / "model")
-    done = run(command, "--data", texts, "--model", model, "--out", str(tmp_path / "file" / "under"))
+    data = ["--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
+    done = run("attention", *data, "--out", str(tmp_path / "file" / "under"))
     assert done.refused("identikit: Cannot write run.json to") and "choose another folder" in done.stderr
 
 
@@ -355,8 +312,6 @@ def test_the_number_format_is_an_option_and_part_of_the_run(run: Command, saved:
     assert json.loads((out / "run.json").read_text())["run"]["dtype"] == "float64"
     other = run(*command)
     assert other.status == 1 and "it holds another run, whose dtype is 'float64', not 'float32'" in other.stderr
-    told = run("explain", "w5 w6 w7", "--model", model, "--dtype", "bfloat16", "--seconds", "0.1", "--json")
-    assert told.status == 0 and '"dtype": "bfloat16"' in told.stdout
 
 
 def strict(words: str) -> dict:
@@ -372,17 +327,13 @@ def test_json_has_no_nan_in_any_command(run: Command, saved: Path, tmp_path: Pat
     """One token repeated has constant attention, and one row in time leaves layers without a bounded row."""
     model = ["--model", str(saved / "model")]
     texts = tmp_path / "texts.txt"
-    texts.write_text("w5\nw6 w6\n" + (saved / "texts.txt").read_text())
-    data = ["--data", str(texts), *model]
+    texts.write_text("w5\nw6 w6\n")
     for number, command in enumerate(
         (
-            ["explain", "w5", *model],
             ["explain", "w5 w5 w5 w5 w5 w5 w5 w5 w5 w5", *model],
             ["explain", " ".join(f"w{i}" for i in range(4, 40)), *model, "--seconds", "1e-9"],
-            ["attention", *data, "--intervals", "1"],
-            ["attribution", *data, "--sample", "3", "--probes", "2"],
-            ["tokens", *data, "--folds", "1"],
-            ["models"],
+            ["attention", "--data", str(texts), *model, "--intervals", "1"],
+            ["attribution", "--data", str(texts), *model, "--probes", "2"],
         )
     ):
         out = ["--out", str(tmp_path / str(number))] if "--data" in command else []
@@ -398,15 +349,3 @@ def test_no_limit_of_time_is_a_limit_too(run: Command, saved: Path):
     done = run("explain", "w5 w6 w7 w8 w9 w10 w11", "--model", str(saved / "model"), "--seconds", "inf", "--json")
     found = strict(done.stdout)["certain"]
     assert found["seconds"] is None and found["bounded_rows"] == found["free_rows"]
-
-
-def test_homes_and_caches_that_are_not_there_are_no_matter(saved: Path):
-    command = [sys.executable, "-m", "identikit", "explain", "w5 w6", "--model", str(saved / "model"), "--json"]
-    lacking = {"HOME": "/nowhere", "IDENTIKIT_CACHE": "/proc/cache", "HF_HOME": "/proc/hub", "MPLCONFIGDIR": "/proc/m"}
-    environment = {name: value for name, value in os.environ.items() if name not in ("LANG", "LC_ALL", "TERM")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment | lacking)
-    assert done.returncode == 0 and done.stderr == "" and strict(done.stdout)["kind"] == "explanation"
-    del environment["HOME"]
-    warned = environment | {"PYTHONWARNINGS": "error", "XDG_CACHE_HOME": "", "IDENTIKIT_CACHE": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=warned)
-    assert done.returncode == 0 and done.stderr == ""

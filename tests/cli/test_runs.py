@@ -12,7 +12,6 @@ import pytest
 
 from identikit import effective_attention
 from identikit.attention.dataset import AttentionJob
-from identikit.attribution.dataset import AttributionJob
 from identikit.errors import InputError
 from identikit.runs.lock import FolderLock
 from identikit.runs.store import Store
@@ -21,14 +20,15 @@ from tests.cli.conftest import Command, Done
 from tests.models import tiny
 from tests.runs.made import save_model, tables
 
-JOBS = {"attention": AttentionJob, "attribution": AttributionJob, "tokens": IdentifiabilityJob}
-OPTIONS = {"attention": [], "attribution": ["--probes", "4"], "tokens": ["--folds", "2"]}
+JOBS = {"attention": AttentionJob, "tokens": IdentifiabilityJob}  # of blocks, and of parts
+OPTIONS = {"attention": [], "tokens": ["--folds", "1", "--map", "naive"]}
 
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks have four texts, and no progress is printed."""
+    """Blocks have four texts, all are in one shard, and no progress is printed."""
     monkeypatch.setattr("identikit.runs.run.BLOCK_TEXTS", 4)
+    monkeypatch.setattr("identikit.runs.run.SHARD_SECONDS", math.inf)
     monkeypatch.setattr("identikit.cli.terminal.QUIET_SECONDS", math.inf)
 
 
@@ -141,32 +141,17 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
     assert "Shard 1/3 is complete" in run("resume", shards / "shard-0001-of-0003").stdout
 
 
-def test_folders_that_are_no_runs_are_refused(run: Command, tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "run.json").write_text("[]")
-    for command in (["status"], ["verify"], ["resume"], ["merge"], ["diff", tmp_path / "damaged"]):
-        for name in ("empty", "file", "nowhere", "damaged"):
-            done = run(*command, tmp_path / name)
-            assert done.refused("Cannot", 2 if command[0] == "diff" else 1), done
-    assert run("status").status == 2
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("{", "it has no command.json that can be read"),
-        ('{"command": "attention", "arguments": 3}', "it has no command.json that can be read"),
         ('{"command": "explain", "arguments": {}}', "names the command 'explain'"),
         ('{"command": "attention", "arguments": {"rm": "/"}}', "'rm' is no argument of attention"),
         ('{"command": "attention", "arguments": {"data": {"a": 1}}}', "data has the value {'a': 1}"),
         ('{"command": "attention", "arguments": {"data": "a\\u0000"}}', "data has the value"),
         ('{"command": "attention", "arguments": {"data": "a", "mass": "much"}}', "does not hold a command"),
-        ('{"command": "attention", "arguments": {"data": "a", "sample": "many"}}', "does not hold a command"),
         ('{"command": "attention", "arguments": {"data": "a", "address": "ray://b"}}', "Give --address again"),
         ('{"command": "attention", "arguments": {"data": "--help"}, "place": 3}', "--help"),
-        ('{"command": "attention", "arguments": {"data": "a", "columns": "b"}}', "does not hold a command"),
         ('{"command": "attention", "arguments": {}}', "does not hold a command"),
     ],
 )
@@ -216,7 +201,7 @@ def test_a_merge_that_was_stopped_can_be_run_again(
 
     def failing(store: Store, name: str, content: bytes) -> None:
         written.append(name)
-        if len(written) == 2:
+        if len(written) == 3:  # after the manifest and one shard
             raise KeyboardInterrupt
         write(store, name, content)
 
@@ -264,10 +249,8 @@ def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_p
         harm()
         done = run("verify", out)
         assert done.status == 1 and all(word in done.stdout for word in words), done.stdout
-        told = json.loads(run("verify", out, "--json").stdout)
-        assert not told["right"] and told["wrong"]
-    shutil.rmtree(out)
-    shutil.copytree(whole, out)
+    told = json.loads(run("verify", out, "--json").stdout)
+    assert not told["right"] and told["wrong"]
     flipped("shard-000000.safetensors")
     assert "Damaged: shard-000000.safetensors" in run("status", out).stdout
 

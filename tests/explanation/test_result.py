@@ -1,11 +1,9 @@
 """The verdict on one text as numbers: where tokens come from, what is left out and why, what is refused."""
 
 import json
-from collections import Counter
 
 import pytest
 import torch
-import transformers as hf
 
 import identikit as ik
 from identikit.attribution import plan
@@ -26,9 +24,8 @@ def told(model: Model, **options):
     return json.loads(json.dumps(explain(model, TEXT, maps=MAPS, **options).to_dict(), allow_nan=False))
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_sources_say_where_they_stand(name: str):
-    model = tiny.loaded(name)
+def test_sources_say_where_they_stand():
+    model = tiny.loaded("llama")
     found = told(model, probes="exact")
     contribution = token_attribution(model, TEXT).contribution
     rows = found["sources"]
@@ -53,67 +50,12 @@ def test_an_outweighed_token_is_not_its_own_first_source():
         assert row["outweighed"] == (first["position"] != row["position"]) == (first["contribution"] > row["own"])
 
 
-def test_layers_and_edges_are_those_of_the_results():
-    model = tiny.loaded("bert")
-    text = " ".join(f"w{i}" for i in range(5, 25))
-    found = explain(model, text, maps=MAPS, probes=4, seconds=None)
-    attention = ik.effective_attention(model, text)
-    intervals = attention.intervals(method="exact")
-    special = attention.intervals(groups="special", method="exact")
-    keys = torch.tensor(found.about["special"])
-    expected = {
-        "certain_mass": intervals.certain_mass.mean((1, 2)),
-        "strongest_certain": intervals.strongest_is_certain.mean((1, 2)),
-        "special_raw": special.raw.mean((1, 2, 3)),
-        "special_lower": special.lower.mean((1, 2, 3)),
-        "special_upper": special.upper.mean((1, 2, 3)),
-        "special_effective": attention.effective[..., keys].sum(-1).mean((1, 2)).double(),
-        "pearson": attention.pearson("layer"),
-        "greatest_null_dim": attention.null_dim.amax((1, 2)).double(),
-    }
-    for name, array in expected.items():
-        assert torch.allclose(found.array(name), array, atol=1e-6), name
-    assert not found.array("certain_mass_stderr").any() and not found.array("strongest_certain_stderr").any()
-    told = found.to_dict()
-    assert told["certain"]["mass"] == pytest.approx(float(intervals.certain_mass.mean()))
-    assert told["certain"]["bounded_rows"] == told["certain"]["free_rows"] == 3 * 4 * 22
-    assert told["least_certain"] and told["outside"] and told["group"] == "special tokens"
-    for edge in (*told["least_certain"], *told["outside"]):
-        place = {name: edge[name] for name in ("layer", "head", "query", "key")}
-        one, ends = attention.sel(**place), ik.attention_intervals(model, text, **place)
-        for name, value in (("raw", one.raw), ("effective", one.effective), ("lower", ends.lower)):
-            assert edge[name] == pytest.approx(float(value), abs=1e-6)
-        assert edge["upper"] == pytest.approx(float(ends.upper), abs=1e-7)
-        assert edge["lower"] <= edge["raw"] <= edge["upper"]
+def test_what_costs_little_is_exact():
+    found = told(tiny.loaded("bert"))
+    assert found["probes"] is None and found["largest_stderr"] is None
 
 
-def test_the_text_is_read_once(monkeypatch: pytest.MonkeyPatch):
-    """One tokenisation; one run of the model, and one more with effective attention put in."""
-    model, count = tiny.loaded("bert"), Counter()
-    encode, trace = Model.encode, Model.trace
-
-    def counted(name, function):
-        def call(*given, **options):
-            count[name] += 1
-            return function(*given, **options)
-
-        return call
-
-    monkeypatch.setattr(Model, "encode", counted("encode", encode))
-    monkeypatch.setattr(Model, "trace", counted("trace", trace))
-    explain(model, TEXT, maps=MAPS, probes=4)
-    assert count == {"encode": 1, "trace": 2}
-
-
-def test_a_small_model_takes_as_many_probes_as_it_has_dimensions():
-    small = hf.BertConfig(
-        vocab_size=60, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=12
-    )
-    found = told(Model(hf.BertModel(small).eval(), tiny.tokenizer(), name="small"))
-    assert found["probes"] == 8 and found["largest_stderr"] == 0.0
-
-
-@pytest.mark.parametrize("probes", [None, 4, "exact"])
+@pytest.mark.parametrize("probes", [None, "exact"])
 def test_what_does_not_fit_in_memory_leaves_the_rest(probes: int | str | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan, "free_bytes", lambda device: 1 << 10)
     found = told(tiny.loaded("bert"), probes=probes)
@@ -121,15 +63,15 @@ def test_what_does_not_fit_in_memory_leaves_the_rest(probes: int | str | None, m
     assert "needs at least" in found["attribution_unavailable"] and "\n" not in found["attribution_unavailable"]
 
 
-@pytest.mark.parametrize("probes", [0, 1, 25, "all"])
+@pytest.mark.parametrize("probes", [25, "all"])
 def test_a_wrong_number_of_probes_is_an_error(probes: int | str):
     with pytest.raises(InputError, match=f"probes={probes!r} cannot be used"):
         explain(tiny.loaded("bert"), TEXT, probes=probes)
 
 
 def test_what_takes_long_is_said_and_estimated_from_fewer_directions(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(plan, "WARNED_SECONDS", {"cpu": 0.0})
+    monkeypatch.setattr(plan, "AFFORDABLE", {"cpu": 0.0})
+    monkeypatch.setattr(plan, "LONG_SECONDS", {"cpu": 0.0})
     model = tiny.loaded("bert")
     with pytest.warns(UserWarning, match="Attribution takes about"):
         assert explain(model, TEXT, maps=MAPS).attribution.probes == 4

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from identikit.errors import Unavailable
+from identikit.explanation import explain as explaining
 from identikit.explanation.explain import explain
-from identikit.explanation.result import Explanation
-from identikit.explanation.sources import Sources, TokenSource
-from identikit.explanation.words import LONGEST_LISTED, sources_table, verdict
-from identikit.results.words import Table
+from identikit.explanation.result import Explanation, Sources, TokenSource
+from identikit.explanation.words import LONGEST_LISTED, LONGEST_TEXT, _opening_and_end, sources_table, verdict
+from identikit.results.words import ShareEstimate, Table, estimate, percent
 from tests.explanation.test_result import MAPS
 from tests.explanation.truth import unfounded
 from tests.models import tiny
@@ -77,7 +77,7 @@ def test_what_is_missing_says_why(explanation: Explanation):
         assert paragraph.words == f"Not answered: {reason}"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_every_number_in_words_is_a_fact(name: str):
     document = verdict(explain(tiny.loaded(name), "w5 w6 w5 w7 w8 w9 w6", maps=MAPS, probes=4, seconds=1e-9))
     assert [unfounded(paragraph) for paragraph in document.paragraphs] == [[]] * len(document.paragraphs)
@@ -107,3 +107,36 @@ def test_print_shows_the_document(explanation: Explanation):
 )
 def test_a_pair_says_what_stands_between_its_halves_in_a_causal_model(name: str, text, between: list[str] | None):
     assert verdict(explain(tiny.loaded(name), text, maps=MAPS, probes=4)).facts.get("joined_by") == between
+
+
+def test_a_long_text_is_shown_by_its_opening_and_end(explanation: Explanation):
+    assert _opening_and_end([f"t{place}" for place in range(1000)]).startswith("t0 t1 ")
+    shown = _opening_and_end([f"t{place}" for place in range(1000)])
+    assert shown.endswith(" t999") and " … " in shown and len(shown.split()) == LONGEST_TEXT + 1
+    assert _opening_and_end(["a", "b"]) == "a b"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (ShareEstimate(0.9996, 0.0, 0.9996, 0.9996), ">99.9%"),
+        (ShareEstimate(0.9, 0.05, 0.8, 1.0), "90%±5%"),
+        (ShareEstimate(0.05, 0.06, 0.0, 0.17), "0% to 17%"),
+        (ShareEstimate(0.9, 0.3, 0.3, 1.0), "30% to 100%"),
+        (ShareEstimate(float("nan"), float("nan"), 0.92, 1.0), "92% to 100%"),
+    ],
+)
+def test_a_share_with_a_large_error_is_a_range(found: ShareEstimate, words: str):
+    assert estimate(percent)(found) == words
+
+
+def test_attribution_that_does_not_fit_in_the_time_offers_what_does(monkeypatch: pytest.MonkeyPatch):
+    def slow(model, lengths, request):
+        return 1.0 if request.targets else 4000.0
+
+    monkeypatch.setattr(explaining, "is_affordable", lambda model, n, request: False)
+    monkeypatch.setattr(explaining, "expected_seconds", slow)
+    found = explain(tiny.loaded("bert"), "w5 w6 w7", maps=MAPS, seconds=20)
+    assert isinstance(found.attribution, Unavailable)
+    assert "token_attribution(model, text, targets=[4], probes=16) takes about" in found.attribution.reason
+    assert "layers=range(1)" in found.attribution.reason

@@ -25,22 +25,13 @@ NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?|(?<=[LH])\d
 CONSTANTS = ("need not sum to 1", "count from 0")
 
 
-def numbers(facts: Mapping[str, Value]) -> Iterator[float]:
-    """Yield every number among facts."""
-    for fact in facts.values():
-        if isinstance(fact, int | float):
-            yield float(fact)
-        elif isinstance(fact, list | tuple):
-            yield from numbers(dict(enumerate(fact)))  # pyright: ignore[reportArgumentType]
-
-
-def names(facts: Mapping[str, Value]) -> Iterator[str]:
-    """Yield every name among facts."""
-    for fact in facts.values():
-        if isinstance(fact, str):
-            yield fact
-        elif isinstance(fact, list | tuple):
-            yield from names(dict(enumerate(fact)))  # pyright: ignore[reportArgumentType]
+def leaves(fact: Value) -> Iterator[Any]:
+    """Yield the numbers and names of a fact."""
+    if isinstance(fact, list | tuple):
+        for part in fact:
+            yield from leaves(part)
+    else:
+        yield fact
 
 
 def is_written(written: str, value: float) -> bool:
@@ -55,11 +46,13 @@ def is_written(written: str, value: float) -> bool:
 def unfounded(paragraph: Paragraph) -> list[str]:
     """Return the numbers in a paragraph's words that are none of its facts."""
     words = paragraph.words
-    for name in (*CONSTANTS, *sorted(names(paragraph.facts), key=len, reverse=True)):
+    told = [leaf for fact in paragraph.facts.values() for leaf in leaves(fact)]
+    names = [leaf for leaf in told if isinstance(leaf, str)]
+    values = [float(leaf) for leaf in told if isinstance(leaf, int | float)]
+    for name in (*CONSTANTS, *sorted(names, key=len, reverse=True)):
         words = words.replace(name, "")
-    values = [*numbers(paragraph.facts)]
-    for vague, least, most in (("more than 99%", 0.99, 1.0), ("less than 1%", 0.0, 0.01), ("below 1%", 0.0, 0.01),
-                               ("below 0.01", 0.0, 0.01)):  # fmt: skip
+    for vague, least, most in ((">99.9%", 0.999, 1.0), ("<0.1%", 0.0, 0.001), (">0.99", 0.99, 1.0),
+                               ("<0.01", 0.0, 0.01)):  # fmt: skip
         if re.search(vague, words, re.IGNORECASE) and any(least < value < most for value in values):
             words = re.sub(vague, "", words, flags=re.IGNORECASE)
     return [found for found in NUMBER.findall(words) if not any(is_written(found, value) for value in values)]
@@ -170,14 +163,17 @@ def _certain(truth: Truth, facts: Mapping[str, Any]) -> None:
     free = truth.attention.null_dim > 0
     assert facts["free_rows"] == facts["bounded_rows"] == int(free.sum()) > 0
     assert facts["rows"] == free.numel() and facts["fixed_rows"] == int((~free).sum())
+    for name in ("certain_mass", "strongest_certain"):
+        assert facts[f"{name}_stderr"] == 0 and facts[f"{name}_range"] == [facts[name]] * 2
 
 
 def _layer(truth: Truth, row: Mapping[str, Any], group: str) -> None:
     at = row["layer"]
     special = [place for place, is_special in enumerate(truth.attention.about["special"]) if is_special]
     assert (group == "special tokens") == bool(special)
-    assert near(row["certain mass"], float(truth.intervals.certain_mass[at].mean()))
-    assert near(row["strongest certain"], float(truth.intervals.strongest_is_certain[at].mean()))
+    assert row["certain mass"].stderr == row["strongest certain"].stderr == 0
+    assert near(row["certain mass"].share, float(truth.intervals.certain_mass[at].mean()))
+    assert near(row["strongest certain"].share, float(truth.intervals.strongest_is_certain[at].mean()))
     weights = (*row[f"{group} raw [min, max]"], row["effective"])
     for value, true in zip(weights, truth.ends(tuple(special or [0])), strict=True):
         assert near(value, float(true[at])), (row, true)
@@ -323,7 +319,18 @@ SENTENCES = (
     Sentence("all", ("tokens", "d_value", "free_rows"), _all),
     Sentence(
         "certain",
-        ("certain_mass", "strongest_certain", "free_rows", "rows", "bounded_rows", "fixed_rows"),
+        (
+            "certain_mass",
+            "strongest_certain",
+            "free_rows",
+            "rows",
+            "bounded_rows",
+            "fixed_rows",
+            "certain_mass_stderr",
+            "strongest_certain_stderr",
+            "certain_mass_range",
+            "strongest_certain_range",
+        ),
         _certain,
     ),
     Sentence("keys", ("most_keys", "d_value", "keys_in_layers"), _keys),

@@ -22,7 +22,6 @@ import identikit as ik
 from identikit.__main__ import main
 from tests.hostile.judging import Refused
 from tests.models import tiny
-from tests.reference.effective import effective_attention
 
 TEXT = "w5 w6 w7 w8 w9 w10 w11 w12 w13"
 TEXTS = [f"w{i} w{i + 1} w{i + 2}" for i in range(10, 46)]  # more than a block of a run holds
@@ -72,11 +71,6 @@ class Done(NamedTuple):
 
 def command(*arguments: str | Path) -> Done:
     """Run the command line in this process; a refusal raises `Refused` with its message."""
-    return checked(ended(*arguments))
-
-
-def ended(*arguments: str | Path) -> Done:
-    """Run the command line in this process, however it ends."""
     out = TextIOWrapper(BytesIO(), encoding="utf-8")
     err = TextIOWrapper(BytesIO(), encoding="utf-8")
     status: Any = None
@@ -89,7 +83,7 @@ def ended(*arguments: str | Path) -> Done:
             main()
         except SystemExit as ended:
             status = ended.code
-    return Done(int(status or 0), _text(out), _text(err))
+    return checked(Done(int(status or 0), _text(out), _text(err)))
 
 
 def _text(stream: TextIOWrapper) -> str:
@@ -167,36 +161,6 @@ def stock_attention(model: hf.PreTrainedModel, ids: list[int]) -> torch.Tensor:
     finally:
         model.set_attn_implementation(before)
     return torch.cat(made.attentions).double()
-
-
-def prove_bert(attention: Any, model: hf.PreTrainedModel, ids: list[int], *, effective: bool = True) -> None:
-    """Prove attention of a BERT: raw weights are transformers' own, effective ones those of the definition (Eq. 9)."""
-    raw = stock_attention(model, ids)
-    assert attention.raw.shape == raw.shape
-    assert torch.allclose(attention.raw.double(), raw, atol=1e-5)
-    if not effective:
-        return
-    values = bert_values(model, ids)
-    visible = torch.ones(len(ids), len(ids), dtype=torch.bool)
-    for layer, block in enumerate(model.base_model.encoder.layer):
-        projection = block.attention.output.dense.weight.detach().double().T.unflatten(0, (raw.shape[1], -1))
-        expected, rank = effective_attention(raw[layer], values[layer], projection, visible)
-        assert torch.allclose(attention.effective[layer].double(), expected, atol=1e-4)
-        assert torch.equal(attention.rank[layer], rank)
-
-
-def bert_values(model: hf.PreTrainedModel, ids: list[int]) -> list[torch.Tensor]:
-    """Return the values of each layer of a BERT (head, key, d_v), as its own modules compute them."""
-    values = []
-    hooks = [
-        block.attention.self.value.register_forward_hook(lambda _, __, out: values.append(out.detach().double()[0]))
-        for block in model.base_model.encoder.layer
-    ]
-    with torch.no_grad():
-        model(input_ids=torch.tensor([ids]))
-    for hook in hooks:
-        hook.remove()
-    return [value.unflatten(1, (model.config.num_attention_heads, -1)).transpose(0, 1) for value in values]
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -45,7 +45,7 @@ WRONG: dict[str, dict[str, Any]] = {
                "noise": math.inf, "distance": "zebra", "seed": 2**70, "truncate": "", "max_tokens": -99,
                "progress": 5},
     "open_result": {"folder": 1.5},
-    "read_texts": {"source": 1.5, "columns": "third", "data_dir": ".", "split": "dev"},
+    "read_texts": {"source": 1.5, "columns": [None], "data_dir": ".", "split": "dev"},
     "sample_texts": {},
     "cite": {},
 }  # fmt: skip

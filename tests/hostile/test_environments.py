@@ -1,4 +1,7 @@
-"""Variables, limits and missing packages that the command line meets, each in a real process."""
+"""Variables, limits and missing packages that the command line meets, each in a real process.
+
+Terminals, encodings and homes that cannot be written to are in `tests/cli`.
+"""
 
 import math
 from functools import cache
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hostile.judging import refused, unclear
-from tests.hostile.made import Done, checked, command, process, saved, strict_json, texts_file
+from tests.hostile.made import Done, checked, process, saved, strict_json, texts_file
 
 
 def explain() -> list[str | Path]:
@@ -45,11 +48,6 @@ def assert_near(value: Any, expected: Any) -> None:
 
 
 VARIABLES: dict[str, dict[str, str | None]] = {
-    "of strange terminals": {"LC_ALL": "xx_YY.nonsense", "TERM": None, "FORCE_COLOR": "1", "TZ": "Nowhere/Nothing"},
-    "of places that cannot be written": {"HOME": "/proc/nobody", "XDG_CACHE_HOME": None, "IDENTIKIT_CACHE": None,
-                                         "HF_HOME": "/proc/hub", "TMPDIR": "/proc/nothing"},
-    "of no places": {"HOME": None, "IDENTIKIT_CACHE": "", "PATH": ""},
-    "of a cache on a device": {"IDENTIKIT_CACHE": "/dev/full"},
     "of Python": {"PYTHONWARNINGS": "error", "PYTHONHASHSEED": "12345", "PYTHONDEVMODE": "1"},
     "of libraries": {"TRANSFORMERS_VERBOSITY": "nonsense", "CUDA_VISIBLE_DEVICES": "nonsense", "OMP_NUM_THREADS": "0",
                      "JAXTYPING_DISABLE": "1"},
@@ -60,17 +58,6 @@ VARIABLES: dict[str, dict[str, str | None]] = {
 @pytest.mark.parametrize("what", VARIABLES)
 def test_strange_variables_change_no_number(what: str):
     assert_near(numbers(process(*explain(), "--json", env=VARIABLES[what])), undisturbed())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "variables",
-    [{"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}, {"COLUMNS": "1"}, {"COLUMNS": "1000000"}],
-    ids=str,
-)
-def test_every_terminal_shows_the_verdict(variables: dict[str, str]):
-    told = checked(process(*explain(), env=variables)).stdout
-    assert "isreal" in "".join(told.split())
 
 
 @pytest.mark.slow
@@ -134,14 +121,3 @@ def test_a_limit_is_told_in_a_line_or_changes_no_number(first: str):
         assert done.status in (1, 70) and unclear(done.stderr.strip()) == ""
     else:
         assert numbers(done) == undisturbed()
-
-
-def test_numbers_that_do_not_exist_are_null_in_json(tmp_path: Path):
-    """With one fold there is no interval, with one token no correlation."""
-    out = tmp_path / "out"
-    words = ["tokens", "--model", saved("bert"), "--data", texts_file(tmp_path), "--out", out, "--folds", "1", "--json"]
-    assert strict_json(command(*words, "--map", "ridge").stdout)["rates"][0]["low"] is None
-    data = texts_file(tmp_path, ["w5"])
-    strict_json(
-        command("attention", "--model", saved("bert"), "--data", data, "--out", tmp_path / "two", "--json").stdout
-    )

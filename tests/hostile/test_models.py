@@ -1,7 +1,10 @@
-"""The user's model in strange surroundings: the numbers are the plain ones, and the model is as it came."""
+"""The user's model in a strange state: the numbers are the plain ones, and the model is as it came.
+
+Surroundings such as autocast are in `tests/models/test_surroundings.py`.
+"""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,17 +34,6 @@ def expected(call: str) -> Any:
     return CALLS[call](tiny.loaded("bert"))
 
 
-def check_calls(model: ik.Model, surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-    """Every call gives the plain numbers, and leaves the model and the process as they were."""
-    for name, call in CALLS.items():
-        wanted = expected(name)
-        with surroundings():
-            before = state_of(model.hf)
-            result = call(model)
-            assert state_of(model.hf) == before
-        same(result, wanted, within=1e-4)
-
-
 @contextmanager
 def switched(switch: Callable[[Any], object], to: Any, back: Any) -> Iterator[None]:
     switch(to)
@@ -49,23 +41,6 @@ def switched(switch: Callable[[Any], object], to: Any, back: Any) -> Iterator[No
         yield
     finally:
         switch(back)
-
-
-SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "under autocast to bfloat16": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "in inference mode": torch.inference_mode,
-    "with gradients on": torch.enable_grad,
-    "with a default of float64": lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
-    "with a default device of meta": lambda: torch.device("meta"),
-    "with anomalies detected": lambda: torch.autograd.set_detect_anomaly(True),
-    "with denormals flushed": lambda: switched(torch.set_flush_denormal, True, False),
-    "with fast matrix products": lambda: switched(torch.set_float32_matmul_precision, "medium", "highest"),
-}
-
-
-@pytest.mark.parametrize("what", SURROUNDINGS)
-def test_surroundings_change_nothing(what: str):
-    check_calls(tiny.loaded("bert"), SURROUNDINGS[what])
 
 
 def look_at_everything(model: hf.PreTrainedModel) -> None:
@@ -105,15 +80,16 @@ CHANGES: dict[str, Callable[[hf.PreTrainedModel], object]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_model_in_another_state_gives_the_same(what: str):
-    model = tiny.build("bert")
-    CHANGES[what](model)
-    check_calls(ik.load(model, tiny.tokenizer()))
+    """Every call gives the plain numbers, and leaves the model as it was."""
+    changed = tiny.build("bert")
+    CHANGES[what](changed)
+    model = ik.load(changed, tiny.tokenizer())
+    before = state_of(model.hf)
+    for name, call in CALLS.items():
+        same(call(model), expected(name), within=1e-4)
+        assert state_of(model.hf) == before
 
 
-WRAPPED: dict[str, Callable[[hf.PreTrainedModel], Any]] = {
-    "in parallel on no devices": torch.nn.DataParallel,
-    "compiled": lambda model: torch.compile(model, backend="eager"),
-}
 NO_MODELS: dict[str, Callable[[hf.PreTrainedModel], Any]] = {
     "traced": lambda model: torch.jit.trace(model, (torch.tensor([[5, 6]]),), strict=False),
     "without weights": lambda model: model.to("meta"),
@@ -123,40 +99,11 @@ NO_MODELS: dict[str, Callable[[hf.PreTrainedModel], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRAPPED)
-def test_a_wrapped_model_is_read(what: str):
-    model = ik.load(WRAPPED[what](tiny.build("bert")), tiny.tokenizer())
-    same(CALLS["attention"](model), expected("attention"), within=1e-4)
-
-
 @pytest.mark.parametrize("what", NO_MODELS)
 def test_what_is_no_model_is_refused(what: str):
     given = NO_MODELS[what](tiny.build("bert"))
     with refused():
         CALLS["attention"](ik.load(given, tiny.tokenizer()))
-
-
-def weight_of(model: hf.PreTrainedModel) -> torch.Tensor:
-    return model.encoder.layer[1].attention.self.query.weight.data
-
-
-AFTERWARDS: dict[str, Callable[[hf.PreTrainedModel], object]] = {
-    "changed in place": lambda model: weight_of(model).add_(0.3),
-    "with rows exchanged": lambda model: weight_of(model).copy_(weight_of(model).roll(1, 0)),  # sums stay
-    "loaded anew": lambda model: model.load_state_dict(tiny.build("bert", seed=1).state_dict()),
-}
-
-
-@pytest.mark.parametrize("what", AFTERWARDS)
-def test_a_result_never_claims_the_hash_of_weights_it_was_not_computed_from(what: str):
-    model = ik.load(tiny.build("bert"), tiny.tokenizer())
-    before = ik.effective_attention(model, TEXT)
-    AFTERWARDS[what](model.hf)
-    after = ik.effective_attention(model, TEXT)
-    other = tiny.build("bert")
-    AFTERWARDS[what](other)
-    assert after.provenance.weights != before.provenance.weights
-    same(after, ik.effective_attention(ik.load(other, tiny.tokenizer()), TEXT))
 
 
 def test_a_block_that_was_put_in_after_loading_is_refused():

@@ -14,7 +14,8 @@ from identikit.maths.effective import (
     effective_factors,
     effective_rows,
     keeping_mass,
-    residual,
+    missing_output,
+    relative_size,
     row_ranks,
     through_projection,
     without_bias,
@@ -23,7 +24,7 @@ from identikit.maths.joint import joint_null_dim
 from tests.reference import effective as reference
 
 MASKS = ("full", "causal", "window", "both_sides", "padded", "padded_causal", "prefix", "packed", "random")
-
+SOLVERS = ("full", "causal", "window", "random")  # one mask for each way in which rows share their work
 
 few = settings(max_examples=30)
 
@@ -47,6 +48,11 @@ class Case:
         return reference.effective_attention(
             self.attention, self.values.double(), self.projection, self.mask, **options
         )
+
+
+def residual(factors, values, output, projection, *, bias=None, gate=None) -> Tensor:
+    missing = missing_output(factors, values, output, bias=bias)
+    return relative_size(missing, output, projection, gate=gate)
 
 
 def make_mask(kind: str, n: int, generator: torch.Generator) -> Tensor:
@@ -128,12 +134,13 @@ def test_agrees_with_the_definition(case):
     torch.testing.assert_close(effective_rows(factors), expected, atol=1e-10, rtol=0)
     assert torch.equal(factors.rank, rank)
     assert torch.equal(factors.null_dim, case.mask.sum(-1) - rank)
+    assert float(residual(factors, case.values, case.output, case.projection).max()) < 1e-10
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", (*SOLVERS, "padded_causal"))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("n", "repeats"), [(1, False), (7, False), (8, False), (9, False), (60, False), (60, True)])
-def test_agrees_with_the_definition_below_at_and_above_the_head_width(n, repeats, kind, dtype):
+@pytest.mark.parametrize(("n", "repeats"), [(8, False), (9, False), (60, False), (60, True)])
+def test_agrees_with_the_definition_at_and_above_the_head_width(n, repeats, kind, dtype):
     case = random_case(n, 8, kind, dtype=dtype)
     if repeats:  # as in the first layer of a model without positions in its inputs: equal tokens, equal values
         tokens = torch.randint(11, (n,), generator=torch.Generator().manual_seed(1))
@@ -146,16 +153,6 @@ def test_agrees_with_the_definition_below_at_and_above_the_head_width(n, repeats
 
 @few
 @given(cases())
-def test_output_is_kept_and_projecting_twice_is_projecting_once(case):
-    first = effective_rows(case.factors())
-    again = replace(case, attention=first)
-    torch.testing.assert_close(again.output @ case.projection, case.output @ case.projection, atol=1e-10, rtol=0)
-    torch.testing.assert_close(effective_rows(again.factors()), first, atol=1e-10, rtol=0)
-    assert float(residual(case.factors(), case.values, case.output, case.projection).max()) < 1e-10
-
-
-@few
-@given(cases())
 def test_nothing_on_invisible_keys_and_raw_rows_where_there_is_no_null_space(case):
     factors = case.factors()
     poisoned = case.attention.masked_fill(~case.mask, torch.nan)
@@ -163,62 +160,6 @@ def test_nothing_on_invisible_keys_and_raw_rows_where_there_is_no_null_space(cas
     assert bool((rows.masked_select(~case.mask) == 0).all())
     assert torch.equal(rows[factors.identifiable], case.attention[factors.identifiable])
     torch.testing.assert_close(effective_rows(factors), rows, atol=1e-10, rtol=0)
-
-
-@few
-@given(cases(), st.randoms(use_true_random=False))
-def test_permuting_keys_permutes_columns(case, random):
-    order = torch.tensor(random.sample(range(case.mask.shape[1]), case.mask.shape[1]))
-    moved = replace(case, attention=case.attention[:, :, order], values=case.values[:, order], mask=case.mask[:, order])
-    expected = effective_rows(case.factors())[:, :, order]
-    torch.testing.assert_close(effective_rows(moved.factors()), expected, atol=1e-10, rtol=0)
-
-
-@few
-@given(cases(), st.integers(1, 5), st.booleans())
-def test_padding_changes_nothing(case, extra, left):
-    n = case.mask.shape[1]
-    place = slice(extra, None) if left else slice(0, n)
-
-    def padded(tensor: Tensor, *axes: int) -> Tensor:
-        shape = [size + extra if axis - tensor.ndim in axes else size for axis, size in enumerate(tensor.shape)]
-        larger = torch.full(shape, False) if tensor.dtype == torch.bool else torch.full(shape, 0.7).to(tensor)
-        larger[tuple(place if axis - tensor.ndim in axes else slice(None) for axis in range(tensor.ndim))] = tensor
-        return larger
-
-    mask = padded(case.mask, -2, -1)
-    attention = padded(case.attention, -2, -1) * mask
-    longer = Case(attention, padded(case.values, -2), case.projection, mask)
-    factors, expected = longer.factors(), case.factors()
-    rows = effective_rows(factors)
-    torch.testing.assert_close(rows[:, place, place], effective_rows(expected), atol=1e-10, rtol=0)
-    assert torch.equal(factors.rank[:, place], expected.rank)
-    assert int(factors.rank.sum()) == int(expected.rank.sum())
-    assert bool((rows.masked_select(~mask) == 0).all())
-
-
-@few
-@given(cases())
-def test_form_that_keeps_mass(case):
-    heads = attention_heads(case.values, case.output, case.mask)
-    rows = effective_rows(effective_factors(keeping_mass(through_projection(heads, case.projection))))
-    expected, _ = case.reference(mass=True)
-    torch.testing.assert_close(rows, expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(rows.sum(-1), case.mask.any(-1).double().expand(rows.shape[:2]), atol=1e-10, rtol=0)
-
-
-def test_form_that_keeps_mass_ignores_a_constant_and_the_plain_form_does_not():
-    case = random_case(30, 8, "causal")
-    moved = replace(case, values=case.values + torch.randn(2, 1, 8, dtype=torch.float64))
-    heads, moved_heads = (attention_heads(each.values, each.output, each.mask) for each in (case, moved))
-    torch.testing.assert_close(
-        effective_rows(effective_factors(keeping_mass(heads))),
-        effective_rows(effective_factors(keeping_mass(moved_heads))),
-        atol=1e-10,
-        rtol=0,
-    )
-    change = effective_rows(effective_factors(heads)) - effective_rows(effective_factors(moved_heads))
-    assert float(change.abs().max()) > 1e-2
 
 
 def test_tiny_values_in_bfloat16_are_not_drowned_by_the_column_of_ones():
@@ -240,22 +181,16 @@ def test_value_bias_taken_out(kind):
     assert float(residual(factors, *inputs).min()) > 1e-2
 
 
-@pytest.mark.parametrize("kind", MASKS)
-def test_residual_is_that_of_the_map(kind):
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", SOLVERS)
+def test_residual_is_that_of_the_map(kind, gated):
     case = random_case(20, 6, kind)
+    gate = torch.rand(case.output.shape, generator=torch.Generator().manual_seed(0)).double() if gated else None
+    through = 1.0 if gate is None else gate
     factors = case.factors()
     wrong = replace(factors, coefficients=factors.coefficients + 0.1)
-    change = (replace(case, attention=effective_rows(wrong)).output - case.output) @ case.projection
-    expected = change.norm(dim=(1, 2)) / (case.output @ case.projection).norm(dim=(1, 2))
-    torch.testing.assert_close(residual(wrong, case.values, case.output, case.projection), expected)
-
-
-def test_residual_through_a_gate():
-    case = random_case(20, 6, "causal")
-    factors, gate = case.factors(), torch.rand(case.output.shape).double()
-    wrong = replace(factors, coefficients=factors.coefficients + 0.1)
-    change = (replace(case, attention=effective_rows(wrong)).output - case.output) * gate @ case.projection
-    expected = change.norm(dim=(1, 2)) / (case.output * gate @ case.projection).norm(dim=(1, 2))
+    change = (replace(case, attention=effective_rows(wrong)).output - case.output) * through @ case.projection
+    expected = change.norm(dim=(1, 2)) / (case.output * through @ case.projection).norm(dim=(1, 2))
     torch.testing.assert_close(residual(wrong, case.values, case.output, case.projection, gate=gate), expected)
 
 
@@ -325,7 +260,7 @@ def test_tolerance_drops_small_singular_values():
         torch.testing.assert_close(effective_rows(factors), kept.reference()[0], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", SOLVERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_chunks_do_not_show(kind, dtype, monkeypatch):
     case = random_case(40, 8, kind, dtype=dtype)
@@ -339,7 +274,7 @@ def test_chunks_do_not_show(kind, dtype, monkeypatch):
     torch.testing.assert_close(column_sums(parts, groups, raw=case.attention), sums, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", SOLVERS)
 @pytest.mark.parametrize("with_raw", [False, True])
 def test_column_sums_are_those_of_the_map(kind, with_raw):
     case = random_case(20, 6, kind)
@@ -376,7 +311,7 @@ def test_coefficients_can_be_kept_in_float32():
     torch.testing.assert_close(effective_rows(factors).double(), case.reference()[0], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["full", "causal", "window", "padded_causal"])
+@pytest.mark.parametrize("kind", ["full", "causal", "window"])
 @pytest.mark.parametrize(("hidden", "projection_rank"), [(32, 4), (10, 4), (7, 2), (3, 0)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_joint_null_dimension(kind, hidden, projection_rank, dtype):

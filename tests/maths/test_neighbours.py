@@ -71,30 +71,6 @@ def test_lookup_in_pieces_agrees_with_a_double_loop(monkeypatch, distance):
 
 
 @BOTH
-def test_another_sentence_never_changes_a_lookup(distance):
-    predicted, candidates = sentences([5, 7], 4, seed=2)
-    alone = look_up(predicted[:5], candidates[:5], [5], distance)
-    candidates[5:] = predicted[:5].repeat(2, 1)[:7]
-    together = look_up(predicted, candidates, [5, 7], distance)
-    for first, second in zip(alone, together, strict=True):
-        torch.testing.assert_close(first, second[:5])
-
-
-@BOTH
-def test_padding_is_never_a_candidate_even_when_it_would_win(distance):
-    candidates = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
-    found = neighbours.nearest(
-        torch.tensor([[[1.0, 0.9]]]),
-        candidates,
-        own=torch.tensor([[0]]),
-        identity=torch.tensor([[0, 1, 2]]),
-        keep=torch.tensor([[True, True, False]]),
-        distance=distance,
-    )
-    assert bool(found.hit) and int(found.winner) == 0
-
-
-@BOTH
 def test_an_equal_input_is_right_and_any_other_tie_is_a_miss(distance):
     candidates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     predicted = torch.tensor([[1.0, 1.0], [0.0, 1.0], [2.0, 0.1]])

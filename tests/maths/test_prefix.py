@@ -90,32 +90,6 @@ def error(coefficients, expected, values, seen):
     return ((((coefficients - expected) @ values.T) * seen) @ values).norm(dim=-1)
 
 
-@pytest.mark.parametrize("kind", ["plain", "tokens", "contexts", "sink"])
-@pytest.mark.parametrize("d", [32, 64])
-def test_no_row_of_ordinary_values_is_solved_on_its_own(kind, d, monkeypatch):
-    """Neither where distinct keys are about as many as dimensions, nor where tokens repeat."""
-    monkeypatch.setattr(linalg, "rowwise_solve", None)
-    values = spectrum_values(6 * d, d, 0.6, kind)
-    if kind == "tokens":  # more tokens than dimensions, so that the rank is full at last
-        values[:, 4 * d :] = spectrum_values(2 * d, d, 0.6, "plain", seed=5)
-    stop = torch.arange(1, 6 * d + 1)
-    output = random(2, 1, 6 * d, 6 * d, seed=3).softmax(-1).tril() @ values[:, None]
-    _, rank = prefix_solve(values, output, stop, SINGLE)
-    distinct = torch.tensor([len(values[0, :end].unique(dim=0)) for end in stop.tolist()])
-    assert torch.equal(rank, distinct.clamp(max=d).expand(2, -1))
-
-
-def test_one_phrase_repeated_is_solved_at_once(monkeypatch):
-    monkeypatch.setattr(linalg, "rowwise_solve", None)
-    values = random(2, 5, 8).repeat(1, 40, 1)
-    stop = torch.arange(201)
-    seen = torch.arange(200) < stop[:, None]
-    output = (random(2, 3, 201, 200, seed=1).softmax(-1) * seen) @ values[:, None]
-    found, rank = prefix_solve(values, output, stop, SINGLE)
-    torch.testing.assert_close(found, by_pseudo_inverse(values, output, seen), atol=1e-10, rtol=1e-10)
-    assert rank.tolist() == [stop.clamp(max=5).tolist()] * 2
-
-
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 6))
 def test_distinct_keys_are_numbered_as_they_appear(tokens, most):
     table = random(3, 5, 2)
@@ -171,14 +145,3 @@ def test_a_block_far_larger_than_the_keys_before_it_is_refined():
     solution, _ = prefix_solve(values, output, ends, SINGLE)
     expected = weights(by_pseudo_inverse(values, output, seen), values, seen)
     torch.testing.assert_close(weights(solution, values, seen), expected, atol=1e-11, rtol=0)
-
-
-@pytest.mark.parametrize(("keys", "width"), [(40, 8), (70, 16)])
-def test_rows_may_end_anywhere_in_any_order(keys, width):
-    values = random(2, keys, width)
-    stop = torch.randint(0, keys + 1, (80,), generator=torch.Generator().manual_seed(0))
-    seen = torch.arange(keys) < stop[:, None]
-    output = (random(2, 1, 80, keys, seed=1).softmax(-1) * seen) @ values[:, None]
-    coefficients, rank = prefix_solve(values, output, stop, SINGLE)
-    assert torch.equal(rank, stop.clamp(max=width).expand(2, -1))
-    torch.testing.assert_close(weights(coefficients, values, seen) @ values[:, None], output, rtol=0, atol=1e-10)

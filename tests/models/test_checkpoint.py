@@ -48,10 +48,7 @@ def test_relative_positions_read_as_absolute(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [
-        *((name, "num_hidden_layers") for name in ("bert", "bert-mlm", "llama")),
-        *(("gpt2", "n_layer"), ("t5-both", "num_layers"), ("bart", "encoder_layers"), ("llava", "text_config")),
-    ],
+    [("bert", "num_hidden_layers"), ("gpt2", "n_layer"), ("t5-both", "num_layers"), ("llava", "text_config")],
 )
 def test_fewer_layers_than_the_weights_have(tmp_path: Path, name: str, layers: str):
     def fewer(config: dict) -> None:
@@ -124,14 +121,14 @@ def test_shapes_that_do_not_fit(tmp_path: Path):
     refused(folder, r"'lm_head\.weight' is of shape \[60, 24\], and with its config\.json it has to be \[61, 24\]")
 
 
-@pytest.mark.parametrize("key", ["embeddings.LayerNorm.bias", "encoder.layer.2.output.dense.weight"])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
-def test_numbers_that_are_not_plain(tmp_path: Path, key: str, dtype: torch.dtype):
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_numbers_that_are_not_plain(tmp_path: Path, dtype: torch.dtype):
+    key = "encoder.layer.2.output.dense.weight"
     folder = restored(saved(tmp_path, "bert"), lambda weights: weights.update({key: weights[key].to(dtype)}))
     refused(folder, rf"the weight '{key}' is stored as \w+, .*its value is unknown")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_numbers_that_are_not_finite(tmp_path: Path, value: float):
     folder = restored(saved(tmp_path), lambda weights: weights["model.layers.1.mlp.up_proj.weight"][3, 3].fill_(value))
     refused(folder, r"the weight 'model\.layers\.1\.mlp\.up_proj\.weight' holds NaN or infinity")
@@ -145,7 +142,7 @@ def sharded(folder: Path) -> tuple[Path, dict]:
     return index, json.loads(index.read_text())
 
 
-@pytest.mark.parametrize("where", ["../{}", "{absolute}", "sub/../../{}", "..\\{}", "C:\\{}"])
+@pytest.mark.parametrize("where", ["../{}", "{absolute}", "..\\{}", "C:\\{}"])
 def test_an_index_that_leaves_its_folder(tmp_path: Path, where: str):
     index, said = sharded(tmp_path / "model")
     first = sorted(set(said["weight_map"].values()))[0]
@@ -156,7 +153,7 @@ def test_an_index_that_leaves_its_folder(tmp_path: Path, where: str):
     refused(tmp_path / "model", r"index\.json names .* as a file of weights, expected a \.safetensors file in the same")
 
 
-@pytest.mark.parametrize("named", ["../model.safetensors", "adapter_model.bin", "pytorch_model.bin", 3])
+@pytest.mark.parametrize("named", ["../model.safetensors", "pytorch_model.bin", 3])
 def test_a_configuration_that_names_other_weights(tmp_path: Path, named: object):
     folder = saved(tmp_path)
     rewritten(folder, lambda config: config.update(transformers_weights=named))
@@ -180,30 +177,11 @@ def test_pickled_shards_and_shards_that_are_not_there(tmp_path: Path):
     refused(tmp_path, rf"the weight '.*' is in both {first} and {second}")
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}, "metadata": {}}']
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 3}, "metadata": {}}'])
 def test_an_index_that_is_none(tmp_path: Path, content: str):
     index, _ = sharded(tmp_path)
     index.write_text(content)
     refused(tmp_path, r"model\.safetensors\.index\.json")
-
-
-def header(**entries: tuple[int, int]) -> Callable[[bytes], bytes]:
-    """Put tensors at these places into the header of a safetensors file."""
-
-    def put(content: bytes) -> bytes:
-        (size,) = struct.unpack("<Q", content[:8])
-        found = json.loads(content[8 : 8 + size])
-        name = sorted(set(found) - {"__metadata__"})[0]
-        length = found[name]["data_offsets"][1] - found[name]["data_offsets"][0]
-        for key, (start, stop) in entries.items():
-            entry = {"dtype": "F32", "shape": [(stop - start) // 4], "data_offsets": [start, stop]}
-            found[name if key == "first" else key] = entry if key != "first" else entry | {"shape": [length // 4]}
-        text = json.dumps(found).encode()
-        return struct.pack("<Q", len(text)) + text + content[8 + size :]
-
-    return put
 
 
 @pytest.mark.parametrize(
@@ -215,11 +193,8 @@ def header(**entries: tuple[int, int]) -> Callable[[bytes], bytes]:
         lambda content: content + b"more",
         lambda content: struct.pack("<Q", 1 << 60) + content[8:],
         lambda content: content[:8] + b"[" + content[9:],
-        header(overlapping=(0, 96)),
-        header(beyond=(1 << 40, (1 << 40) + 96)),
-        header(first=(1 << 40, (1 << 40) + 96)),
     ],
-    ids=["cut", "cut in its header", "empty", "longer", "header too long", "no json", "overlap", "beyond", "moved"],
+    ids=["cut", "cut in its header", "empty", "longer", "header too long", "no json"],
 )
 def test_damaged_safetensors(tmp_path: Path, damage: Callable[[bytes], bytes]):
     file = saved(tmp_path) / "model.safetensors"
@@ -230,11 +205,9 @@ def test_damaged_safetensors(tmp_path: Path, damage: Callable[[bytes], bytes]):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", r"config\.json cannot be read as JSON"),
         ("{", r"config\.json cannot be read as JSON"),
         ("\xff\xfe", r"config\.json cannot be read as JSON"),
         ("[1]", r"config\.json holds a list, expected an object"),
-        ('"bert"', r"config\.json holds a str, expected an object"),
         ("{}", "the model_type in its config.json is None, which transformers"),
         ('{"model_type": "bert-of-next-year"}', "model_type .*'bert-of-next-year', which transformers"),
         ('{"model_type": 3}', "model_type in its config.json is 3, which"),
@@ -254,8 +227,6 @@ def test_configurations_that_are_none(tmp_path: Path, content: str, words: str):
         ({"num_hidden_layers": 0}, r"holds the weight 'encoder\.layer\.0\."),
         ({"hidden_act": "no such"}, r"KeyError: 'no such'\)\. Check its config\.json"),
         ({"chunk_size_feed_forward": 7}, "has to be a multiple of the chunk size 7"),
-        ({"pad_token_id": 999}, "Padding_idx must be within"),
-        ({"dtype": "nonsense"}, "has no attribute 'nonsense'"),
         ({"quantization_config": 3}, "Check its config"),
         ({"model_type": "llama"}, "lacks 29 weights of LlamaModel"),
     ],
@@ -266,7 +237,7 @@ def test_configurations_that_do_not_fit(tmp_path: Path, entry: dict, words: str)
     refused(folder, words)
 
 
-@pytest.mark.parametrize("named", ["BertModel", [3], ["AutoConfig"], ["pipeline"], ["LlamaModel"], [], None])
+@pytest.mark.parametrize("named", ["BertModel", [3], ["pipeline"], ["LlamaModel"], None])
 def test_a_class_that_is_none_is_passed_over(tmp_path: Path, named: object):
     folder = saved(tmp_path, "bert")
     rewritten(folder, lambda config: config.update(architectures=named))
@@ -274,7 +245,7 @@ def test_a_class_that_is_none_is_passed_over(tmp_path: Path, named: object):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"version": "1.0"}', '{"tokenizer_class": "NoSuch"}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"tokenizer_class": "NoSuch"}'])
 def test_tokenizers_that_are_none(tmp_path: Path, name: str, content: str):
     folder = saved(tmp_path)
     (folder / name).write_text(content)

@@ -24,6 +24,7 @@ from identikit.models.model import Model
 from identikit.models.taps.tap import AttentionCall, switched
 from identikit.texts.text import Encoded, TokenBatch, collate, text_alone
 from tests.models import tiny
+from tests.models.state import state_of
 from tests.reference import attention as reference
 
 NAMES = list(tiny.BUILDERS)
@@ -43,7 +44,7 @@ STRUCTURES = {
     "gemma2", "gemma3", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granitemoe", "llama", "llama4-text",
     "mistral", "mixtral", "modernbert", "olmo2", "opt", "phi3", "qwen2_vl", "qwen3", "stablelm", "t5", "vit",
     "bloom", "falcon", "falcon-7b", "falcon-rw", "gptj", "mpnet",
-    "beit", "clip-vision", "dinov3", "wav2vec2", "wav2vec2-stable", "whisper",
+    "beit", "clip-vision", "dinov3", "wav2vec2", "wav2vec2-stable",
 }  # fmt: skip
 
 
@@ -55,23 +56,13 @@ SPLITTING = [slow_unless(name, STRUCTURES) for name in NAMES if tiny.family(name
 CASTING = set(NAMES) - EXACT
 # (layer: window) for the layers of each family that do not simply see everything, or everything before.
 _ENDS = {0: 6, 2: 6}
-WINDOWS = {
-    "cohere2": _ENDS,
-    "exaone4": _ENDS,
-    "gemma2": _ENDS,
-    "gemma3": _ENDS,
-    "gemma3-images": _ENDS,
-    "gpt_oss": _ENDS,
-    "granite_swa": _ENDS,
-    "ministral": _ENDS,
-    "mistral": {0: 6, 1: 6, 2: 6},
-    "modernbert": {1: 3},
-    "olmo3": _ENDS,
-    "phi3": {0: 6, 1: 6, 2: 6},
-    "qwen2": {1: 6, 2: 6},
-    "starcoder2": {0: 6, 1: 6, 2: 6},
-    "vaultgemma": _ENDS,
-}
+_EVERY = {0: 6, 1: 6, 2: 6}
+_ALTERNATING = (
+    "cohere2", "exaone4", "gemma2", "gemma3", "gemma3-images", "gpt_oss", "granite_swa", "ministral", "olmo3",
+    "vaultgemma",
+)  # fmt: skip
+WINDOWS = dict.fromkeys(_ALTERNATING, _ENDS) | dict.fromkeys(("mistral", "phi3", "starcoder2"), _EVERY)
+WINDOWS |= {"modernbert": {1: 3}, "qwen2": {1: 6, 2: 6}}
 CHUNKS = {"llama4": _ENDS, "llama4-text": _ENDS}
 # Families without absolute positions, which may be padded on the left though they take no `position_ids`.
 RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba", "deberta-v2"]
@@ -108,14 +99,6 @@ def test_every_family_has_a_tiny_model():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_proof_holds_for_every_layer(name: str):
-    """In float64; `test_model_leaves_as_it_came` proves every family in float32."""
-    model = tiny.shared(name, dtype=torch.float64)
-    assert prove(model) == len(model.attention_layers)
-    assert model.causal == model.family.causal
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_head_output_is_rebuilt_from_what_is_captured(name: str):
     """Softmax attention written out number by number, with masks written out from the family's rule."""
     model = tiny.shared(name, dtype=torch.float64)
@@ -147,11 +130,11 @@ def test_head_output_is_rebuilt_from_what_is_captured(name: str):
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [(n, "right") for n in NAMES if n not in tiny.IMAGES | tiny.SOUNDS]
-    + [(n, "left") for n in NAMES if tiny.family(n).positions or n in RELATIVE],
+    [(n, "right") for n in NAMES if n in STRUCTURES and tiny.family(n).positions] + [(n, "left") for n in RELATIVE],
 )
 def test_padded_batch_is_one_by_one(name: str, side: str):
-    model = tiny.shared(name)
+    """On the other side than in the proof, which pads on the left where there are `position_ids`."""
+    model = tiny.shared(name, dtype=torch.float64)
     batch = batch_of(model, (11, 4, 8), side)
     together = model.trace(batch)
     for row, kept in enumerate(batch.keep):
@@ -161,7 +144,7 @@ def test_padded_batch_is_one_by_one(name: str, side: str):
         assert torch.equal(together.inputs[row][kept], alone.inputs[0])
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "bloom", "falcon-rw", "mpnet", "deberta-v2"])
+@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "falcon-rw", "deberta-v2"])
 def test_a_text_of_a_batch_is_the_text_alone(name: str):
     model = tiny.shared(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6), "left" if model.causal else "right")
@@ -175,18 +158,6 @@ def test_a_text_of_a_batch_is_the_text_alone(name: str):
         assert relative(text.weights(queries, heads=heads), text.weights()[:, heads][:, :, queries]) < 1e-12
 
 
-def test_the_forms_that_break_other_tools_are_among_the_families():
-    calls = {}
-    for name in ("llama", "mistral", "gemma2", "gpt_oss", "t5"):
-        model = tiny.shared(name)
-        calls[name] = captured(model, batch_of(model, (9,)))
-    assert calls["llama"][0].groups == 2  # grouped queries
-    assert not calls["mistral"][0].visible()[0, 0, 8, 2].item()  # sliding window
-    assert calls["gemma2"][0].softcap == 2.0
-    assert (calls["gpt_oss"][1].weights().sum(-1) < 0.999).all()  # a learned sink takes the rest
-    assert calls["t5"][2].bias is not None
-
-
 @pytest.mark.parametrize(("name", "layers"), [("albert", 3), ("albert-groups", 4)])
 def test_shared_layers_are_counted_by_call(name: str, layers: int):
     model = tiny.shared(name)
@@ -196,38 +167,26 @@ def test_shared_layers_are_counted_by_call(name: str, layers: int):
     assert not torch.equal(calls[0].query, calls[1].query)
 
 
-def snapshot(model: hf.PreTrainedModel) -> dict:
-    return {
-        "implementation": [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")],
-        "training": [m.training for m in model.modules()],
-        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
-        "own": [sorted(vars(m)) for m in model.modules()],
-        "placed": [(p.device, p.dtype, p.requires_grad) for p in model.parameters()],
-    }
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_model_leaves_as_it_came(name: str):
-    model = tiny.shared(name).hf
+def test_proof_holds_and_the_model_leaves_as_it_came(name: str):
+    model = tiny.shared(name, dtype=torch.float64).hf
     mixed = list(model.modules())[3]
     mixed.training = True  # restoring with train() or eval() would not do
-    before = snapshot(model)
-    weights = [weight.clone() for weight in model.parameters()]
+    drawn = {"random": None}  # models of sounds draw which layers to drop, in evaluation mode too
+    before = state_of(model) | drawn
     tapped = Model(model, tiny.tokenizer(), name=name)
     assert prove(tapped) == len(tapped.attention_layers)
-    assert snapshot(model) == before
+    assert tapped.causal == tapped.family.causal
 
     def fail(call: AttentionCall) -> None:
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):
         tapped.trace(tapped.sample((5,)), fail)
-    assert snapshot(model) == before
     if tapped.family.splits:
         with pytest.raises(RuntimeError, match="inside"), tapped.split(tapped.sample((5,))):
             raise RuntimeError("inside")
-        assert snapshot(model) == before
-    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert state_of(model) | drawn == before
     mixed.training = False
 
 
@@ -247,27 +206,30 @@ def test_a_block_that_does_not_attend_is_refused():
         Model(model, tiny.tokenizer(), name="bypassed")
 
 
-def test_a_block_that_attends_twice_is_refused():
-    model = tiny.build("llama")
-    block = model.base_model.layers[1]
-    once = block.self_attn.forward
-
-    def twice(*args, **kwargs):
-        once(*args, **kwargs)
-        return once(*args, **kwargs)
-
-    block.self_attn.forward = twice
-    with pytest.raises(ModelError, match=r"block 1 .* called the tapped attention 2 times"):
-        Model(model, tiny.tokenizer(), name="twice")
+def called_otherwise(model: hf.PreTrainedModel, change: Any) -> hf.PreTrainedModel:
+    """Have `change` call the attention of block 1, which it is given, in its place."""
+    attention = model.base_model.layers[1].self_attn
+    own = attention.forward
+    attention.forward = lambda *args, **kwargs: change(own, args, kwargs)
+    return model
 
 
-def test_unknown_terms_of_attention_are_refused_by_name():
-    model = tiny.build("llama")
-    for layer in model.base_model.layers:
-        forward = layer.self_attn.forward
-        layer.self_attn.forward = lambda *a, forward=forward, **k: forward(*a, indices=torch.zeros(4), **k)
-    with pytest.raises(ModelError, match="passes indices, which identikit does not know"):
-        Model(model, tiny.tokenizer(), name="sinks")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda own, args, kwargs: [own(*args, **kwargs), own(*args, **kwargs)][1],
+            r"block 1 .* called the tapped attention 2 times",
+        ),
+        (
+            lambda own, args, kwargs: own(*args, indices=torch.zeros(4), **kwargs),
+            "passes indices, which identikit does not know",
+        ),
+    ],
+)
+def test_a_block_that_attends_otherwise_is_refused(change: Any, message: str):
+    with pytest.raises(ModelError, match=message):
+        Model(called_otherwise(tiny.build("llama"), change), tiny.tokenizer(), name="otherwise")
 
 
 def small(name: str, **options: Any) -> hf.PreTrainedModel:
@@ -281,15 +243,11 @@ def small(name: str, **options: Any) -> hf.PreTrainedModel:
     ("build", "message"),
     [
         (lambda: small("MambaModel"), "'mamba' has no softmax attention"),
-        (lambda: small("FNetModel"), "'fnet' has no softmax attention"),
         (lambda: small("RwkvModel", num_hidden_layers=2), "'rwkv' has no softmax attention"),
         (
             lambda: small("GPTNeoModel", num_hidden_layers=2, attention_types=[[["global", "local"], 1]]),
             "'gpt_neo' is not supported: it computes attention on its own, .*needs a tap of its own",
         ),
-        (lambda: small("RoFormerModel"), "'roformer' is not supported: it computes attention on its own"),
-        (lambda: small("BigBirdModel"), "'big_bird' is not supported: it computes attention on its own"),
-        (lambda: small("LongformerModel", attention_window=[4]), "'longformer' .* computes attention on its own"),
         (lambda: small("SplinterModel"), r"'splinter' is not supported: .*`identikit models`.*Add a family"),
         (
             lambda: small("DeepseekV32ForCausalLM", **tiny._LATENT, index_n_heads=2, index_head_dim=8),
@@ -362,7 +320,7 @@ def test_a_wrong_row_says_which_promise_fails(
         prove(tiny.loaded(name))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_row_that_names_another_part_is_refused(data: st.DataObject):
     """Any other module of the model in the place of a part, or a name that is not there: never anything but words."""
@@ -409,14 +367,14 @@ def test_block_jacobian_from_the_two_halves(name: str):
         d_pre = torch.cat([j.reshape(-1, n) for j in jacrev(block.pre)(x)])
         d_mix = torch.cat([j.reshape(output.numel(), -1) for j in jacrev(mix, argnums=(0, 1, 2))(*parts)], dim=1)
         d_x, d_o = (j.reshape(n, -1) for j in jacrev(block.post, argnums=(0, 1))(x, output))
-        whole = jacrev(block.whole)(x).reshape(n, n)
+        whole = jacrev(lambda x: block.run(x, lambda call: None))(x).reshape(n, n)
         assert relative(d_x + d_o @ d_mix @ d_pre, whole) < (1e-6 if name in CASTING else 1e-10)
-        assert relative(block.post(x, output), block.whole(x)) < 1e-12
+        assert relative(block.post(x, output), block.run(x, lambda call: None)) < 1e-12
 
 
 def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
     """The path for long texts, forced on short ones: plain causal, padded, windowed, soft-capped."""
-    for name in ("llama", "mistral", "gemma2", "bert", "modernbert", "bloom", "gptj", "falcon", "mpnet"):
+    for name in ("llama", "mistral", "gemma2", "bert", "bloom", "falcon"):
         model = tiny.shared(name)
         for lengths in ((12,), (12, 7)):
             batch = batch_of(model, lengths)
@@ -430,5 +388,5 @@ def test_long_masks_are_kept_by_rule_and_agree(monkeypatch: pytest.MonkeyPatch):
                 for long, short in zip(by_rule, calls, strict=True):
                     assert long.mask is not None and not isinstance(long.mask, torch.Tensor)
                     assert torch.equal(long.visible(slice(2, 9)), short.visible(slice(2, 9)))
-                    plain = name in ("llama", "bloom", "gptj", "falcon") or (name == "gemma2" and long.layer == 1)
+                    plain = name in ("llama", "bloom", "falcon") or (name == "gemma2" and long.layer == 1)
                     assert long.mask.plain_causal == (plain and len(lengths) == 1)

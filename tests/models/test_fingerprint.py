@@ -36,7 +36,7 @@ def sums_of(tensor: torch.Tensor, rows: int = 1) -> torch.Tensor:
     return fingerprint._sums(tensor, torch.empty(rows, fingerprint._ROW, dtype=torch.long))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_entry_counts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fingerprint, "_ROW", 64)  # several rows and a rest, in a tensor that is quick to go through
     fingerprint._factors.cache_clear()
@@ -163,7 +163,7 @@ def test_a_model_that_changed_is_refused_where_numbers_would_be_of_two():
         result.verify()
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt_oss", "gpt2", "deberta-v2", "xlnet", "t5", "bloom"])
+@pytest.mark.parametrize("name", ["bert", "gpt_oss", "deberta-v2", "xlnet"])
 def test_what_a_result_computes_later_is_of_the_weights_it_was_made_with(name: str):
     """Numbers that are computed when they are asked for, from what was captured, do not follow a changed model."""
     hidden = tiny.build(name)

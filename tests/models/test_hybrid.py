@@ -34,7 +34,7 @@ def test_layers_are_blocks_and_calls_know_theirs(model: Model):
     assert model.projection(3).shape == (4, 8, 24)
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", [slow_unless(name, {"qwen3_next", "lfm2"}) for name in MIXED])
 def test_attention_of_the_layers_that_attend(name: str):
     model = tiny.loaded(name)
     attention = ik.effective_attention(model, TEXT)

@@ -3,8 +3,6 @@
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ import identikit as ik
 from identikit.models.load import load as loading
 from identikit.models.load.load import Recipe
 from tests.models import tiny
-from tests.models.hub import put_in_cache, run_offline
 from tests.models.real import STORIES, needs_stories
 
 
@@ -65,18 +62,6 @@ def test_a_folder_goes_by_the_name_it_is_given_by(folder: Path, tmp_path: Path, 
     assert ik.load(".").name == folder.name
 
 
-def test_hub_id_from_a_local_cache(folder: Path, tmp_path: Path):
-    """The real hub path, offline: a cache laid out as huggingface_hub lays it out."""
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    put_in_cache(tmp_path, "tiny", folder, commit)
-    recipe = Recipe("someone/tiny", revision=commit)
-    printed = run_offline(
-        tmp_path,
-        "import identikit as ik; m = ik.load('someone/tiny'); print(m.name, m.revision, m.recipe.load().recipe)",
-    )
-    assert printed == f"someone/tiny {commit} {recipe}"
-
-
 def test_folder_without_safetensors(tmp_path: Path, folder: Path):
     shutil.copy(folder / "config.json", tmp_path)
     torch.save({}, tmp_path / "pytorch_model.bin")
@@ -122,23 +107,16 @@ def test_a_tuple_of_a_model_and_its_tokenizer():
             r"its tokenizer \(or image processor, or feature extractor\) is missing",
         ),
         (lambda model, tokenizer: ((None, tokenizer),), r"got the tuple \(NoneType, .*expected a transformers model"),
-        (lambda model, tokenizer: ((None, None),), r"got the tuple \(NoneType, NoneType\)"),
-        (lambda model, tokenizer: ((tokenizer, model),), "got the tuple .*BertModel"),
         (lambda model, tokenizer: ((model, tokenizer, 3),), r"got the tuple \(BertModel, .*, int\)"),
-        (lambda model, tokenizer: ((model,),), r"got the tuple \(BertModel\)"),
         (lambda model, tokenizer: ((),), r"got the tuple \(\)"),
-        (lambda model, tokenizer: (("folder", tokenizer),), r"got the tuple \(str, "),
         (lambda model, tokenizer: ((model, tokenizer), tokenizer), "and a second argument"),
         (lambda model, tokenizer: ((model, 3),), "got 3 as its tokenizer"),
-        (lambda model, tokenizer: (model, "bert"), "got 'bert' as its tokenizer"),
         (lambda model, tokenizer: (model, lambda text: text), "it needs a tokenizer, and function is not one"),
-        (lambda model, tokenizer: ((model, len),), "it needs a tokenizer, and builtin_function"),
         (lambda model, tokenizer: (model, model), "class BertModel as its tokenizer"),
         (lambda model, tokenizer: (tokenizer,), r"got an object of the class \w+, expected a hub id, a folder"),
         (lambda model, tokenizer: (torch.nn.Linear(2, 2), tokenizer), "Loading an object of the class Linear"),
         (lambda model, tokenizer: (3,), "got 3, expected a hub id, a folder, or a transformers model"),
         (lambda model, tokenizer: ("",), "got '', expected"),
-        (lambda model, tokenizer: ([model, tokenizer],), "class list, expected"),
     ],
 )
 def test_what_is_no_model_is_refused_in_words(arguments, message: str):
@@ -162,7 +140,7 @@ def test_a_path_that_does_not_exist(folder: Path, tmp_path: Path):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Bert", "Roberta", "Albert", "XLNet"])
+@pytest.mark.parametrize("name", ["Bert", "XLNet"])
 def test_multiple_choice_is_refused_before_anything_runs(name: str, monkeypatch: pytest.MonkeyPatch):
     build = getattr(hf, f"{name}ForMultipleChoice")
     sizes = tiny._ENCODER if name != "XLNet" else {"vocab_size": 60, "d_model": 24, "n_layer": 1, "n_head": 4}
@@ -255,17 +233,13 @@ def test_text_longer_than_the_positions(folder: Path):
 # The recipe
 
 
-def test_a_recipe_loads_the_same_model_in_another_process(folder: Path, tmp_path: Path, monkeypatch):
+def test_a_recipe_loads_the_same_model_wherever_it_is_read(folder: Path, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(folder.parent)
     model = ik.load(folder.name, dtype=torch.float64)
     assert model.recipe == Recipe(str(folder), dtype="float64")
-    (tmp_path / "recipe").write_bytes(pickle.dumps(model.recipe))
-    script = (
-        "import pickle, sys; m = pickle.load(open(sys.argv[1], 'rb')).load(); print(m.fingerprint, m.name, m.recipe)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "recipe")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.strip() == f"{model.fingerprint} {folder.name} {model.recipe}", done.stderr
+    monkeypatch.chdir(tmp_path)
+    again = pickle.loads(pickle.dumps(model.recipe)).load()
+    assert (again.fingerprint, again.name, again.recipe) == (model.fingerprint, folder.name, model.recipe)
 
 
 def test_recipes_of_the_packaged_model_and_of_one_in_memory():

@@ -9,7 +9,7 @@ from identikit.models.families import FAMILIES
 from identikit.models.model import Model
 from identikit.models.taps.tap import LONGEST_MASK
 from tests.models import tiny
-from tests.models.test_contract import batch_of, captured
+from tests.models.test_contract import batch_of, captured, slow_unless
 from tests.reference import scores as reference
 
 OWN = ["mpnet", "deberta-v2", "deberta-v2-conv", "bloom", "falcon", "falcon-7b", "falcon-rw", "gptj"]
@@ -114,7 +114,7 @@ def test_sliced_projections_of_bloom_are_refused_in_words():
         ik.load(model, tiny.tokenizer())
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [slow_unless(name, {"deberta-v2", "falcon-rw", "mpnet"}) for name in OWN])
 def test_every_question_can_be_asked(name: str):
     model = ik.load(tiny.build(name), tiny.tokenizer())
     text = "w5 w6 w7 w8 w9 w10 w11 w12 w13"

@@ -1,5 +1,7 @@
 """The contract of every family, on real pretrained weights: MiniLM, and a small causal model where there is one."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.func import jvp
@@ -20,17 +22,6 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
-
-
-def test_output_with_the_tap_is_output_without(model: Model):
-    batch = collate(model.encode(TEXTS[0]), pad_id=model.pad_id)
-    trace = model.trace(batch)
-    with torch.no_grad():
-        stock = model.hf(**model.arguments(batch))
-    if model.causal:
-        assert relative(trace.logits, stock.logits) < 1e-5
-    else:  # an encoder without a head ends with its last block
-        assert relative(trace.hidden[-1], stock.last_hidden_state) < 1e-5
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -62,5 +53,5 @@ def test_blocks_come_apart(model: Model):
             parts, moved = jvp(block.pre, (x,), (tangent,))
             output, moved_output = jvp(mix, parts, moved)
             _, halves = jvp(block.post, (x, output), (tangent, moved_output))
-            _, whole = jvp(block.whole, (x,), (tangent,))
+            _, whole = jvp(partial(block.run, visitor=lambda call: None), (x,), (tangent,))
             assert relative(halves, whole) < 1e-4

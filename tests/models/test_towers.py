@@ -14,7 +14,7 @@ from PIL import Image
 import identikit as ik
 from identikit.__main__ import main
 from tests.models import tiny
-from tests.models.test_contract import snapshot
+from tests.models.state import state_of
 
 _SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 _TEXT = _SMALL | {"vocab_size": 60, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2}
@@ -38,7 +38,7 @@ PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), d
 @pytest.mark.parametrize("name", ["CLIP", "Siglip"])
 def test_each_tower_of_a_model_in_memory(name: str):
     whole = build(name)
-    before = snapshot(whole)
+    before = state_of(whole)
     text = ik.load(whole, tiny.tokenizer(), tower="text")
     assert text.name == f"{name}Model (text tower)" and text.causal == (name == "CLIP")
     attention = ik.effective_attention(text, "w5 w6 w7 w8 w9 w10 w11 w12")
@@ -48,7 +48,7 @@ def test_each_tower_of_a_model_in_memory(name: str):
     assert attention.tokens[0] == ("[CLS]" if name == "CLIP" else "r0c0")
     assert vision.fingerprint != text.fingerprint
     assert vision.hf is whole.vision_model
-    assert snapshot(whole) == before
+    assert state_of(whole) == before
     own = whole.vision_model(vision.encode(PHOTO)[0].features[None], output_hidden_states=True).hidden_states[-1]
     trace = vision.trace(next(vision.batches(vision.encode(PHOTO))))
     assert torch.allclose(trace.hidden[-1], own, atol=1e-5)
@@ -124,9 +124,9 @@ def test_a_classifier_on_one_tower_is_read_through_it():
 def test_an_encoder_and_decoder_of_sounds_is_read_by_its_encoder(tmp_path: Path):
     whole = tiny.build("whisper")
     extractor = tiny.reader("whisper")
-    before = snapshot(whole)
+    before = state_of(whole)
     model = ik.load(whole, extractor)
-    assert model.hf is whole.model.encoder and model.modality == "sound" and snapshot(whole) == before
+    assert model.hf is whole.model.encoder and model.modality == "sound" and state_of(whole) == before
     whole.save_pretrained(tmp_path)
     extractor.save_pretrained(tmp_path)  # pyright: ignore
     loaded = ik.load(tmp_path)

@@ -58,7 +58,7 @@ def flushed(active: bool) -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-@pytest.mark.parametrize(("case", "dtype"), chosen(REFUSED))
+@pytest.mark.parametrize(("case", "dtype"), chosen(REFUSED, every=2))
 def test_what_has_no_answer_is_refused_with_the_layer(case: Case, dtype: torch.dtype):
     model, text = case(dtype)
     calls = [ik.effective_attention, ik.explain]

@@ -46,7 +46,7 @@ def evidence(n_layers: int = 6, *, tables: Mapping[str, pd.DataFrame | None] | N
     subject = Subject(**{field.name: about.pop(field.name) for field in fields(Subject)})
     random = np.random.default_rng(about["seed"])
     made: dict[str, pd.DataFrame | None] = {
-        **_correlation(subject, random),
+        "correlation": _correlation(subject, random),
         "null_dimension": _null(subject),
         "types": _types(subject, random),
         **_certainty(subject, random),
@@ -84,32 +84,18 @@ def layers_of(subject: Subject) -> range:
     return range(1, subject.n_layers + 1)
 
 
-def _correlation(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFrame]:
-    texts, by_layer, by_head = [], [], []
+def _correlation(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
+    rows = []
     for text, tokens in enumerate(LENGTHS):
         excess = max(tokens - subject.d_value, 0) / 96
-        pearson = 1 - excess * random.uniform(0.55, 0.75)
-        texts.append((text, tokens, pearson))
-        for layer in layers_of(subject):
-            by_layer.append((text, tokens, layer, 1 - excess * random.uniform(0.4, 0.9)))
-            heads = random.uniform(0.2, 1.0, subject.n_heads)
-            by_head += [(text, tokens, layer, head, 1 - excess * drop) for head, drop in enumerate(heads, start=1)]
-    columns = ["text", "tokens", "layer", "head"]
-    return {
-        "correlation": pd.DataFrame(texts, columns=[*columns[:2], "pearson"]),
-        "correlation_by_layer": pd.DataFrame(by_layer, columns=[*columns[:3], "pearson"]),
-        "correlation_by_head": pd.DataFrame(by_head, columns=[*columns, "pearson"]),
-    }
+        rows.append((text, tokens, 1 - excess * random.uniform(0.55, 0.75)))
+    return pd.DataFrame(rows, columns=["text", "tokens", "pearson"])
 
 
 def _null(subject: Subject) -> pd.DataFrame:
     """Values of full rank: every row's rank is its bound."""
-    rows = []
-    for (text, tokens), layer in product(enumerate(LENGTHS), layers_of(subject)):
-        greatest = max(tokens - subject.d_value, 0)
-        rows.append((text, tokens, layer, 0 if subject.causal else greatest, greatest, 3e-7, 0, 0))
-    dimensions = ["least", "greatest", "residual", "slack_least", "slack_greatest"]
-    return pd.DataFrame(rows, columns=["text", "tokens", "layer", *dimensions])
+    rows = [(text, tokens, layer, 0, 0) for (text, tokens), layer in product(enumerate(LENGTHS), layers_of(subject))]
+    return pd.DataFrame(rows, columns=["text", "tokens", "layer", "slack_least", "slack_greatest"])
 
 
 def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:

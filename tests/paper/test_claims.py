@@ -11,7 +11,7 @@ import pytest
 from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.catalogue import CLAIMS, judge, needed, sample_sizes
-from identikit.paper.claims.claim import EXACT, TEXTS, WHOLE, Claim, Verdict, layers_within
+from identikit.paper.claims.claim import EXACT, TEXTS, WHOLE, Verdict, layers_within
 from identikit.paper.claims.report import SECTIONS
 from identikit.paper.evidence import Evidence
 
@@ -35,24 +35,31 @@ from .broken import (
 )
 
 HOLDS, FAILS, UNDECIDED, NOT_APPLICABLE = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_APPLICABLE
-EVERY = [*CLAIMS.values()]
 
 
-def test_every_claim_is_broken():
+def test_every_claim_holds_and_fails_on_enough_texts():
+    """With fewer texts than it takes a claim is undecided; that of exact claims is 1."""
     assert sorted(BROKEN) == sorted(CLAIMS)
-
-
-@pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.name)
-def test_holds_and_fails(claim: Claim):
-    evidence = like_bert(claim)
-    held, failed = judged(claim, evidence), judged(claim, BROKEN[claim.name](evidence))
-    assert (held.verdict, failed.verdict) == (HOLDS, FAILS), (held, failed)
-    assert held.measured != failed.measured or held.why != failed.why
+    for claim in CLAIMS.values():
+        evidence = like_bert(claim)
+        if claim.texts == EXACT:
+            evidence = replace(evidence, texts=1)
+        broken = BROKEN[claim.name](evidence)
+        held, failed = judged(claim, evidence), judged(claim, broken)
+        assert (held.verdict, failed.verdict) == (HOLDS, FAILS), (claim.name, held, failed)
+        assert held.measured != failed.measured or held.why != failed.why, claim.name
+        if claim.texts not in (EXACT, WHOLE):
+            few = judged(claim, replace(evidence, texts=claim.texts - 1))
+            assert (few.verdict, few.measured) == (UNDECIDED, held.measured), claim.name
+            assert few.why.endswith(f"only {claim.texts - 1} texts; it takes {claim.texts}"), claim.name
+            counts = claim.name == "outweighed-never-early"  # a counterexample does
+            few = judged(claim, replace(broken, texts=claim.texts - 1))
+            assert few.verdict == (FAILS if counts else UNDECIDED), claim.name
 
 
 def test_every_claim_is_described():
     tables = set(twelve_layers().tables)
-    for claim in EVERY:
+    for claim in CLAIMS.values():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", claim.name)
         assert all((claim.where, claim.words, claim.paper, claim.rule)), claim.name
         assert claim.section in SECTIONS and claim.texts in TEXTS, claim.name
@@ -62,17 +69,7 @@ def test_every_claim_is_described():
 
 
 @pytest.mark.parametrize(
-    ("layers", "changes"),
-    [
-        (1, {}),
-        (1, {"causal": True}),
-        (2, {}),
-        (3, {}),
-        (3, {"causal": True}),
-        (6, {"d_value": 256}),
-        (7, {"d_value": 4}),
-    ],
-    ids=str,
+    ("layers", "changes"), [(1, {"causal": True}), (2, {}), (3, {"causal": True}), (6, {"d_value": 256})], ids=str
 )
 def test_any_model_is_judged(layers: int, changes: dict[str, Any]):
     evidence = enough(layers, **changes)
@@ -87,20 +84,11 @@ def test_any_model_is_judged(layers: int, changes: dict[str, Any]):
 # Order
 
 
-ORDERED = (
-    "own-contribution-falls",
-    "outweighed-rises",
-    "rate-falls-with-depth",
-    "late-maps-transfer",
-    "late-maps-transfer-in-all-maps",
-    "last-map-serves-early-layers",
-    "later-single-layers-harder",
-    "neighbours-fall-with-depth",
-    "nearest-neighbours-early",
-    "distant-neighbours-deep",
-    "distant-contributions-grow",
-)
-MONOTONE = (*ORDERED[:3], "neighbours-fall-with-depth")
+ORDERED = """
+    own-contribution-falls outweighed-rises rate-falls-with-depth late-maps-transfer late-maps-transfer-in-all-maps
+    last-map-serves-early-layers later-single-layers-harder neighbours-fall-with-depth nearest-neighbours-early
+    distant-neighbours-deep distant-contributions-grow
+"""
 
 
 def shuffled(evidence: Evidence, order: list[int]) -> Evidence:
@@ -113,18 +101,16 @@ def shuffled(evidence: Evidence, order: list[int]) -> Evidence:
     return replace(evidence, tables=tables)
 
 
-@pytest.mark.parametrize("name", ORDERED)
-def test_fails_with_layers_reversed(name: str):
-    evidence = like_bert(CLAIMS[name])
-    assert judged(CLAIMS[name], shuffled(evidence, [*range(12, 0, -1)])).verdict == FAILS
-    assert judged(CLAIMS[name], shuffled(evidence, [*range(1, 13)])).verdict == HOLDS
+def test_order_fails_with_layers_reversed():
+    for name in ORDERED.split():
+        evidence = like_bert(CLAIMS[name])
+        assert judged(CLAIMS[name], shuffled(evidence, [*range(12, 0, -1)])).verdict == FAILS, name
 
 
-@pytest.mark.parametrize("name", MONOTONE)
-def test_fails_with_layers_shuffled(name: str):
-    for seed in range(5):
-        order = np.random.default_rng(seed).permutation(12) + 1
-        assert judged(CLAIMS[name], shuffled(like_bert(CLAIMS[name]), order.tolist())).verdict == FAILS, seed
+def test_a_course_fails_with_layers_shuffled():
+    order = np.random.default_rng(0).permutation(12) + 1
+    for name in ("own-contribution-falls", "outweighed-rises"):
+        assert judged(CLAIMS[name], shuffled(like_bert(CLAIMS[name]), order.tolist())).verdict == FAILS, name
 
 
 # What too few texts cannot decide
@@ -134,36 +120,16 @@ def small(evidence: Evidence, texts: int, share: float) -> Evidence:
     """The same numbers from fewer texts, which have only a share of the tokens."""
     tables = dict(evidence.tables)
     for name, table in evidence.tables.items():
-        counted = [
-            column for column in ("n_tokens", "tokens") if column in table and name not in ("correlation", "null")
-        ]
-        if name.startswith("tags") or "n_tokens" in table:
-            tables[name] = table.assign(**{column: (share * table[column]).round() for column in counted})
+        column = "tokens" if name.startswith("tags") else "n_tokens"
+        if column in table:
+            tables[name] = table.assign(**{column: (share * table[column]).round()})
     return replace(evidence, texts=texts, tokens=round(share * evidence.tokens), tables=tables)
 
 
-@pytest.mark.parametrize("claim", [one for one in EVERY if one.texts not in (EXACT, WHOLE)], ids=lambda one: one.name)
-def test_fewer_texts_than_it_takes_decide_nothing(claim: Claim):
-    evidence = like_bert(claim)
-    found = judged(claim, replace(evidence, texts=claim.texts - 1))
-    assert found.verdict == UNDECIDED and found.why.endswith(f"only {claim.texts - 1} texts; it takes {claim.texts}")
-    assert found.measured == judged(claim, evidence).measured
-    broken = judged(claim, replace(BROKEN[claim.name](evidence), texts=claim.texts - 1))
-    assert broken.verdict == (FAILS if claim.name == "outweighed-never-early" else UNDECIDED)  # a counterexample counts
-
-
-@pytest.mark.parametrize("claim", [one for one in EVERY if one.texts == EXACT], ids=lambda one: one.name)
-def test_exact_claims_need_one_text(claim: Claim):
-    evidence = replace(like_bert(claim), texts=1)
-    assert judged(claim, evidence).verdict == HOLDS
-    assert judged(claim, BROKEN[claim.name](evidence)).verdict == FAILS
-
-
 NEAR_THEIR_LIMIT = """
-    linear-cosine-last-layer linear-cosine-last-layer-one-split first-map-fails-late rate-by-data-share
-    more-data-gains-little linear-and-mlp-equal-under-cosine left-and-right-differ own-contribution-first-layer
-    own-contribution-below-a-third outweighed-middle-layer outweighed-last-two-layers
-    outweighed-above-identifiability-error cls-keeps-itself-first-layer
+    linear-cosine-last-layer first-map-fails-late rate-by-data-share more-data-gains-little left-and-right-differ
+    own-contribution-first-layer outweighed-last-two-layers outweighed-above-identifiability-error
+    cls-keeps-itself-first-layer
 """
 
 
@@ -204,7 +170,7 @@ def test_a_rank_test_without_power_decides_nothing(times: int, verdict: Verdict)
 def test_sample_sizes_are_told_from_the_claims():
     told = sample_sizes()
     assert len(told) == len(TEXTS) and sum(int(line.rsplit("(")[1].split()[0]) for line in told) == len(CLAIMS)
-    assert {needed(claim.texts) for claim in EVERY} == {line.split(":")[0] for line in told}
+    assert {needed(claim.texts) for claim in CLAIMS.values()} == {line.split(":")[0] for line in told}
 
 
 # What does not apply
@@ -227,32 +193,13 @@ NO_SEPARATOR = edit("types", "target == 'sep'", "attention", 0.0)
     ("names", "change", "why"),
     [
         (["correlation-one-in-short-texts"], edit("correlation", "tokens <= 32", "tokens", 33), "32 tokens or fewer"),
-        (["correlation-falls-with-length"], edit("correlation", "tokens > 32", "tokens", 32), "different length"),
         (["correlation-falls-with-length"], edit("correlation", "tokens > 32", "tokens", 40), "different length"),
-        (
-            ["sep-peak-disappears", "sep-attention-in-null-space", "punctuation-over-special-tokens"],
-            NO_SEPARATOR,
-            "these texts have no [SEP]",
-        ),
+        (["sep-peak-disappears", "punctuation-over-special-tokens"], NO_SEPARATOR, "these texts have no [SEP]"),
         (["punctuation-peak-disappears"], edit("correlation", "tokens > 32", "tokens", 32), "no null space"),
         (["passage-special-tokens-vanish", "passage-make-to-them"], without("key > 20", "passage"), "no null space"),
-        (
-            ["passage-special-tokens-vanish", "passage-make-to-them"],
-            without("key_token in ('[CLS]', '[SEP]')", "passage"),
-            "no [CLS]",
-        ),
+        (["passage-make-to-them"], without("key_token in ('[CLS]', '[SEP]')", "passage"), "no [CLS]"),
         (["passage-make-to-them"], without("key_token == 'them'", "passage"), "no pieces “make” and “them”"),
-        (["passage-make-to-them"], without("query_token == 'make'", "passage"), "no pieces “make” and “them”"),
-        (
-            ["linear-over-naive", "naive-close-in-early-layers"],
-            without("map == 'naive'", "rates"),
-            "no rates of map naive",
-        ),
-        (
-            ["linear-maps-generalise-better", "linear-and-mlp-equal-under-cosine"],
-            without("map == 'mlp'", "rates"),
-            "no rates of map mlp",
-        ),
+        (["linear-over-naive"], without("map == 'naive'", "rates"), "no rates of map naive"),
         (["rate-by-data-share", "more-data-gains-little"], without("data_share < 0.9", "shares"), "shares of the data"),
         (["neighbours-fall-with-distance"], without("offset != 0", "neighbours"), "no rates of neighbours"),
         (["distant-neighbours-deep"], edit(GROUPS, "distance == '11-'", "share", np.nan), "long enough"),
@@ -279,9 +226,10 @@ NOT_CAUSAL = """
 """
 
 
-@pytest.mark.parametrize("name", NOT_CAUSAL.split())
-def test_does_not_apply_to_causal_models(name: str):
-    assert judged(CLAIMS[name], enough(6, causal=True)).verdict == NOT_APPLICABLE
+def test_does_not_apply_to_causal_models():
+    evidence = enough(6, causal=True)
+    for name in NOT_CAUSAL.split():
+        assert judged(CLAIMS[name], evidence).verdict == NOT_APPLICABLE, name
 
 
 def test_causal_models_are_judged_where_the_source_stands_before_the_word():
@@ -297,16 +245,14 @@ NEED_TWO_LAYERS = """
 """
 
 
-@pytest.mark.parametrize("name", NEED_TWO_LAYERS.split())
-def test_one_layer_has_no_parts_to_compare(name: str):
-    assert judged(CLAIMS[name], enough(1)).verdict == NOT_APPLICABLE
-    assert judged(CLAIMS[name], enough(2)).verdict != NOT_APPLICABLE
-
-
-@pytest.mark.parametrize("name", ["sep-peak-disappears", "sep-attention-in-null-space"])
-def test_two_layers_have_no_middle(name: str):
-    assert judged(CLAIMS[name], enough(2)).verdict == NOT_APPLICABLE
-    assert judged(CLAIMS[name], enough(3)).verdict != NOT_APPLICABLE
+def test_one_layer_has_no_parts_to_compare_and_two_have_no_middle():
+    one, two, three = (enough(layers) for layers in (1, 2, 3))
+    for name in NEED_TWO_LAYERS.split():
+        assert judged(CLAIMS[name], one).verdict == NOT_APPLICABLE, name
+        assert judged(CLAIMS[name], two).verdict != NOT_APPLICABLE, name
+    for name in ("sep-peak-disappears", "sep-attention-in-null-space"):
+        assert judged(CLAIMS[name], two).verdict == NOT_APPLICABLE, name
+        assert judged(CLAIMS[name], three).verdict != NOT_APPLICABLE, name
 
 
 @pytest.mark.parametrize(
@@ -314,13 +260,9 @@ def test_two_layers_have_no_middle(name: str):
     [
         (1, [1], [], [1]),
         (2, [1], [], [2]),
-        (3, [1], [2], [3]),
         (6, [1], [3, 4], [6]),
-        (7, [1], [3, 4, 5], [7]),
-        (8, [1, 2], [3, 4, 5, 6], [7, 8]),
         (10, [1, 2], [4, 5, 6, 7], [9, 10]),
         (12, [1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11, 12]),
-        (14, [1, 2, 3], [5, 6, 7, 8, 9, 10], [12, 13, 14]),
     ],
 )
 def test_parts_of_the_depth_have_the_layers_wholly_within(
@@ -330,7 +272,7 @@ def test_parts_of_the_depth_have_the_layers_wholly_within(
     assert [layers_within(layers, *part) for part in parts] == [first, middle, last]
 
 
-@pytest.mark.parametrize(("layers", "early"), [(2, 1), (6, 1), (7, 1), (10, 2), (12, 3), (14, 3)])
+@pytest.mark.parametrize(("layers", "early"), [(2, 1), (7, 1), (12, 3)])
 def test_the_first_quarter_of_the_layers(layers: int, early: int):
     never, rises = CLAIMS["outweighed-never-early"], CLAIMS["outweighed-rises"]
     evidence = enough(layers)
@@ -339,7 +281,7 @@ def test_the_first_quarter_of_the_layers(layers: int, early: int):
     assert judged(rises, evidence).measured.startswith(f"0.0 % at layer {early}, ")
 
 
-@pytest.mark.parametrize(("layers", "early"), [(2, 1), (5, 1), (6, 2), (8, 2), (12, 4)])
+@pytest.mark.parametrize(("layers", "early"), [(2, 1), (8, 2), (12, 4)])
 def test_the_first_third_of_the_layers(layers: int, early: int):
     found = judged(CLAIMS["naive-close-in-early-layers"], enough(layers))
     assert f"up to layer {early};" in found.measured

@@ -8,42 +8,42 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 
 import identikit as ik
 from identikit.errors import InputError
-from identikit.models.model import Model
 from identikit.paper import collapse
 from tests.models import tiny
-from tests.models.test_contract import SPLITTING
 
-ROTARY = ("modernbert", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
-ROTARY += ("falcon", "falcon-7b", "gptj", "esm", "gpt_oss", "cohere", "exaone4", "glm4", "olmo2", "stablelm", "mixtral")
-ROTARY += ("granitemoe", "llama4-text", "qwen2_vl", "dinov3")
-LATENT = ("deepseek_v2", "deepseek_v3")  # keys and values are not linear in the vectors that queries read
+BOTH = {"value", "query-key"}
+APPLYING = {
+    "bert": BOTH,
+    "gpt2": BOTH,  # Conv1D, one for queries, keys and values
+    "bart": BOTH,
+    "vit": BOTH,
+    "llama": {"value"},
+    "falcon": {"value"},  # fused, and rotary
+    "qwen3": {"value"},  # normed, and rotary
+    "gpt_oss": {"value"},  # sinks
+    "deepseek_v3": set(),  # latent: keys and values are not linear in the vectors that queries read
+}
 COLUMNS = [
     "layer", "product", "tokens", "error_float32", "error_float64", "error_model", "operations_factored",
     "operations_collapsed", "parameters_factored", "parameters_collapsed", "time_ratio", "applies", "why",
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def minilm() -> Model:
-    return ik.load()
-
-
 def measured(name: str, *, dtype: torch.dtype = torch.float64, lengths: tuple[int, ...] = (7,)) -> list[dict]:
     return collapse.measure(tiny.loaded(name, dtype=dtype), lengths=lengths)
 
 
-@pytest.mark.parametrize("name", SPLITTING)
-def test_every_family_is_exact_where_it_applies(name):
+@pytest.mark.parametrize("name", APPLYING)
+def test_a_family_is_exact_where_it_applies(name):
     rows = measured(name)
-    applying = set() if name in LATENT else {"value"} if name in ROTARY else {"value", "query-key"}
-    assert {row["product"] for row in rows if row["applies"]} == applying
+    assert {row["product"] for row in rows if row["applies"]} == APPLYING[name]
     for row in rows:
         if row["applies"]:
             assert row["error_float64"] < 1e-12 and row["error_model"] < 1e-12
             assert row["error_float32"] < 1e-5
             assert row["why"] == "" and row["time_ratio"] > 0
         else:
-            reasons = ["plain linear layers"] if name in LATENT else ["rotary", "normed"]
+            reasons = ["rotary", "normed"] if APPLYING[name] else ["plain linear layers"]
             assert any(reason in row["why"] for reason in reasons)
             assert all(row[number] is None for number in collapse.NUMBERS)
 
@@ -138,8 +138,8 @@ def test_too_short_texts_are_refused(lengths):
         collapse.measure(tiny.loaded("bert"), lengths=lengths)
 
 
-def test_minilm_is_exact(minilm):
-    rows = collapse.measure(minilm, lengths=(16,))
+def test_minilm_is_exact():
+    rows = collapse.measure(ik.load(), lengths=(16,))
     assert len(rows) == 12 and all(row["applies"] for row in rows)
     for row in rows:
         assert row["error_float64"] < 1e-13

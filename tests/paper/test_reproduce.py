@@ -1,8 +1,6 @@
 """The whole paper on a tiny model: computed once, resumed after a stop, drawn again from what was kept."""
 
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,15 +9,13 @@ import torch
 
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
-from identikit.paper import inputs, reproduce, texts
-from identikit.paper.claims import claim as deciding
+from identikit.paper import inputs, reproduce, texts, work
 from identikit.paper.claims import datasets
 from identikit.paper.claims.catalogue import CLAIMS
 from identikit.paper.claims.claim import Verdict
 from identikit.paper.claims.report import read_rows, rows
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.reproduce import Plan, Report
-from identikit.results.files import seal_json, unseal_json
 from tests.models import tiny
 
 PAIRS = [(f"w{i % 40 + 3} w{i * 7 % 40 + 3} w{i + 4} .", f"w{i * 3 % 40 + 3} w{i + 5} w{i + 6} w9") for i in range(22)]
@@ -41,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 def little() -> Iterator[None]:
     """Train briefly, and read shards of eight texts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "SAMPLE", inputs.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2))
+        patch.setattr(reproduce, "SAMPLE", work.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2))
         patch.setattr("identikit.runs.run.BLOCK_TEXTS", 8)
         yield
 
@@ -110,8 +106,9 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    for name in ("fit_maps", "measure", "token_attribution", "hidden_states"):
-        monkeypatch.setattr(inputs, name, refuse)
+    for name in ("fit_maps", "measure", "hidden_states"):
+        monkeypatch.setattr(work, name, refuse)
+    monkeypatch.setattr(inputs, "token_attribution", refuse)
     monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
     monkeypatch.setattr("identikit.attribution.dataset.attribute", refuse)
     names = ("fig1a", "fig2a", "fig3a", "fig11", "fig14", "fig26", "collapse")
@@ -120,15 +117,7 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     assert all(after[name] == content for name, content in before.items())
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [
-        "effective attention, tokens",
-        "attention intervals, tokens",
-        "training maps",
-        "frobenius attribution, tokens",
-    ],
-)
+@pytest.mark.parametrize("stop", ["attention intervals, tokens", "training maps", "frobenius attribution, tokens"])
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
     whole: Report, model: Model, data: str, tmp_path: Path, stop: str
 ):
@@ -156,11 +145,8 @@ def test_only_what_is_asked_for_is_computed(model: Model, data: str, tmp_path: P
     report = reproduce.reproduce(model, plan(data, "fig1a", "correlation-falls-with-length"), str(tmp_path / "run"))
     assert report.drawn == ("fig1a",) and [one.claim.name for one in report.claims] == ["correlation-falls-with-length"]
     assert [path.name for path in (tmp_path / "run" / "inputs").glob("*/*")] == ["attention"]
-
-
-def test_few_texts_are_no_reason_to_stop(model: Model, data: str, tmp_path: Path):
     few = Plan(("fig1a", "fig2a"), (data,), columns=("first", "second"), sample=6)
-    report = reproduce.reproduce(model, few, str(tmp_path / "run"))
+    report = reproduce.reproduce(model, few, str(tmp_path / "few"))  # few texts are no reason to stop
     assert report.drawn == ("fig1a",) and dict(report.listed) == {"fig2a": "needs at least 20 texts"}
 
 
@@ -202,7 +188,7 @@ def test_a_text_that_one_input_cannot_read_stops_only_that_input(
     def refuse(*_: object, **__: object) -> None:
         raise InputError("text 28 has 1 token: leave it out.")
 
-    monkeypatch.setattr(inputs, "hidden_states", refuse)
+    monkeypatch.setattr(work, "hidden_states", refuse)
     report = reproduce.reproduce(model, plan(data, "fig1a", "fig11"), str(tmp_path / "run"))
     assert report.drawn == ("fig1a",)
     assert dict(report.listed) == {"fig11": "cannot be computed: text 28 has 1 token: leave it out."}
@@ -233,25 +219,6 @@ def test_what_is_damaged_is_told_and_computed_again(model: Model, data: str, tmp
     assert report.drawn == ("fig11",) and kept.read_bytes() == before
 
 
-def test_shuffled_results_fail_their_claims(
-    whole: Report, model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """With the layers of kept results turned around, a claim on an order over layers must come out otherwise."""
-    out = tmp_path / "run"
-    shutil.copytree(whole.out, out)
-    (kept,) = out.glob("inputs/*/rates/part-linear.json")
-    known = unseal_json(kept.read_bytes())
-    found = []
-    monkeypatch.setattr(deciding, "CLEAR", 0.0)  # the texts are few
-    few = {**CLAIMS, "rate-falls-with-depth": replace(CLAIMS["rate-falls-with-depth"], texts=1)}
-    monkeypatch.setattr(reproduce, "CLAIMS", few)
-    for rates in ([0.99, 0.9, 0.7], [0.7, 0.9, 0.99]):
-        kept.write_bytes(seal_json([row | {"rate": rates[row["layer"]]} for row in known]))
-        (judged,) = reproduce.reproduce(model, plan(data, "rate-falls-with-depth"), str(out)).claims
-        found.append(judged.verdict)
-    assert found == ["holds", "does not hold"]
-
-
 def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without a tagger the rest is computed; with one the tags are; and what is kept is drawn without it."""
     out = str(tmp_path / "run")
@@ -278,8 +245,13 @@ def test_a_wrong_finetuned_model_is_told_before_anything_is_computed(model: Mode
     assert "not used" in dict(report.listed)[str(tmp_path / "nowhere")]
 
 
+def test_all_claims_are_asked_for_by_one_word():
+    asked = Plan(("claims", "fig1a"))
+    assert len(asked.claims) == len(CLAIMS) and [figure.name for figure in asked.figures] == ["fig1a"]
+
+
 def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Report):
-    with pytest.raises(InputError, match=r"'fig99' is not known\. Use 'all', a figure"):
+    with pytest.raises(InputError, match=r"'fig99' is not known\. Use 'all', 'claims', a figure"):
         Plan(("fig99",))
     with pytest.raises(InputError, match="give --data mnli, not mnli-500"):
         Plan(("fig39",), ("mnli-500",))
@@ -316,15 +288,16 @@ def test_texts_are_cut_as_in_the_paper_and_the_model_is_left_as_it_was(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     before = model.limit
-    assert inputs.PIECES == 128
-    monkeypatch.setattr(inputs, "PIECES", 10)
-    work = inputs.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
-    assert work.lengths[0] == 10 > work.lengths[1]
-    for name, table in (("attention", "correlation"), ("attribution-sum", "own sum")):
-        given = inputs.INPUTS[name]
-        found = given.tables(work, given.store(work, str(tmp_path)))[table]
-        assert name != "attention" or found["tokens"].tolist() == work.lengths
-    assert work.states.lengths.tolist() == work.lengths
+    assert texts.PIECES == 128
+    for module in (inputs, work):
+        monkeypatch.setattr(module, "PIECES", 10)
+    cut = work.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
+    assert cut.lengths[0] == 10 > cut.lengths[1]
+    attention, attribution = inputs.INPUTS["attention"], inputs.INPUTS["attribution-sum"]
+    read = attention.tables(cut, attention.store(cut, str(tmp_path)))["correlation"]
+    assert read["tokens"].tolist() == cut.lengths
+    attribution.gathered(cut, attribution.store(cut, str(tmp_path)))
+    assert cut.states.lengths.tolist() == cut.lengths
     assert model.limit == before
 
 

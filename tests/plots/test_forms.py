@@ -175,7 +175,7 @@ def test_two_cases_differ_even_beside_zero(seen: str):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("count", [1, 2, 6, 12, 13, 24, 36, 48])
+@pytest.mark.parametrize("count", [1, 12, 13, 48])
 def test_layers_are_whole_few_and_start_at_the_first(first: int, count: int):
     layers = range(first, first + count)
     ticks = layer_ticks(layers)
@@ -188,7 +188,7 @@ def test_layers_are_whole_few_and_start_at_the_first(first: int, count: int):
     assert axes.get_xticks().tolist() == ticks
 
 
-@pytest.mark.parametrize("count", [10, 45, 130])
+@pytest.mark.parametrize("count", [10, 130])
 def test_tokens_are_written_as_they_are_as_many_as_fit(count: int):
     tokens = [f"$to_{place}$" for place in range(count)]
 

@@ -69,13 +69,12 @@ def test_a_grid_of_heads_reads_one_array(by: str, entries: int):
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"),
+    ("kind", "names", "n"),
     [
-        (EffectiveAttention, ("raw", "effective", "null", "visible")),
-        (AttentionIntervals, ("raw", "lower", "upper")),
+        (EffectiveAttention, ("raw", "effective", "null", "visible"), 3 * MOST_CELLS + 1),
+        (AttentionIntervals, ("raw", "lower", "upper"), WIDE),
     ],
 )
-@pytest.mark.parametrize("n", [WIDE, 3 * MOST_CELLS + 1])
 def test_maps_of_a_long_text_are_read_in_parts_and_say_so(kind: type[Result], names: tuple[str, ...], n: int):
     result, reads = large(kind, n)
     drawn = result.sel(layer=3, head=5).plot()

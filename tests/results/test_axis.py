@@ -56,6 +56,7 @@ def test_an_axis_named_by_one_place_becomes_single_and_keeps_its_name():
     assert one.values == several.values == sliced.values == (2,) and one.label == "dog"
     assert WORDS.name_of(1) == "the@1"
     assert one.sel(2) == one and one.sel("dog") == one
+    assert LAYERS.sel([4, 5]).sel(5).places == (2,) and one.sel(None).single
     with pytest.raises(InputError, match="There is no query 3"):
         one.sel(3)
 

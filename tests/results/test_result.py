@@ -18,6 +18,7 @@ from identikit.results.files import seal_json, unseal_json
 from identikit.results.measure import Attribute
 from identikit.results.result import CLASSES, Result
 from identikit.tokens.protocol import Settings
+from tests.hostile.made import strict_json
 from tests.models import tiny
 
 TEXT = (
@@ -64,15 +65,6 @@ NAMES = ["attention", "row", "intervals", "alternative", "attribution", "identit
 every = pytest.mark.parametrize("name", NAMES)
 
 
-def strict(words: str) -> Any:
-    """Read JSON as its standard has it: without NaN."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(words, parse_constant=refuse)
-
-
 def same(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.dtype == second.dtype and np.array_equal(
         first.cpu(), second.cpu(), equal_nan=first.is_floating_point()
@@ -102,6 +94,20 @@ def test_saved_and_opened_it_is_the_same_to_the_bit(results: dict[str, Result], 
     assert not [path for path in (tmp_path / "saved").rglob("*") if path.suffix in (".pkl", ".pt", ".bin")]
     with pytest.raises(ik.InputError, match="not an empty folder"):
         result.save(tmp_path / "saved")
+
+
+@every
+def test_what_it_hands_out_is_a_copy(results: dict[str, Result], name: str, tmp_path: Path):
+    result = results[name]
+    result.save(tmp_path / "saved")
+    for kept in (result, ik.open_result(tmp_path / "saved")):
+        for array in kept.source.dims:
+            before = kept.array(array).clone()
+            kept.array(array).zero_()
+            kept.read(array).zero_()
+            if before.ndim and array in kept.arrays:
+                kept.to_xarray(array)[array].values[...] = 0
+            assert same(kept.array(array), before), array
 
 
 @every
@@ -175,8 +181,9 @@ def test_differences_need_the_same_tokens(model: ik.Model, attention: Any):
         _ = attention - other
     with pytest.raises(ik.InputError, match=r"differ on the layer axis \(2 layers, 0 to 4 against 1 layer, 0\)"):
         _ = attention - attention.sel(layer=[0])
-    moved = attention.sel(head=[5]) - attention.sel(head=[5])
-    assert not moved.raw.any()
+    nothing = attention.sel(head=[5]) - attention.sel(head=[5])
+    assert not nothing.raw.any()
+    assert torch.equal((attention.sel(head=[5]) - nothing).raw, attention.raw[:, :1].double())
 
 
 def test_words_add_up_what_pieces_receive_and_average_what_they_do(results: dict[str, Result]):
@@ -362,7 +369,7 @@ def test_what_is_missing_is_null_with_a_reason(attention: Any, results: dict[str
     late = attention.intervals(layer=4, head=5, query=[3, 12], seconds=1e-9).to_dict()
     assert late["gap"][0][0] is None and late["null_because"] == {"gap": "The edge was not bounded in time."}
     for result in results.values():
-        strict(json.dumps(result.to_dict()))
+        strict_json(json.dumps(result.to_dict()))
 
 
 def test_a_result_opens_in_a_program_that_has_loaded_nothing_else(results: dict[str, Result], tmp_path: Path):

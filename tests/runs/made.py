@@ -1,6 +1,7 @@
 """A tiny model and texts on disk, jobs for engines, and the command line in a process of its own."""
 
 import hashlib
+import math
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from identikit.__main__ import main
+from identikit.cli import terminal
 from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress
@@ -68,6 +70,7 @@ def forked(arguments: Sequence[str], errors: Path | None = None) -> int:
         warnings.resetwarnings()
         torch.set_num_threads(1)
         small_blocks()
+        terminal.QUIET_SECONDS = math.inf  # no progress among the errors, however slow the machine
         sys.argv = ["identikit", *arguments]
         main()
         status = 0
@@ -89,7 +92,7 @@ def killed(process: int) -> bool:
     return ended(process) == -signal.SIGKILL
 
 
-def wait_for(reached: Callable[[], Any], seconds: float = 60.0) -> None:
+def wait_for(reached: Callable[[], Any], seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < until, "it took too long"

@@ -11,7 +11,8 @@ import pytest
 
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.errors import InputError
-from identikit.paper.inputs import INPUTS, Effort, Work
+from identikit.paper.inputs import INPUTS
+from identikit.paper.work import Effort, Work
 from identikit.runs import run as runs
 from identikit.runs.run import Run
 from identikit.runs.store import MANIFEST, Store
@@ -21,7 +22,6 @@ from tests.runs.made import made_texts, shards, tables
 
 SETTINGS = {"seed": 1}
 RECORDED = {"date": "today", "machine": "one"}
-BITS = 6  # how many single bits are turned, per file
 
 
 def turned(content: bytes, chance: random.Random) -> bytes:
@@ -30,15 +30,11 @@ def turned(content: bytes, chance: random.Random) -> bytes:
     return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
 
 
-DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    **{f"bit {number}": turned for number in range(BITS)},
-    "another byte": lambda content, chance: turned(turned(content, chance), chance),
+DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {  # `test_store.py` tries every byte of a seal
+    "a bit": turned,
     "cut": lambda content, chance: content[: chance.randrange(1, len(content))],
     "empty": lambda content, chance: b"",
-    "zeros": lambda content, chance: bytes(len(content)),
-    "half zeros": lambda content, chance: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
     "longer": lambda content, chance: content + b"\0",
-    "twice": lambda content, chance: content * 2,
 }
 
 
@@ -83,7 +79,7 @@ def attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], A
 def test_shards(attention: Callable[[], Any], tmp_path: Path):
     files = shards(tmp_path / "run")
     assert len(files) > 2
-    check(files, attention, tmp_path / "run")
+    check(files[:2], attention, tmp_path / "run")
 
 
 def test_shards_that_changed_places(attention: Callable[[], Any], tmp_path: Path):
@@ -113,10 +109,10 @@ def test_parts(tmp_path: Path):
     compute()
     files = sorted((tmp_path / "run").glob("part-*.json"))
     assert len(files) == 3
-    check(files, compute, tmp_path / "run")
+    check(files[:1], compute, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["sentence", "collapse", "untuned"])
+@pytest.mark.parametrize("name", ["sentence", "collapse"])
 def test_inputs_of_the_paper(name: str, tmp_path: Path):
     work = Work(
         tiny.shared("bert"), "made", made_texts(30), Effort(probes=2, folds=1, learning_rates=(0.001,), epochs=1)

@@ -3,8 +3,10 @@
 import os
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from identikit.errors import InputError, ModelError
 from identikit.models.model import Model
 from identikit.runs import run as runs
 from identikit.runs.cluster import Cluster
-from identikit.runs.engines import AHEAD, Engine, Local, Processes, RunTask, RunWorker, Workers, by_cost
+from identikit.runs.engines import AHEAD, Engine, Local, Processes, RunTask, RunWorker, by_cost, engine_of, results_of
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import tiny
@@ -81,37 +83,21 @@ def test_long_tasks_are_first():
     assert [task.number for task in by_cost(tasks)] == [1, 3, 0, 2]
 
 
-def test_results_are_not_computed_far_ahead_of_who_takes_them(model: Model, monkeypatch: pytest.MonkeyPatch):
-    class Pool:
-        """A pool that counts what it was given, and computes at once."""
-
-        _processes = None
-        given = 0
-
-        def __init__(self, *options):
-            pass
-
-        def submit(self, compute, task):
-            from concurrent.futures import Future
-
-            from identikit.runs.engines import WorkerResult
-
-            Pool.given += 1
-            future = Future()
-            future.set_result(WorkerResult(task.given))
-            return future
-
-        def shutdown(self, **options):
-            pass
-
-    monkeypatch.setattr("identikit.runs.engines.ProcessPoolExecutor", Pool)
+def test_results_are_not_computed_far_ahead_of_who_takes_them():
+    given = 0
     taken = 0
-    for _ in Processes(1, WORKERS).run(
-        model, Squares(), [RunTask(place, place) for place in range(50)], lambda *_: None
-    ):
+
+    def submit(worker: int, task: RunTask) -> "Future[Any]":
+        nonlocal given
+        given += 1
+        future: Future[Any] = Future()
+        future.set_result((task.given, []))
+        return future
+
+    for _ in results_of(range(WORKERS), submit, [RunTask(place, place) for place in range(50)]):
         taken += 1
-        assert Pool.given - taken < AHEAD * WORKERS
-    assert taken == 50
+        assert given - taken < AHEAD * WORKERS
+    assert taken == given == 50
 
 
 def test_a_model_in_memory_cannot_be_sent_and_another_one_is_noticed(model: Model):
@@ -123,9 +109,7 @@ def test_a_model_in_memory_cannot_be_sent_and_another_one_is_noticed(model: Mode
         RunWorker(model.recipe, "another", Squares(), 1).compute(RunTask(0, 0))
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:1", "nowhere.invalid:6379", "127.0.0.1:99999", "nonsense", "ray://127.0.0.1:1"]
-)
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "ray://127.0.0.1:1"])
 def test_a_wrong_address_is_said_within_seconds(model: Model, address: str, capfd: pytest.CaptureFixture[str]):
     pytest.importorskip("ray")
     started = time.monotonic()
@@ -146,6 +130,6 @@ def test_without_ray(model: Model, monkeypatch: pytest.MonkeyPatch):
 def test_options_of_engines_that_do_not_fit():
     for wrong in ({"engine": "slurm"}, {"workers": 2}, {"engine": "processes", "address": "a:1"}, {"threads": 0}):
         with pytest.raises(InputError):
-            Workers(**wrong)
-    assert Workers("processes", 3, 2).start("nowhere") == Processes(2, 3)
-    assert Workers("ray", 3, 2, "auto", 0.5).start("nowhere") == Cluster(2, 3, "auto", 0.5)
+            engine_of("nowhere", **wrong)
+    assert engine_of("nowhere", "processes", 3, 2) == Processes(2, 3)
+    assert engine_of("nowhere", "ray", 3, 2, "auto", 0.5) == Cluster(2, 3, "auto", 0.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from identikit.errors import InputError
@@ -54,7 +54,7 @@ COUNT = Count()
 
 def counted(folder: Path, job: Count = COUNT, progress: Progress = silent) -> list[int]:
     blocks = blocks_of(TEXTS, LENGTHS)
-    found = Run(Store(folder, {"seed": 1}), progress=progress).blocks(tiny.loaded("bert"), job, blocks)
+    found = Run(Store(folder, {"seed": 1}), progress=progress).blocks(tiny.shared("bert"), job, blocks)
     return [int(one) for part in found for one in part["tokens"]]
 
 
@@ -135,6 +135,7 @@ def test_why_a_run_failed_is_noted_until_it_is_resumed(tmp_path: Path):
     assert counted(tmp_path / "run") == LENGTHS and not (tmp_path / "run" / ERROR).exists()
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_any_changed_byte_of_a_sealed_file_is_noticed(data: st.DataObject):
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2])}
@@ -193,14 +194,8 @@ def test_nothing_is_made_before_there_is_a_result(tmp_path: Path):
     assert json.loads((tmp_path / "run" / MANIFEST).read_text())["run"] == {"norm": "sum"}
 
 
-def test_places_that_cannot_be_written(tmp_path: Path):
+def test_a_place_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(InputError, match="choose another folder with --out"):
-        Store(tmp_path / "file" / "under", {}).write("table.csv", b"")
-    with pytest.raises(InputError, match=r"Cannot write results to nowhere://there: .*Choose another folder"):
-        Store("nowhere://there", {})
-    with pytest.raises(InputError, match=r"memory://run: what is written there is gone when the command ends"):
-        Store("memory://run", {})
     with pytest.raises(InputError, match=f"Cannot write {MANIFEST} to .*choose another folder with --out"):
         counted(tmp_path / "file" / "under", Count(stop=TEXTS[0]))
 
@@ -239,7 +234,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):
 
 def test_a_shard_of_a_run_computes_its_own_blocks_alone(tmp_path: Path):
     blocks = blocks_of(TEXTS, LENGTHS)
-    model = tiny.loaded("bert")
+    model = tiny.shared("bert")
     parts = [Run(Store(tmp_path / str(i), {}), part=(i, 2)).blocks(model, COUNT, blocks) for i in (1, 2)]
     assert [len(part) for part in parts] == [2, 1]
     assert parts[1][0]["tokens"].tolist() == LENGTHS[BLOCK_TEXTS : 2 * BLOCK_TEXTS]

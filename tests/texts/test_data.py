@@ -38,7 +38,7 @@ def write_parquet(path: Path, **columns) -> Path:
 
 
 in_one_folder = settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
@@ -106,10 +106,8 @@ TWO_COLUMNS = "one\ttwo\na\tb\n"
         ("a.tsv", TWO_COLUMNS, ("one", "two", "one"), "got 3 columns, expected one for texts or two for pairs"),
         ("a.tsv", TWO_COLUMNS, ["one", "one"], "the column 'one' is named twice"),
         ("a.tsv", TWO_COLUMNS, [], r"columns=\[\] cannot be used: expected the name of a column"),
-        ("a.tsv", "text\tid\ttext\na\t1\tb\n", None, "two columns are called 'text'"),
         ("a.csv", 'text,"text"\na,b\n', None, "two columns are called 'text'"),
         ("a.tsv", "", "one", "is empty"),
-        ("a.csv", "", None, "is empty"),
         ("a.jsonl", "\n", None, "is empty"),
         ("a.jsonl", "{'a': 1}\n", None, "line 1: not valid JSON"),
         ("a.jsonl", "[1]\n", None, "line 1: expected a JSON object, got list"),
@@ -138,15 +136,11 @@ def test_mistakes_surface_at_the_call(tmp_path, name, content, columns, message)
         ("a.tsv", "text\n", None, "it holds no text"),
         ("a.csv", 'one,two\n"a\nb",c\na,\n', "two", "line 4: column 'two' holds nothing"),
         ("a.csv", 'one,two\na,"b\n', "two", "line 2: not valid CSV"),
-        ("a.csv", 'one,two\na,"b"c\n', "two", "line 2: not valid CSV"),
-        ("a.csv", 'text\n"' + "x" * 200_000, None, r"line 2: not valid CSV \(field larger than field limit"),
+        ("a.csv", 'text\n"' + "x" * 10_000_001, None, r"line 2: not valid CSV \(field larger than field limit"),
         ("a.csv", "text\none\0two\n", None, "line 2: it holds a NUL character"),
         ("a.jsonl", '{"t": "a"}\n\n{"u": "a"}', "t", "line 3: column 't' holds nothing"),
-        ("a.jsonl", '{"t": "a"}\n{"t": null}', "t", "line 2: column 't' holds nothing"),
         ("a.jsonl", '{"t": "a"}\n{"t": 3}', "t", "line 2: column 't' holds int 3, expected a text"),
-        ("a.jsonl", '{"t": "a"}\n{"t": ', "t", "line 2: not valid JSON"),
         ("a.jsonl", '{"t": "a"}\n{"t": "a", "n": NaN}\n', "t", r"line 2: not valid JSON \(NaN is not JSON\)"),
-        ("a.jsonl", '{"t": "a"}\n["b"]\n', "t", "line 2: expected a JSON object, got list"),
         ("a.txt", " \n\n", None, "holds no text"),
         ("a.txt", "one\0two\n", None, "line 1: it holds a NUL character"),
         ("a.txt", "one\rtwo\rthree", None, r"its lines end in \\r alone"),
@@ -161,23 +155,19 @@ def test_a_bad_line_is_named(tmp_path, name, content, columns, message):
     assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 500
 
 
-def test_a_missing_parquet_cell_is_named(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", t=["a", "b", None])
-    with pytest.raises(InputError, match="row 3: column 't' holds nothing"):
-        list(read_texts(path))
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"nowhere\.txt: there is no such file"):
-        read_texts(tmp_path / "nowhere.txt")
-    with pytest.raises(InputError, match="cannot be reached"):
-        read_texts("nonsense://bucket/texts.txt")
-    with pytest.raises(InputError, match="x…: there is no such file") as caught:
-        read_texts(f"{'x' * 5000}.txt")
-    assert len(str(caught.value)) < 200
-    for nothing in ("datasets:", "datasets: ", "datasets:/"):
-        with pytest.raises(InputError, match="the name of the dataset is missing"):
-            read_texts(nothing, columns="text", split="train")
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["a", "b", None], "row 3: column 't' holds nothing"),
+        ([5], "row 1: column 't' holds int 5"),
+        ([b"a"], "row 1: column 't' holds bytes b'a'"),
+        (pyarrow.array([], pyarrow.string()), "holds no text"),
+    ],
+)
+def test_a_parquet_cell_that_is_no_text_is_named(tmp_path, cells, message):
+    path = write_parquet(tmp_path / "a.parquet", t=cells)
+    with pytest.raises(InputError, match=message):
+        list(read_texts(path, columns="t"))
 
 
 def test_text_in_another_encoding_is_refused_at_the_call(tmp_path):
@@ -190,14 +180,17 @@ def test_only_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "zero.txt").symlink_to("/dev/zero")
     (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
-    for name in ("folder", "pipe", "zero", "loop", "missing"):
-        with pytest.raises(InputError, match=r"not a file|no such file"):
+    for name in ("folder", "pipe", "zero", "loop", "missing", "x" * 5000):
+        with pytest.raises(InputError, match=r"not a file|no such file") as refused:
             read_texts(tmp_path / f"{name}.txt")
-    for wrong in ("a\0.txt", "", "nothing://a.txt"):
-        with pytest.raises(InputError):
+        assert len(str(refused.value)) < 300
+    for wrong in ("a\0.txt", "", "nothing://a.txt", "s3://bucket/a.txt", "memory://nothing.txt"):
+        with pytest.raises(InputError, match=r"cannot be (used|reached)|expected a file|no such file"):
             read_texts(wrong)
-    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    for nothing in ("datasets:", "datasets:/"):
+        with pytest.raises(InputError, match="the name of the dataset is missing"):
+            read_texts(nothing, columns="text", split="train")
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="two columns are called 'text'"):
         read_texts(tmp_path / "a.parquet")
 
@@ -223,7 +216,6 @@ MNLI = "index\tgenre\tsentence1\tsentence2\tgold_label\n0\tfiction\tA premise.\t
         ("mrpc", {"MRPC/dev.tsv": f"\ufeff{MRPC_HEADER}\n1\t2\t3\t{MRPC_PAIR}\n"}, [tuple(MRPC_PAIR.split("\t"))]),
         ("MRPC", {"dev.tsv": f"{MRPC_HEADER}\r\n1\t2\t3\t{MRPC_PAIR}\r\n"}, [tuple(MRPC_PAIR.split("\t"))]),
         ("mrpc", {"mrpc_dev.tsv": "sentence1\tsentence2\na\tb"}, [("a", "b")]),
-        ("cola", {"CoLA/dev.tsv": COLA}, ['The sailors "rode.', "Bad the."]),
         ("cola", {"dev.tsv": COLA}, ['The sailors "rode.', "Bad the."]),
         (
             "cola",
@@ -351,32 +343,22 @@ def test_hub_datasets_by_name_and_configuration(monkeypatch):
         read_texts("datasets:none", columns="a", split="train")
 
 
-def test_hub_datasets_need_columns_and_split():
+def test_hub_datasets_need_columns_a_split_and_the_package(monkeypatch):
     with pytest.raises(InputError, match="pass columns and split"):
         read_texts("datasets:glue/mrpc", split="train")
     with pytest.raises(InputError, match="pass columns and split"):
         read_texts("datasets:glue/mrpc", columns="sentence1")
-
-
-def test_without_datasets_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=re.escape("pip install 'identikit[data]'")):
         read_texts("datasets:glue/mrpc", columns="sentence1", split="train")
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_local_folder_through_datasets(tmp_path, ending):
+def test_a_local_folder_through_datasets(tmp_path):
     pytest.importorskip("datasets", reason="datasets is not installed (extra [data])")
-    if ending == "jsonl":
-        write(tmp_path / "set/train.jsonl", '{"a": "one", "b": "x"}\n{"a": "two", "b": "y"}\n')
-    else:
-        (tmp_path / "set").mkdir()
-        write_parquet(tmp_path / "set/train.parquet", a=["one", "two"], b=["x", "y"])
+    write(tmp_path / "set/train.jsonl", '{"a": "one", "b": "x"}\n{"a": "two", "b": "y"}\n')
     source = f"datasets:{tmp_path}/set"
     assert list(read_texts(source, columns=("a", "b"), split="train")) == [("one", "x"), ("two", "y")]
     assert list(read_texts(f"{source}/default", columns="a", split="train")) == ["one", "two"]
-    with pytest.raises(InputError, match=r"no column 'c'\. It has 'a', 'b'"):
-        read_texts(source, columns="c", split="train")
     with pytest.raises(InputError, match=r"datasets cannot load it.*train"):
         read_texts(source, columns="a", split="dev")
     with pytest.raises(InputError, match="datasets cannot load it"):
@@ -428,12 +410,6 @@ def test_mnli_has_the_papers_count_of_its_first_500(shared):
     pairs = list(read_texts("mnli", data_dir=shared))
     assert len(pairs) == 9_815
     assert sum(piece_counts(pairs[:500], limit=128, truncate=True)) == 19_839
-
-
-@pytest.mark.slow
-def test_mnli_first_4000(shared):
-    pairs = list(read_texts("mnli", data_dir=shared))
-    assert sum(piece_counts(pairs[:4_000], limit=128, truncate=True)) == 155_946
 
 
 def test_wikitext_gives_paragraphs_without_headings(shared):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers import (
@@ -124,6 +124,7 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytes
 # Sounds
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4), st.integers(1, 300))
 def test_tokens_of_a_sound_are_what_its_convolutions_make(layers: list[tuple[int, int]], samples: int):
     kernels, strides = zip(*layers, strict=True)
@@ -178,9 +179,10 @@ def test_arrays_of_any_library_are_sounds(kind: Any):
     assert str(encoded.text).startswith("sound ")
 
 
-@pytest.mark.parametrize("name", ["sound.wav", "sound.flac", "sound.ogg"])
-@pytest.mark.parametrize("rate", [16000, 8000, 44100])
-@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "rate", "channels"),
+    [("sound.wav", 16000, 1), ("sound.wav", 8000, 2), ("sound.flac", 44100, 1), ("sound.ogg", 44100, 2)],
+)
 def test_files_are_mixed_to_one_channel_and_resampled(tmp_path: Path, name: str, rate: int, channels: int):
     def tone(of: int) -> np.ndarray:
         return 0.4 * np.sin(2 * np.pi * 440 * np.arange(of) / of).astype(np.float32)  # one second
@@ -200,14 +202,11 @@ def test_files_are_mixed_to_one_channel_and_resampled(tmp_path: Path, name: str,
     ("given", "message"),
     [
         ("a text", "the sound: there is no file 'a text'. The model reads sounds"),
-        (["missing.wav"], r"sounds\[0\]: there is no file 'missing.wav'"),
         (__file__, "cannot be read as sound. Pass a WAV"),
         (("a", "pair"), "got tuple, expected the path of a sound file, or a 1-D array"),
         (3, "got int"),
         (np.ones((2, 400)), r"an array of 2 dimensions, .* Mix channels to one first"),
-        (torch.ones(2, 400), "an array of 2 dimensions"),
         (np.full(400, np.nan, np.float32), "holds NaN or infinity"),
-        (torch.full((400,), torch.inf), "holds NaN or infinity"),
         (np.zeros(0, np.float32), "it is empty"),
         ([], "the list is empty"),
         (np.ones(400, np.int16), "its samples are int16, .* Divide 16-bit ones by 32768"),
@@ -299,8 +298,6 @@ def test_attribution(read: tuple[Any, list[Any]]):
 def test_tokens_can_be_recovered(read: tuple[Any, list[Any]]):
     model, several = read
     fit = ik.token_identifiability(model, several, maps=["naive", "ridge"], distances="cosine")
-    again = ik.token_identifiability(model, several, maps=["naive", "ridge"], distances="cosine")
-    assert fit.provenance.text == again.provenance.text
     tokens = ik.effective_attention(model, several[0]).tokens
     assert fit.identity_map(several[0]).tokens == tokens
     explained = ik.explain(model, several[0], maps=fit, seconds=0.1)

@@ -1,13 +1,14 @@
 import importlib.util
 import logging
 import re
+from itertools import product
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
@@ -153,6 +154,7 @@ def test_words_of_llama():
 def test_words_are_the_same_for_every_kind_of_tokenizer(tokenizer):
     tokenizer = tokenizer()
 
+    @settings(max_examples=30)
     @given(st.lists(st.sampled_from(["cat", "Unbelievable", "naïve", "dog,", "(mat", "barked.", " "]), min_size=1))
     def check(parts):
         text = " ".join([*parts, "end"])
@@ -181,9 +183,9 @@ def test_a_tokenizer_in_pure_python_gives_pieces_and_no_words():
         (["a", ("b", "")], r"texts\[1\].*blank half"),
         ((one for one in "ab"), "got an object of the class generator, expected .* Pass several texts as a list"),
         (3, "got int 3, expected a string, a pair .* or a flat sequence of token ids"),
-        (["a", None], r"texts\[1\]: got NoneType"),
+        (b"a", "got bytes"),
+        ({"a"}, "got set"),
         (("a", "b", "c"), "got tuple"),
-        (torch.tensor([101, 102], device="meta"), "the text: the numbers of its tensor cannot be read"),
         ([torch.tensor(101, device="meta")], "the text: the numbers of its tensor cannot be read"),
         (["a", torch.tensor([101, 102]).to_sparse()], r"texts\[1\]: the numbers of its tensor cannot be read"),
         ([("a", 2)], r"texts\[0\]: got tuple"),
@@ -231,6 +233,7 @@ def test_ids_strings_and_pairs_mix_in_a_list(bert):
 def test_the_ids_of_a_text_read_as_the_text_does(tokenizer):
     tokenizer = tokenizer()
 
+    @settings(max_examples=30)
     @given(st.lists(st.sampled_from(["cat", "unbelievable", "dog,", "(mat", "barked."]), min_size=1))
     def check(parts):
         (text,) = encode(tokenizer, " ".join([*parts, "end"]))
@@ -260,22 +263,15 @@ def test_ids_that_no_string_is_split_into_have_no_words(bert):
         ([101, 30522], r"the text: the token id at position 1 is 30522, expected one of the tokenizer's 30522 ids"),
         ([101, -1], "position 1 is -1"),
         ([True, 5], "position 0 is True"),
-        ([5, False], "position 1 is False"),
-        ([5, 2.0], r"position 1 is 2\.0"),
         ([5, "a"], "position 1 is 'a'"),
-        ([5, None], "position 1 is None"),
         ((2**40,), f"position 0 is {2**40}"),
         (np.array([5.0]), r"position 0 is 5\.0"),
         (torch.tensor([True]), "position 0 is True"),
         (["a", [5, 99999]], r"texts\[1\]: the token id at position 1 is 99999"),
         ((), "the text: the sequence is empty"),
-        (range(0), "the sequence is empty"),
-        (torch.tensor([], dtype=torch.long), "the sequence is empty"),
         ([[]], r"texts\[0\]: the sequence is empty"),
         (torch.ones(2, 3, dtype=torch.long), "got Tensor .* flat sequence of token ids. Pass several texts as a list"),
         (np.array(["a", "b"]), "got ndarray .*flat sequence"),
-        ({5, 6}, "got set"),
-        (iter(["a"]), "got an object of the class list_iterator.*Pass several texts as a list"),
     ],
 )
 def test_ids_that_cannot_be_read_are_named(bert, texts, message):
@@ -309,11 +305,6 @@ def test_long_ids_are_cut_at_the_end(bert):
     assert encoded.text == (101, 1037, 4937, 102)
 
 
-def test_a_max_tokens_that_is_not_a_count_is_refused(bert):
-    with pytest.raises(InputError, match=r"max_tokens=2\.5 cannot be used: expected a whole number of at least 1"):
-        encode(bert, "a", max_tokens=2.5)
-
-
 def between(encoded: Encoded) -> tuple[str, ...]:
     return joined_by(encoded.tokens, encoded.special)
 
@@ -331,7 +322,6 @@ def test_what_joins_the_halves_of_a_pair(bert):
         ("Ġthe", " the"),
         ("▁the", " the"),
         ("▁▁", "  "),
-        ("Ġ", " "),
         ("##ing", "##ing"),
         ("[CLS]", "[CLS]"),
         ("Ċ", "↵"),
@@ -340,13 +330,11 @@ def test_what_joins_the_halves_of_a_pair(bert):
         ("\n", "↵"),
         ("<0x0A>", "↵"),
         ("âĢĻ", "’"),
-        ("ĠcafÃ©", " café"),
         ("ðŁĺĬ", "😊"),
         ("ĠÑĢÐ°Ð·", " раз"),
         ("Ġâ", " â"),  # half a character: only its space is sure
         ("naïve", "naïve"),
         ("Çınar", "Çınar"),  # the bytes of 'Ǐnar', and a Turkish word
-        ("SPÓŁ", "SPÓŁ"),
         ("cat</w>", "cat"),
         ("</w>", "</w>"),
         ("č", "č"),  # a carriage return, and a Czech letter
@@ -359,9 +347,8 @@ def test_a_token_is_shown_as_it_is_read(token, text):
 
 
 def test_shown_byte_level_tokens_spell_the_text():
-    for text in ("the cat sat\n on the mat", "“Don’t” say café\n to 😊, naïve"):
-        tokens = encode(byte_level(), text)[0].tokens
-        assert shown("".join(tokens)) == text.replace("\n", "↵")
+    tokens = encode(byte_level(), "“Don’t” say café\n to 😊, naïve")[0].tokens
+    assert shown("".join(tokens)) == "“Don’t” say café↵ to 😊, naïve"
     assert "".join(shown(token) for token in encode(byte_level(), "the cat")[0].tokens) == "the cat"
 
 
@@ -386,7 +373,7 @@ def test_truncation_keeps_special_tokens_and_cuts_the_longer_half(bert):
     assert short.tokens == ("[CLS]", "one", "[SEP]")
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [1, 4])
 def test_a_limit_without_room_for_both_halves_is_refused(bert, limit):
     with pytest.raises(InputError, match=f"the model reads at most {limit} tokens, which leaves no room"):
         encode(bert, ("one two three", "four five"), limit=limit, truncate=True)
@@ -432,19 +419,37 @@ def test_a_long_text_is_cut_as_if_it_were_tokenised_whole(tokenizer, text, monke
 
 @pytest.mark.parametrize(("first", "second"), [(9, 8), (8, 9)])
 def test_where_both_halves_are_long_the_longer_one_keeps_the_odd_token(bert, first: int, second: int):
-    pair = ("one " * 400 * first, "two " * 400 * second)
+    pair = ("one " * 170 * first, "two " * 170 * second)
     (kept,) = encode(bert, pair, limit=32, truncate=True)
     assert list(kept.ids) == bert(*pair, truncation="longest_first", max_length=32)["input_ids"]
 
 
-def test_a_text_is_refused_before_it_takes_all_memory(bert, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("tokenizer", [minilm, llama, byte_level, metaspace, unsplit, ByT5Tokenizer])
+def test_a_pair_is_cut_as_its_tokenizer_cuts_it(tokenizer, side: str):
+    tokenizer = tokenizer()
+    tokenizer.truncation_side = side
+    for first, second, limit in product((1, 2, 5, 9), (1, 2, 5, 9), (6, 7, 10, 11)):
+        pair = ("one " * first, "two, " * second)
+        expected = tokenizer(*pair, truncation="longest_first", max_length=limit, return_special_tokens_mask=True)
+        (kept,) = encode(tokenizer, pair, limit=limit, truncate=True)
+        assert list(kept.ids) == expected["input_ids"], (first, second, limit)
+        assert list(kept.special) == [bool(mark) for mark in expected["special_tokens_mask"]]
+
+
+def test_two_long_halves_are_cut_in_linear_time(bert):
+    """The tokenizer itself would pair every rest of one with every rest of the other, and run out of memory."""
+    (kept,) = encode(bert, ("one " * 40_000, "two " * 40_000), limit=8, truncate=True)
+    assert kept.tokens == ("[CLS]", "one", "one", "[SEP]", "two", "two", "two", "[SEP]")
+
+
+def test_a_text_is_refused_before_it_takes_all_memory(bert):
     with pytest.raises(InputError, match=r"the text: it has at least \d+ tokens and the model reads at most 512"):
         encode(bert, "word " * 4_000_000, limit=512)
-    assert len(encode(bert, "word " * 4_000_000, limit=512, truncate=True)[0]) == 512
-    for long in ("x" * 10_000_001, "a" + " " * 10_000_000):  # one unknown word, and a single letter: few tokens
-        for options in ({"limit": 512}, {"limit": 512, "truncate": True}, {}):
-            with pytest.raises(InputError, match="10,000,001 characters, and a text may have at most 10,000,000"):
-                encode(bert, long, **options)
+    long = "a" + " " * 10_000_000  # a single letter: few tokens
+    for options in ({"limit": 512}, {"limit": 512, "truncate": True}, {}):
+        with pytest.raises(InputError, match="10,000,001 characters, and a text may have at most 10,000,000"):
+            encode(bert, long, **options)
     (unknown,) = encode(bert, "x" * 100_000, limit=512)
     assert unknown.tokens == ("[CLS]", "[UNK]", "[SEP]")  # long, but all of it is one token
 
@@ -461,6 +466,7 @@ def as_encoded(pieces, segments=True) -> Encoded:
     return Encoded(ids, tuple(i % 2 for i in ids) if segments else None, special, tokens, ((0, len(ids)),), "text")
 
 
+@settings(max_examples=40)
 @given(texts_of_pieces, st.sampled_from(["right", "left"]))
 def test_unpadding_a_batch_gives_the_texts_back(texts, side):
     encoded = [as_encoded(pieces) for pieces in texts]
@@ -489,6 +495,7 @@ def test_the_side_of_the_padding():
     assert right.segments is None
 
 
+@settings(max_examples=40)
 @given(texts_of_pieces, st.integers(1, 40))
 def test_batches_cover_every_text_once_within_their_size_and_in_order_restores(texts, batch_tokens):
     encoded = [as_encoded(pieces) for pieces in texts]

@@ -53,15 +53,8 @@ def test_chance_is_one_over_the_mean_length():
     ("act", "message"),
     [
         (lambda: sentence_blocks(19, seed=0), "got 19, and at least 20 are needed"),
-        (lambda: states().layer(1), "Reading layer 1 of constructed: it has 1 layers. Ask for 0 to 0"),
         (lambda: states(length=(1, 3)), r"text \d+ has only one token"),
         (lambda: states(inputs=lambda tokens, _: torch.ones(tokens, 6)), "have the same input vector"),
-        (lambda: states(inputs=lambda tokens, _: torch.full((tokens, 6), torch.nan)), "input vectors are not finite"),
-        (lambda: states(hidden=lambda inputs, _: inputs / 0).layer(0), "Reading layer 0 .* not finite"),
-        (
-            lambda: HiddenStates(torch.randn(3, 2), torch.randn(1, 3, 2), torch.tensor([2, 2]), "m"),
-            "3 input vectors, 3 hidden vectors per layer, and sentence lengths that add up to 4",
-        ),
         (lambda: Task(target="output"), "target='output' is not known"),
         (lambda: Task(data_share=0.0), "data_share=0.0 cannot be used"),
         (

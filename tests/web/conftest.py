@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from identikit.explanation.explain import explain
-from identikit.web import report, rows
+from identikit.web import report
 from identikit.web.payload import packed
 from identikit.web.report import save_report
 from tests.models import tiny
@@ -53,10 +53,8 @@ def explanation() -> Any:
 
 @pytest.fixture(scope="session")
 def content(explanation: Any) -> bytes:
-    """What its page is given; with time enough for the grid of epsilons, however busy the machine is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "GRID_SECONDS", 300.0)
-        return packed(explanation)
+    """What its page is given."""
+    return packed(explanation)
 
 
 @pytest.fixture(scope="session")

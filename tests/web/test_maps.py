@@ -324,7 +324,7 @@ def test_opening_a_head_pins_a_row_that_can_be_moved(page: Any, report_file: Pat
           const { site, store } = document.querySelector("#identikit").identikit;
           const { rows } = site.rows;
           for (const [name, row] of rows) if (!row.vertices.size) rows.delete(name); // as if time had been short
-          const listed = site.rows.listed(0, 1);
+          const listed = site.rows.movable(0, 1).map((row) => row.query);
           const other = Array.from({ length: 32 }, (_, at) => at).find((at) => !listed.includes(at));
           store.set({ layer: 0, head: 0, query: other });
           return listed;

@@ -1,6 +1,9 @@
 """What a page is given is what the API returns: maps from their factors, rows, vertices, and everything else."""
 
 import json
+import shutil
+import subprocess
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,9 @@ from safetensors.torch import load
 from identikit import attention_intervals, effective_attention, open_result, token_attribution
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
-from identikit.web import file, payload
+from identikit.explanation.explain import explain
+from identikit.results.words import percent
+from identikit.web import file, payload, rows
 from identikit.web.bundle import static
 from identikit.web.payload import packed, packed_simplex
 from identikit.web.rows import EPSILONS, packed_rows
@@ -139,19 +144,29 @@ def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: 
         assert weights.min() >= 0
         call = layers[layer].call
         values = call.value[0, head // call.groups].double() @ layers[layer].projection[head].double()
-        raw = layers[layer].attention(head, torch.tensor([query]))[0]
+        raw = layers[layer].rows([(head, query)]).attention[0]
         assert ((weights - raw) @ values).norm() < 1e-6 * (raw @ values).norm()
 
 
 def test_the_grid_contains_the_exact_ends(content: bytes):
     arrays, about = opened(content)
     assert about["rows"]["epsilons"] == list(EPSILONS)
-    rows = arrays["grid.row"].long()
-    lower, upper = arrays["rows.lower"][rows][:, None], arrays["rows.upper"][rows][:, None]
-    known = ~arrays["grid.lower"].isnan()
-    assert known.any()
-    assert (arrays["grid.lower"] <= lower + 1e-6)[known].all()
-    assert (arrays["grid.upper"] >= upper - 1e-6)[known].all()
+    chosen = arrays["grid.row"].long()
+    lower = arrays["rows.lower"][chosen][:, None]
+    upper = arrays["rows.upper"][chosen][:, None]
+    assert (arrays["grid.lower"] <= lower + 1e-6).all()
+    assert (arrays["grid.upper"] >= upper - 1e-6).all()
+    assert list(about["first"].values()) in arrays["rows.place"][chosen].tolist()
+
+
+def test_the_opening_row_has_a_grid_however_few_rows_do(explanation: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rows, "GRID_WORK", 0.0)
+    monkeypatch.setattr(rows, "_opening", lambda _, ranked, __: list(ranked.values())[-1])
+    arrays, about = opened(packed(explanation))
+    (row,) = arrays["grid.row"].tolist()
+    assert arrays["rows.place"][row].tolist() == list(about["first"].values())
+    monkeypatch.setattr(rows, "ROW_WORK", 0.0)  # as if the text were very long
+    assert "grid.row" not in opened(packed(explanation))[0]
 
 
 def test_a_row_and_a_simplex_map_that_are_asked_for(explanation: Any):
@@ -204,3 +219,31 @@ def test_a_long_text_keeps_the_largest_sources(monkeypatch: pytest.MonkeyPatch):
     arrays, about = opened(packed(found))
     assert about["attribution"]["kept"] == 5
     assert torch.equal(arrays["attribution.input"][1, -1].long(), found.contribution[1, :, -1].topk(5).indices)
+
+
+def test_what_rests_on_drawn_rows_says_so():
+    """Of a page with few rows bounded, a head and a token have a range or an error, and their number of rows."""
+    found = explain(tiny.loaded("bert"), TEXT, seconds=None)
+    assert found.bounded is not None
+    some = found.bounded.bounded.some(torch.arange(0, len(found.bounded.bounded.places), 9))
+    arrays, about = opened(packed(replace(found, bounded=found.bounded._replace(bounded=some))))
+    exact = found.attention.intervals().certain_mass  # pyright: ignore[reportAttributeAccessIssue]
+    least, most = arrays["tokens.certain"].double()
+    assert (least <= exact.mean((0, 1)) + 1e-6).all() and (exact.mean((0, 1)) <= most + 1e-6).all()
+    told = about["sampled"]["certain_mass"]
+    assert all(told["sampled"]) and all("free rows bounded)" in words for words in told["said"])
+    assert all("free rows bounded)" in words for words in about["certain"]["tokens"])
+    assert not about["sampled"]["certain_mass"]["said"][0].startswith("1.00")
+
+
+def test_shares_are_written_alike_in_python_and_on_the_page():
+    """Nothing below 99.95 % is 100 %, and nothing above 0.05 % is 0 %."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node")
+    shares = [0.0, 1e-7, 1e-4, 0.001, 0.004, 0.0051, 0.45, 0.9949, 0.9951, 0.999, 0.9994, 0.9996, 0.99999, 1.0]
+    written = [percent(share) for share in shares]
+    assert [words for words in written if words == "100%"] == ["100%"] and written[-2] == written[-3] == ">99.9%"
+    script = (static() / "parts.js").read_text() + f"\nconsole.log(JSON.stringify({shares}.map(percent)));"
+    done = subprocess.run([node, "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == written

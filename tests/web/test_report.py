@@ -14,11 +14,11 @@ import pytest
 
 import identikit
 from identikit.errors import InputError
-from identikit.explanation.explain import explain
 from identikit.web.report import report, save_report
 from tests.models import tiny
 from tests.web.browser import exported, opened, ready, state, table
 
+SVG_TEXT = "{http://www.w3.org/2000/svg}text"
 VIEWS = ("verdict", "heads", "attention", "edge", "tokens", "provenance", "numbers")
 
 
@@ -96,10 +96,11 @@ def test_the_address_holds_the_state(page: Any, report_file: Path):
 
 def test_exports_can_be_opened(page: Any, report_file: Path):
     shown(page, report_file)
-    for view in ("heads", "attention", "edge", "tokens", "provenance"):
+    for view in ("verdict", "heads", "attention", "edge", "tokens", "provenance"):
         assert exported(page, view, "PNG").startswith(b"\x89PNG"), view
         drawing = ElementTree.fromstring(exported(page, view, "SVG"))
-        assert len(list(drawing.iter())) > 10, view
+        words = " ".join(text.text or "" for text in drawing.iter(SVG_TEXT))
+        assert len(words) > 10 and (view == "heads" or "w5" in words), view
         columns, *rows = csv.reader(io.StringIO(exported(page, view, "CSV").decode()))
         assert columns == table(page, view)[0]
         assert len(rows) == len(table(page, view)[1])
@@ -119,12 +120,11 @@ def test_the_python_of_a_view_runs(page: Any, report_file: Path, monkeypatch: py
     shown(page, report_file, "layer=1&head=2&query=7")
     model = tiny.loaded("bert")
     monkeypatch.setattr(identikit, "load", lambda *_: model)  # the page knows a name, and the tests have the model
-    for view in ("verdict", "heads", "attention", "edge", "tokens", "provenance"):
-        script = exported(page, view, "Python").decode()
-        assert script.startswith("import identikit as ik\n")
-        names: dict[str, Any] = {}
-        exec(compile(script, view, "exec"), names)
-        assert names["model"] is model
+    script = exported(page, "edge", "Python").decode()  # test_rows and test_maps run what each view adds
+    assert script.startswith("import identikit as ik\n")
+    names: dict[str, Any] = {}
+    exec(compile(script, "edge", "exec"), names)
+    assert names["model"] is model
 
 
 def test_what_an_export_did_is_shown_and_a_click_elsewhere_closes_the_menu(page: Any, report_file: Path):
@@ -149,16 +149,6 @@ def test_a_tour_of_five_steps_by_keyboard(page: Any, report_file: Path):
         page.keyboard.press("Enter")
     assert page.locator(".tour").is_hidden()
     assert len(said) == 5
-
-
-def test_text_is_never_markup(page: Any, tmp_path: Path):
-    hostile = "<script>document.title='hacked'</script> <img src=x onerror=alert(1)> </script> w4"
-    result = explain(tiny.loaded("bert"), hostile, seconds=1)
-    file = save_report(result, tmp_path / "hostile.html")
-    shown(page, file)
-    assert "hacked" not in page.title()
-    assert page.locator("#identikit img").count() == 0
-    assert page.locator("#identikit script").count() == 0
 
 
 def test_a_page_is_written_whole_or_not_at_all(explanation: Any, tmp_path: Path):

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from identikit.explanation.explain import explain
 from identikit.web import payload, rows
 from identikit.web.report import save_report
 from tests.models import tiny
+from tests.web.browser import frames, opened, state
 from tests.web.conftest import TEXT
 
 VIEWS = ("verdict", "edge", "tokens", "provenance")
@@ -22,26 +22,11 @@ ROWS = [(0, 1, 4), (1, 3, 12), (2, 0, 30)]
 ROOT = 'const { site, store, views } = document.getElementById("identikit").identikit;'
 
 
-def show(page: Any, file: Path, state: str = "") -> None:
-    page.goto(f"{file.as_uri()}#{state}")
-    page.wait_for_selector("#panel-verdict canvas")
-
-
 def table(page: Any, view: str, **state: Any) -> list[dict[str, Any]]:
     """Return the numbers of a view for a state, a mapping for each row."""
     call = f"(change) => {{ {ROOT} return views.{view}.table({{ ...store.get(), ...change }}); }}"
     found = page.evaluate(call, state)
     return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
-
-
-def change(page: Any, **state: Any) -> None:
-    """Change the state, and wait until it is drawn."""
-    page.evaluate(f"(change) => {{ {ROOT} store.set(change); }}", state)
-    drawn(page)
-
-
-def drawn(page: Any) -> None:
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def state_of(page: Any) -> dict[str, Any]:
@@ -59,7 +44,7 @@ def movable(page: Any) -> tuple[int, int, int]:
 def handle(page: Any, end: str) -> dict[str, Any]:
     """Return where a bar's handle is on the page, and where its raw tick is."""
     page.locator(".edge canvas").scroll_into_view_if_needed()
-    drawn(page)
+    frames(page)
     call = f"""(end) => {{ {ROOT} const edge = views.edge, state = store.get(), row = edge.row(state);
       const look = edge.look(state, row, edge.canvas.clientWidth), box = edge.canvas.getBoundingClientRect();
       const far = (key) => row.found.hasVertex(key, end) && Math.abs(row[end][key] - row.raw[key]) > 0.01;
@@ -73,7 +58,7 @@ def output_moves(explanation: Any, moved: dict[str, Any], layer: int, head: int)
     """Return by how much other weights move the head's output, relative to its length, from the model's own values."""
     captured = explanation.attention.captured().layers[layer]
     values = captured.call.value[0, head // captured.call.groups].double() @ captured.projection[head].double()
-    raw = captured.attention(head, torch.tensor([moved["query"]]))[0]
+    raw = captured.rows([(head, moved["query"])]).attention[0]
     weights = torch.tensor(moved["row"], dtype=torch.float64)
     assert weights.min() > -1e-7
     assert abs(float(weights.sum()) - 1) < 1e-5
@@ -81,7 +66,7 @@ def output_moves(explanation: Any, moved: dict[str, Any], layer: int, head: int)
 
 
 def test_intervals_are_those_of_the_api(page: Any, report_file: Path, explanation: Any):
-    show(page, report_file)
+    opened(page, report_file)
     for layer, head, query in ROWS:
         expected = attention_intervals(tiny.loaded("bert"), TEXT, layer=layer, head=head, query=query)
         effective = explanation.attention.effective[layer, head, query]
@@ -94,7 +79,7 @@ def test_intervals_are_those_of_the_api(page: Any, report_file: Path, explanatio
 
 
 def test_identity_is_that_of_the_api(page: Any, report_file: Path, explanation: Any):
-    show(page, report_file)
+    opened(page, report_file)
     identity = explanation.identity
     shown = iter(table(page, "tokens"))
     for row, layer in enumerate(identity.axis("layer").values):
@@ -108,7 +93,7 @@ def test_identity_is_that_of_the_api(page: Any, report_file: Path, explanation: 
 
 
 def test_provenance_is_that_of_the_api(page: Any, report_file: Path, explanation: Any):
-    show(page, report_file)
+    opened(page, report_file)
     found = explanation.attribution
     for output in (0, 7, 31):
         shown = table(page, "provenance", query=output)
@@ -121,30 +106,30 @@ def test_provenance_is_that_of_the_api(page: Any, report_file: Path, explanation
 
 
 def test_the_strip_shows_the_mean_certain_mass_of_a_token(page: Any, report_file: Path, explanation: Any):
-    show(page, report_file)
+    opened(page, report_file)
     every = attention_intervals(tiny.loaded("bert"), TEXT).certain_mass
     for query, one in enumerate(table(page, "verdict")):
-        assert one["certain mass"] == pytest.approx(float(every[:, :, query].mean()), abs=1e-5)
-        assert one["rows bounded"] == one["rows"] == every[:, :, query].numel()
+        assert one["certain mass at least"] == pytest.approx(float(every[:, :, query].mean()), abs=1e-5)
+        assert one["at most"] == pytest.approx(one["certain mass at least"]) and one["in words"].endswith("%")
     for query, one in enumerate(table(page, "verdict", strip="head", layer=1, head=2)):
-        assert one["certain mass"] == pytest.approx(float(every[1, 2, query]), abs=1e-5)
+        assert one["certain mass at least"] == pytest.approx(float(every[1, 2, query]), abs=1e-5)
 
 
 def test_a_row_follows_the_mouse_and_the_output_stays(page: Any, report_file: Path, explanation: Any):
-    show(page, report_file)
+    opened(page, report_file)
     layer, head, query = movable(page)
-    change(page, layer=layer, head=head, query=query)
+    state(page, layer=layer, head=head, query=query)
     grip = handle(page, "upper")
     page.mouse.move(grip["x"], grip["y"])
     page.mouse.down()
     page.mouse.move((grip["x"] + grip["raw"]) / 2, grip["y"], steps=4)
-    drawn(page)
+    frames(page)
     moved = state_of(page)["moved"]
     assert (moved["query"], moved["key"], moved["end"]) == (query, grip["key"], "upper")
     assert 0.3 < moved["share"] < 0.7
     page.mouse.move(grip["x"] + 400, grip["y"], steps=4)
     page.mouse.up()
-    drawn(page)
+    frames(page)
     moved = state_of(page)["moved"]
     assert moved["share"] == 1
     upper = table(page, "edge")[grip["key"]]
@@ -160,20 +145,20 @@ def test_a_row_follows_the_mouse_and_the_output_stays(page: Any, report_file: Pa
 
 
 def test_weights_that_change_the_output_are_not_called_rounding(page: Any, report_file: Path):
-    show(page, report_file)
+    opened(page, report_file)
     page.evaluate(f"""() => {{ {ROOT} const {{ layer, head, query }} = store.get();
       const row = site.heads(layer, head).row("raw", query).map((weight, key, all) => all[(key + 1) % all.length]);
       store.set({{ key: 1, moved: {{ row, query, key: 1, end: "upper", share: 1 }} }}); }}""")
-    drawn(page)
+    frames(page)
     words = page.locator(".edge-change").inner_text()
     assert "The head's output moved by 0." in words
     assert "rounding" not in words
 
 
 def test_a_row_follows_the_keyboard(page: Any, report_file: Path, explanation: Any):
-    show(page, report_file)
+    opened(page, report_file)
     layer, head, query = movable(page)
-    change(page, layer=layer, head=head, query=query, sort="width")
+    state(page, layer=layer, head=head, query=query, sort="width")
     canvas = page.locator(".edge canvas")
     canvas.press("ArrowDown")
     for key, end in (("l", "lower"), ("u", "upper")):
@@ -185,29 +170,29 @@ def test_a_row_follows_the_keyboard(page: Any, report_file: Path, explanation: A
     assert moved is not None
     canvas.press("Escape")
     assert state_of(page)["moved"] is None
-    drawn(page)
+    frames(page)
     toward = "ArrowRight" if moved["end"] == "upper" else "ArrowLeft"
     canvas.press(toward)
-    drawn(page)
+    frames(page)
     canvas.press(toward)
     assert state_of(page)["moved"]["share"] == pytest.approx(0.2)
-    drawn(page)
+    frames(page)
     page.get_by_role("button", name="Lower end" if moved["end"] == "lower" else "Upper end").click()
     assert state_of(page)["moved"]["share"] == 1
 
 
 def test_what_the_output_may_move_by_widens_the_bars(page: Any, report_file: Path):
-    show(page, report_file)
-    layer, head, query = movable(page)
-    change(page, layer=layer, head=head, query=query)
+    opened(page, report_file)  # with the opening row, which always has a grid
+    opening = state_of(page)
+    layer, head, query = (opening[name] for name in ("layer", "head", "query"))
     exact = table(page, "edge")
     slider = page.get_by_label("ε", exact=True)
     before = slider.bounding_box()
-    for _ in range(3):
+    for _ in range(2):
         slider.press("ArrowRight")
-    drawn(page)
+    frames(page)
     assert slider.bounding_box() == before  # it stays under the hand
-    assert state_of(page)["epsilon"] == 3
+    assert state_of(page)["epsilon"] == 2
     assert "the output may move by 1%" in page.locator("#panel-edge").inner_text()
     expected = attention_intervals(tiny.loaded("bert"), TEXT, layer=layer, head=head, query=query, epsilon=0.01)
     for key, (one, wide) in enumerate(zip(exact, table(page, "edge"), strict=True)):
@@ -216,12 +201,20 @@ def test_what_the_output_may_move_by_widens_the_bars(page: Any, report_file: Pat
         gap = float(expected.gap[key]) + 1e-5
         assert wide["upper"] == pytest.approx(float(expected.upper[key]), abs=gap)
     assert page.locator(".edge-pulls button:enabled").count() == 0
+    page.evaluate(f"""() => {{ {ROOT} const opening = [{layer}, {head}, {query}].join();
+      for (const [place, row] of site.rows.rows) if (place !== opening) row.grid.clear();
+      store.set({{ query: {(query + 1) % len(exact)} }}); }}""")
+    frames(page)
+    assert slider.bounding_box() == before
+    assert "no intervals for this ε in this row" in page.locator("#panel-edge").inner_text()
+    page.locator(".edge-listed button").click()  # the one row that has some
+    assert state_of(page)["query"] == query
 
 
 def test_bars_are_sorted_by_weight_width_and_text(page: Any, report_file: Path):
-    show(page, report_file)
+    opened(page, report_file)
     layer, head, query = movable(page)
-    change(page, layer=layer, head=head, query=query)
+    state(page, layer=layer, head=head, query=query)
     rows = table(page, "edge")
     look = "views.edge.look(store.get(), views.edge.row(store.get()), 400)"
     order = f"() => {{ {ROOT} return {look}.shown; }}"
@@ -235,25 +228,25 @@ def test_bars_are_sorted_by_weight_width_and_text(page: Any, report_file: Path):
     shown = page.evaluate(order)
     assert shown == sorted(shown)
     page.get_by_role("button", name="8 more").click()
-    drawn(page)
+    frames(page)
     assert len(page.evaluate(order)) == len(rows)
 
 
 def test_a_token_that_is_clicked_in_one_view_is_marked_in_the_others(page: Any, report_file: Path):
-    show(page, report_file)
+    opened(page, report_file)
     canvas = page.locator("#panel-tokens canvas")
     canvas.scroll_into_view_if_needed()
     place = page.evaluate(f"""() => {{ {ROOT} const view = views.tokens, box = view.canvas.getBoundingClientRect();
       const {{ from, cell }} = view.window(view.canvas.clientWidth);
       return [box.left + 64 + (9 - from + 0.5) * cell, box.top + view.labels + 45]; }}""")
     page.mouse.move(*place)
-    drawn(page)
+    frames(page)
     assert state_of(page)["hoverQuery"] == 9
     assert page.locator("#panel-tokens .figure-readout").inner_text().startswith("After layer 1, “w11")
     page.mouse.down()
     page.mouse.up()
     page.mouse.move(0, 0)
-    drawn(page)
+    frames(page)
     found = state_of(page)
     assert (found["query"], found["hoverQuery"]) == (9, -1)
     for view in ("verdict", "edge", "tokens"):
@@ -267,19 +260,19 @@ def test_a_token_that_is_clicked_in_one_view_is_marked_in_the_others(page: Any, 
 
 
 def test_keys_move_through_the_strip_the_tokens_and_the_sources(page: Any, report_file: Path):
-    show(page, report_file, "query=3")
+    opened(page, report_file, "query=3")
     page.locator("#panel-verdict canvas").press("ArrowRight")
     page.locator("#panel-tokens canvas").press("ArrowRight")
     assert state_of(page)["query"] == 5
     page.locator("#panel-tokens canvas").press("ArrowDown")
-    drawn(page)
+    frames(page)
     assert page.locator("#panel-tokens .figure-readout").inner_text().startswith("After layer 0, ")
     page.get_by_role("tab", name="Provenance").click()
-    drawn(page)
+    frames(page)
     canvas = page.locator("#panel-provenance canvas")
     canvas.press("ArrowDown")
     canvas.press("ArrowRight")
-    drawn(page)
+    frames(page)
     key = state_of(page)["key"]
     assert key not in (-1, 5)
     share = next(
@@ -289,7 +282,7 @@ def test_keys_move_through_the_strip_the_tokens_and_the_sources(page: Any, repor
 
 
 def test_small_sources_are_gathered(page: Any, report_file: Path):
-    show(page, report_file, "tab=provenance&query=4")
+    opened(page, report_file, "tab=provenance&query=4")
     stacks = f"(threshold) => {{ {ROOT} return views.provenance.stacks({{ ...store.get(), threshold }}).stacks; }}"
     for threshold in (0, 0.05, 1):
         for row in page.evaluate(stacks, threshold):
@@ -299,9 +292,9 @@ def test_small_sources_are_gathered(page: Any, report_file: Path):
 
 
 def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
-    show(page, report_file)
+    opened(page, report_file)
     layer, head, query = movable(page)
-    change(page, layer=layer, head=head, query=query, strip="head", epsilon=0)
+    state(page, layer=layer, head=head, query=query, strip="head", epsilon=0)
     page.locator(".edge canvas").press("ArrowDown")
     for key in ("u", "l"):
         page.locator(".edge canvas").press(key)
@@ -313,7 +306,9 @@ def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
         assert one["moved"] == pytest.approx(float(names["other"].attention[one["position"]]), abs=1e-5)
     exec(code["verdict"], names)
     for one in table(page, "verdict"):
-        assert one["certain mass"] == pytest.approx(float(names["row"].certain_mass[one["position"]]), abs=1e-5)
+        assert one["certain mass at least"] == pytest.approx(
+            float(names["row"].certain_mass[one["position"]]), abs=1e-5
+        )
     exec(code["provenance"], names)
     for one in table(page, "provenance"):
         found = float(names["found"].contribution[one["layer"], one["position"], query])
@@ -324,24 +319,11 @@ def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
         assert one["margin"] == pytest.approx(margin, abs=1e-5)
 
 
-def test_figures_are_the_same_as_svg(page: Any, report_file: Path):
-    show(page, report_file, "query=4&tab=provenance")
-    for view in VIEWS:
-        page.get_by_text("Export", exact=True).click()
-        page.get_by_label("View to export").select_option(view)
-        with page.expect_download() as download:
-            page.get_by_role("button", name="SVG").click()
-        root = ElementTree.parse(download.value.path()).getroot()
-        words = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
-        assert any("w" in (one or "") for one in words), view
-        page.get_by_text("Export", exact=True).click()
-
-
 def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, tmp_path: Path, monkeypatch: Any):
     hostile = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
     monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
     monkeypatch.setattr(payload, "shown", lambda token: hostile if token == "w5" else token)
-    show(page, save_report(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
+    opened(page, save_report(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
     assert hostile in page.locator("#panel-verdict canvas").get_attribute("aria-label")
     assert hostile in page.locator("#panel-edge .figure-says").inner_text()
     assert hostile in page.locator("#panel-provenance .figure-says").inner_text()
@@ -352,23 +334,23 @@ def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, 
 def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypatch: Any):
     monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
     model = tiny.loaded("llama")
-    show(page, save_report(explain(model, TEXT, seconds=None), tmp_path / "causal.html"), "tab=provenance")
+    opened(page, save_report(explain(model, TEXT, seconds=None), tmp_path / "causal.html"), "tab=provenance")
     assert [one["position"] for one in table(page, "edge", query=5)] == list(range(6))
     assert {one["position"] for one in table(page, "provenance", query=5)} <= set(range(6))
-    change(page, query=0)
+    state(page, query=0)
     assert page.locator("#panel-edge .figure-says").inner_text().endswith("Only this attention gives this output.")
 
 
 def test_pages_of_one_question_say_what_is_not_there(page: Any, tmp_path: Path):
     model = tiny.loaded("bert")
-    show(page, save_report(effective_attention(model, TEXT), tmp_path / "attention.html"))
+    opened(page, save_report(effective_attention(model, TEXT), tmp_path / "attention.html"))
     assert "explain(model, text) has it" in page.locator("#panel-tokens .note").inner_text()
     assert "no intervals for this row" in page.locator("#panel-edge").inner_text()
     found = attention_intervals(model, TEXT, layer=1, head=2, query=7)
-    show(page, save_report(found, tmp_path / "intervals.html"), "query=7")
+    opened(page, save_report(found, tmp_path / "intervals.html"), "query=7")
     for one in table(page, "edge"):
         assert one["upper"] == pytest.approx(float(found.upper[one["position"]]), abs=1e-5)
-    change(page, query=8)
+    state(page, query=8)
     assert "this row was not computed" in page.locator("#panel-edge .figure-says").inner_text()
 
 
@@ -379,9 +361,9 @@ def test_minilm_can_be_dragged_and_its_numbers_are_the_apis(page: Any, tmp_path:
     except IdentikitError as error:
         pytest.skip(f"needs the packaged model: {error}")
     found: Any = explain(model, seconds=5)
-    show(page, save_report(found, tmp_path / "minilm.html"))
+    opened(page, save_report(found, tmp_path / "minilm.html"))
     layer, head, query = movable(page)
-    change(page, layer=layer, head=head, query=query, sort="width")
+    state(page, layer=layer, head=head, query=query, sort="width")
     expected = found.attention.intervals(layer=layer, head=head, query=query)
     for key, one in enumerate(table(page, "edge")):
         assert one["lower"] == pytest.approx(float(expected.lower[key]), abs=1e-5)

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from identikit.errors import InputError
-from identikit.web import show as shows
+from identikit.web import report as shows
 from identikit.web.bundle import bundle
 from identikit.web.widget import Widget, widget
 

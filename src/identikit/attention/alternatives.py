@@ -151,7 +151,7 @@ def _along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tens
     polytopes = layer.polytopes
     values = F.pad(polytopes.values[head // layer.passed.group], (0, 0, 0, polytopes.sink))
     along = F.pad(direction.to(rows.attention), (0, polytopes.sink))
-    moved = alternative(rows.attention[0, seen], values[seen], direction=along[seen]).attention
+    moved = alternative(rows.attention[0, seen], values[seen], along[seen])
     return torch.zeros_like(rows.attention[0]).index_put((seen,), moved)
 
 

@@ -1,16 +1,18 @@
 """The attention of one text as it was captured: computes what is asked of it, at the places that are asked for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 
-from identikit.attention.layer import At, EffectiveOptions, Layer
+from identikit.attention.layer import At, HeadPlace, Layer
 from identikit.maths.polytope.rows import Rows, joined_rows
 from identikit.models.reading import Change, Reading
 from identikit.models.surroundings import undisturbed
 from identikit.results.measure import Measure
-from identikit.shapes import Int, Tensor
+from identikit.shapes import Float, Int, Tensor
 
 Place = tuple[int, int, int]
 """A row of attention: places of its layer, head and query."""
@@ -23,18 +25,6 @@ class Captured:
     reading: Reading
     layers: tuple[Layer, ...]
     measures: Mapping[str, Measure]
-
-    @classmethod
-    def of(
-        cls,
-        reading: Reading,
-        measures: Mapping[str, Measure],
-        which: tuple[Sequence[int], Sequence[int]],
-        options: EffectiveOptions,
-    ) -> "Captured":
-        """Take the chosen layers and heads of a text that was read."""
-        layers, heads = which
-        return cls(reading, tuple(Layer.of(reading, layer, heads, options) for layer in layers), measures)
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
@@ -65,22 +55,24 @@ class Captured:
 
     def rows(self, places: Sequence[Place], *, moving: bool = False) -> Rows:
         """Return rows with the sets of attention that give them their outputs; see `Layer.rows`."""
-        return joined_rows([self.layers[layer].rows(some, moving=moving) for layer, some in by_layer(places).items()])
+        return joined_rows([self.layers[layer].rows(some, moving=moving) for layer, some in _by_layer(places)])
+
+    def effective_rows(self, places: Sequence[Place]) -> Float[Tensor, "row key"]:
+        """Return rows of effective attention in float64, those of a head together."""
+        return torch.cat([self.layers[layer].effective_rows(some) for layer, some in _by_layer(places)])
 
     def uncaught(self, places: Sequence[Place], rows: Rows) -> float:
         """Return what attention in a row's set can miss its output by, at most; see `Layer.uncaught`."""
         largest = 0.0
         start = 0
-        for layer, some in by_layer(places).items():
+        for layer, some in _by_layer(places):
             part = rows.some(torch.arange(start, start + len(some), device=rows.group.device))
             largest = max(largest, self.layers[layer].uncaught(part, some))
             start += len(some)
         return largest
 
 
-def by_layer(places: Sequence[Place]) -> dict[int, list[tuple[int, int]]]:
-    """Return places as heads and queries by layer, in their order."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for layer, head, query in places:
-        found.setdefault(layer, []).append((head, query))
-    return found
+def _by_layer(places: Sequence[Place]) -> Iterator[tuple[int, list[HeadPlace]]]:
+    """Yield the heads and queries of each layer; those of a layer stand together."""
+    for layer, some in groupby(places, key=itemgetter(0)):
+        yield layer, [(head, query) for _, head, query in some]

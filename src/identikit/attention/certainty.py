@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from identikit.attention.captured import Place
+from identikit.attention.estimate import BoundedRows
 from identikit.attention.intervals import membership
 from identikit.attention.layer import Layer
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.sample import ALL, BoundedRows, bound_rows, drawn_places
+from identikit.attention.sample import ALL, bound_rows, drawn_places
 from identikit.attention.token_types import token_types
-from identikit.checks import shortened, whole_number
+from identikit.checks import known, shortened, whole_number
 from identikit.errors import IdentikitError, InputError
 from identikit.results.words import Column, Table, decimals, mean_and_error
 from identikit.shapes import Float, Tensor
@@ -49,31 +50,29 @@ def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[st
     - `value_size`: how large a group's values are, see `value_sizes`, (layer, head, group)
     - `group_keys`: how many keys each group has
     """
-    captured = result.captured()
-    shape = len(result.layers), len(result.heads), len(result.tokens)
+    shape = (len(result.layers), len(result.heads), len(result.tokens))
     places = drawn_places(result.provenance.text, shape, rows, seed)
     groups = token_groups(result)
     distinct = list(dict.fromkeys(tuple(keys) for keys in groups.values() if keys))  # equal groups are bounded once
-    members = membership(distinct, len(result.tokens))
-    bounded = bound_rows(result, places, members)
+    bounded = bound_rows(result, places, distinct)
     if len(bounded.places) < len(places):
         raise IdentikitError(f"Bounding {len(places):,} rows: some have no bounds. Please report this text.")
-    weights = _group_weights(bounded, members)
+    weights = _group_weights(bounded, membership(distinct, len(result.tokens)))
     absent = torch.zeros_like(weights[:, 0])
     by_group = [weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups.values()]
+    sizes = [value_sizes(layer, [*groups.values()]) for layer in result.captured().layers]
     return {
         "row_sums": _summed(_row_readings(bounded), places, shape),
         "group_sums": _summed(torch.stack(by_group, dim=1), places, shape),
-        "value_size": torch.stack([value_sizes(layer, [*groups.values()]) for layer in captured.layers]).cpu(),
+        "value_size": torch.stack(sizes).cpu(),
         "group_keys": torch.tensor([len(keys) for keys in groups.values()]),
     }
 
 
 def _row_readings(bounded: BoundedRows) -> Float[Tensor, "row quantity"]:
     """Return the quantities `READ` of each row."""
-    strongest = bounded.attention.argmax(-1, keepdim=True)
-    weight = bounded.attention.gather(1, strongest)[:, 0]
-    width = (bounded.upper - bounded.lower).gather(1, strongest)[:, 0]
+    weight, strongest = bounded.attention.max(-1)
+    width = (bounded.upper - bounded.lower).gather(1, strongest[:, None])[:, 0]
     mass = bounded.lower.sum(-1).clamp(max=1.0)
     numbers = (torch.ones_like(mass), bounded.free, mass, weight, width, bounded.order > 0, bounded.order < 0)
     return torch.stack([number.double() for number in numbers], dim=-1)
@@ -81,21 +80,21 @@ def _row_readings(bounded: BoundedRows) -> Float[Tensor, "row quantity"]:
 
 def _group_weights(bounded: BoundedRows, members: Float[Tensor, "group key"]) -> Float[Tensor, "row group weight"]:
     """Return the `WEIGHTS` that each row gives to groups of keys."""
-    raw, lower, upper = bounded.groups.clamp(max=1.0).unbind(1)
+    raw, lower, upper = bounded.groups.unbind(1)
     return torch.stack([raw, bounded.effective @ members.mT, lower, upper], dim=-1)
 
 
 def token_groups(result: EffectiveAttention) -> dict[str, list[int]]:
     """Return the positions of each of the `GROUPS`; a group that the text does not have has none."""
-    captured = result.captured()
-    types = token_types(captured.reading.model.tokenizer, result.tokens)
-
-    def of(kind: str) -> list[int]:
-        return [place for place, found in enumerate(types) if found == kind]
-
-    special = [place for place, is_special in enumerate(result.about["special"]) if is_special]
-    ends = ([], []) if result.about["causal"] else (of("cls"), of("sep"))
-    return dict(zip(GROUPS, (special, [0], *ends, of("punctuation")), strict=True))
+    types = token_types(result.captured().reading.model.tokenizer, result.tokens)
+    groups: dict[str, list[int]] = {name: [] for name in GROUPS}
+    groups["first"] = [0]
+    for place, (kind, special) in enumerate(zip(types, result.about["special"], strict=True)):
+        if special:
+            groups["special"].append(place)
+        if kind == "punctuation" or (kind in GROUPS and not result.about["causal"]):
+            groups[kind].append(place)
+    return groups
 
 
 def value_sizes(layer: Layer, groups: Sequence[Sequence[int]]) -> Float[Tensor, "head group"]:
@@ -109,14 +108,14 @@ def value_sizes(layer: Layer, groups: Sequence[Sequence[int]]) -> Float[Tensor, 
     values = layer.plain.values.double()
     values = values.repeat_interleave(len(layer.projection) // len(values), 0)
     through = torch.linalg.qr(layer.projection.double().mT, mode="r").R.mT
-    sizes = (values @ through).norm(dim=-1)
-    found = sizes.new_full((len(sizes), len(groups)), torch.nan)
+    lengths = (values @ through).norm(dim=-1)
+    sizes = lengths.new_full((len(lengths), len(groups)), torch.nan)
     for at, keys in enumerate(groups):
-        others = sorted({*range(sizes.shape[1])} - {*keys})
+        others = sorted({*range(lengths.shape[1])} - {*keys})
         if keys and others:
-            usual = sizes[:, others].quantile(0.5, dim=-1)
-            found[:, at] = torch.where(usual > 0, sizes[:, list(keys)].mean(-1) / usual, torch.nan)
-    return found
+            usual = lengths[:, others].quantile(0.5, dim=-1)
+            sizes[:, at] = torch.where(usual > 0, lengths[:, list(keys)].mean(-1) / usual, torch.nan)
+    return sizes
 
 
 def _summed(numbers: Tensor, places: Sequence[Place], shape: tuple[int, int, int]) -> Tensor:
@@ -137,10 +136,10 @@ def frames(numbers: Mapping[str, Tensor]) -> dict[str, "DataFrame"]:
 def _intervals(numbers: Mapping[str, Tensor]) -> "DataFrame":
     sums = numbers["row_sums"]
     at = sums[..., 0].nonzero()
-    means = _means(sums[tuple(at.mT)].mT)
-    counts = {name: means.pop(name).long() for name in ("rows", "free", "undecided")}
-    order = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undecided")
-    return _tidy(numbers, at, {name: (counts | means)[name] for name in order})
+    columns = _means(sums[tuple(at.mT)].mT)
+    for count in ("rows", "free", "undecided"):
+        columns[count] = columns[count].long()
+    return _tidy(numbers, at, columns)
 
 
 def _groups(numbers: Mapping[str, Tensor]) -> "DataFrame":
@@ -160,16 +159,17 @@ def _tidy(numbers: Mapping[str, Tensor], at: Tensor, columns: Mapping[str, Tenso
     from pandas import DataFrame
 
     text, layer, head = at.mT
-    axes = {"text": text, "tokens": numbers["tokens"][text], "layer": layer, "head": head}
+    axes = {"text": text, "tokens": numbers["tokens"][text], "layer": numbers["layers"][layer], "head": head}
     return DataFrame({name: column.numpy() for name, column in (axes | dict(columns)).items()})
 
 
 def _means(sums: Float[Tensor, "quantity place"]) -> dict[str, Tensor]:
     """Return sums over rows as means, but counts as they are; `certain` is a share of the rows that are decided."""
-    found = dict(zip(READ, sums, strict=True))
-    counts = {name: found.pop(name) for name in ("rows", "free", "undecided")}
-    certain = found.pop("certain") / (counts["rows"] - counts["undecided"])  # NaN where there are none
-    return counts | {name: total / counts["rows"] for name, total in found.items()} | {"certain": certain}
+    means: dict[str, Tensor] = dict(zip(READ, sums, strict=True))
+    for name in ("certain_mass", "strongest", "width"):
+        means[name] = means[name] / means["rows"]
+    means["certain"] = means["certain"] / (means["rows"] - means["undecided"])  # NaN where there are none
+    return means
 
 
 def _by_length(numbers: Mapping[str, Tensor]) -> "DataFrame":
@@ -177,33 +177,32 @@ def _by_length(numbers: Mapping[str, Tensor]) -> "DataFrame":
     from pandas import DataFrame
 
     means = _means(numbers["row_sums"].sum((1, 2)).mT)
-    rows = means.pop("rows")
+    rows = means["rows"]
     first = numbers["group_sums"][:, :, :, GROUPS.index("first")].sum((1, 2)).mT / rows
-    averaged = {"tokens": numbers["tokens"].double(), "free": means.pop("free") / rows}
-    averaged |= {name: means[name] for name in ("certain_mass", "strongest", "width", "certain")}
-    averaged |= {f"first_{name}": column for name, column in zip(WEIGHTS, first, strict=True)}
-    counted = {"rows": rows.long(), "undecided": means["undecided"].long()}
-    frame = DataFrame({name: column.numpy() for name, column in (averaged | counted).items()})
+    columns = {"tokens": numbers["tokens"].double(), **means, "free": means["free"] / rows}
+    columns |= {name: means[name].long() for name in ("rows", "undecided")}
+    columns |= {f"first_{name}": column for name, column in zip(WEIGHTS, first, strict=True)}
+    frame = DataFrame({name: column.numpy() for name, column in columns.items()})
     bins = [_bin(int(tokens)) for tokens in numbers["tokens"]]
     frame = frame.assign(tokens_from=[least for least, _ in bins], tokens_to=[most for _, most in bins])
     by = frame.groupby(["tokens_from", "tokens_to"])
-    found = by.size().to_frame("texts").assign(rows=by["rows"].sum())
-    for name in averaged:
-        found[name] = by[name].mean()
-        if name != "tokens":
-            found[f"{name}_error"] = by[name].sem()
-        if name == "certain":
-            found["undecided"] = by["undecided"].sum()
-    return found.reset_index()
+    table = by.size().to_frame("texts").assign(rows=by["rows"].sum(), tokens=by["tokens"].mean())
+    for name in columns:
+        if name == "undecided":
+            table[name] = by[name].sum()
+        elif name not in ("rows", "tokens"):
+            table[name] = by[name].mean()
+            table[f"{name}_error"] = by[name].sem()
+    return table.reset_index()
 
 
 def _bin(tokens: int) -> tuple[int, int]:
     """Return the least and the greatest length that is counted with this one: up to 16, 24, 32, 48, 64, 96, 128, …."""
-    edges = [16, 24]
+    edges = [0, 16, 24]
     while edges[-1] < tokens:
         edges.append(2 * edges[-2])
-    most = next(edge for edge in edges if edge >= tokens)
-    return [1, *(edge + 1 for edge in edges)][edges.index(most)], most
+    last = next(at for at, edge in enumerate(edges) if edge >= tokens)
+    return edges[last - 1] + 1, edges[last]
 
 
 _MEANS = {
@@ -237,3 +236,21 @@ def length_table(frame: "DataFrame") -> Table:
         means = [(row[name], row[f"{name}_error"]) for name in _MEANS.values()]
         rows.append(((row["tokens_from"], row["tokens_to"]), row["texts"], row["free"], *means))
     return Table(tuple(columns), tuple(rows))
+
+
+def mean_over_rows(table: "DataFrame", columns: Sequence[str], by: Sequence[str]) -> "DataFrame":
+    """Average columns that are means over `rows` again, by the columns `by`; NaN where no row was drawn."""
+    from pandas import DataFrame
+
+    weighted = table.filter([*by, "rows"]).assign(**{name: table[name] * table["rows"] for name in columns})
+    sums = DataFrame(weighted.groupby(list(by)).sum()).reset_index()
+    rows = sums["rows"].where(sums["rows"] > 0)
+    return sums.assign(**{name: sums[name] / rows for name in columns})
+
+
+def head_means(groups: "DataFrame", group: str) -> "DataFrame":
+    """Return what a group of keys receives from each head, and the size of its values, averaged over texts."""
+    known("group", group, tuple(dict.fromkeys(groups["group"])))
+    rows = groups.loc[groups["group"] == group]
+    sizes = rows.groupby(["layer", "head"])[["value_size"]].mean().reset_index()
+    return mean_over_rows(rows, WEIGHTS, ["layer", "head"]).merge(sizes, on=["layer", "head"])

@@ -1,8 +1,9 @@
 """Attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type, intervals."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial, reduce
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -11,11 +12,12 @@ from identikit.attention.effective import attend
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.tables import ATTENTION, OF_HEADS
-from identikit.attention.token_types import TypeAverages, type_sums
+from identikit.attention.token_types import type_sums, types_table
 from identikit.checks import random_seed
 from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
+from identikit.results.measure import Measure
 from identikit.results.table import texts_table
 from identikit.runs.run import Run, Stored, TextBlock, blocks_of
 from identikit.runs.store import write_tables
@@ -25,23 +27,58 @@ from identikit.texts.text import Text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+
+class _DatasetReading(NamedTuple):
+    """A number read from each text, or from its layers or heads: its table and column, and how it is read and kept."""
+
+    table: str
+    column: str
+    read: Callable[[EffectiveAttention], Tensor]
+    stored: Stored
+
+
+def _mean_over_rows(measure: Measure, result: EffectiveAttention) -> Tensor:
+    array = result.read(measure.name).double()
+    return array.mean(-1) if "query" in measure.axes else array
+
+
+def _slack(result: EffectiveAttention) -> Tensor:
+    """Return how far the rank of each row's visible values is below its bound, min(visible keys, d_v).
+
+    To keep the mass of a row is one more condition, so the bound is then d_v + 1.
+    """
+    visible = result.rank + result.null_dim
+    return visible.clamp(max=result.about["d_value"] + result.provenance.settings["mass"]) - result.rank
+
+
+_COUNT = Stored("text")
+_REAL = Stored("text", real=True)
 _CORRELATION = Stored("text", real=True, undefined=True)  # where a map is constant
 _READINGS = {
-    "pearson": _CORRELATION,
-    "pearson_layer": _CORRELATION,
-    "pearson_head": _CORRELATION,
-    "least": Stored("text"),
-    "greatest": Stored("text"),
-    "residual": Stored("text", real=True),
-    "slack_least": Stored("text"),
-    "slack_greatest": Stored("text"),
+    "pearson": _DatasetReading("correlation", "pearson", lambda result: result.pearson(), _CORRELATION),
+    "pearson_layer": _DatasetReading(
+        "correlation_by_layer", "pearson", lambda result: result.pearson("layer"), _CORRELATION
+    ),
+    "pearson_head": _DatasetReading(
+        "correlation_by_head", "pearson", lambda result: result.pearson("head"), _CORRELATION
+    ),
+    **{
+        f"head {measure.name}": _DatasetReading("heads", measure.name, partial(_mean_over_rows, measure), _CORRELATION)
+        for measure in OF_HEADS
+    },
+    "least": _DatasetReading("null_dimension", "least", lambda result: result.null_dim.amin((1, 2)), _COUNT),
+    "greatest": _DatasetReading("null_dimension", "greatest", lambda result: result.null_dim.amax((1, 2)), _COUNT),
+    "residual": _DatasetReading("null_dimension", "residual", lambda result: result.residual.amax(1), _REAL),
+    "slack_least": _DatasetReading("null_dimension", "slack_least", lambda result: _slack(result).amin((1, 2)), _COUNT),
+    "slack_greatest": _DatasetReading(
+        "null_dimension", "slack_greatest", lambda result: _slack(result).amax((1, 2)), _COUNT
+    ),
 }
-_READINGS |= {f"head {measure.name}": _CORRELATION for measure in OF_HEADS}
 _BOUNDED = {  # what `certainty` returns
-    "row_sums": Stored("text", real=True),
-    "group_sums": Stored("text", real=True),
-    "value_size": Stored("text", real=True, undefined=True),  # of groups that a text does not have
-    "group_keys": Stored("text"),
+    "row_sums": _REAL,
+    "group_sums": _REAL,
+    "value_size": _CORRELATION,  # undefined for groups that a text does not have
+    "group_keys": _COUNT,
 }
 _SUMMED = {"type_sums": Stored(real=True), "type_texts": Stored(real=True)}  # over the texts of a block
 
@@ -80,9 +117,9 @@ class AttentionJob:
     @property
     def stored(self) -> dict[str, Stored]:
         """What is kept of each text, and what is summed over texts."""
-        stored = {"tokens": Stored("text")}
+        stored = {"tokens": _COUNT}
         if not self.only_intervals:
-            stored |= _READINGS | _SUMMED
+            stored |= {name: reading.stored for name, reading in _READINGS.items()} | _SUMMED
         if self.options.intervals:
             stored |= _BOUNDED
         return stored
@@ -93,12 +130,14 @@ class AttentionJob:
 
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return what is read from each text."""
-        options, layers, heads = self.options, model.attention_layers, tuple(range(model.n_heads))
-        found = readings(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
-        tokens = torch.tensor([len(one.tokens) for one in found])
+        options = self.options
+        layers = model.attention_layers
+        heads = tuple(range(model.n_heads))
+        texts = readings(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+        tokens = torch.tensor([len(text.tokens) for text in texts])
         rows: list[dict[str, Tensor]] = []
-        for one, done in zip(found, tokens.cumsum(0).tolist(), strict=True):
-            numbers = self._read(attend(one, options, layers=layers, heads=heads))
+        for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
+            numbers = self._read(attend(text, options, layers=layers, heads=heads))
             rows.append({name: part.cpu() for name, part in numbers.items()})
             told(self.what, done, int(tokens.sum()))
         gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -106,18 +145,20 @@ class AttentionJob:
         return {"tokens": tokens, **gathered, **summed}
 
     def _read(self, result: EffectiveAttention) -> dict[str, Tensor]:
-        options = self.options
-        bounded = certainty.certainty(result, options.intervals, options.seed) if options.intervals else {}
-        if self.only_intervals:
-            return bounded
-        sums, number = type_sums(result)
-        return {**_readings(result, options.mass), **bounded, "type_sums": sums, "type_texts": (number > 0).double()}
+        numbers: dict[str, Tensor] = {}
+        if self.options.intervals:
+            numbers |= certainty.certainty(result, self.options.intervals, self.options.seed)
+        if not self.only_intervals:
+            numbers |= {name: reading.read(result) for name, reading in _READINGS.items()}
+            sums, queries = type_sums(result)
+            numbers |= {"type_sums": sums, "type_texts": (queries > 0).double()}
+        return numbers
 
 
 def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions) -> list[TextBlock]:
     """Return texts as the blocks that are read together."""
-    read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    return blocks_of(texts, [len(one) for one in read])
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    return blocks_of(texts, [len(text) for text in encoded])
 
 
 def attention_tables(
@@ -128,85 +169,44 @@ def attention_tables(
     All layers and heads are read; layers, heads and texts count from 0.
     """
     texts = list(texts)
-    numbers, averages = attention_statistics(model, texts, run, options)
-    tables = {"texts": texts_table(texts, numbers["tokens"].tolist()), **frames(numbers, averages)}
+    numbers = attention_statistics(model, texts, run, options)
+    tables = {"texts": texts_table(texts, numbers["tokens"].tolist()), **frames(numbers)}
     if options.intervals:
         tables |= certainty.frames(numbers)
-    for frame in tables.values():
-        if "layer" in frame and frame is not tables["types"]:  # found by place among the layers that attend
-            frame["layer"] = [model.attention_layers[place] for place in frame["layer"]]
     write_tables(run.store, tables, ATTENTION)
     return tables
 
 
 def attention_statistics(
-    model: Model, texts: list[Text], run: Run, options: AttentionOptions
-) -> tuple[dict[str, Tensor], TypeAverages]:
-    """Gather the readings of each text, and averages by token type; this needs no pandas."""
-    parts = run.blocks(model, AttentionJob(options), attention_blocks(model, texts, options))
-    averages = TypeAverages(model.attention_layers, tuple(range(model.n_heads)))
-    for part in parts:
-        averages.sums += part.pop("type_sums")
-        averages.texts += part.pop("type_texts")
-    return _joined(parts), averages
+    model: Model, texts: list[Text], run: Run, options: AttentionOptions, *, only_intervals: bool = False
+) -> dict[str, Tensor]:
+    """Gather the readings of each text, for `frames` and `certainty.frames`; this needs no pandas.
+
+    `layers` are the numbers of the layers that attend.
+    """
+    job = AttentionJob(options, only_intervals)
+    parts = run.blocks(model, job, attention_blocks(model, texts, options))
+    numbers = {"layers": torch.tensor(model.attention_layers)}
+    for name, stored in job.stored.items():
+        column = [part[name] for part in parts]
+        numbers[name] = torch.cat(column) if stored.per else reduce(torch.add, column)
+    return numbers
 
 
-def certainty_statistics(model: Model, texts: list[Text], run: Run, options: AttentionOptions) -> dict[str, Tensor]:
-    """Gather only the intervals of each text, for `certainty.frames`; this needs no pandas."""
-    job = AttentionJob(options, only_intervals=True)
-    return _joined(run.blocks(model, job, attention_blocks(model, texts, options)))
-
-
-def frames(numbers: dict[str, Tensor], averages: TypeAverages) -> dict[str, "DataFrame"]:
+def frames(numbers: dict[str, Tensor]) -> dict[str, "DataFrame"]:
     """Return what `attention_statistics` gathered as tables."""
     from pandas import MultiIndex
 
-    def table(columns: dict[str, Tensor]) -> "DataFrame":
-        """Return readings by text, by text and layer, or by text, layer and head as a tidy table."""
+    by_table: dict[str, dict[str, Tensor]] = {}
+    for name, reading in _READINGS.items():
+        by_table.setdefault(reading.table, {})[reading.column] = numbers[name]
+    layers = numbers["layers"].tolist()
+    tables = {}
+    for table, columns in by_table.items():
         shape = next(iter(columns.values())).shape
-        axes = MultiIndex.from_product([range(size) for size in shape], names=("text", "layer", "head")[: len(shape)])
-        frame = axes.to_frame(index=False)
+        axes = {"text": range(shape[0]), "layer": layers, "head": range(shape[-1])}
+        names = [*axes][: len(shape)]
+        frame = MultiIndex.from_product([axes[name] for name in names], names=names).to_frame(index=False)
         frame.insert(1, "tokens", numbers["tokens"].numpy()[frame["text"]])
-        return frame.assign(**{name: column.flatten().numpy() for name, column in columns.items()})
-
-    null = ("least", "greatest", "residual", "slack_least", "slack_greatest")
-    return {
-        "correlation": table({"pearson": numbers["pearson"]}),
-        "correlation_by_layer": table({"pearson": numbers["pearson_layer"]}),
-        "correlation_by_head": table({"pearson": numbers["pearson_head"]}),
-        "heads": table({measure.name: numbers[f"head {measure.name}"] for measure in OF_HEADS}),
-        "null_dimension": table({name: numbers[name] for name in null}),
-        "types": averages.to_frame(),
-    }
-
-
-def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _readings(result: EffectiveAttention, mass: bool) -> dict[str, Tensor]:
-    slack = _slack(result, mass)
-    of_heads = {}
-    for measure in OF_HEADS:
-        array = result.read(measure.name).double()
-        of_heads[f"head {measure.name}"] = array.mean(-1) if "query" in measure.axes else array
-    return {
-        **of_heads,
-        "pearson": result.pearson(),
-        "pearson_layer": result.pearson("layer"),
-        "pearson_head": result.pearson("head"),
-        "least": result.null_dim.amin((1, 2)),
-        "greatest": result.null_dim.amax((1, 2)),
-        "residual": result.residual.amax(1),
-        "slack_least": slack.amin((1, 2)),
-        "slack_greatest": slack.amax((1, 2)),
-    }
-
-
-def _slack(result: EffectiveAttention, mass: bool) -> Tensor:
-    """Return how far the rank of each row's visible values is below its bound, min(visible keys, d_v).
-
-    To keep the mass of a row is one more condition, so the bound is then d_v + 1.
-    """
-    visible = result.rank + result.null_dim
-    return visible.clamp(max=result.about["d_value"] + mass) - result.rank
+        tables[table] = frame.assign(**{name: column.flatten().numpy() for name, column in columns.items()})
+    return tables | {"types": types_table(numbers["type_sums"], numbers["type_texts"], layers)}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from identikit.attention.captured import Captured
-from identikit.attention.layer import EffectiveOptions
+from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import float_dtype
@@ -68,10 +68,17 @@ def captured_attention(
     reading: Reading, options: EffectiveOptions, *, layers: Sequence[int], heads: Sequence[int]
 ) -> EffectiveAttention:
     """Return the attention of a text that was read; nothing is solved before it is asked for."""
-    captured = Captured.of(reading, EffectiveAttention.measures, (layers, heads), options)
-    settings = {"bias": options.bias, "mass": options.mass, "tolerance": options.tolerance}
-    settings |= {"outputs_computed_in": str(computed_in(captured.layers[0].call)).removeprefix("torch.")}
-    provenance = reading.model.provenance(reading.text, **settings, layers=layers, heads=heads)
+    taken = tuple(Layer.of(reading, layer, heads, options) for layer in layers)
+    captured = Captured(reading, taken, EffectiveAttention.measures)
+    provenance = reading.model.provenance(
+        reading.text,
+        bias=options.bias,
+        mass=options.mass,
+        tolerance=options.tolerance,
+        outputs_computed_in=str(computed_in(taken[0].call)).removeprefix("torch."),
+        layers=layers,
+        heads=heads,
+    )
     positions = tuple(range(len(reading.tokens)))
     axes = (
         Axis("layer", tuple(layers)),

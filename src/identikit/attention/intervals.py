@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,10 @@ import torch.nn.functional as F
 
 from identikit.attention.captured import Captured, Place
 from identikit.attention.effective import captured_attention
-from identikit.attention.groups import key_groups
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import function, known, real_number
+from identikit.checks import function, known, known_names, real_number, shortened
 from identikit.errors import InputError
 from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, unbounded
@@ -26,9 +25,10 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.gathered import joined, word_groups
 from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import is_several, of_texts
+from identikit.texts.text import is_several, of_texts, shown
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 TOP = 5  # of how many of the strongest edges the order is found
@@ -36,19 +36,24 @@ _FIRST = {"cpu": 8, "cuda": 1024}  # rows in the first batch; later ones grow
 _LONGEST_BATCH = 10.0  # seconds between looks at the clock, about
 _WARM_UP = 4  # rows that are solved before the clock starts
 _ROWS = ("layer", "head", "query")
+NAMED = ("special", "first", "words", "sentences")
+_ENDS = (".", "!", "?", "。", "！", "？")
 
 
 @dataclass(frozen=True)
 class Bounding:
     """How intervals are found; see `attention_intervals`."""
 
-    method: str = "auto"
+    method: str = "exact"
     epsilon: float = 0.0
     seconds: float | None = None
 
     @classmethod
     def checked(cls, method: str, epsilon: float, seconds: float | int | None) -> "Bounding":
-        """Return how intervals are to be found, or say what cannot be used."""
+        """Return how intervals are to be found, or say what cannot be used.
+
+        By itself, "auto" is exact, unless the output may move: then the set is not a polytope.
+        """
         known("method", method, ("auto", "exact", "certified"))
         epsilon = real_number("epsilon", epsilon, least=0, below=1)
         limit = None if seconds is None else real_number("seconds", seconds, above=0, most=math.inf)
@@ -57,17 +62,12 @@ class Bounding:
                 "method='exact' cannot be used with epsilon=: where the output may move, ends are certified, with a "
                 "gap. Use method='certified' or 'auto'."
             )
+        if method == "auto":
+            method = "certified" if epsilon else "exact"
         return cls(method, epsilon, limit)
 
-    @property
-    def chosen(self) -> str:
-        """How ends are found: the set is a polytope, whose ends are exact, unless the output may move."""
-        if self.method != "auto":
-            return self.method
-        return "certified" if self.epsilon else "exact"
 
-
-EXACTLY = Bounding("exact", seconds=math.inf)
+EXACTLY = Bounding(seconds=math.inf)
 """Without a limit, where the caller has chosen how many rows."""
 
 
@@ -117,63 +117,57 @@ def attention_intervals(
 
 @undisturbed()
 def intervals_of(
-    attention: EffectiveAttention,
-    *,
-    key: Index = None,
-    groups: Any = None,
-    bounding: Bounding = Bounding(),  # noqa: B008
-    progress: Progress = silent,
+    attention: EffectiveAttention, *, key: Index, groups: Any, bounding: Bounding, progress: Progress = silent
 ) -> AttentionIntervals:
     """Bound the selected rows of attention that was captured; see `attention_intervals`."""
-    if key is not None and groups is not None:
-        raise InputError("attention_intervals takes key= or groups=, not both.")
     captured = attention.captured("intervals()")
-    layers, heads, queries = (attention.axis(name).places for name in _ROWS)
-    places = [(layer, head, query) for layer in layers for head in heads for query in queries]
     n = len(attention.tokens)
-    members: dict[str, list[int]] = {}
-    if groups is None:
-        last = attention.axis("key").sel(key)
-        every = len(last) == n
-        wanted = edges_wanted(n, last.places, top=TOP if every else 0)
-    else:
-        members = key_groups(attention, groups)
-        last = Axis("group", tuple(members))
-        every = False
-        wanted = Wanted(objectives=membership(list(members.values()), n))
+    last, wanted, members = _asked(attention, key, groups)
+    axes = (*(attention.axis(name) for name in _ROWS), last)
+    layers, heads, queries = (axis.places for axis in axes[:3])
+    places = [(layer, head, query) for layer in layers for head in heads for query in queries]
     started = time.monotonic()
     rows, bounds = bounds_of(captured, places, wanted, bounding=bounding, progress=progress)
     weights = rows.attention[:, :n]
     raw = weights if wanted.objectives is None else weights @ wanted.objectives.to(weights).mT
-    edges = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
+    arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
     rounding = _rounding(captured)
     if rounding and not bounding.epsilon:
         left = math.inf if bounding.seconds is None else max(started + bounding.seconds - time.monotonic(), 1e-9)
-        wide = bounds_of(captured, places, wanted, bounding=Bounding("certified", rounding, left), progress=progress)[1]
-        edges |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
-    arrays = {name: array[:, list(last.places)] for name, array in edges.items()}
+        room = Bounding("certified", rounding, left)
+        _, wide = bounds_of(captured, places, wanted, bounding=room, progress=progress)
+        arrays |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
+    arrays = {name: array[:, list(last.places)] for name, array in arrays.items()}
     dims = dict.fromkeys(arrays, (*_ROWS, last.name))
-    if every:
+    if wanted.top:
         arrays |= {"certain_mass": bounds.lower.sum(-1), "certain_order": bounds.order}
         dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
-    shape = len(layers), len(heads), len(queries)
+    shape = [len(axis) for axis in axes[:3]]
     held = Held({name: array.unflatten(0, shape) for name, array in arrays.items()}, dims)
-    axes = (*(attention.axis(name) for name in _ROWS), last)
-    axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes)
-    about = {**attention.about, "method": bounding.chosen, "epsilon": bounding.epsilon, "rounding": rounding}
-    about["row_residual"] = captured.uncaught(places, rows)
-    if members:
-        about["groups"] = members
-    return AttentionIntervals(axes, held, attention.provenance, about)
+    about = {"method": bounding.method, "epsilon": bounding.epsilon, "rounding": rounding}
+    about |= {"row_residual": captured.uncaught(places, rows)} | ({"groups": members} if members else {})
+    return AttentionIntervals(
+        tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes),
+        held,
+        attention.provenance,
+        {**attention.about, **about},
+    )
+
+
+def _asked(attention: EffectiveAttention, key: Index, groups: Any) -> tuple[Axis, Wanted, dict[str, list[int]]]:
+    """Return what rows are bounded in: keys or groups as an axis, what is asked of each row, and groups' members."""
+    if key is not None and groups is not None:
+        raise InputError("attention_intervals takes key= or groups=, not both.")
+    n = len(attention.tokens)
+    if groups is None:
+        keys = attention.axis("key").sel(key)
+        return keys, edges_wanted(n, keys.places, top=TOP if len(keys) == n else 0), {}
+    members = key_groups(attention, groups)
+    return Axis("group", tuple(members)), Wanted(objectives=membership(list(members.values()), n)), members
 
 
 def bounds_of(
-    captured: Captured,
-    places: Sequence[Place],
-    wanted: Wanted,
-    *,
-    bounding: Bounding = Bounding(),  # noqa: B008
-    progress: Progress = silent,
+    captured: Captured, places: Sequence[Place], wanted: Wanted, *, bounding: Bounding, progress: Progress = silent
 ) -> tuple[Rows, Bounds]:
     """Bound rows anywhere in captured attention: places of layer, head and query, with all rows of a head together.
 
@@ -188,7 +182,7 @@ def bounds_of(
     bounds = unbounded(rows, asked)
     free = rows.free.nonzero()[:, 0]
     batch = _FIRST[free.device.type]
-    if len(free) > batch:
+    if len(free) > batch and bounding.seconds != math.inf:
         _solved(rows.some(free[:_WARM_UP]), asked, bounding, math.inf)  # compiling does not count
     started = time.monotonic()
     limit = math.inf if bounding.seconds is None else started + bounding.seconds
@@ -205,14 +199,17 @@ def bounds_of(
         rate = len(some) / max(now - begun, 1e-6)
         batch = int(min(2 * batch, rate * _LONGEST_BATCH + 1, rate * (limit - now)))
         progress("attention intervals, rows", int(some[-1]) + 1, len(places))
-    progress("attention intervals, rows", len(places), len(places))
+    if done == len(free):
+        progress("attention intervals, rows", len(places), len(places))
     return rows, _of_tokens(rows, bounds, wanted, n)
 
 
-def edges_wanted(n: int, keys: Sequence[int], *, objectives: Tensor | None = None, top: int = 0) -> Wanted:
-    """Ask for the weights of some of n keys, and other quantities."""
+def edges_wanted(
+    n: int, keys: Sequence[int] | None = None, *, objectives: Tensor | None = None, top: int = TOP
+) -> Wanted:
+    """Ask for the weights of n keys, or of some of them, and for other quantities."""
     asked = torch.zeros(n, dtype=torch.bool)
-    asked[list(keys)] = True
+    asked[slice(None) if keys is None else list(keys)] = True
     return Wanted(asked, objectives, top)
 
 
@@ -234,7 +231,7 @@ def _of_tokens(rows: Rows, bounds: Bounds, wanted: Wanted, n: int) -> Bounds:
 
 def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bounds:
     """Bound these rows as was chosen; certified ends stop at the limit of the monotonic clock."""
-    if bounding.chosen == "exact":
+    if bounding.method == "exact":
         return exact_bounds(rows, wanted)
     bounds = unbounded(rows, wanted)
     columns = torch.arange(bounds.lower.shape[1], device=rows.group.device)
@@ -272,3 +269,53 @@ def _rounding(captured: Captured) -> float:
     """Return by which share of its norm rounding may move the output of a model in half precision; 0 in others."""
     dtype = captured.layers[0].call.value.dtype
     return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
+
+
+# Groups of keys whose weight is bounded together
+
+
+def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int]]:
+    """Return the positions of each group, by name.
+
+    `groups` is a mapping from names to keys (positions or tokens, one or several), or one or several of "special" (all
+    special tokens), "first" (the first token), "words" (each word, all of its pieces) and "sentences".
+    """
+    members: dict[str, list[int]] = {}
+    if isinstance(groups, Mapping):
+        keys = attention.axis("key")
+        members = {str(name): sorted(keys.sel(wanted).places) for name, wanted in groups.items()}
+        if len(members) < len(groups):
+            raise InputError(f"groups={shortened(groups)} cannot be used: two of its names are written alike.")
+    elif isinstance(groups, str | Iterable):
+        for name in known_names("groups", groups, NAMED):
+            members |= _named_groups(attention, name)
+    else:
+        raise InputError(
+            f"groups={shortened(groups)} cannot be used: expected a mapping from names to keys, or {NAMED}."
+        )
+    if not members:
+        raise InputError(f"groups={shortened(groups)} names no keys of this text.")
+    return members
+
+
+def _named_groups(attention: EffectiveAttention, name: str) -> dict[str, list[int]]:
+    tokens = attention.tokens
+    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
+    if name == "special":
+        return {"special": special} if special else {}
+    if name == "first":
+        return {"first": [0]}
+    if name == "words":
+        spans = attention.about["words"]
+        if not spans:
+            raise InputError("groups='words': the tokens are not aligned with words. Pass a text, not token ids.")
+        return {f"{shown(joined(tokens, word)).strip()}@{word[0]}": word for word in word_groups(len(tokens), spans)}
+    sentences: list[list[int]] = []
+    current: list[int] = []
+    for place, token in enumerate(tokens):
+        if place not in special:
+            current.append(place)
+        if current and (place in special or shown(token).strip() in _ENDS or place == len(tokens) - 1):
+            sentences.append(current)
+            current = []
+    return {f"sentence {number}": places for number, places in enumerate(sentences)}

@@ -6,6 +6,8 @@ Effective attention asks for `factors`, intervals for `polytopes`; neither needs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -37,6 +39,10 @@ class EffectiveOptions:
         flag("mass", self.mass)
         real_number("tolerance", self.tolerance, least=0, below=1)
         float_dtype("dtype", self.dtype, ("float64", "float32"))
+
+
+HeadPlace = tuple[int, int]
+"""A row of a layer: places of its head and query."""
 
 
 class At(NamedTuple):
@@ -75,14 +81,12 @@ class Layer:
         call = reading.calls[layer]
         wanted = torch.tensor(heads, device=call.query.device)
         projection = reading.model.projection(call.layer)[wanted]
-        own = wanted // call.groups
-        numbers = {"keys": call.key[0, own], "values": call.value[0, own], "output projection": projection}
+        shared = wanted // call.groups  # the key-value head of each
+        numbers = {"keys": call.key[0, shared], "values": call.value[0, shared], "output projection": projection}
         check_range(numbers, call.layer, wanted)
-        bias = None
-        if not options.bias:
-            bias = reading.model.value_bias(call.layer)
+        bias = None if options.bias else reading.model.value_bias(call.layer)
         if bias is not None and not _all_of(call, wanted):
-            bias = bias[own]
+            bias = bias[shared]
         seen = reading.visible[layer]
         if seen is None:
             everyone = torch.ones(1, call.key.shape[2], dtype=torch.bool, device=call.query.device)
@@ -131,13 +135,6 @@ class Layer:
         """Return raw attention of chosen heads (positions in `heads`) and queries."""
         return self.call.weights(queries, heads=self.heads[heads], dtype=self.dtype)[0]
 
-    def attention(self, head: int, queries: Int[Tensor, "row"]) -> Float[Tensor, "row key"]:
-        """Return rows of one head in float64; they sum to exactly 1 unless a learned sink takes a part of them."""
-        weights = self.call.weights(queries, heads=self.heads[[head]], dtype=torch.float64)[0, 0]
-        if self.call.sink is not None:
-            return weights
-        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-
     def row_chunks(self) -> Iterator[Int[Tensor, "row"]]:
         """Yield positions of queries in ranges whose maps fit in memory."""
         positions = torch.arange(self.call.query.shape[2], device=self.call.query.device)
@@ -154,6 +151,17 @@ class Layer:
     def effective(self, heads: Tensor, queries: Tensor, keys: Tensor | slice) -> Float[Tensor, "head_ query_ key_"]:
         """Return effective attention of chosen heads, queries and keys."""
         return maths.effective_rows(self.factors, heads, queries, keys, raw=self.raw)
+
+    def effective_rows(self, places: Sequence[HeadPlace]) -> Float[Tensor, "row key"]:
+        """Return rows of effective attention by head and query, those of a head together, in float64."""
+        parts = [self.effective(head, queries, slice(None))[0] for head, queries in self._by_head(places)]
+        return torch.cat(parts).double()
+
+    def _by_head(self, places: Sequence[HeadPlace]) -> Iterator[tuple[Int[Tensor, "1"], Int[Tensor, "row"]]]:
+        """Yield each head and its queries; places of a head stand together."""
+        for head, some in groupby(places, key=itemgetter(0)):
+            queries = [query for _, query in some]
+            yield torch.tensor([head], device=self.heads.device), torch.tensor(queries, device=self.heads.device)
 
     @cached_property
     def _missing(self) -> Float[Tensor, "head query d_v"]:
@@ -248,20 +256,20 @@ class Layer:
         if asked not in self._reached:
             step = max(1, linalg.BYTES // (8 * len(at.heads) * self.call.key.shape[2]))
             parts = [self._reach(at.heads, rows) for rows in at.queries.split(step)]
-            found = reachable.Reach(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
-            dim = found.dim.minimum(at.rows(self.polytope_dim))  # it lies in that set, whose rank is surer
-            self._reached[asked] = found._replace(dim=dim)
+            reach = reachable.Reach(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
+            dim = reach.dim.minimum(at.rows(self.polytope_dim))  # it lies in that set, whose rank is surer
+            self._reached[asked] = reach._replace(dim=dim)
         return self._reached[asked]
 
     def _reach(self, heads: Tensor, queries: Tensor) -> reachable.Reach:
         call = self.call
-        own = self.heads[heads]
-        keys = call.key[0, own // call.groups, None]
         values = self.passed.values[heads // self.passed.group]
+        heads = self.heads[heads]
+        keys = call.key[0, heads // call.groups, None]
         if call.bias_keys is not None:
-            keys = keys + call.bias_keys(0, own, queries)
-        weights = call.weights(queries, heads=own, dtype=torch.float64)[0]
-        slope = call.slope(queries, heads=own)
+            keys = keys + call.bias_keys(0, heads, queries)
+        weights = call.weights(queries, heads=heads, dtype=torch.float64)[0]
+        slope = call.slope(queries, heads=heads)
         if call.sink is not None:  # a key and a value of 0, whose score no query moves
             rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
             weights = torch.cat([weights, rest], -1)
@@ -283,23 +291,24 @@ class Layer:
         values = self.passed.values.to(dtype)
         return Polytopes.of(values, self.seen, self.passed_rank[:: self.passed.group], sink=self.call.sink is not None)
 
-    def rows(self, places: Sequence[tuple[int, int]], *, moving: bool = False) -> Rows:
+    def rows(self, places: Sequence[HeadPlace], *, moving: bool = False) -> Rows:
         """Return rows by head and query, those of a head together, each with the attention that gives the same output.
 
-        With `moving`, the output may move, and rows know how far each direction moves it.
+        With `moving`, the output may move, and rows know how far each direction moves it. Rows are in float64 and sum
+        to exactly 1, unless a learned sink takes a part of them.
         """
-        device = self.heads.device
-        queries = torch.tensor([query for _, query in places], device=device)
-        by_head: dict[int, list[int]] = {}
-        for head, query in places:
-            by_head.setdefault(head, []).append(query)
-        attention = torch.cat(
-            [self.attention(head, torch.tensor(some, device=device)) for head, some in by_head.items()]
-        )
+        parts = [
+            self.call.weights(queries, heads=self.heads[head], dtype=torch.float64)[0, 0]
+            for head, queries in self._by_head(places)
+        ]
+        attention = torch.cat(parts)
+        if self.call.sink is None:
+            attention = attention / attention.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         heads = [head // self.passed.group for head, _ in places]
+        queries = torch.tensor([query for _, query in places], device=self.heads.device)
         return self.polytopes.rows(heads, queries, attention, self._lengths(places) if moving else None)
 
-    def _lengths(self, places: Sequence[tuple[int, int]]) -> Lengths:
+    def _lengths(self, places: Sequence[HeadPlace]) -> Lengths:
         """Return the lengths of each row's output: of its head, or of the row itself where a gate multiplies it."""
         heads = dict.fromkeys(head for head, _ in places)
         through = [maths.lengths_through(self.passed, self.projection, head) for head in heads]
@@ -313,19 +322,18 @@ class Layer:
         ]
         return Lengths(torch.stack(gated), range(len(places)))
 
-    def missed_by(self, moved: Float[Tensor, "row key"], places: Sequence[tuple[int, int]]) -> Float[Tensor, "row"]:
+    def missed_by(self, moved: Float[Tensor, "row key"], places: Sequence[HeadPlace]) -> Float[Tensor, "row"]:
         """Return how far changes of rows move their outputs, as `row_residual` has it; a sink moves nothing."""
+        heads, queries = torch.tensor(places, device=moved.device).mT
         missing = moved.new_zeros(len(moved))
-        heads = torch.tensor([head for head, _ in places], device=moved.device)
-        queries = torch.tensor([query for _, query in places], device=moved.device)
         for head in heads.unique().tolist():
             values = self.passed.values[head // self.passed.group].double()
             through = maths.lengths_through(self.passed, self.projection, head).to(values)
-            own = heads == head
-            missing[own] = (moved[own, : len(values)].to(values) @ values @ through).norm(dim=-1)
+            rows = heads == head
+            missing[rows] = (moved[rows, : len(values)].to(values) @ values @ through).norm(dim=-1)
         return torch.where(missing == 0, 0.0, missing / self.made.size[heads, queries])
 
-    def uncaught(self, rows: Rows, places: Sequence[tuple[int, int]]) -> float:
+    def uncaught(self, rows: Rows, places: Sequence[HeadPlace]) -> float:
         """Return how much of an output the bases do not hold, at most: what attention in a row's set can miss it by."""
         outside = rows.attention.clone()
         for group, some in rows.by_group():

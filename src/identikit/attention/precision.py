@@ -15,6 +15,7 @@ from identikit.maths import linalg
 from identikit.maths.effective import lengths_of
 from identikit.models.load.weights import wider_dtype
 from identikit.models.taps.tap import AttentionCall
+from identikit.results.words import percent
 from identikit.shapes import Float, Int, Tensor
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ SMALLEST = 1e-70  # of a head's largest value: fourth powers of it, and of its i
 _EQUAL = 16  # values differ by our own rounding only up to this many units of the largest entry
 _NEAR = 4  # values differ by the model's rounding only up to this many times its eps of their largest entry
 _NOISE = 0.075  # eps·0.3/4: the noise of rounded values, see `Resolution`, as an eps of its cutoff
+UNSURE = 0.01  # share of rows with an unsure rank from which it is said; prose has at most 0.006
 _NAMED = 5  # heads that a warning names
 
 
@@ -52,14 +54,14 @@ def computed_in(call: AttentionCall) -> torch.dtype:
 
 def recomputed(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]) -> Recomputed:
     """Compute the chosen heads' outputs, and the norm, size and sum of their rows, some rows at a time."""
-    dtype, (n, keys) = computed_in(call), (call.query.shape[2], call.key.shape[2])
+    dtype = computed_in(call)
     values = call.value[0, heads // call.groups].to(dtype)
     lengths = (values.double() @ lengths_of(projection)).norm(dim=-1, keepdim=True)
-    step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * keys))
+    step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * call.key.shape[2]))
     every = torch.arange(call.query.shape[1], device=heads.device)
     chosen = slice(None) if torch.equal(heads, every) else heads  # all of them need no copy
     parts = []
-    for start in range(0, n, step):
+    for start in range(0, call.query.shape[2], step):
         weights = call.weights(slice(start, start + step), heads=chosen, dtype=dtype)[0]
         size = (weights @ lengths.to(dtype))[..., 0]
         parts.append((weights @ values, weights.norm(dim=-1), size, weights.sum(-1)))
@@ -108,7 +110,8 @@ def equal_values(call: AttentionCall, tokens: Sequence[str]) -> tuple[Int[Tensor
     dtype = call.value.dtype
     size = V.abs().amax(-1)
     close = _EQUAL * linalg.rounding_unit(dtype) * float(size.max())
-    first, rounded = torch.arange(len(tokens)), 0
+    first = torch.arange(len(tokens))
+    rounded = 0
     places: dict[str, list[int]] = {}
     for place, token in enumerate(tokens):
         before = places.setdefault(token, [])
@@ -142,6 +145,22 @@ def careful_words(residual: float, dtype: str) -> list[str]:
     ]
 
 
+def unsure_words(share: float, duplicates: int, dtype: str) -> list[str]:
+    """Say in what share of the rows the rank depends on the resolution, and how many repeated tokens were rounded."""
+    words = []
+    if share > UNSURE:
+        words.append(
+            f"In {percent(share)} of the rows, the rank of the values depends on the resolution: some directions are "
+            f"about as small as the rounding of {dtype}, so another precision could give another null dimension there."
+        )
+    if duplicates:
+        words.append(
+            f"{duplicates:,} repeated tokens (counted in each layer) differ from an earlier one only by the "
+            f"rounding of {dtype}; they are treated as different."
+        )
+    return words
+
+
 def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> None:
     """Warn, by layer and head, where effective attention does not do what it must; an error where it means nothing.
 
@@ -150,37 +169,41 @@ def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> 
     """
     allowed = torch.inf if tolerance else LARGEST_RESIDUAL
     dtype = layers[0].call.value.dtype
-    row = max(allowed, rounding_of(dtype))
-    wrong = [one for part in layers for one in _where(part, part.residual, allowed)]
-    named = {name for name, _ in wrong}
-    rows = [one for part in layers for one in _where(part, part.row_residual.amax(-1), row) if one[0] not in named]
-    long = [one for part in layers for one in _where(part, part.norm_ratio.amax(-1), LARGEST_RATIO)]
-    said = {
+    row_allowed = max(allowed, rounding_of(dtype))
+    wrong: dict[str, float] = {}
+    wrong_rows: dict[str, float] = {}
+    long: dict[str, float] = {}
+    for layer in layers:
+        wrong |= _above(layer, layer.residual, allowed)
+        wrong_rows |= _above(layer, layer.row_residual.amax(-1), row_allowed)
+        long |= _above(layer, layer.norm_ratio.amax(-1), LARGEST_RATIO)
+    wrong_rows = {head: size for head, size in wrong_rows.items() if head not in wrong}
+    warnings_of = {
         "effective attention reproduces head outputs only to within {:.1g} (relative; rounding explains "
         f"{LARGEST_RESIDUAL:g})": wrong,
         "effective attention reproduces some rows of head outputs only to within {:.1g} (relative; rounding explains "
-        f"{row:.1g})": rows,
+        f"{row_allowed:.1g})": wrong_rows,
         "rows of effective attention are up to {:.3g} times as long as the raw ones (they are projections of them; "
         f"rounding explains {LARGEST_RATIO:g})": long,
     }
-    for words, found in said.items():
-        if found:
-            heads = ", ".join(name for name, _ in found[:_NAMED])
-            more = f" and {len(found) - _NAMED} more heads" if len(found) > _NAMED else ""
-            worst = max(size for _, size in found)
+    for words, sizes in warnings_of.items():
+        if sizes:
+            heads = ", ".join([*sizes][:_NAMED])
+            more = f" and {len(sizes) - _NAMED} more heads" if len(sizes) > _NAMED else ""
+            what = words.format(max(sizes.values()))
             warnings.warn(
-                f"Do not trust {heads}{more}: {words.format(worst)}. {wider_dtype(dtype)} Or leave these heads out.",
+                f"Do not trust {heads}{more}: {what}. {wider_dtype(dtype)} Or leave these heads out.",
                 stacklevel=stacklevel,
             )
 
 
-def _where(part: "Layer", sizes: Float[Tensor, "head"], allowed: float) -> list[tuple[str, float]]:
+def _above(layer: "Layer", sizes: Float[Tensor, "head"], allowed: float) -> dict[str, float]:
     """Return the heads of a layer where a size is above what is allowed, by name; raise where it is not a number."""
-    if not bool(torch.isfinite(sizes).all()):
-        head = int(part.heads[(~torch.isfinite(sizes)).nonzero()[0, 0]])
-        raise ModelError(
-            f"Reading the attention of L{part.call.layer}H{head}: its effective attention is NaN or infinite. "
-            f"{wider_dtype(part.call.value.dtype)}"
-        )
-    at = (sizes > allowed).nonzero()[:, 0].tolist()
-    return [(f"L{part.call.layer}H{int(part.heads[place])}", float(sizes[place])) for place in at]
+    names = [f"L{layer.call.layer}H{head}" for head in layer.heads.tolist()]
+    for name, finite in zip(names, torch.isfinite(sizes).tolist(), strict=True):
+        if not finite:
+            raise ModelError(
+                f"Reading the attention of {name}: its effective attention is NaN or infinite. "
+                f"{wider_dtype(layer.call.value.dtype)}"
+            )
+    return {name: size for name, size in zip(names, sizes.tolist(), strict=True) if size > allowed}

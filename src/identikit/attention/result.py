@@ -1,4 +1,4 @@
-"""What `effective_attention`, `attention_intervals` and `alternative_attention` give back."""
+"""What `effective_attention` gives back: its measures, each declared once, and what can be asked of them."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals, edge_name
 from identikit.attention.layer import At, Layer
-from identikit.attention.precision import careful_words, equal_values
+from identikit.attention.precision import careful_words, equal_values, unsure_words
 from identikit.checks import known
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
@@ -19,27 +19,11 @@ from identikit.results.axis import Index
 from identikit.results.gathered import strongest
 from identikit.results.measure import measure
 from identikit.results.result import Result
+from identikit.results.words import percent
 from identikit.shapes import Bool, Float, Int, Tensor
 
-UNSURE = 0.01  # share of rows with an unsure rank from which it is said; prose has at most 0.006
 _POOLS = ("layer", "head", "visible")
 _MAP_WORDS = {"query": "mean", "key": "sum"}
-
-
-def unsure_words(share: float, duplicates: int, dtype: str) -> list[str]:
-    """Say in what share of the rows the rank depends on the resolution, and how many repeated tokens were rounded."""
-    told = []
-    if share > UNSURE:
-        told.append(
-            f"In {share:.0%} of the rows, the rank of the values depends on the resolution: some directions are about "
-            f"as small as the rounding of {dtype}, so another precision could give another null dimension there."
-        )
-    if duplicates:
-        told.append(
-            f"{duplicates:,} repeated tokens (counted in each layer) differ from an earlier one only by the "
-            f"rounding of {dtype}; they are treated as different."
-        )
-    return told
 
 
 class EffectiveAttention(Result):
@@ -299,37 +283,36 @@ class EffectiveAttention(Result):
         """Say how much of the attention is fixed by the output, and how closely effective attention follows it."""
         if "rank" not in self.source.dims:
             return self._edges()
-        null, beside = self.null_dim, "".join(f" {one}" for one in self._beside())
+        null = self.null_dim
         free = float((null > 0).double().mean())
         if free == 0:
-            return f"Every selected row is identifiable: only its own attention gives its output.{beside}"
+            fixed = "Every selected row is identifiable: only its own attention gives its output."
+            return " ".join([fixed, *self._reservations()])
         dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
-        rows = f"{free:.0%} of the rows have" if null.numel() > 1 else "The row has"
+        rows = f"{percent(free)} of the rows have" if null.numel() > 1 else "The row has"
         pearson = float(self.pearson())
-        correlation = f" Raw and effective attention correlate at {pearson:.2f}."
+        correlation = f"Raw and effective attention correlate at {pearson:.2f}."
         if math.isnan(pearson):
-            correlation = " Raw or effective attention is constant, so their correlation is not defined."
-        told = (
-            f"{rows} a null space ({dims} dimensions).{correlation} Effective attention reproduces the head outputs to "
-            f"within {float(self.residual.max()):.1g} (relative).{beside}"
-        )
-        return f"{told}\n{self._edges()}" if self.axis("head").single else told
+            correlation = "Raw or effective attention is constant, so their correlation is not defined."
+        residual = float(self.residual.max())
+        certificate = f"Effective attention reproduces the head outputs to within {residual:.1g} (relative)."
+        words = " ".join([f"{rows} a null space ({dims} dimensions).", correlation, certificate, *self._reservations()])
+        return f"{words}\n{self._edges()}" if self.axis("head").single else words
 
-    def _beside(self) -> list[str]:
+    def _reservations(self) -> list[str]:
         """Say what a learned sink takes, and where ranks are not sure."""
-        told, sink = [], float(self.sink.mean())
+        words = []
+        sink = float(self.sink.mean())
         if sink:
-            told.append(f"A learned sink takes {sink:.2f} of a row's weight on average; rows sum to the rest.")
+            words.append(f"A learned sink takes {sink:.2f} of a row's weight on average; rows sum to the rest.")
         if not self.provenance.settings["tolerance"]:
-            told += careful_words(float(self.row_residual.max()), self.provenance.dtype)
+            words += careful_words(float(self.row_residual.max()), self.provenance.dtype)
         unsure = float((~self.rank_is_sure).double().mean())
-        return [*told, *unsure_words(unsure, int(self.rounded_duplicates.sum()), self.provenance.dtype)]
+        return [*words, *unsure_words(unsure, int(self.rounded_duplicates.sum()), self.provenance.dtype)]
 
     def _edges(self) -> str:
-        found = strongest(self, "raw", 5)
-        return (
-            f"Largest raw weights: {', '.join(f'{edge_name(self, labels)} {weight:.2f}' for weight, labels in found)}."
-        )
+        edges = [f"{edge_name(self, labels)} {weight:.2f}" for weight, labels in strongest(self, "raw", 5)]
+        return f"Largest raw weights: {', '.join(edges)}."
 
     def plot(self, by: str = "pearson", **options: Any) -> Any:
         """Draw the maps of one selected head, or a grid of heads coloured `by` an array over heads or rows."""

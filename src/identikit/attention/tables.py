@@ -7,12 +7,6 @@ from identikit.results.measure import Measure
 from identikit.results.table import HEAD, LAYER, TEXT, TEXTS, TOKENS, DataColumn, DataTable, count, number, word
 
 _DRAWN = "no row was drawn there"
-_FIRST = {  # means over texts of the weight of the first token
-    "raw": ("what the first token receives", "0 to 1"),
-    "effective": ("effective attention to the first token", "any number"),
-    "lower": ("the least that the first token receives in any attention with the same output", "0 to 1"),
-    "upper": ("the most that the first token receives in any attention with the same output", "0 to 1"),
-}
 
 
 def _with_error(name: str, meaning: str, range: str, missing: str = "never") -> dict[str, DataColumn]:
@@ -35,6 +29,7 @@ def _of_heads(measure: Measure) -> DataColumn:
     return number(meaning, measure.range, measure.missing)
 
 
+_OF_HEAD = {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "head": HEAD}
 _PEARSON = number("correlation of raw and effective attention over all visible entries", "−1 to 1", "it is undefined")
 
 ATTENTION: Mapping[str, DataTable] = {
@@ -52,16 +47,13 @@ ATTENTION: Mapping[str, DataTable] = {
     "correlation_by_head": DataTable(
         "The same by head.",
         "one row per text, layer and head",
-        {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "head": HEAD, "pearson": _PEARSON},
+        {**_OF_HEAD, "pearson": _PEARSON},
     ),
     "heads": DataTable(
         "What is measured of every head: the measures that `EffectiveAttention` declares for datasets.",
         "one row per text, layer and head",
         {
-            "text": TEXT,
-            "tokens": TOKENS,
-            "layer": LAYER,
-            "head": HEAD,
+            **_OF_HEAD,
             **{measure.name: _of_heads(measure) for measure in OF_HEADS},
         },
     ),
@@ -108,10 +100,7 @@ ATTENTION: Mapping[str, DataTable] = {
         "is the range of a weight over all attention with the same output. Written with `--intervals`.",
         "one row per text, layer and head that rows were drawn from",
         {
-            "text": TEXT,
-            "tokens": TOKENS,
-            "layer": LAYER,
-            "head": HEAD,
+            **_OF_HEAD,
             "rows": count("number of rows drawn", "1 or more"),
             "free": count("number of them that see linearly dependent values; all other rows are certain"),
             "certain_mass": number("sum of a row's lower bounds, mean over rows", "0 to 1"),
@@ -142,11 +131,14 @@ ATTENTION: Mapping[str, DataTable] = {
                 "certain", "share of decided rows whose strongest edge is certain", "0 to 1", "no row is decided"
             ),
             "undecided": count("number of rows for which that was not decided"),
-            **{
-                key: column
-                for name, (meaning, range) in _FIRST.items()
-                for key, column in _with_error(f"first_{name}", meaning, range).items()
-            },
+            **_with_error("first_raw", "what the first token receives", "0 to 1"),
+            **_with_error("first_effective", "effective attention to the first token", "any number"),
+            **_with_error(
+                "first_lower", "the least that the first token receives in any attention with the same output", "0 to 1"
+            ),
+            **_with_error(
+                "first_upper", "the most that the first token receives in any attention with the same output", "0 to 1"
+            ),
         },
     ),
     "groups": DataTable(
@@ -154,10 +146,7 @@ ATTENTION: Mapping[str, DataTable] = {
         "Written with `--intervals`.",
         "one row per text, layer, head and group that the text has",
         {
-            "text": TEXT,
-            "tokens": TOKENS,
-            "layer": LAYER,
-            "head": HEAD,
+            **_OF_HEAD,
             "group": word(
                 "which keys: all special tokens, the first token, what opens a text and what separates or closes it "
                 "(cls and sep, in models that are not causal), or periods and commas",

@@ -61,35 +61,19 @@ def _columns(layer: Layer, groups: Float[Tensor, "query group"]) -> tuple[Tensor
     return torch.as_tensor(raw), column_sums(layer.factors, groups, raw=layer.raw)
 
 
-class TypeAverages:
-    """Averages over texts of attention from sources to types, by map, layer and head; parts merge exactly."""
+def types_table(
+    sums: Float[Tensor, "map layer head source target"], texts: Float[Tensor, "source"], layers: Sequence[int]
+) -> "DataFrame":
+    """Return averages over texts as a tidy table: map (one of `MAPS`), layer, head, source, target, attention, texts.
 
-    def __init__(self, layers: tuple[int, ...], heads: tuple[int, ...]):
-        self.layers, self.heads = layers, heads
-        shape = 2, len(layers), len(heads), len(SOURCES), len(TYPES)
-        self.sums = torch.zeros(shape, dtype=torch.float64)
-        self.texts = torch.zeros(len(SOURCES), dtype=torch.float64)
+    `sums` are those of `type_sums`, added up over texts, and `texts` the number of texts that have each source.
+    """
+    import pandas as pd
 
-    def add(self, result: EffectiveAttention) -> None:
-        """Add another text."""
-        sums, number = type_sums(result)
-        self.sums += sums
-        self.texts += (number > 0).double()
-
-    def merge(self, other: "TypeAverages") -> None:
-        """Add the texts of another part."""
-        self.sums += other.sums
-        self.texts += other.texts
-
-    def to_frame(self) -> "DataFrame":
-        """Return a tidy table: map (one of `MAPS`), layer, head, source, target, attention, texts."""
-        import pandas as pd
-
-        means = self.sums / self.texts.clamp(min=1)[:, None]
-        means = torch.cat([means, means[:1] - means[1:2]])
-        index = pd.MultiIndex.from_product(
-            [MAPS, self.layers, self.heads, SOURCES, TYPES], names=["map", "layer", "head", "source", "target"]
-        )
-        texts = self.texts[:, None].expand(means.shape).flatten().long().numpy()
-        frame = pd.DataFrame({"attention": means.flatten().numpy(), "texts": texts}, index=index)
-        return frame.query("texts > 0").reset_index()
+    means = sums / texts.clamp(min=1)[:, None]
+    means = torch.cat([means, means[:1] - means[1:2]])
+    places = [MAPS, layers, range(sums.shape[2]), SOURCES, TYPES]
+    index = pd.MultiIndex.from_product(places, names=["map", "layer", "head", "source", "target"])
+    counts = texts[:, None].expand(means.shape).flatten().long().numpy()
+    frame = pd.DataFrame({"attention": means.flatten().numpy(), "texts": counts}, index=index)
+    return frame.query("texts > 0").reset_index()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from identikit.attribution.plan import estimate, plan, side_by_side
+from identikit.attribution.plan import plan, side_by_side, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function
@@ -37,13 +37,13 @@ def token_attribution(
     model: Model,
     text: Any,
     *,
-    probes: object = "exact",
+    probes: Any = "exact",
     norm: str = "frobenius",
     layers: Index = None,
     targets: Index = None,
     source: str = "before",
     precision: str = "full",
-    seed: object = 0,
+    seed: Any = 0,
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Progress = silent,
@@ -63,109 +63,104 @@ def token_attribution(
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
 
     A request that does not fit in memory is refused before it starts, with what would fit. One that takes more than a
-    minute (ten seconds on a GPU) says beforehand how long and how much memory, as `attribution.plan.estimate` does. In
-    half precision, `underflow` of the result says which share of a layer's contributions is too small to be told
-    from 0.
+    minute (ten seconds on a GPU) says beforehand how long and how much memory. In half precision, `underflow` of the
+    result says which share of a layer's contributions is too small to be told from 0.
     """
     model = checked_model(model)
     progress = function("progress", progress)
-    request = AttributionOptions(probes, norm, source, precision, seed).request(model, layers)
+    options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
-    ahead = estimate(model, [len(reading.tokens) for reading in texts], request)
-    if ahead.said and targets is None:
-        warnings.warn(ahead.words(), stacklevel=3)
-    results = attribute(texts, request, targets=targets, progress=progress)
+    if targets is None and (ahead := warning_ahead(model, [len(reading.tokens) for reading in texts], options)):
+        warnings.warn(ahead, stacklevel=3)
+    results = attribute(texts, options, targets=targets, progress=progress)
     return results if is_several(text) else results[0]
 
 
 def attribute(
-    texts: Sequence[Reading], request: Request, *, targets: Index = None, progress: Progress = silent
+    texts: Sequence[Reading], options: Request, *, targets: Index = None, progress: Progress = silent
 ) -> list[TokenAttribution]:
-    """Attribute texts of one model that are encoded already, and perhaps run."""
+    """Attribute texts of one model that are encoded already, and perhaps run; `options` were checked."""
     model = texts[0].model
-    requests = [_with_targets(request, texts, place, targets) for place in range(len(texts))]
+    asked = [options] * len(texts)
+    if targets is not None:
+        asked = [replace(options, targets=_positions(texts, place, targets)) for place in range(len(texts))]
     planned = cache(partial(plan, model))  # texts of one length are planned once
-    plans = [planned(len(text.tokens), request) for text, request in zip(texts, requests, strict=True)]
+    plans = [planned(len(text.tokens), of_text) for text, of_text in zip(texts, asked, strict=True)]
     total = sum(each.units for each in plans)
-    done = 0
+    done = 0.0
 
-    def tick(count: int) -> None:
+    def tick(count: float | int) -> None:
         nonlocal done
-        done += count
-        progress("attribution, tokens", done, total)
+        done = min(done + count, total)  # where memory ran out, work is repeated
+        progress("attribution, tokens", int(done + 1e-6), total)
 
     results: dict[int, TokenAttribution] = {}
     for group, group_plan in side_by_side(model, plans):
-        seeded = [_with_own_seed(requests[place], texts[place].tokens) for place in group]
+        seeds = [options.seed + zlib.crc32(repr(texts[place].tokens).encode()) for place in group]  # texts differ
+        seeded = [replace(asked[place], seed=seed) for place, seed in zip(group, seeds, strict=True)]
         answers = group_plan.run([texts[place] for place in group], seeded, tick)
         for place, measured in zip(group, answers, strict=True):
-            results[place] = _attributed(texts[place], requests[place], measured, group_plan.engine)
+            results[place] = _attributed(texts[place], asked[place], measured, group_plan.engine)
     return [results[place] for place in range(len(texts))]
 
 
-def _with_targets(request: Request, texts: Sequence[Reading], place: int, targets: Index) -> Request:
-    if targets is None:
-        return request
+def _positions(texts: Sequence[Reading], place: int, targets: Index) -> tuple[int, ...]:
+    """Return the positions of the targets in one of the texts."""
     tokens = texts[place].tokens
     try:
-        positions = Axis("target", tuple(range(len(tokens))), tokens).find(targets)
+        return tuple(Axis("target", tuple(range(len(tokens))), tokens).find(targets))
     except InputError as error:
         if len(texts) == 1:
             raise
         message = str(error)
         raise InputError(f"In texts[{place}], {message[0].lower()}{message[1:]}") from None
-    return replace(request, targets=tuple(positions))
 
 
-def _with_own_seed(request: Request, tokens: tuple[str, ...]) -> Request:
-    return replace(request, seed=request.seed + zlib.crc32(repr(tokens).encode()))  # texts differ in their directions
-
-
-def _attributed(reading: Reading, request: Request, measured: Tensor, engine: str) -> TokenAttribution:
+def _attributed(reading: Reading, options: Request, measured: Tensor, engine: str) -> TokenAttribution:
     model = reading.model
     tokens = reading.tokens
-    _check_overflow(measured, request, model)
-    if request.probes is None:
+    _check_overflow(measured, options, model)
+    if options.exact:
         arrays = {"contribution": jacobian.contributions(measured)}
     else:
-        size = model.d_model if request.after or engine == "reverse" else model.d_input
+        size = model.d_model if options.source == "after" or engine == "reverse" else model.d_input
         contribution, stderr = jacobian.estimated_contributions(measured, population=size)
         arrays = {"contribution": contribution, "stderr": stderr}
-    targets = tuple(range(len(tokens))) if request.targets is None else request.targets
+    targets = tuple(range(len(tokens))) if options.targets is None else options.targets
     axes = (
-        Axis("layer", request.layers),
+        Axis("layer", options.layers),
         Axis("input", tuple(range(len(tokens))), tokens),
         Axis("output", targets, tuple(tokens[place] for place in targets)),
     )
     about = reading.about | {
-        "norm": request.norm,
-        "probes": request.probes,
+        "norm": options.norm,
+        "probes": None if options.exact else options.probes,
         "engine": engine,
         "causal": model.causal,
-        "underflow": _underflow(measured, reading, request),
+        "underflow": _underflow(measured, reading, options),
         "cls": _position(reading, "cls"),
         "separator": _position(reading, "sep"),
     }
     provenance = model.provenance(
         reading.text,
-        norm=request.norm,
-        probes=request.probes or "exact",
-        source=request.source,
-        precision=request.precision,
-        seed=request.seed,
+        norm=options.norm,
+        probes=options.probes,
+        source=options.source,
+        precision=options.precision,
+        seed=options.seed,
         engine=engine,
-        layers=request.layers,
-        targets=request.targets,
+        layers=options.layers,
+        targets=options.targets,
     )
     return TokenAttribution(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
 
 
-def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
+def _check_overflow(measured: Tensor, options: Request, model: Model) -> None:
     """Refuse derivatives that are too large for their number format, and say from which layer on."""
     lost = (~measured.isfinite()).flatten(1).double().mean(1).tolist()
     if not any(lost):
         return
-    shares = dict(zip(request.layers, lost, strict=True))
+    shares = dict(zip(options.layers, lost, strict=True))
     layer = min(layer for layer, share in shares.items() if share)
     before = f" Or ask only for layers before {layer}." if layer else ""
     raise InputError(
@@ -174,34 +169,33 @@ def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
     )
 
 
-def _underflow(measured: Tensor, reading: Reading, request: Request) -> list[float] | None:
+def _underflow(measured: Tensor, reading: Reading, options: Request) -> list[float] | None:
     """Return, by layer, which share of the pairs of tokens that attention connects came out as exactly 0.
 
     Attention connects two tokens where its weights lead from one to the other through the layers. None where it cannot
     be said: the model does not split, or the norm may be 0 by itself.
     """
-    if request.norm == "sum" or not reading.model.family.splits:
+    if options.norm == "sum" or not reading.model.family.splits:
         return None
-    moved = (measured if request.probes is None else measured.sum(-1)).double() > 0
+    moved = (measured if options.exact else measured.sum(-1)).double() > 0
     if moved.all():
-        return [0.0] * len(request.layers)
+        return [0.0] * len(options.layers)
     n = moved.shape[1]
-    targets = slice(None) if request.targets is None else list(request.targets)
+    targets = slice(None) if options.targets is None else list(options.targets)
     connected = torch.eye(n, dtype=torch.float32)
     reached = {}
     with reading.split() as split:
-        for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
+        for layer, block in enumerate(split.blocks[: max(options.layers) + 1]):
             weights = torch.cat(
                 [block.call.weights(rows, dtype=torch.float32)[0] for rows in block.call.row_chunks()], 1
             )
             sees = (weights > 0).any(0).float().cpu()
             connected = ((connected + connected @ sees.T) > 0).float()  # (input, output)
             reached[layer] = connected[:, targets] > 0
-    shares = []
-    for layer, of_layer in zip(request.layers, moved, strict=True):
-        felt = reached[layer]
-        shares.append(float((felt & ~of_layer).sum() / felt.sum().clamp(min=1)))
-    return shares
+    return [
+        float((reached[layer] & ~of_layer).sum() / reached[layer].sum().clamp(min=1))
+        for layer, of_layer in zip(options.layers, moved, strict=True)
+    ]
 
 
 def _position(reading: Reading, name: str) -> int | None:

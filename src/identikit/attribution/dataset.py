@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from identikit.attribution.attribute import attribute, mixing
-from identikit.attribution.plan import estimate
+from identikit.attribution.plan import warning_ahead
 from identikit.attribution.request import AttributionOptions
 from identikit.attribution.result import TokenAttribution
 from identikit.attribution.tables import ATTRIBUTION
@@ -66,7 +66,7 @@ class AttributionJob:
         if self.tagger is not None:
             tags = [self.tagger(text) for text in encoded_texts(model, task, options)]
         readings = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
-        results = attribute(readings, options.request(model), progress=told)
+        results = attribute(readings, options.checked(model), progress=told)
         return pack(mixing(results, tags), _per_token(results))
 
 
@@ -101,9 +101,9 @@ def attribution_statistics(
     job = AttributionJob(options, tagger)
 
     def before(missing: list[TextBlock]) -> None:
-        expected = estimate(model, [length for block in missing for length in block.lengths], options.request(model))
-        if expected.said:
-            warnings.warn(expected.words(), stacklevel=5)
+        lengths = [length for block in missing for length in block.lengths]
+        if ahead := warning_ahead(model, lengths, options.checked(model)):
+            warnings.warn(ahead, stacklevel=5)
         if tagger is not None:
             tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 

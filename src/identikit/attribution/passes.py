@@ -31,43 +31,45 @@ from identikit.models import families
 from identikit.models.machine import derivatives, products
 from identikit.models.model import Block, Split
 from identikit.models.reading import Reading
+from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Float, Tensor
 
 
-def generic(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
+def generic(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go forward with the tangents of `chunk` inputs at a time."""
-    with reading.model.alone(), forward_mode(), products(request.precision):
+    with reading.model.alone(), forward_mode(), products(options.precision):
         run = _by_block if reading.model.family.splits else _through_all
-        return run(reading, request, chunk, tick)
+        return run(reading, options, chunk, tick)
 
 
-def _by_block(reading: Reading, request: Request, chunk: int, tick: Tick) -> Tensor:
+def _by_block(reading: Reading, options: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through one block after another. Where no token sees a later one, tokens before the chunk are left out."""
     with reading.split() as split:
         n = split.inputs.shape[1]
-        (start,) = first_tangents(split, [request], [n], split.inputs.dtype)
+        (start,) = first_tangents(split, [options], [n], split.inputs.dtype)
         _, d, directions = start.shape
-        targets = torch.arange(n) if request.targets is None else torch.tensor(request.targets)
-        answer = request.nothing(n, split.inputs)
+        targets = torch.arange(n) if options.targets is None else torch.tensor(options.targets)
+        answer = options.nothing(n, split.inputs)
         narrow = sees_no_later_token(block.call for block in split.blocks) and _narrows(split)
 
         def work(first: int, last: int) -> None:
             before = first if narrow else 0
             felt = targets >= before
-            outputs = slice(None) if request.targets is None else (targets[felt] - before).to(start.device)
+            outputs = slice(None) if options.targets is None else (targets[felt] - before).to(start.device)
             moved = start.new_zeros(last - first, directions, 1, n - before, d)
             for place in range(first, last):
                 moved[place - first, :, 0, place - before] = start[place].T
             exponent = torch.zeros(last - first, dtype=torch.int32, device=start.device)
-            for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
+            for layer, block in enumerate(split.blocks[: max(options.layers) + 1]):
                 _push(block, before, moved.flatten(0, 1))
                 if moved.dtype in shared.SCALED:
                     exponent += scaled(moved, dim=0)
-                if layer in request.layers:
-                    measured = request.measure(moved[:, :, 0].permute(2, 3, 0, 1)[outputs])
-                    answer[request.layers.index(layer), first:last, felt] = request.unscaled(measured, exponent)
+                if layer in options.layers:
+                    tangents = moved[:, :, 0].permute(2, 3, 0, 1)[outputs]
+                    answer[options.layers.index(layer), first:last, felt] = options.measure(tangents, exponent)
+            tick(last - first)
 
-        in_chunks(n, chunk, work, tick)
+        in_chunks(n, chunk, work)
     return answer.cpu()
 
 
@@ -77,17 +79,18 @@ def _push(block: Block, before: int, tangents: Float[Tensor, "tangent 1 n d"]) -
     later = block.after(before) if before else block
     wide = torch.promote_types(call.query.dtype, torch.float32)
 
-    def run(x: Tensor) -> Tensor:
-        pairs = zip((call.query, call.key, call.value), later.pre(x), strict=True)
-        query, key, value = (torch.cat([whole[:, :, :before], moved], dim=2) for whole, moved in pairs)
+    def attend(moved: AttentionCall) -> Tensor:
+        pairs = ((call.query, moved.query), (call.key, moved.key), (call.value, moved.value))
+        query, key, value = (torch.cat([whole[:, :, :before], later], dim=2) for whole, later in pairs)
         weights = replace(call, query=query, key=key, value=value).weights(slice(before, None), dtype=wide)
         output = weights @ value.repeat_interleave(call.groups, dim=1).to(wide)
-        return later.post(x, output.to(x.dtype))
+        return output.to(moved.query.dtype)
 
-    step = at_once(later.input, call.query.shape[1])
+    heads = call.query.shape[1]
+    step = at_once(later.input, heads)
     for first in range(0, len(tangents), step):
         some = tangents[first : first + step]
-        some.copy_(forward(run, later.input, some, call.query.shape[1]))
+        some.copy_(forward(lambda x: later.run(x, attend), later.input, some, heads))
 
 
 def _narrows(split: Split) -> bool:
@@ -108,64 +111,66 @@ def _narrows(split: Split) -> bool:
     return True
 
 
-def _through_all(reading: Reading, request: Request, chunk: int, tick: Tick) -> Tensor:
+def _through_all(reading: Reading, options: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through the whole model at once, for models that do not split."""
     model = reading.model
     trace = model.trace(reading.batch) if reading.trace is None else reading.trace
-    name = None if request.after else model.family.embedding
+    name = None if options.source == "after" else model.family.embedding
     entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
     x = trace.inputs if name == model.family.embedding else trace.blocks[0][1][0]
     _, n, d_x = x.shape
-    directions = request.directions(d_x, x)
-    answer = request.nothing(n, x)
+    directions = options.directions(d_x, x)
+    answer = options.nothing(n, x)
 
     def hidden(vectors: Tensor) -> Tensor:
-        outputs = _outputs(reading, entered, vectors, max(request.layers) + 1)
-        return torch.stack([outputs[layer][0] for layer in request.layers])
+        outputs = _outputs(reading, entered, vectors, max(options.layers) + 1)
+        return torch.stack([outputs[layer][0] for layer in options.layers])
 
     def work(first: int, last: int) -> None:
         at = torch.eye(n, dtype=x.dtype, device=x.device)[first:last]
         tangents = torch.einsum("in,bd->ibnd", at, directions).flatten(0, 1).unsqueeze(1)
         moved = forward(hidden, x, tangents, model.n_heads)
         for index, layer in enumerate(moved.unflatten(0, (last - first, -1)).permute(2, 3, 4, 0, 1)):
-            layer = layer if request.targets is None else layer[list(request.targets)]
-            answer[index, first:last] = request.measure(layer)
+            layer = layer if options.targets is None else layer[list(options.targets)]
+            answer[index, first:last] = options.measure(layer)
+        tick(last - first)
 
-    in_chunks(n, chunk, work, tick)
+    in_chunks(n, chunk, work)
     return answer.cpu()
 
 
-def reverse(reading: Reading, request: Request, *, chunk: int, tick: Tick) -> Tensor:
+def reverse(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
 
     The sum of a vector's components is a single direction, so that norm takes one pass per target.
     """
     model = reading.model
-    with reading.split() as split, derivatives(), products(request.precision):
-        x = split.blocks[0].input if request.after else split.inputs
+    with reading.split() as split, derivatives(), products(options.precision):
+        x = split.blocks[0].input if options.source == "after" else split.inputs
         n = x.shape[1]
-        targets = list(range(n)) if request.targets is None else list(request.targets)
-        answer = request.nothing(n, x)
-        summed = request.norm == "sum"
-        directions = x.new_ones(1, model.d_model) if summed else request.directions(model.d_model, x)
-        lengths = replace(request, norm="frobenius") if summed else request
+        targets = list(range(n)) if options.targets is None else list(options.targets)
+        answer = options.nothing(n, x)
+        summed = options.norm == "sum"
+        directions = x.new_ones(1, model.d_model) if summed else options.directions(model.d_model, x)
+        lengths = replace(options, norm="frobenius") if summed else options
 
         def run(vectors: Tensor, layer: int) -> Tensor:
-            hidden = vectors if request.after else split.tail(vectors)
+            hidden = vectors if options.source == "after" else split.tail(vectors)
             for block in split.blocks[: layer + 1]:
-                hidden = block.whole(hidden)
+                hidden = block.run(hidden, lambda call: None)
             return hidden
 
         def work(first: int, last: int) -> None:
-            for index, layer in enumerate(request.layers):
+            for index, layer in enumerate(options.layers):
                 pull = vjp(partial(run, layer=layer), x)[1]
                 at = torch.eye(n, dtype=x.dtype, device=x.device)[targets[first:last]]
                 rows = torch.einsum("jn,bd->jbnd", at, directions).flatten(0, 1).unsqueeze(1)
                 gradients = vmap(lambda row: pull(row)[0][0], chunk_size=at_once(x, model.n_heads))(rows)  # noqa: B023
                 blocks = gradients.unflatten(0, (last - first, -1)).permute(2, 3, 0, 1)  # each block transposed
                 answer[index, :, first:last] = lengths.measure(blocks).transpose(0, 1)
+            tick(last - first)
 
-        in_chunks(len(targets), chunk, work, tick)
+        in_chunks(len(targets), chunk, work)
     return answer.cpu()
 
 

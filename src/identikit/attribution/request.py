@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -19,115 +20,101 @@ from identikit.results.axis import Index, chosen
 from identikit.shapes import Float, Int, Tensor
 
 SOURCES = ("before", "after")
-Tick = Callable[[int], None]
+Tick = Callable[[float | int], None]
 SCALED = (torch.float16,)  # dtypes of so small a range that tangents are scaled
 HIGHEST = 5  # as binary exponent, of a scaled tangent's largest entry: float16 has 11 above it and 29 below
 
 
 @dataclass(frozen=True)
 class AttributionOptions:
-    """How texts are attributed, as a user says it; see `token_attribution`."""
+    """How texts are attributed; see `token_attribution`."""
 
-    probes: object = "exact"
+    probes: Any = "exact"
     norm: str = "frobenius"
     source: str = "before"
     precision: str = "full"
-    seed: object = 0
+    seed: Any = 0
     truncate: bool = False
     max_tokens: int | None = None
 
-    def request(self, model: Model, layers: Index = None) -> "Request":
+    def checked(self, model: Model, layers: Index = None) -> "Request":
         """Return what engines are asked for; raises an InputError for what they cannot be asked."""
         known("norm", self.norm, tuple(jacobian.NORMS))
         known("source", self.source, SOURCES)
         known("precision", self.precision, PRECISIONS)
-        return Request(
-            layers=chosen("layer", layers, model.n_layers),
-            targets=None,
-            norm=self.norm,
-            probes=self._probes(model.d_model if self.source == "after" else model.d_input),
-            seed=random_seed(self.seed),
-            source=self.source,
-            precision=self.precision,
-        )
-
-    def _probes(self, most: int) -> int | None:
-        if isinstance(self.probes, str) and self.probes == "exact":
-            return None
-        if isinstance(self.probes, str):
+        most = model.d_model if self.source == "after" else model.d_input
+        probes = self.probes
+        if isinstance(probes, str) and probes != "exact":
             raise InputError(
-                f"probes={shortened(self.probes)} cannot be used: expected 'exact' or a number from 2 to {most}."
+                f"probes={shortened(probes)} cannot be used: expected 'exact' or a number from 2 to {most}."
             )
-        count = whole_number("probes", self.probes, least=2, most=most)
-        if self.norm == "spectral":
+        if not isinstance(probes, str):
+            probes = whole_number("probes", probes, least=2, most=most)
+        if probes != "exact" and self.norm == "spectral":
             raise InputError(
-                f"probes={count} with norm='spectral': the largest singular value cannot be estimated from a few "
+                f"probes={probes} with norm='spectral': the largest singular value cannot be estimated from a few "
                 "directions. Use probes='exact', or norm='frobenius'."
             )
-        return count
+        given = vars(self) | {"probes": probes, "seed": random_seed(self.seed)}
+        return Request(**given, layers=chosen("layer", layers, model.n_layers))
 
 
 @dataclass(frozen=True)
-class Request:
-    """What an engine is asked for: options that were checked against a model, and which vectors.
+class Request(AttributionOptions):
+    """Options that were checked against a model, with the layers and output positions (`targets` None: all)."""
 
-    - `layers`, `targets`: layers and output positions; `targets` None: all
-    - `norm`: of the Jacobian blocks; `probes`: how many random directions (from `seed`), None: the whole basis
-    - `source`: inputs "before" the embedding's norm (the embedding sum), or "after" it (what enters the first block)
-    - `precision`: "full" computes in the model's dtype, "tf32" lets float32 products round so, "bfloat16" holds
-      tangents and derivatives in it
-    """
-
-    layers: tuple[int, ...]
-    targets: tuple[int, ...] | None
-    norm: str
-    probes: int | None
-    seed: int
-    source: str
-    precision: str
+    layers: tuple[int, ...] = ()
+    targets: tuple[int, ...] | None = None
 
     @property
-    def after(self) -> bool:
-        """Whether x is what enters the first block, not the embedding sum."""
-        return self.source == "after"
+    def exact(self) -> bool:
+        """Whether the directions are a whole basis."""
+        return self.probes == "exact"
 
-    def measure(self, tangents: Float[Tensor, "output feature input direction"]) -> Tensor:
-        """Return the blocks' norms, or with probes the squares along each direction: (input, output, …)."""
-        measure = jacobian.block_norms if self.probes is None else jacobian.direction_squares
-        output_bytes = max(1, tangents[:1].numel() * 4)  # in half precision they may be copied to float32 for it
-        step = max(1, working_bytes(tangents.device) // output_bytes)
-        return torch.cat([measure(some, self.norm) for some in tangents.split(step)]).transpose(0, 1)
-
-    def unscaled(self, measured: Tensor, exponent: Int[Tensor, "input"]) -> Tensor:
-        """Undo a scale of 2^-`exponent` of each input's tangents, exactly; with probes, squares were measured."""
-        exponent = exponent if self.probes is None else 2 * exponent
-        return torch.ldexp(measured, exponent.view(-1, *[1] * (measured.ndim - 1)))
+    def count(self, d: int) -> int:
+        """Return how many directions of R^d to go along."""
+        return d if self.exact else self.probes
 
     def directions(self, d: int, like: Tensor) -> Float[Tensor, "direction d"]:
         """Return the directions of R^d to go along, in the dtype and at the place of `like`."""
-        if self.probes is None:
+        if self.exact:
             return torch.eye(d, dtype=like.dtype, device=like.device)
-        return jacobian.orthogonal_probes(d, self.probes, seed=self.seed).to(like)
+        return jacobian.orthogonal_probes(d, self.count(d), seed=self.seed).to(like)
 
     def nothing(self, n: int, like: Tensor) -> Tensor:
-        """Return the answer of a model in which no input moves anything."""
+        """Return the answer of a model in which no input moves anything: (layer, input, output, …)."""
         outputs = n if self.targets is None else len(self.targets)
-        shape = [len(self.layers), n, outputs]
-        if self.probes is not None:
-            shape.append(self.probes)
-        return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        directions = [] if self.exact else [self.count(0)]
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.zeros(len(self.layers), n, outputs, *directions, dtype=dtype, device=like.device)
+
+    def measure(
+        self, tangents: Float[Tensor, "output feature input direction"], exponent: Int[Tensor, "input"] | None = None
+    ) -> Tensor:
+        """Return the blocks' norms, or with probes the squares along each direction: (input, output, …).
+
+        Tangents of each input that were scaled by 2^-`exponent` are measured as they were, exactly.
+        """
+        measure = jacobian.block_norms if self.exact else jacobian.direction_squares
+        output_bytes = max(1, tangents[:1].numel() * 4)  # in half precision they may be copied to float32 for it
+        step = max(1, working_bytes(tangents.device) // output_bytes)
+        measured = torch.cat([measure(some, self.norm) for some in tangents.split(step)]).transpose(0, 1)
+        if exponent is None:
+            return measured
+        power = exponent if self.exact else 2 * exponent
+        return torch.ldexp(measured, power.view(-1, *[1] * (measured.ndim - 1)))
 
 
 def first_tangents(
-    split: Split, requests: Sequence[Request], lengths: Sequence[int], dtype: torch.dtype
+    split: Split, options: Sequence[Request], lengths: Sequence[int], dtype: torch.dtype
 ) -> list[Float[Tensor, "n d direction"]]:
     """Return how the first block's input at each token of each text moves along each direction of the token's own x."""
     x = split.inputs
     batch, n, d = split.blocks[0].input.shape
-    if requests[0].after:
-        pairs = zip(requests, lengths, strict=True)
-        return [request.directions(d, x).T.to(dtype).expand(length, -1, -1) for request, length in pairs]
-    directions = torch.stack([request.directions(x.shape[-1], x) for request in requests], 1)
+    if options[0].source == "after":
+        pairs = zip(options, lengths, strict=True)
+        return [each.directions(d, x).T.to(dtype).expand(length, -1, -1) for each, length in pairs]
+    directions = torch.stack([each.directions(x.shape[-1], x) for each in options], 1)
     step = at_once(x)
     start = x.new_empty(batch, n, d, len(directions), dtype=dtype)
     for first in range(0, len(directions), step):
@@ -169,8 +156,8 @@ def forward(
 
 
 def at_once(x: Float[Tensor, "batch n d"], heads: int = 0) -> int:
-    """Return how many products through a block may run at once."""
-    room = passing_bytes(x.device) if heads else working_bytes(x.device)
+    """Return how many products through a block may run at once; `heads` as in `product_bytes`."""
+    room = working_bytes(x.device, whole_blocks=heads > 0)
     return max(1, room // (len(x) * product_bytes(x.shape[1], x.shape[2], heads, x.dtype.itemsize)))
 
 
@@ -182,54 +169,38 @@ def product_bytes(n: int, d: int, heads: int, itemsize: int) -> int:
     return n * (36 * d * itemsize + 3 * heads * n * max(4, itemsize))
 
 
-def working_bytes(device: torch.device) -> int:
-    """Return what one batch of Jacobian-vector products may take.
+def working_bytes(device: torch.device, *, whole_blocks: bool = False) -> int:
+    """Return what one batch of Jacobian-vector products may take, through parts of a block or through whole blocks.
 
-    On a CPU more only leaves the cache. On a GPU each operation costs its launch, so there it is a share of the memory.
+    Each operation costs its start, so there should be few; but on a CPU large batches leave the cache. On a GPU it is
+    a share of the memory.
     """
     if device.type != "cuda":
-        return 1 << 26
-    return max(1 << 28, torch.cuda.get_device_properties(device).total_memory // 64)
+        return 1 << 28 if whole_blocks else 1 << 26
+    total = torch.cuda.get_device_properties(device).total_memory
+    return total // 10 if whole_blocks else max(1 << 28, total // 64)
 
 
-def passing_bytes(device: torch.device) -> int:
-    """Return what one batch of products through whole blocks may take.
-
-    On a GPU a tenth of the memory is filled.
-    """
-    if device.type != "cuda":
-        return working_bytes(device)
-    return torch.cuda.get_device_properties(device).total_memory // 10
-
-
-def in_chunks(total: int, size: int, work: Callable[[int, int], None], tick: Tick) -> None:
+def in_chunks(total: int, size: int, work: Callable[[int, int], None]) -> None:
     """Do `work(first, last)` over a range, `size` at a time, and half as many each time memory runs out."""
     first = 0
     while first < total:
         last = min(first + size, total)
-        if _fits(work, first, last):
-            tick(last - first)
+        try:
+            work(first, last)
             first = last
-        elif size > 1:
-            size //= 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        else:
+            continue
+        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError; on a CPU it has no type of its own
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+        if size == 1:
             raise InputError(
                 "Attributing a text: memory ran out even for the tangents of a single token. Use fewer probes "
                 "(probes=16, say), or a shorter text."
             )
-
-
-def _fits(work: Callable[[int, int], None], first: int, last: int) -> bool:
-    """Do the work, and tell whether there was memory for it."""
-    try:
-        work(first, last)
-    except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError; on a CPU it has no type of its own
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
-            return False
-        raise
-    return True
+        size //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 @contextmanager

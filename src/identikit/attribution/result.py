@@ -9,6 +9,7 @@ from identikit.maths.mixing import outweighed, own_contribution
 from identikit.results.gathered import strongest, word_groups
 from identikit.results.measure import held, sometimes_held
 from identikit.results.result import Fact, Result
+from identikit.results.words import percent
 from identikit.shapes import Float, Tensor
 
 
@@ -101,10 +102,10 @@ class TokenAttribution(Result):
         own = own_contribution(whole).median(-1).values
         first = self.layers[0]
         last = self.layers[-1]
-        more = f" and {float(own[-1]):.0%} after layer {last}" if last != first else ""
+        more = f" and {percent(float(own[-1]))} after layer {last}" if last != first else ""
         return (
-            f"A token contributes {float(own[0]):.0%} to its own hidden vector after layer {first}{more} (medians; "
-            f"{self.norm} norm, {how}). {self.largest_words()}{self._underflowed()}"
+            f"A token contributes {percent(float(own[0]))} to its own hidden vector after layer {first}{more} "
+            f"(medians; {self.norm} norm, {how}). {self.largest_words()}{self._underflowed()}"
         )
 
     def largest_words(self) -> str:
@@ -112,7 +113,7 @@ class TokenAttribution(Result):
         last = self.whole()[-1]
         lost = float(outweighed(last[None]).double().mean())
         unmoved = int((last.sum(0) == 0).sum())
-        share = f"{lost:.0%} of the tokens are no longer their" if lost else "every token is still its"
+        share = f"{percent(lost)} of the tokens are no longer their" if lost else "every token is still its"
         after = f"After layer {self.layers[-1]},"
         if unmoved:
             moved = "" if unmoved == last.shape[1] else f" Of the others, {share} own largest contributor."

@@ -2,37 +2,25 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import identikit
-from identikit.cli.options import (
-    AddressOption,
-    ColumnOption,
-    DataDirOption,
-    DeviceOption,
-    DtypeOption,
-    EngineOption,
-    GpusOption,
-    JsonOption,
-    ModelOption,
-    OutOption,
-    ThreadsOption,
-    TowerOption,
-    TruncateOption,
-    WorkersOption,
-)
+from identikit.cli import option
 from identikit.errors import TooLongError
+from identikit.results.words import percent
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Tables = dict[str, Any]  # data frames by name; pandas is imported when they are made
+Report = Callable[[Tables], tuple[str, dict[str, Any]]]  # what tables say, in words and as numbers
 
 
 @dataclass(frozen=True)
@@ -40,24 +28,24 @@ class DatasetRun:
     """What the commands over a dataset share: their options, and the way from texts to a folder of tables."""
 
     data: Annotated[str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")]
-    out: OutOption
-    data_dir: DataDirOption = None
-    columns: ColumnOption = None
+    out: option.Out
+    data_dir: option.DataDir = None
+    columns: option.Column = None
     split: Annotated[str | None, typer.Option("--split", help="Which split of the dataset to read.")] = None
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read only the first N texts.")] = None
-    model: ModelOption = None
-    tower: TowerOption = None
-    device: DeviceOption = None
-    dtype: DtypeOption = "float32"
-    truncate: TruncateOption = False
+    model: option.Model = None
+    tower: option.Tower = None
+    device: option.Device = None
+    dtype: option.Dtype = "float32"
+    truncate: option.Truncate = False
     skip_long: Annotated[
         bool, typer.Option("--skip-long", help="Leave out texts that are too long for the model, and say which.")
     ] = False
-    engine: EngineOption = "local"
-    workers: WorkersOption = None
-    threads: ThreadsOption = None
-    address: AddressOption = None
-    gpus: GpusOption = 0.0
+    engine: option.Engine = "local"
+    workers: option.Workers = None
+    threads: option.Threads = None
+    address: option.Address = None
+    gpus: option.Gpus = 0.0
     shard: Annotated[
         str | None,
         typer.Option(
@@ -66,76 +54,69 @@ class DatasetRun:
             "them together.",
         ),
     ] = None
-    as_json: JsonOption = False
+    as_json: option.Json = False
     given: dict[str, Any] = field(default_factory=dict)  # all of the command's arguments, noted for `resume`
 
-    def do(self, command: "DatasetCommand", options: "DataclassInstance", also: dict[str, Any] | None = None) -> None:
-        """Compute the tables into the folder, with progress, and print what they say.
+    def do(
+        self,
+        command: str,
+        options: "DataclassInstance",
+        *,
+        gather: Callable[..., Any],
+        tables: Callable[..., Tables],
+        report: Report,
+        also: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Compute a command's tables into the folder, with progress, and print what `report` says of them.
 
-        `also` are settings that are not among the options.
+        A shard only gathers numbers; `tables` gathers them and makes tables. `also` are settings besides the options.
         """
         from identikit.cli.terminal import step_progress
-        from identikit.runs.command import note
-        from identikit.runs.engines import Workers
-        from identikit.runs.manifest import manifest
+        from identikit.runs.engines import engine_of
+        from identikit.runs.manifest import manifest, note
         from identikit.runs.run import Run, part_folder
         from identikit.runs.store import Store
 
         part = _part(self.shard)
-        workers = Workers(self.engine, self.workers, self.threads, self.address, self.gpus)
-        texts = self._texts()
+        folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
+        engine = engine_of(folder, self.engine, self.workers, self.threads, self.address, self.gpus)
+        texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
+        texts = list(islice(texts, self.sample))
         model = identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
         data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
         if self.skip_long:
             texts, data["skipped"] = _fitting(model, texts, getattr(options, "max_tokens", None))
-        folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
-        engine = workers.start(folder)
         settings, recorded = manifest(
-            command.name, model, texts, data=data, options=asdict(options) | (also or {}), threads=engine.threads
+            command, model, texts, data=data, options={**asdict(options), **also}, threads=engine.threads
         )
         if part is not None:
             settings["shard"] = self.shard
         store = Store(folder, settings, recorded)
-        tables: Tables = {}
+        written: Tables = {}
         with step_progress() as told, store:
-            note(store, command.name, self.given)
+            note(store, command, self.given)
             run = Run(store, engine, part, told)
             if part is None:
-                tables = command.tables(model, texts, run, options)
+                written = tables(model, texts, run, options)
                 store.finish()
             else:
-                command.gather(model, texts, run, options)
-        self._report(command, tables)
+                gather(model, texts, run, options)
+        self._print(written, report)
 
-    def _texts(self) -> list[Any]:
-        texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
-        return list(islice(texts, self.sample))
-
-    def _report(self, command: "DatasetCommand", tables: Tables) -> None:
+    def _print(self, tables: Tables, report: Report) -> None:
         from identikit.cli.terminal import print_json
 
-        if not tables:
-            if self.as_json:
-                print_json({"shard": self.shard})
-            else:
-                typer.echo(f"Shard {self.shard} is complete. When all shards are, run `identikit merge {self.out}`.")
-            return
-        words, numbers = command.report(tables)
-        if self.as_json:
-            print_json({**numbers, "tables": [f"{self.out}/{name}.parquet" for name in tables]})
+        if tables:
+            words, numbers = report(tables)
+            numbers["tables"] = [f"{self.out}/{name}.parquet" for name in tables]
+            words += (
+                f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.\n{self.out}/columns.json "
+                "says what their columns mean."
+            )
         else:
-            typer.echo(words)
-            typer.echo(f"The tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.")
-            typer.echo(f"{self.out}/columns.json says what their columns mean.")
-
-
-class DatasetCommand(NamedTuple):
-    """A command over a dataset: what gathers its numbers, what makes tables of them, and what is said of these."""
-
-    name: str
-    gather: Callable[..., Any]
-    tables: Callable[..., Tables]
-    report: Callable[[Tables], tuple[str, dict[str, Any]]]  # in words, and as numbers
+            words = f"Shard {self.shard} is complete. When all shards are, run `identikit merge {self.out}`."
+            numbers = {"shard": self.shard}
+        print_json(numbers) if self.as_json else typer.echo(words)
 
 
 def _part(shard: str | None) -> tuple[int, int] | None:
@@ -167,19 +148,18 @@ def _fitting(model: "identikit.Model", texts: list[Any], max_tokens: int | None)
 
 def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `DatasetRun` before its own; it gets them as its first argument."""
-    names = [option.name for option in fields(DatasetRun) if option.name != "given"]
+    *shared, _ = inspect.signature(DatasetRun).parameters.values()  # all but `given`
+    _, *special = inspect.signature(command).parameters.values()
 
     @wraps(command)
     def called(**given: Any) -> None:
-        run = DatasetRun(**{name: given[name] for name in names}, given=dict(given))
+        run = DatasetRun(**{parameter.name: given[parameter.name] for parameter in shared}, given=given)
         if run.truncate and run.skip_long:
             raise identikit.InputError("--truncate and --skip-long exclude each other. Give one of them.")
-        command(run, **{name: value for name, value in given.items() if name not in names})
+        command(run, **{parameter.name: given[parameter.name] for parameter in special})
 
-    *shared, _ = inspect.signature(DatasetRun).parameters.values()
-    _, *special = inspect.signature(command).parameters.values()
-    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (*shared, *special)]
-    called.__dict__["__signature__"] = inspect.Signature(options)  # what typer reads the options from
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared, *special)]
+    called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
     return called
 
 
@@ -205,7 +185,7 @@ def attention(
 
     rows: Any = 0 if intervals is None else count(intervals)
     options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, seed=seed)
-    run.do(DatasetCommand("attention", attention_statistics, attention_tables, _attention_report), options)
+    run.do("attention", options, gather=attention_statistics, tables=attention_tables, report=_attention_report)
 
 
 def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
@@ -256,13 +236,14 @@ def attribution(
     tagger = penn_tags if tags else None
     asked = count(probes)
     options = AttributionOptions(probes=asked, norm=norm, precision=precision, truncate=run.truncate)
-    command = DatasetCommand(
+    run.do(
         "attribution",
-        partial(attribution_statistics, tagger=tagger),
-        partial(attribution_tables, tagger=tagger),
-        partial(_attribution_report, asked, norm),
+        options,
+        gather=partial(attribution_statistics, tagger=tagger),
+        tables=partial(attribution_tables, tagger=tagger),
+        report=partial(_attribution_report, asked, norm),
+        also={"tags": tags},
     )
-    run.do(command, options, {"tags": tags})
 
 
 def _attribution_report(probes: int | str | None, norm: str, tables: Tables) -> tuple[str, dict[str, Any]]:
@@ -273,7 +254,8 @@ def _attribution_report(probes: int | str | None, norm: str, tables: Tables) -> 
     final = f"layer {len(own) - 1}"
     return (
         f"A token's own contribution is {first['median']:.2f} in layer 0 and {last['median']:.2f} in {final} "
-        f"(medians; {norm} norm, {how}). In {final}, {last['outweighed']:.0%} of tokens are outweighed by another.",
+        f"(medians; {norm} norm, {how}). In {final}, {percent(last['outweighed'])} of tokens are outweighed by "
+        "another.",
         {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist(), "probes": probes, "norm": norm},
     )
 
@@ -348,8 +330,8 @@ def tokens(
             truncate=run.truncate,
             max_tokens=max_tokens,
         )
-        command = DatasetCommand("tokens", inverted, inversion_tables, _inversion_report)
-        run.do(command, inversion, {"experiment": "inversion"})
+        also = {"experiment": "inversion"}
+        run.do("tokens", inversion, gather=inverted, tables=inversion_tables, report=_inversion_report, also=also)
         return
     if noises or prefix != "given":
         raise identikit.InputError("--noise and --prefix are for --experiment inversion. Leave them out.")
@@ -362,7 +344,7 @@ def tokens(
         truncate=run.truncate,
         max_tokens=max_tokens,
     )
-    run.do(DatasetCommand("tokens", identifiability_rates, identifiability_tables, _rates_report), options)
+    run.do("tokens", options, gather=identifiability_rates, tables=identifiability_tables, report=_rates_report)
 
 
 def _rates_report(tables: Tables) -> tuple[str, dict[str, Any]]:
@@ -383,6 +365,6 @@ def _inversion_report(tables: Tables) -> tuple[str, dict[str, Any]]:
     return f"Recovered from layer {final}: {words}.", {"inversion": rates.to_dict("records")}
 
 
-def count(probes: str | None) -> int | str | None:
+def count(probes: str) -> int | str:
     """Return a number given as an option; a word stays a word."""
-    return int(probes) if probes is not None and probes.isdecimal() and len(probes) < 10 else probes
+    return int(probes) if probes.isdecimal() and len(probes) < 10 else probes

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from identikit.errors import IdentikitError, InputError
 
@@ -47,7 +47,9 @@ def _status(command: Callable[[], object], signals: list[int]) -> int:
         if signals:  # what a signal raises may be turned into anything on its way
             status = signals[0]
         if status in _STOPPED:
-            _tell(_stopped(_STOPPED[status]))
+            has_folder = any(given.split("=")[0] in ("--out", "resume", "merge") for given in sys.argv)
+            kept = " Run the same command again: what its folder holds is not computed again." if has_folder else ""
+            _tell(f"{_STOPPED[status]}.{kept}")
             return status
         if not isinstance(error, SystemExit):
             return _explained(error)
@@ -99,12 +101,6 @@ def _report() -> str:
         return f", with the file {file.name}"
     except OSError:
         return ""
-
-
-def _stopped(word: str) -> str:
-    has_folder = any(given.split("=")[0] in ("--out", "resume", "merge") for given in sys.argv)
-    kept = " Run the same command again: what its folder holds is not computed again." if has_folder else ""
-    return f"{word}.{kept}"
 
 
 def _tell(message: str) -> None:
@@ -174,16 +170,9 @@ def _flushed(status: int) -> int:
         try:
             stream.flush()
         except (OSError, ValueError) as error:
-            _give_up(stream)
+            with suppress(OSError, ValueError):  # Python's own last flush, which would end in a traceback, goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if not status and stream is sys.stdout and getattr(error, "errno", None) != errno.EPIPE:
                 _tell(f"Cannot write the output: {getattr(error, 'strerror', None) or error}.")
             status = status or FAILED
     return status
-
-
-def _give_up(stream: TextIO) -> None:
-    """Let Python's own last flush, which would end in a traceback, go nowhere."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)

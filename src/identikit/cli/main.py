@@ -7,26 +7,9 @@ import typer
 from typer.core import TyperCommand
 
 import identikit
+from identikit.cli import option
 from identikit.cli.datasets import attention, attribution, count, tokens
-from identikit.cli.options import (
-    AddressOption,
-    ColumnOption,
-    Context,
-    DataDirOption,
-    DeviceOption,
-    DtypeOption,
-    EngineOption,
-    GpusOption,
-    JsonOption,
-    ModelOption,
-    OutOption,
-    ThreadsOption,
-    TowerOption,
-    TruncateOption,
-    WorkersOption,
-)
 from identikit.cli.runs import diff, merge, resume, status, verify
-from identikit.cli.web import serve
 
 app = typer.Typer(
     add_completion=False,
@@ -52,27 +35,27 @@ def explain(
         typer.Argument(help="The text, or the path of an image or sound. Default: the embedded sample."),
     ] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
-    model: ModelOption = None,
-    tower: TowerOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = "float32",
+    model: option.Model = None,
+    tower: option.Tower = None,
+    device: option.Device = None,
+    dtype: option.Dtype = "float32",
     probes: Annotated[
         str | None,
         typer.Option(
             "--probes",
-            help="exact, or the number of random directions to estimate from. Default: 16, or 4 where that would take "
-            "more than a minute.",
+            help="exact, or the number of random directions to estimate from. Default: exact for a short text, else as "
+            "many as take some seconds, at least 4.",
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="About how long to bound rows of attention, drawn at random.")
+        float, typer.Option("--seconds", help="About how long it may take; what does not fit is sampled or left out.")
     ] = 20.0,
-    truncate: TruncateOption = False,
+    truncate: option.Truncate = False,
     page: Annotated[
         str | None,
         typer.Option("--html", help="Also write a page with views to explore: one file that works without a network."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Explain a text: which attention is real, which token is which, where it came from."""
     from identikit import explain as explained
@@ -88,7 +71,7 @@ def explain(
         explanation = explained(
             identikit.load(model, tower=tower, device=device, dtype=dtype),
             text if pair is None or text is None else (text, pair),
-            probes=count(probes),
+            probes=None if probes is None else count(probes),
             seconds=seconds,
             truncate=truncate,
             progress=told,
@@ -103,7 +86,7 @@ def explain(
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
 
 
-for command in (attention, attribution, tokens, status, resume, verify, merge, diff, serve):
+for command in (attention, attribution, tokens, status, resume, verify, merge, diff):
     app.command()(command)
 
 
@@ -133,8 +116,8 @@ class _WithSampleSizes(TyperCommand):
 
 @app.command(cls=_WithSampleSizes)
 def reproduce(
-    context: Context,
-    out: OutOption,
+    context: option.Context,
+    out: option.Out,
     names: Annotated[
         list[str] | None,
         typer.Argument(help="Figures (fig1a to fig43, our own), claims, or all; --list names them."),
@@ -145,8 +128,8 @@ def reproduce(
             "--data", help="mrpc, cola, mnli, wikitext or a file; repeat for more. Default: the embedded texts."
         ),
     ] = None,
-    data_dir: DataDirOption = None,
-    columns: ColumnOption = None,
+    data_dir: option.DataDir = None,
+    columns: option.Column = None,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -160,19 +143,19 @@ def reproduce(
         list[str] | None,
         typer.Option("--finetuned", help="The folder of a fine-tuned model, or TASK=FOLDER; repeat for more."),
     ] = None,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = "float32",
+    model: option.Model = None,
+    device: option.Device = None,
+    dtype: option.Dtype = "float32",
     precision: Annotated[str, typer.Option("--precision", help="full, or on a GPU tf32 or bfloat16.")] = "full",
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation and random directions.")
     ] = 0,
-    engine: EngineOption = "local",
-    workers: WorkersOption = None,
-    threads: ThreadsOption = None,
-    address: AddressOption = None,
-    gpus: GpusOption = 0.0,
-    as_json: JsonOption = False,
+    engine: option.Engine = "local",
+    workers: option.Workers = None,
+    threads: option.Threads = None,
+    address: option.Address = None,
+    gpus: option.Gpus = 0.0,
+    as_json: option.Json = False,
     listing: Annotated[
         bool,
         typer.Option("--list", is_eager=True, callback=_list_the_paper, help="List all figures and claims, and exit."),
@@ -183,12 +166,12 @@ def reproduce(
     from identikit.paper.claims.report import claims_table, rows
     from identikit.paper.reproduce import Plan
     from identikit.paper.reproduce import reproduce as reproduced
-    from identikit.runs.engines import Workers
+    from identikit.runs.engines import engine_of
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
     plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
-    where = Workers(engine, workers, threads, address, gpus).start(out)
+    where = engine_of(out, engine, workers, threads, address, gpus)
     with step_progress() as told:
         read = identikit.load(model, device=device, dtype=dtype)
         report = reproduced(read, plan, out, engine=where, arguments=context.params, progress=told)
@@ -209,8 +192,8 @@ def finetune(
     task: Annotated[str, typer.Argument(help="mrpc or cola.")],
     data_dir: Annotated[str, typer.Option("--data-dir", help="The folder with the training and development files.")],
     out: Annotated[str, typer.Option("--out", help="A new or empty folder for the model.")],
-    model: ModelOption = None,
-    device: DeviceOption = None,
+    model: option.Model = None,
+    device: option.Device = None,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many times to read the training texts.")] = 3,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts per step.")] = 32,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="The highest learning rate.")] = 5e-5,
@@ -218,7 +201,7 @@ def finetune(
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Random seed for the head, the order of texts and dropout.")
     ] = 0,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
     from identikit.cli.terminal import print_json, step_progress
@@ -232,8 +215,42 @@ def finetune(
 
 
 @app.command()
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="A hub id or a folder; repeat for more. Default: the packaged MiniLM."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 for any free one.")] = 8765,
+    device: option.Device = None,
+    dtype: option.Dtype = "float32",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="A name that visitors may reach the server under; repeat for more."),
+    ] = None,
+    longest: Annotated[
+        int, typer.Option("--longest", min=1, max=1_000_000, help="How many characters a text may have.")
+    ] = 5000,
+    waiting: Annotated[int, typer.Option("--waiting", min=1, help="How many analyses may wait.")] = 8,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", min=0.1, help="About how long it may take; what does not fit is sampled or left out."
+        ),
+    ] = 20.0,
+) -> None:
+    """Serve the explorer: type a text, see which attention is real, and drag its weights."""
+    from identikit.web.server import Limits, ModelSource, Serving
+    from identikit.web.server import serve as served
+
+    sources = tuple(ModelSource(name, device, dtype) for name in model or [None])
+    limits = Limits(characters=longest, waiting=waiting, seconds=seconds)
+    served(Serving(sources, host, port, tuple(allow_host or ()), limits))
+
+
+@app.command()
 def models(
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as the page docs/models.md.")] = False,
 ) -> None:
     """List the model architectures that identikit can read, and what works with each."""

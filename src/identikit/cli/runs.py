@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from identikit.cli.options import AddressOption, Context, GpusOption, JsonOption, WorkersOption
+from identikit.cli import option
 from identikit.errors import IdentikitError, InputError
 
 if TYPE_CHECKING:
-    from identikit.runs.command import NotedCommand
-    from identikit.runs.inspect import RunState
+    from identikit.runs.manifest import NotedCommand
 
 FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as --out named it.")]
 _RESUMED = ("attention", "attribution", "tokens", "reproduce")
@@ -18,56 +17,45 @@ _DIFFERENT = 1  # exit statuses of diff
 _TROUBLE = 2
 
 
-def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
+def status(folder: FolderArgument, as_json: option.Json = False) -> None:
     """Say how far a run is: what is done and missing, how fast it goes, who writes to it, and what is damaged."""
     from identikit.cli.terminal import print_json
-    from identikit.runs.inspect import (
-        absent_parts,
-        inputs_of,
-        is_run,
-        open_run,
-        parts_of,
-        state,
-        state_line,
-        state_words,
-    )
+    from identikit.runs import inspect
 
-    parts = parts_of(folder)
-    whole = state(folder) if is_run(folder) else None
-    if whole is None and not parts:
-        open_run(folder)  # it says why it is none
-    nested: dict[str, RunState | str] = {}  # what each holds, or why that is not known
-    for place in (*parts.values(), *inputs_of(folder)):
+    parts = inspect.parts_of(folder)
+    whole = None if parts and not inspect.is_run(folder) else inspect.state(folder)
+    nested: dict[str, inspect.RunState | str] = {}  # what each holds, or why that is not known
+    for place in (*parts.values(), *inspect.inputs_of(folder)):
         name = place.removeprefix(f"{folder.rstrip('/')}/")
         try:
-            nested[name] = state(place)
+            nested[name] = inspect.state(place)
         except InputError as why:
             nested[name] = str(why)
-    nested |= dict.fromkeys(absent_parts(parts), "not there")
+    nested |= dict.fromkeys(inspect.absent_parts(parts), "not there")
     if as_json:
         reports = {name: part if isinstance(part, str) else part.to_dict() for name, part in sorted(nested.items())}
         print_json({"run": whole and whole.to_dict(), "parts": reports})
         return
-    for line in state_words(whole) if whole is not None else [f"{folder}: a run in {len(nested)} shards."]:
-        typer.echo(line)
+    lines = [f"{folder}: a run in {len(nested)} shards."] if whole is None else inspect.state_words(whole)
     for name, part in sorted(nested.items()):
-        typer.echo(f"{name}: {part if isinstance(part, str) else state_line(part)}")
+        lines.append(f"{name}: {part if isinstance(part, str) else inspect.state_line(part)}")
+    typer.echo("\n".join(lines))
 
 
 def resume(
-    context: Context,
+    context: option.Context,
     folder: FolderArgument,
     engine: Annotated[
         str | None, typer.Option("--engine", help="local, processes or ray. Default: what the run was started with.")
     ] = None,
-    workers: WorkersOption = None,
-    address: AddressOption = None,
-    gpus: GpusOption = 0.0,
-    as_json: JsonOption = False,
+    workers: option.Workers = None,
+    address: option.Address = None,
+    gpus: option.Gpus = 0.0,
+    as_json: option.Json = False,
 ) -> None:
     """Resume a run: run the command that it was started with again, from its folder alone."""
-    from identikit.runs.command import noted_command
     from identikit.runs.inspect import is_run, parts_of
+    from identikit.runs.manifest import noted_command
 
     if not is_run(folder) and (parts := parts_of(folder)):
         raise InputError(
@@ -85,28 +73,28 @@ def resume(
     _run_again(context, folder, noted, changes | {"as_json": as_json})
 
 
-def _run_again(context: Context, folder: str, noted: "NotedCommand", changes: Mapping[str, Any]) -> None:
+def _run_again(context: option.Context, folder: str, noted: "NotedCommand", changes: Mapping[str, Any]) -> None:
     """Run a noted command, with some arguments changed; the parser checks them like what users type."""
-    commands: Any = getattr(context.parent and context.parent.command, "commands", {})
     if noted.command not in _RESUMED:
         raise InputError(
             f"Cannot resume {folder}: command.json names the command {noted.command[:40]!r}, which is none of "
             f"{', '.join(_RESUMED)}. Run the right command again."
         )
+    commands: Any = getattr(context.parent and context.parent.command, "commands", {})
     command = commands[noted.command]
     arguments = {**noted.arguments, **changes}
-    try:
-        _check_arguments(command, arguments)
-        with noted.there():
+    with noted.there():
+        try:
+            _check_arguments(command, arguments)
             inner = command.make_context(noted.command, [], parent=context.parent, default_map=arguments)
-    except (typer.BadParameter, ValueError) as error:
-        why = error.message if isinstance(error, typer.BadParameter) else str(error)
-        raise InputError(
-            f"Cannot resume {folder}: command.json does not hold a command that can be run ({why.rstrip('.')}). Run "
-            "the right command again."
-        ) from None
-    with noted.there(), inner:
-        command.invoke(inner)
+        except (typer.BadParameter, ValueError) as error:
+            why = error.message if isinstance(error, typer.BadParameter) else str(error)
+            raise InputError(
+                f"Cannot resume {folder}: command.json does not hold a command that can be run ({why.rstrip('.')}). "
+                "Run the right command again."
+            ) from None
+        with inner:
+            command.invoke(inner)
 
 
 def _check_arguments(command: Any, arguments: Mapping[str, Any]) -> None:
@@ -120,10 +108,10 @@ def _check_arguments(command: Any, arguments: Mapping[str, Any]) -> None:
                 raise ValueError(f"{name} has the value {entry!r:.40}")
 
 
-def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
+def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
     """Check that the files of a run or of a saved result are as they were written. Nothing is computed again."""
     from identikit.cli.terminal import print_json
-    from identikit.explanation import opening  # noqa: F401 - a folder may hold a result of any kind
+    from identikit.explanation import result  # noqa: F401 - a folder may hold a result of any kind
     from identikit.runs.verify import verify as verified
 
     report = verified(folder)
@@ -140,7 +128,7 @@ def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def merge(context: Context, folder: FolderArgument, as_json: JsonOption = False) -> None:
+def merge(context: option.Context, folder: FolderArgument, as_json: option.Json = False) -> None:
     """Put the shards of a run together (see --shard), and make its tables, as if it had been computed in one."""
     from identikit.runs.merge import merge as merged
 
@@ -156,14 +144,14 @@ def diff(
             "--tolerance", min=0.0, help="How far numbers may be apart, relative to the largest of 1 and them."
         ),
     ] = 1e-6,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Compare two runs: settings, versions, and all numbers of their tables.
 
     Ends with status 0 if the tables agree, 1 if they differ, and 2 if they cannot be compared.
     """
     from identikit.cli.terminal import print_json
-    from identikit.explanation import opening  # noqa: F401 - folders may hold results of any kind
+    from identikit.explanation import result  # noqa: F401 - folders may hold results of any kind
     from identikit.runs.compare import compare
 
     try:

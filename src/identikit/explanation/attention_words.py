@@ -1,24 +1,34 @@
 """The answer to the first question in words. Every number in it is an interval's, or stands beside one."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from identikit.attention.precision import careful_words, rounding_of
-from identikit.attention.result import unsure_words
+from identikit.attention.precision import careful_words, rounding_of, unsure_words
 from identikit.explanation.result import Explanation
 from identikit.models.reading import Change
 from identikit.results.axis import Axis
-from identikit.results.words import Block, Column, Heading, Paragraph, Table, counted, decimals, joined, percent
+from identikit.results.words import (
+    Block,
+    Column,
+    Heading,
+    Paragraph,
+    ShareEstimate,
+    Table,
+    counted,
+    decimals,
+    estimate,
+    joined,
+    percent,
+    weight,
+)
 
-ROUNDING = 1e-6  # how far the programs' tolerance may put a share from 0 or 1
 HEADS_NAMED = 5  # how many heads with a rank-deficient projection are named
 QUESTION = "Which attention is real?"
-SINKS = "Sinks"
 LEAST_CERTAIN = "The least certain edges"
 OUTSIDE = "Where effective attention is outside the interval"
-CERTIFICATE = "Certificate"
 
 _LEGEND = (
     "Means over a layer's rows. certain mass: how much of a row's weight stays on the same tokens in every attention "
@@ -36,6 +46,7 @@ _NOT_AN_ATTENTION = (
     "so it is not what the attention could have been: that is the interval."
 )
 
+_ENDS = ("", "_stderr", "_least", "_most")
 _two = decimals(2)
 _three = decimals(3)
 
@@ -51,12 +62,11 @@ def attention_blocks(explanation: Explanation) -> Iterator[Block]:
         yield Paragraph(words, {"row_residual": residual, "rounding": rounding_of(getattr(torch, dtype))}, "warning")
     if about["certain"]["free_rows"]:
         yield joined(_causes(explanation))
-    reservations = [*_learned_sink(about["learned_sink"]), *_unsure(explanation)]
-    if reservations:
+    if reservations := [*_reservations(explanation)]:
         yield joined(reservations)
     yield _table(explanation)
     if about["sinks"]:
-        yield Heading(SINKS, 2)
+        yield Heading("Sinks", 2)
         for sink in about["sinks"]:
             yield _sink(sink, explanation.axes[0])
     if about["least_certain"]:
@@ -68,15 +78,14 @@ def attention_blocks(explanation: Explanation) -> Iterator[Block]:
         yield Heading(OUTSIDE, 2)
         note = Paragraph(_NOT_AN_ATTENTION, tone="note")
         yield _edges(explanation, about["outside"], note, effective=True)
-    yield Heading(CERTIFICATE, 2)
+    yield Heading("Certificate", 2)
     yield _certificate(explanation)
 
 
 def _headline(explanation: Explanation) -> Paragraph:
     certain = explanation.about["certain"]
-    rows = certain["rows"]
-    free = certain["free_rows"]
-    bounded = certain["bounded_rows"]
+    facts = {name: certain[name] for name in ("free_rows", "rows", "bounded_rows")}
+    free, rows, bounded = facts.values()
     if not free:
         tokens = len(explanation.tokens)
         width = explanation.about["d_value"]
@@ -85,36 +94,29 @@ def _headline(explanation: Explanation) -> Paragraph:
             f"determines each weight: {counted(tokens, 'token')}, values of {width} dimensions.",
             {"free_rows": free, "tokens": tokens, "d_value": width},
         )
-    facts = {"free_rows": free, "rows": rows, "bounded_rows": bounded}
-    if not bounded:
-        return Paragraph(
-            f"Perhaps not all of it: {free:,} of {rows:,} rows (one token's attention in one head) have a null space, "
-            f"and none of them was bounded within {certain['seconds']:g} s.",
-            {**facts, "seconds": certain["seconds"]},
-        )
-    facts |= {"certain_mass": certain["mass"], "strongest_certain": certain["strongest"], "fixed_rows": rows - free}
+    facts |= {"fixed_rows": rows - free}
+    shares = []
+    for name in ("mass", "strongest"):
+        found = ShareEstimate(_known(certain[name]), _known(certain[f"{name}_stderr"]), *certain[f"{name}_range"])
+        shares.append(estimate(percent)(found))
+        long = {"mass": "certain_mass", "strongest": "strongest_certain"}[name]
+        facts |= {long: found.share, f"{long}_stderr": found.stderr, f"{long}_range": certain[f"{name}_range"]}
     words = (
-        f"{_share(certain['mass']).capitalize()} of it is certain: on average, this share of a row (one token's "
-        "attention in one head) stays on the same tokens in every attention with the same output. In "
-        f"{_share(certain['strongest'])} of the rows, the strongest edge is the strongest in every such attention."
+        f"{shares[0]} of it is certain: on average, this share of a row (one token's attention in one head) stays on "
+        f"the same tokens in every attention with the same output. In {shares[1]} of the rows, the strongest edge is "
+        "the strongest in every such attention."
     )
     others = f"; in the other {rows - free:,}, the output determines each weight" if free < rows else ""
     if bounded == free:
         return Paragraph(f"{words} All {free:,} rows with a null space were bounded{others}.", facts)
-    errors = [certain["mass_stderr"], certain["strongest_stderr"]]
-    known = "too few for an error"
-    if None not in errors:
-        known = f"standard errors {errors[0]:.1%} and {errors[1]:.1%}"
-        facts |= {"certain_mass_stderr": errors[0], "strongest_certain_stderr": errors[1]}
-    drawn = f"{counted(bounded, 'was', 'were')} bounded, drawn at random ({known})"
-    return Paragraph(f"{words} Of the {free:,} rows with a null space, {drawn}{others}.", facts)
+    facts["seconds"] = certain["seconds"]
+    drawn = f"{counted(bounded, 'was', 'were')} bounded within the limit of {certain['seconds']:g} s, drawn at random"
+    how = "± is the standard error, and a range holds two of them, or what is known for certain"
+    return Paragraph(f"{words} Of the {free:,} rows with a null space, {drawn}{others} ({how}).", facts)
 
 
-def _share(share: float) -> str:
-    """Return a percentage that is 0 or 100 only where the share is, but for rounding."""
-    if ROUNDING < share < 0.005:
-        return "less than 1%"
-    return "more than 99%" if 0.995 <= share < 1 - ROUNDING else f"{share:.0%}"
+def _known(number: float | None) -> float:
+    return math.nan if number is None else number
 
 
 def _causes(explanation: Explanation) -> Iterator[Paragraph]:
@@ -165,8 +167,9 @@ def _causes(explanation: Explanation) -> Iterator[Paragraph]:
         )
 
 
-def _learned_sink(by_layer: Sequence[float]) -> Iterator[Paragraph]:
-    """Yield what a learned sink takes, if there is one."""
+def _reservations(explanation: Explanation) -> Iterator[Paragraph]:
+    """Yield what a learned sink takes, if there is one, and where ranks are not sure."""
+    by_layer = explanation.about["learned_sink"]
     if any(by_layer):
         mean = sum(by_layer) / len(by_layer)
         yield Paragraph(
@@ -175,10 +178,6 @@ def _learned_sink(by_layer: Sequence[float]) -> Iterator[Paragraph]:
             "cannot be more. Other attention with the same output may give it more or less.",
             {"learned_sink": mean, "learned_sink_by_layer": by_layer},
         )
-
-
-def _unsure(explanation: Explanation) -> Iterator[Paragraph]:
-    """Yield where ranks are not sure."""
     unsure = explanation.about["unsure"]
     share = sum(unsure) / len(unsure)
     duplicates = sum(explanation.about["rounded_duplicates"])
@@ -202,56 +201,64 @@ def _table(explanation: Explanation) -> Table:
     group = explanation.about["group"]
     columns = (
         Column("layer", align="right"),
-        Column("certain mass", _two, "right", "certain\nmass"),
-        Column("strongest certain", percent, "right", "strongest\ncertain"),
+        Column("certain mass", estimate(weight), "right", "certain\nmass"),
+        Column("strongest certain", estimate(percent), "right", "strongest\ncertain"),
         Column(f"{group} raw [min, max]", _weight_in_interval, "right", f"{group}\nraw [min, max]"),
-        Column("effective", _two, "right"),
+        Column("effective", _two, "right", "effec-\ntive"),
         Column("null dim", _range, "right", "null\ndim"),
         Column("reachable", decimals(1), "right", "reach-\nable"),
         Column("correlation", _two, "right", "corre-\nlation"),
     )
-    rows = tuple(
-        (
-            row["layer"],
-            row["certain_mass"],
-            row["strongest_certain"],
-            (row["special_raw"], row["special_lower"], row["special_upper"]),
-            row["special_effective"],
-            (row["least_null_dim"], row["greatest_null_dim"]),
-            row["reachable_dim"],
-            row["pearson"],
-        )
-        for row in explanation.to_frame().to_dict("records")
+    frame = explanation.to_frame()
+    rows = zip(
+        frame["layer"],
+        _estimates(frame, "certain_mass"),
+        _estimates(frame, "strongest_certain"),
+        zip(frame["special_raw"], *_special_ends(explanation), strict=True),
+        frame["special_effective"],
+        zip(frame["least_null_dim"], frame["greatest_null_dim"], strict=True),
+        frame["reachable_dim"],
+        frame["pearson"],
+        strict=True,
     )
+    rows = tuple(rows)
+    certain = explanation.about["certain"]
+    if certain["bounded_rows"] < certain["free_rows"]:  # in place of reachable dimensions, for want of room
+        columns = (*columns[:1], Column("bounded", _of, "right", "rows\nbounded"), *columns[1:6], *columns[7:])
+        counts = zip(certain["bounded_by_layer"], certain["free_by_layer"], strict=True)
+        rows = tuple((row[0], count, *row[1:6], *row[7:]) for row, count in zip(rows, counts, strict=True))
     return Table(columns, rows, notes=(joined(_legend(explanation), "note"),))
+
+
+def _estimates(frame: Any, name: str) -> list[ShareEstimate]:
+    """Return a column of means with what says how well each is known."""
+    return [ShareEstimate(*row) for row in zip(*(frame[f"{name}{end}"] for end in _ENDS), strict=True)]
+
+
+def _special_ends(explanation: Explanation) -> tuple[list[float], list[float]]:
+    """Return the ends of the weight on special tokens, two standard errors apart where they are estimated."""
+    lower, upper = (explanation.array(f"special_{end}") for end in ("lower", "upper"))
+    below, above = (2 * explanation.array(f"special_{end}_stderr") for end in ("lower", "upper"))
+    return (lower - below).nan_to_num(0.0).clamp(min=0).tolist(), (upper + above).nan_to_num(1.0).clamp(max=1).tolist()
+
+
+def _of(counts: tuple[int, int]) -> str:
+    return f"{counts[0]:,}/{counts[1]:,}"
 
 
 def _legend(explanation: Explanation) -> Iterator[Paragraph]:
     group = explanation.about["group"]
     yield Paragraph(_LEGEND.format(group=group, them="them" if group == "special tokens" else "it"))
-    if bool(explanation.array("certain_mass").isnan().any()):
-        yield Paragraph("–: no row of the layer was bounded in time.", {"layers_not_bounded": "some"})
     if bool(explanation.array("pearson").isnan().any()):
         words = "A correlation of – is not defined: raw or effective attention is constant."
         yield Paragraph(words, {"constant_attention": "some"})
     certain = explanation.about["certain"]
-    names = ("certain_mass", "strongest_certain", "special_lower", "special_upper")
-    errors = torch.stack([explanation.array(f"{name}_stderr") for name in names])
-    if certain["bounded_rows"] in (0, certain["free_rows"]) or bool(errors.isnan().any()):
-        return
-    mass, strongest, lower, upper = errors.amax(1).tolist()
-    ends = max(lower, upper)
-    yield Paragraph(
-        f"Standard errors: {_at_most(mass, '.2f')}, {_at_most(strongest, '.0%')} and, for min and max, "
-        f"{_at_most(ends, '.2f')}.",
-        {"largest_mass_stderr": mass, "largest_strongest_stderr": strongest, "largest_ends_stderr": ends},
-    )
-
-
-def _at_most(error: float, form: str) -> str:
-    """Say a standard error with few digits, and not that it is 0."""
-    smallest = 0.01
-    return f"below {smallest:{form}}" if error < smallest / 2 else f"up to {error:{form}}"
+    if certain["bounded_rows"] < certain["free_rows"]:
+        yield Paragraph(
+            "Not all rows with a null space were bounded: a mean has its standard error (±), or stands as a range of "
+            "two standard errors to each side, or of what is known for certain; min and max hold two standard errors.",
+            {"bounded_rows": certain["bounded_rows"]},
+        )
 
 
 def _sink(sink: Mapping[str, Any], layers: Axis) -> Paragraph:

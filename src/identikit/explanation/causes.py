@@ -1,18 +1,14 @@
-"""Why rows of attention are free to change, and which tokens are sinks."""
+"""Why rows of attention are free to change."""
 
 from typing import TypedDict
 
 import torch
 
-from identikit.attention.certainty import value_sizes as sizes_of_values
 from identikit.attention.layer import Layer
 from identikit.attention.precision import equal_values
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
-from identikit.shapes import Bool, Float, Int, Tensor
-
-SINK = 0.3  # a layer's mean weight on one token above which the token is a sink: no content word gets that much
-_EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
+from identikit.shapes import Int, Tensor
 
 
 class Repetition(TypedDict):
@@ -94,46 +90,3 @@ def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "hea
         distinct = [same.to(queries)[row].unique().numel() for row in seen]
         limit[:, queries] = torch.minimum(limit[:, queries], torch.tensor(distinct).to(limit))
     return limit
-
-
-def candidates(attention: EffectiveAttention) -> dict[str, list[int]]:
-    """Return the tokens that may be sinks, with their positions: each kind of special token, and the first token."""
-    keys = attention.axes[-1]
-    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
-    kinds: dict[str, list[int]] = {}
-    for place in special:
-        kinds.setdefault(attention.tokens[place], []).append(place)
-    named = {keys.name_of(places[0]) if len(places) == 1 else token: places for token, places in kinds.items()}
-    return named if 0 in special else {keys.name_of(0): [0], **named}
-
-
-def group_mass(
-    attention: EffectiveAttention, groups: Float[Tensor, "group key"]
-) -> tuple[Float[Tensor, "layer group"], Float[Tensor, "layer group"], Float[Tensor, "layer group"]]:
-    """Return the mean weight of all rows of each layer on groups of keys: raw, effective, and with equal weights."""
-    means = []
-    for part in attention.captured().layers:
-        members = groups.to(part.heads.device)
-        heads = torch.arange(len(part.heads), device=members.device)
-        keys = torch.arange(members.shape[1], device=members.device)
-        sums = torch.zeros(3, len(members), dtype=torch.float64, device=members.device)
-        for queries in part.row_chunks():
-            seen: Bool[Tensor, "row key"] = part.seen.block(queries, keys)
-            even = seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)
-            raw = part.raw(heads, queries).double()
-            effective = part.effective(heads, queries, slice(None)).double()
-            for index, weights in enumerate((raw, effective, even[None])):
-                sums[index] += (weights @ members.mT).mean(0).sum(0)
-        means.append(sums.cpu() / len(attention.tokens))
-    raw, effective, even = torch.stack(means, dim=1)
-    return raw, effective, even
-
-
-def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bool[Tensor, "*layers"]:
-    """Tell where a token's mean attention makes it a sink, given what it would get with equal weights."""
-    return (raw > SINK) & (raw > _EVEN * even)
-
-
-def value_sizes(attention: EffectiveAttention, keys: list[int]) -> list[float]:
-    """Return the length of these keys' values against the median of the others: the mean over heads, by layer."""
-    return [float(sizes_of_values(part, [keys]).nanmean()) for part in attention.captured().layers]

@@ -1,31 +1,33 @@
 """The main job: answer the three questions for a model on one text."""
 
 import math
+import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from identikit.attention.effective import attend
-from identikit.attention.intervals import Bounding, membership
+from identikit.attention.estimate import RowSample
+from identikit.attention.intervals import Bounding
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.sample import RowSample, mean_over_rows, sample_rows, share_of_rows
 from identikit.attribution.attribute import attribute
-from identikit.attribution.plan import estimate
+from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
 from identikit.attribution.request import AttributionOptions
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function, shortened
 from identikit.errors import InputError, Unavailable
-from identikit.explanation.causes import candidates, causes, group_mass, is_sink, value_sizes
-from identikit.explanation.certainty import SECONDS, SEED, group_bounds, least_certain, outside
+from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
 from identikit.explanation.result import NEAR, Explanation
 from identikit.maths.mixing import by_offset
 from identikit.maths.threads import calm
+from identikit.models.machine import duration
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
+from identikit.models.reading import Change, Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis
@@ -37,8 +39,7 @@ from identikit.tokens.identify import cached_maps, identity_of
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
-PROBES = 16  # directions that attribution is estimated from
-FEWEST_PROBES = 4  # the same where that would take more than a minute
+_OFFERED = 16  # directions of the attribution that is offered where all of it takes too long
 
 
 @calm()
@@ -55,11 +56,13 @@ def explain(
 ) -> Explanation:
     """Answer the three questions for a model on a text; without one, on the sample text that comes with the package.
 
-    - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is estimated from 16,
-      or from 4 where 16 would take more than a minute
+    - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is exact
+      for a short text, and for a longer one estimated from as many as take some seconds, by the sizes of text and model
     - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
       ridge maps fitted once to the sample texts
-    - `seconds`: about how long rows of attention are bounded, in random order; None: until all are
+    - `seconds`: about how long the whole call may take, but for fitting maps the first time: attribution that would
+      take longer is left out, and rows of attention are bounded, in random order, in what is left of it, or in half of
+      it; None: until all are bounded
     """
     model, progress = checked_model(model), function("progress", progress)
     seconds = Bounding.checked("auto", 0.0, seconds).seconds
@@ -72,54 +75,54 @@ def explain(
     if is_several(text):
         raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
     if probes is not None:
-        AttributionOptions(probes=probes).request(model)  # refuses a wrong number before anything is computed
+        AttributionOptions(probes=probes).checked(model)  # refuses a wrong number before anything is computed
     fitted = _checked_maps(maps)
-    everything = model.attention_layers
-    (reading,) = readings(model, text, layers=everything, truncate=truncate)
-    attention = attend(reading, EffectiveOptions(), layers=everything, heads=tuple(range(model.n_heads)))
+    layers = model.attention_layers
+    limit = Limit(seconds, time.monotonic())
+    (reading,) = readings(model, text, layers=layers, truncate=truncate)
+    attention = attend(reading, EffectiveOptions(), layers=layers, heads=tuple(range(model.n_heads)))
+    change = attention.verify()
+    before = time.monotonic()
     identity = _identity(reading, fitted, progress)
-    attribution = _attribution(reading, probes, progress)
-    arrays, said, bounded = _attention(attention, seconds, progress)
-    found = _explanation(reading, attention, identity, attribution, arrays, said)
-    return replace(found, bounded=bounded)
+    limit = limit._replace(started=limit.started + time.monotonic() - before)
+    attribution = _attribution(reading, probes, limit, progress)
+    answers = (attention, identity, attribution)
+    return _explanation(reading, answers, change, *attention_facts(attention, limit, progress))
 
 
 def _explanation(
     reading: Reading,
-    attention: EffectiveAttention,
-    identity: IdentityMap | Unavailable,
-    attribution: TokenAttribution | Unavailable,
+    answers: tuple[EffectiveAttention, IdentityMap | Unavailable, TokenAttribution | Unavailable],
+    change: Change,
     arrays: dict[str, Tensor],
-    said: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    bounded: RowSample,
 ) -> Explanation:
-    model, change = reading.model, attention.verify()
-    if isinstance(identity, IdentityMap):
-        found = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
-        found[list(identity.axis("layer").values)] = identity.recovered.double()
-        arrays["recovered"] = found[list(model.attention_layers)]
-    if isinstance(attribution, TokenAttribution):
-        there = list(model.attention_layers)
-        arrays |= {"own": attribution.own[there], "outweighed": attribution.outweighed[there]}
-    dims = {name: Explanation.measures[name].axes for name in arrays}
+    model = reading.model
+    attention, identity, attribution = answers
+    layers = list(model.attention_layers)
     about = reading.about | {
         "n_layers": model.n_layers,
         "n_heads": model.n_heads,
         "d_value": model.d_value,
         "causal": model.causal,
-        "pearson_overall": _known([float(attention.pearson())])[0],
+        "pearson_overall": known_numbers([float(attention.pearson())])[0],
         "largest_residual": float(attention.residual.max()),
         "largest_row_residual": float(attention.row_residual.max()),
-        "output_change": {"hidden": change.hidden, "logits": change.logits},
+        "output_change": change._asdict(),
         "joined_by": _joined_by(reading),
-        **said,
+        **facts,
     }
+    if isinstance(identity, IdentityMap):
+        recovered = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
+        recovered[list(identity.axis("layer").values)] = identity.recovered.double()
+        arrays["recovered"] = recovered[layers]
     if isinstance(attribution, TokenAttribution):
+        arrays |= {"own": attribution.own[layers], "outweighed": attribution.outweighed[layers]}
         about |= _attribution_facts(attribution)
-    axes = (
-        Axis("layer", model.attention_layers),
-        Axis("token", tuple(range(len(reading.tokens))), reading.tokens),
-    )
-    return Explanation(axes, Held(arrays, dims), attention.provenance, about, attention, identity, attribution)
+    dims = {name: Explanation.measures[name].axes for name in arrays}
+    axes = (Axis("layer", tuple(layers)), Axis("token", tuple(range(len(reading.tokens))), reading.tokens))
+    return Explanation(axes, Held(arrays, dims), attention.provenance, about, *answers, bounded)
 
 
 def _joined_by(reading: Reading) -> list[str] | None:
@@ -148,33 +151,52 @@ def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Prog
             f"The sample texts do not fit a model that reads {reads}s. "
             f"Pass maps=identikit.token_identifiability(model, {reads}s)."
         )
-    if maps is None:
-        maps, unknown = cached_maps(reading.model, sample_texts(), progress=progress)
-        fitted_to = "the sample texts"
-    else:
-        fitted_to = "your texts"
+    fitted_to = "your texts"
     try:
+        if maps is None:
+            fitted_to = "the sample texts"
+            maps, unknown = cached_maps(reading.model, sample_texts(), progress=progress)
         found = identity_of(reading, maps)
-    except InputError as reason:  # a text of one token, or of one token repeated, has nothing to be told apart from
+    except InputError as reason:  # a text of one token, or a tokenizer that knows none of the sample texts' words
         return Unavailable(str(reason))
     return replace(found, about={**found.about, "fitted_to": fitted_to, "unknown": unknown})
 
 
-def _attribution(reading: Reading, probes: Any, progress: Progress) -> TokenAttribution | Unavailable:
+def _attribution(reading: Reading, probes: Any, limit: Limit, progress: Progress) -> TokenAttribution | Unavailable:
     """Return a text's attribution, or why there is none."""
     model = reading.model
-    length = [len(reading.tokens)]
+    n = len(reading.tokens)
     try:
-        request = AttributionOptions(probes=min(PROBES, model.d_input) if probes is None else probes).request(model)
-        ahead = estimate(model, length, request)
-        if probes is None and ahead.long and model.d_input > FEWEST_PROBES:  # a slow or busy machine: fewer directions
-            request = AttributionOptions(probes=FEWEST_PROBES).request(model)
-            ahead = estimate(model, length, request)
-        if ahead.said:
-            warnings.warn(ahead.words(), stacklevel=4)
-        return attribute([reading], request, progress=progress)[0]
+        options = AttributionOptions(affordable_probes(model, n) if probes is None else probes).checked(model)
+        if probes is None and not is_affordable(model, n, options):
+            seconds = expected_seconds(model, [n], options)
+            if seconds > limit.left():
+                taken = f"Attribution takes about {duration(seconds)}, more than is left of seconds={limit.seconds:g}."
+                return Unavailable(f"{taken} {_offer(reading)}".strip())
+        if ahead := warning_ahead(model, [n], options):
+            warnings.warn(ahead, stacklevel=4)
+    except InputError as refusal:
+        return Unavailable(f"{refusal} {_offer(reading)}".strip())
+    try:
+        return attribute([reading], options, progress=progress)[0]
     except InputError as refusal:
         return Unavailable(str(refusal))
+
+
+def _offer(reading: Reading) -> str:
+    """Say what of a text's attribution takes less time and memory, and how long: the last token, and fewer layers."""
+    model = reading.model
+    n = len(reading.tokens)
+    probes = min(_OFFERED, model.d_input)
+    offers = []
+    for layers in dict.fromkeys((model.n_layers, max(1, model.n_layers // 4))):
+        with suppress(InputError):
+            options = AttributionOptions(probes=probes).checked(model, list(range(layers)))
+            seconds = expected_seconds(model, [n], replace(options, targets=(n - 1,)))
+            some = f", layers=range({layers})" if layers < model.n_layers else ""
+            asked = f"token_attribution(model, text, targets=[{n - 1}], probes={probes}{some})"
+            offers.append(f"{asked} takes about {duration(seconds)}")
+    return f"Of the last token alone, {'; '.join(offers)}." if offers else ""
 
 
 def _attribution_facts(found: TokenAttribution) -> dict[str, Any]:
@@ -186,82 +208,3 @@ def _attribution_facts(found: TokenAttribution) -> dict[str, Any]:
         "probes": found.probes,
         "largest_stderr": None if found.stderr is None else float(found.stderr.max()),
     }
-
-
-def _attention(
-    attention: EffectiveAttention, seconds: float | int | None, progress: Progress
-) -> tuple[dict[str, Tensor], dict[str, Any], RowSample]:
-    """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
-
-    def numbered(layers: Tensor) -> list[int]:
-        """Return the numbers of the layers marked; a model may have layers without attention between them."""
-        return [attention.layers[place] for place in layers.nonzero()[:, 0].tolist()]
-
-    def at_layers(edges: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [edge | {"layer": attention.layers[edge["layer"]]} for edge in edges]
-
-    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
-    tokens = candidates(attention)
-    groups = [special or [0], *tokens.values()]
-    raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
-    sunk = is_sink(raw, even)
-    bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
-    asked = [groups[group] for group in bounded]
-    sample = sample_rows(attention, asked, seconds=seconds, seed=SEED, progress=progress)
-    ends = [group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)]
-    sink, fixed = attention.sink.double().cpu(), (attention.null_dim == 0).cpu()
-    kept = ((1 - sink) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
-    mass = mean_over_rows(sample, sample.bounded.lower.sum(-1), kept.tolist())
-    strongest = share_of_rows(sample, sample.bounded.strongest)
-    by_layer = (*mass, *strongest, raw[:, 0], *ends[0][0], *ends[0][1], effective[:, 0], *_beside(attention))
-    sinks = [
-        {
-            "token": [*tokens][group - 1],
-            "keys": groups[group],
-            "layers": numbered(sunk[:, group]),
-            "value_size": value_sizes(attention, groups[group]),
-            "raw": raw[:, group].tolist(),
-            "effective": effective[:, group].tolist(),
-            "lower": _known(lower.mean.tolist()),
-            "upper": _known(upper.mean.tolist()),
-        }
-        for group, (lower, upper) in zip(bounded[1:], ends[1:], strict=True)
-    ]
-    said = {
-        "certain": _certain(sample, mass.overall(), strongest.overall()) | {"seconds": seconds},
-        "group": "special tokens" if special else "first token",
-        "causes": causes(attention),
-        "learned_sink": sink.mean((1, 2)).tolist(),
-        "unsure": (~attention.rank_is_sure).double().mean((1, 2)).tolist(),
-        "rounded_duplicates": attention.rounded_duplicates.tolist(),
-        "shared_outputs": numbered((attention.joint_null_dim > attention.null_dim.sum(1)).any(1)),
-        "sinks": sinks,
-        "least_certain": at_layers(least_certain(sample)),
-        "outside": at_layers(outside(sample, attention.pearson("head"))),
-    }
-    arrays = {name: array.cpu().double() for name, array in zip(Explanation.main, by_layer, strict=True)}
-    return arrays, said, sample
-
-
-def _beside(attention: EffectiveAttention) -> tuple[Tensor, ...]:
-    """Return what stands beside intervals, by layer: null dimension, reachable dimension, correlation."""
-    null, reachable = attention.null_dim.double(), attention.reachable_dim.double().mean((1, 2))
-    dims = null.amin((1, 2)), null.amax((1, 2)), (null == 0).double().mean((1, 2))
-    return *dims, reachable, attention.pearson("layer")
-
-
-def _certain(sample: RowSample, mass: tuple[float, float], strongest: tuple[float, float]) -> dict[str, Any]:
-    """Return how much is certain overall, with standard errors, and how many rows that was read from."""
-    names = "mass", "mass_stderr", "strongest", "strongest_stderr"
-    return {
-        **dict(zip(names, _known((*mass, *strongest)), strict=True)),
-        "rows": sample.rows * len(sample.free),
-        "free_rows": int(sample.free.sum()),
-        "bounded_rows": len(sample.bounded.places),
-        "bounded_edges": int(sample.bounded.seen.sum()),
-    }
-
-
-def _known(numbers: Sequence[float]) -> list[float | None]:
-    """Return numbers with None in place of NaN, as JSON holds them."""
-    return [None if number != number else number for number in numbers]

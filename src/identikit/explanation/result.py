@@ -1,21 +1,23 @@
 """What `explain` gives back: the answers to all three questions about one text, as numbers."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from identikit.attention.estimate import RowSample
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.sample import RowSample
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import known
 from identikit.errors import InputError, Unavailable
-from identikit.explanation.sources import as_dict, strongest_sources
+from identikit.maths.mixing import first_middle_last
 from identikit.results.files import Files
 from identikit.results.measure import Attribute, held
-from identikit.results.result import Result, result_of
+from identikit.results.result import Result, result_of, saved_result
 from identikit.tokens.result import IdentityMap
 
 NEAR = 3  # how many places away a neighbour is near
+SOURCES_NAMED = 3  # how many of a token's strongest sources are named
 UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
 NOT_COMPUTED = Unavailable("It was not computed.")
 ONLY_NUMBERS = Unavailable("An explanation by words, or a difference, holds only numbers.")
@@ -25,8 +27,6 @@ _PARTS: Mapping[str, type[Result]] = {
     "identity": IdentityMap,
     "attribution": TokenAttribution,
 }
-
-
 _UNDEFINED = EffectiveAttention.measures["pearson"].missing
 
 
@@ -45,14 +45,9 @@ def _by_layer(meaning: str, values: str) -> Attribute:
 class Explanation(Result):
     """What can be said about a model on one text: the answers to all three questions.
 
-    Arrays by layer, all of them means over rows: the `certain_mass`, the share of rows whose strongest edge is certain
-    (`strongest_certain`), and the weight on special tokens, or on the first token where there are none: `special_raw`,
-    the least and the greatest that attention with the same output can give (`special_lower`, `special_upper`), and
-    `special_effective`. What intervals give has a standard error (`…_stderr`), which is 0 where all rows were bounded,
-    and NaN where too few were. Beside them the least and greatest null dimension of a row, the share of rows that are
-    `identifiable`, the `reachable_dim`, and the correlation `pearson` of raw and effective attention. Arrays by layer
-    and token: whether it is `recovered` (1 or 0, NaN in layers without a map), its `own` contribution, and whether it
-    is `outweighed`.
+    Arrays by layer are means over rows; `special_…` is the weight on special tokens, or on the first token where there
+    are none. What intervals give has a standard error (`…_stderr`), which is 0 where all free rows were bounded, and
+    NaN where none was. `…_least` and `…_most` enclose it, also where no free row was bounded.
 
     `about` has what is said beyond these: `certain` (overall, and how many rows were bounded), the `causes` of freedom,
     the `sinks`, what a `learned_sink` takes by layer, in what share of a layer's rows the rank is `unsure`, the edges
@@ -69,16 +64,29 @@ class Explanation(Result):
 
     kind = "explanation"
     main = (
-        "certain_mass", "certain_mass_stderr", "strongest_certain", "strongest_certain_stderr", "special_raw",
-        "special_lower", "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective",
-        "least_null_dim", "greatest_null_dim", "identifiable", "reachable_dim", "pearson",
+        "certain_mass", "certain_mass_stderr", "certain_mass_least", "certain_mass_most", "strongest_certain",
+        "strongest_certain_stderr", "strongest_certain_least", "strongest_certain_most", "special_raw", "special_lower",
+        "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective", "least_null_dim",
+        "greatest_null_dim", "identifiable", "reachable_dim", "pearson",
     )  # fmt: skip
     missing_facts: ClassVar = {"pearson_overall": _UNDEFINED}
 
     certain_mass = _by_layer("Weight that every attention with the same output gives to the same keys", "0 to 1")
     certain_mass_stderr = _by_layer("Standard error of `certain_mass`", "0 or more")
+    certain_mass_least = _by_layer(
+        "The least that `certain_mass` is: two standard errors below, or what is known", "0 to 1"
+    )
+    certain_mass_most = _by_layer(
+        "The most that `certain_mass` is: two standard errors above, or what is known", "0 to 1"
+    )
     strongest_certain = _by_layer("Share of rows whose strongest edge is certainly the strongest", "0 to 1")
     strongest_certain_stderr = _by_layer("Standard error of `strongest_certain`", "0 or more")
+    strongest_certain_least = _by_layer(
+        "The least that `strongest_certain` is: two standard errors below, or what is known", "0 to 1"
+    )
+    strongest_certain_most = _by_layer(
+        "The most that `strongest_certain` is: two standard errors above, or what is known", "0 to 1"
+    )
     special_raw = _by_layer("Weight of all special tokens (or of the first token, if there are none)", "0 to 1")
     special_lower = _by_layer("The least that attention with the same output can give them", "0 to 1")
     special_lower_stderr = _by_layer("Standard error of `special_lower`", "0 or more")
@@ -125,7 +133,7 @@ class Explanation(Result):
             if isinstance(part, Unavailable):
                 plain[f"{name}_unavailable"] = part.reason
         if isinstance(self.attribution, TokenAttribution):
-            plain["sources"] = [as_dict(sources) for sources in strongest_sources(self.attribution)]
+            plain["sources"] = [sources.to_dict() for sources in strongest_sources(self.attribution)]
         return plain
 
     def said(self) -> str:
@@ -169,3 +177,54 @@ class Explanation(Result):
         if _BOUNDED in files:
             parts["bounded"] = RowSample.from_bytes(files[_BOUNDED])
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)
+
+
+def open_result(folder: str | os.PathLike[str]) -> Result:
+    """Open a result that `Result.save` wrote. It has no model, so it cannot be verified or continued."""
+    return saved_result(folder)  # this module has imported every kind
+
+
+# Where tokens come from
+
+
+class TokenSource(NamedTuple):
+    """An input token, its position in the text, and what it contributes."""
+
+    token: str
+    position: int
+    contribution: float
+
+
+class Sources(NamedTuple):
+    """Where the hidden vectors of the token at a position come from.
+
+    - `sources`: the strongest at the first, middle and last layer, the largest first
+    - `own`: what it contributes itself in the last layer; `outweighed`: whether another contributes more there
+    """
+
+    token: str
+    position: int
+    sources: tuple[tuple[TokenSource, ...], ...]
+    own: float
+    outweighed: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return self._asdict() | {"sources": [[source._asdict() for source in layer] for layer in self.sources]}
+
+
+def strongest_sources(attribution: TokenAttribution) -> list[Sources]:
+    """Return the strongest sources of every token at the first, middle and last layer."""
+    tokens = attribution.tokens
+    three = attribution.contribution[list(first_middle_last(len(attribution.layers)))]
+    top = three.topk(min(SOURCES_NAMED, len(tokens)), dim=1)
+    found = []
+    for place, token in enumerate(tokens):
+        layers = zip(top.indices[..., place].tolist(), top.values[..., place].tolist(), strict=True)
+        strongest = tuple(
+            tuple(TokenSource(tokens[i], i, weight) for i, weight in zip(*layer, strict=True) if weight)
+            for layer in layers
+        )
+        own = float(attribution.own[-1, place])
+        found.append(Sources(token, place, strongest, own, bool(attribution.outweighed[-1, place])))
+    return found

@@ -5,14 +5,15 @@ from collections.abc import Iterator, Sequence
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
 from identikit.explanation.attention_words import attention_blocks
-from identikit.explanation.result import NEAR, UNKNOWN, Explanation
-from identikit.explanation.sources import Sources, TokenSource, strongest_sources
+from identikit.explanation.result import NEAR, UNKNOWN, Explanation, Sources, TokenSource, strongest_sources
 from identikit.results.axis import Axis
-from identikit.results.words import Block, Column, Document, Heading, Paragraph, Table, counted, joined
+from identikit.results.words import Block, Column, Document, Heading, Paragraph, Table, counted, joined, percent
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap
 
 NAMED = 6  # how many lost tokens are named
+LONGEST_TEXT = 120  # tokens of a text that is shown whole; of a longer one, half as many from each end
+MOST_IN_A_ROW = 10  # percentages of layers that are named one after the other
 LONGEST_LISTED = 24  # at most how many tokens' sources are listed
 
 
@@ -29,7 +30,7 @@ def verdict(explanation: Explanation) -> Document:
 
 def _header(explanation: Explanation) -> Iterator[Block]:
     about = explanation.about
-    text = "".join(_spaced(token) for token in explanation.tokens).strip()
+    text = _opening_and_end(explanation.tokens)
     facts = {"n_layers": about["n_layers"], "n_heads": about["n_heads"], "d_value": about["d_value"]}
     yield Heading(explanation.model_name, 0)
     yield Paragraph(
@@ -46,6 +47,14 @@ def _header(explanation: Explanation) -> Iterator[Block]:
         if added:
             words = f"The tokenizer puts {added} between the two texts."
         yield Paragraph(words, {"joined_by": about["joined_by"]}, "note")
+
+
+def _opening_and_end(tokens: Sequence[str]) -> str:
+    """Return the text as its tokens read; of a long one its opening and its end."""
+    parts = [tokens]
+    if len(tokens) > LONGEST_TEXT:
+        parts = [tokens[: LONGEST_TEXT // 2], tokens[-LONGEST_TEXT // 2 :]]
+    return " … ".join("".join(map(_spaced, part)).strip() for part in parts)
 
 
 def _attending(explanation: Explanation) -> str:
@@ -69,11 +78,14 @@ def _identity(explanation: Explanation) -> Iterator[Block]:
         yield Paragraph(f"Not answered: {identity.reason}", {"unavailable": identity.reason})
         return
     yield joined(_recovered(identity))
+    if len(identity.axes[0]) > MOST_IN_A_ROW:
+        yield _recovered_table(identity)
     unknown = identity.about.get("unknown", 0.0)
     if unknown > UNKNOWN:
         yield Paragraph(
-            f"Careful: the tokenizer does not know {unknown:.0%} of the tokens in the sample texts that the maps were "
-            "fitted to. Fit maps to texts of your own: explain(model, text, maps=token_identifiability(model, texts)).",
+            f"Careful: the tokenizer does not know {percent(unknown)} of the tokens in the sample texts that the maps "
+            "were fitted to. Fit maps to texts of your own: explain(model, text, "
+            "maps=token_identifiability(model, texts)).",
             {"unknown": unknown},
             "warning",
         )
@@ -85,8 +97,11 @@ def _recovered(identity: IdentityMap) -> Iterator[Paragraph]:
     layers, positions = identity.axes
     ends = (layers.values[0], layers.values[-1])
     after = f"layer {ends[0]}" if len(layers) == 1 else f"layers {ends[0]} to {ends[1]}"
+    told = ", ".join(map(percent, shares))
+    if len(shares) > MOST_IN_A_ROW:
+        told = f"{percent(min(shares))} to {percent(max(shares))}"
     yield Paragraph(
-        f"After {after}, {', '.join(f'{share:.0%}' for share in shares)} of the hidden vectors still point to their "
+        f"After {after}, {told} of the hidden vectors still point to their "
         f"own token ({identity.map} maps fitted to {identity.about.get('fitted_to', 'texts')}, {identity.distance} "
         "distance).",
         {"recovered": shares, "recovered_after_layers": ends, "distance": identity.distance},
@@ -107,6 +122,16 @@ def _recovered(identity: IdentityMap) -> Iterator[Paragraph]:
     more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     facts = {"lost": lost, "lost_not_named": max(0, len(lost) - NAMED)}
     yield Paragraph(f"Lost after the last layer: {named}{more}.", facts)
+
+
+def _recovered_table(identity: IdentityMap) -> Table:
+    """Return the share of recovered tokens after some layers, the first and the last among them."""
+    layers = identity.axes[0].values
+    last = len(layers) - 1
+    places = sorted({round(last * step / (MOST_IN_A_ROW - 1)) for step in range(MOST_IN_A_ROW)})
+    shares = identity.recovered.double().mean(-1).tolist()
+    columns = [Column(str(layers[place]), percent, "right") for place in places]
+    return Table((Column("after layer"), *columns), (("still their own", *(shares[place] for place in places)),))
 
 
 def _origin(explanation: Explanation) -> Iterator[Block]:
@@ -133,8 +158,8 @@ def _mixing(explanation: Explanation, attribution: TokenAttribution) -> Iterator
         exactness = f"estimated from {attribution.probes} random directions, standard error up to {error:.1g}"
         facts["largest_stderr"] = error
     yield Paragraph(
-        f"A token contributes {ends[0]:.0%} to its own hidden vector after layer {first} and {ends[1]:.0%} after layer "
-        f"{last} (medians of Hidden Token Attribution, {exactness}).",
+        f"A token contributes {percent(ends[0])} to its own hidden vector after layer {first} and "
+        f"{percent(ends[1])} after layer {last} (medians of Hidden Token Attribution, {exactness}).",
         facts,
     )
     lost = float(attribution.outweighed[-1].double().mean())
@@ -144,8 +169,8 @@ def _mixing(explanation: Explanation, attribution: TokenAttribution) -> Iterator
     if about["near"] is not None:
         near = (about["near"][0], about["near"][-1])
         yield Paragraph(
-            f"Of what the other tokens contribute, {near[0]:.0%} comes from within {NEAR} positions after layer "
-            f"{first}, and {near[1]:.0%} after layer {last}.",
+            f"Of what the other tokens contribute, {percent(near[0])} comes from within {NEAR} positions after layer "
+            f"{first}, and {percent(near[1])} after layer {last}.",
             {"near": near, "near_within": NEAR},
         )
 

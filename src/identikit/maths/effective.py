@@ -174,20 +174,23 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
     output is then the same only to about $\varepsilon$. Factorisations are always in float64; `dtype` is that of the
     coefficients that are kept.
     """
-    visible, resolution = heads.visible, Resolution(heads.eps, tolerance)
+    visible = heads.visible
+    resolution = Resolution(heads.eps, tolerance)
     V = heads.values[:, visible.keys].double()
     right = heads.output.double().unflatten(0, (len(V), heads.group))
     if visible.shared:
         Y, rank = linalg.shared_solve(V, right, resolution)
         attends = visible.stop > 0
-        Y, rank = Y.masked_fill_(~attends[:, None], 0), rank[:, None] * attends
+        Y = Y.masked_fill_(~attends[:, None], 0)
+        rank = rank[:, None] * attends
     elif visible.nested:
         Y, rank = prefix_solve(V, right, visible.stop, resolution)
     else:
         rows = torch.arange(right.shape[2], device=V.device).split(1024)
         keys = visible.keys
         done = [linalg.rowwise_solve(V, right[:, :, part], visible.block(part, keys), resolution) for part in rows]
-        Y, rank = torch.cat([part[0] for part in done], 2), torch.cat([part[1] for part in done], 1)
+        Y = torch.cat([part[0] for part in done], 2)
+        rank = torch.cat([part[1] for part in done], 1)
     return Factors(Y.flatten(0, 1).to(dtype), heads.values, rank.repeat_interleave(heads.group, 0), visible)
 
 
@@ -210,8 +213,9 @@ def effective_rows(
     It is exactly 0 on invisible keys. Identifiable rows are copied from `raw` where it is given (it is asked only for
     those rows); without it they are the same numbers to rounding.
     """
-    h, q = _positions(heads, factors.coefficients, 0), _positions(queries, factors.coefficients, 1)
-    k = _positions(keys, factors.values, 1)
+    h = _positions(heads, len(factors.coefficients), factors)
+    q = _positions(queries, factors.coefficients.shape[1], factors)
+    k = _positions(keys, factors.values.shape[1], factors)
     Y = factors.coefficients[heads][:, queries]
     V = factors.values[heads if factors.group == 1 else h // factors.group][:, keys]
     rows = Y @ V.to(Y).mT
@@ -225,8 +229,8 @@ def effective_rows(
     return rows if bool(seen.all()) else rows.masked_fill_(~seen, 0)
 
 
-def _positions(selection: Selection, axis_of: Tensor, axis: int) -> Int[Tensor, "chosen"]:
-    return torch.arange(axis_of.shape[axis], device=axis_of.device)[selection]
+def _positions(selection: Selection, length: int, factors: Factors) -> Int[Tensor, "chosen"]:
+    return torch.arange(length, device=factors.values.device)[selection]
 
 
 def _raw_rows(raw: RawRows, heads: Tensor, queries: Tensor) -> Float[Tensor, "head_ query_ key"]:
@@ -265,7 +269,9 @@ def _run_sums(
     factors: Factors, coefficients: Float[Tensor, "head query d_v"], weights: Float[Tensor, "query group"]
 ) -> Float[Tensor, "head group key"]:
     """Add up what each key receives where every row sees a run of keys; one product where all see the same."""
-    visible, n_groups, coefficients = factors.visible, weights.shape[1], coefficients.double()
+    visible = factors.visible
+    n_groups = weights.shape[1]
+    coefficients = coefficients.double()
     V = factors.values[:, visible.keys].to(coefficients).repeat_interleave(factors.group, 0)
     sums = coefficients.new_zeros(len(coefficients), n_groups, visible.n_keys)
     if visible.shared:
@@ -279,28 +285,6 @@ def _run_sums(
     return sums
 
 
-def residual(
-    factors: Factors,
-    values: Float[Tensor, "kv_head key d_v"],
-    output: Float[Tensor, "head query d_v"],
-    projection: Float[Tensor, "head d_v d"],
-    *,
-    bias: Float[Tensor, "kv_head d_v"] | None = None,
-    mass: Float[Tensor, "head query"] | None = None,
-    gate: Float[Tensor, "head query d_v"] | None = None,
-) -> Float[Tensor, "head"]:
-    r"""Measure how far effective attention is from giving the same output.
-
-    $$\frac{\|(A^\perp V - O) H\|}{\|O H\|} \quad \text{per head, and 0 where both are 0}$$
-
-    $V$, $O$ and $H$ are `values`, `output` and `projection` as the model has them. For factors made by `without_bias`,
-    pass the same `bias` $b$: this is then the certificate of $A^\perp (V - 1b^\top) + A1b^\top$, with `mass` $A1$ as
-    in `Heads`. Where a `gate` $g_i$ multiplies each row of $O$ before the projection, $H$ is $\mathrm{diag}(g_i) H$.
-    """
-    missing = missing_output(factors, values, output, bias=bias, mass=mass)
-    return relative_size(missing, output, projection, gate=gate)
-
-
 def relative_size(
     missing: Float[Tensor, "head query d_v"],
     output: Float[Tensor, "head query d_v"],
@@ -308,15 +292,22 @@ def relative_size(
     *,
     gate: Float[Tensor, "head query d_v"] | None = None,
 ) -> Float[Tensor, "head"]:
-    """Compare what is missing of the head outputs with these, both through the output projection; see `residual`."""
-    through, open_ = lengths_of(projection), 1.0 if gate is None else gate.double()
+    r"""Measure how far effective attention is from giving the same output.
+
+    $$\frac{\|(A^\perp V - O) H\|}{\|O H\|} \quad \text{per head, and 0 where both are 0}$$
+
+    `missing` is $A^\perp V - O$ (`missing_output`), $O$ and $H$ are `output` and `projection` as the model has them.
+    Where a `gate` $g_i$ multiplies each row of $O$ before the projection, $H$ is $\mathrm{diag}(g_i) H$.
+    """
+    through = lengths_of(projection)
+    open_ = 1.0 if gate is None else gate.double()
     change = (missing * open_ @ through).norm(dim=(1, 2))
     size = (output.double() * open_ @ through).norm(dim=(1, 2))
     return torch.where(change == 0, 0.0, change / size)
 
 
 def lengths_of(projection: Float[Tensor, "head d_v d"]) -> Float[Tensor, "head d_v d_v_"]:
-    r"""Return $R^	op$ with $H^	op = QR$: $\|XH\| = \|XR^	op\|$."""
+    r"""Return $R^\top$ with $H^\top = QR$: $\|XH\| = \|XR^\top\|$."""
     return torch.linalg.qr(projection.double().mT, mode="r").R.mT
 
 
@@ -328,12 +319,17 @@ def missing_output(
     bias: Float[Tensor, "kv_head d_v"] | None = None,
     mass: Float[Tensor, "head query"] | None = None,
 ) -> Float[Tensor, "head query d_v"]:
-    r"""Compute $A^\perp V - O$; arguments are as in `residual`."""
+    r"""Compute $A^\perp V - O$, with $V$ and $O$ as the model has them.
+
+    For factors made by `without_bias`, pass the same `bias` $b$: this is then what $A^\perp (V - 1b^\top) + A1b^\top$
+    misses, with `mass` $A1$ as in `Heads`.
+    """
     heads = attention_heads(values, output, factors.visible, mass=mass)
     heads = heads if bias is None else without_bias(heads, bias)
     keys = factors.visible.keys
     Y = factors.coefficients.double().unflatten(0, (len(factors.values), -1))
-    V, X = factors.values[:, keys].double(), heads.values[:, keys].double()
+    V = factors.values[:, keys].double()
+    X = heads.values[:, keys].double()
     X = X.repeat_interleave(len(V) // len(X), 0)
     if factors.visible.nested:
         product = _prefix_multiply(Y, V, X, factors.visible.stop)
@@ -355,7 +351,8 @@ def _prefix_multiply(
     product = coefficients.new_zeros(*coefficients.shape[:-1], other.shape[-1])
     carried = values.new_zeros(len(values), width, other.shape[-1])
     for start in range(0, values.shape[1], width):
-        V, X = values[:, start : start + width], other[:, start : start + width]
+        V = values[:, start : start + width]
+        X = other[:, start : start + width]
         rows = ((stop > start) & (stop <= start + width)).nonzero()[:, 0]
         seen = torch.arange(start, start + V.shape[1], device=stop.device) < stop[rows, None]
         Y = coefficients[:, :, rows]

@@ -28,8 +28,11 @@ def joint_null_dim(
     rows, however long the text is. Spans of nested rows grow, so ranks add up until some row, and nothing is left to
     gain from some row on. Both rows are found by bisection; only the rows in between are computed one by one.
     """
-    H, resolution = projection.double(), Resolution(rounding_unit(projection.dtype))
-    every, visible, added = H.shape[0] * H.shape[1], heads.visible, rank.sum(0).tolist()
+    H = projection.double()
+    resolution = Resolution(rounding_unit(projection.dtype))
+    every = H.shape[0] * H.shape[1]
+    visible = heads.visible
+    added = rank.sum(0).tolist()
     limit = linalg.matrix_rank(H.flatten(0, 1), resolution)
 
     @functools.cache
@@ -51,9 +54,10 @@ def joint_null_dim(
         rows = [row_of[stop] for stop in sorted(row_of)]
         split = bisect.bisect_left(rows, True, key=lambda query: stacked(query) < added[query])
         rest = bisect.bisect_left(rows, True, lo=split, key=lambda query: stacked(query) == limit)
-        found = [added[query] for query in rows[:split]] + [stacked(query) for query in rows[split:rest]]
-        found = dict(zip(sorted(row_of), found + [limit] * (len(rows) - rest), strict=True))
-        joint = [found[stop] for stop in stops]
+        ranks = [added[query] for query in rows[:split]] + [stacked(query) for query in rows[split:rest]]
+        ranks += [limit] * (len(rows) - rest)
+        of_stop = dict(zip(sorted(row_of), ranks, strict=True))
+        joint = [of_stop[stop] for stop in stops]
     else:
         joint = [stacked(query) for query in range(len(added))]
     return len(rank) * visible.count - torch.tensor(joint, device=rank.device)

@@ -1,4 +1,4 @@
-"""How alike two attention maps are: Pearson's correlation over visible entries, from sums that add up over parts."""
+"""How alike two attention maps are: Pearson's correlation over visible entries, from sums that add up over rows."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from identikit.shapes import Bool, Float, Tensor
 
 
 class PearsonSums(NamedTuple):
-    """Sums that give the correlation of two maps, per row or pooled; the sums of parts add up to those of the whole."""
+    """Sums that give the correlation of two maps, per row or pooled."""
 
     entries: Tensor
     first: Tensor
@@ -17,10 +17,6 @@ class PearsonSums(NamedTuple):
     second_square: Tensor
     product: Tensor
     difference_square: Tensor
-
-    def merge(self, other: "PearsonSums") -> "PearsonSums":
-        """Add the sums of another part."""
-        return PearsonSums(*map(torch.add, self, other))
 
     def pooled(self, axis: int | None = None) -> "PearsonSums":
         """Add up over one axis (-1: all queries of a head), or over everything."""

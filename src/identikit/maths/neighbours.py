@@ -1,6 +1,6 @@
 """Distances between vectors, and the nearest-neighbour lookup inside one sentence (section 4 of the paper)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -54,7 +54,12 @@ def nearest(
     targets that occur more than once. All is computed in float64, so that rounding does not decide between close
     candidates.
     """
-    distances = _PAIRWISE[distance](predicted.double(), candidates.double())
+    predicted = predicted.double()
+    candidates = candidates.double()
+    if distance == "l2":
+        distances = torch.cdist(predicted, candidates, compute_mode="use_mm_for_euclid_dist")
+    else:
+        distances = 1 - _unit(predicted) @ _unit(candidates).mT
     has_target = own >= 0
     position = own.clamp(min=0)
     keep = keep.unsqueeze(-2)
@@ -179,22 +184,7 @@ def _ratio(numerator: Float[Tensor, "*batch"], denominator: Float[Tensor, "*batc
     return torch.where(denominator > 0, numerator / denominator, 0)
 
 
-def _pairwise_cosine(
-    predicted: Float[Tensor, "*batch query d"], candidates: Float[Tensor, "*batch key d"]
-) -> Float[Tensor, "*batch query key"]:
-    return 1 - _unit(predicted) @ _unit(candidates).mT
-
-
-def _pairwise_l2(
-    predicted: Float[Tensor, "*batch query d"], candidates: Float[Tensor, "*batch key d"]
-) -> Float[Tensor, "*batch query key"]:
-    return torch.cdist(predicted, candidates, compute_mode="use_mm_for_euclid_dist")
-
-
 def _unit(vectors: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     """Scale vectors to length 1; zero vectors stay zero."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return torch.where(length > 0, vectors / length, 0)
-
-
-_PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": _pairwise_cosine, "l2": _pairwise_l2}

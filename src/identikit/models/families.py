@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
 from identikit.models.load.weights import linear_bias, linear_weight
-from identikit.models.row import Family
-from identikit.models.table import FAMILIES
+from identikit.models.table import FAMILIES, Family
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
@@ -79,13 +78,13 @@ def _fits(family: Family, stack: PreTrainedModel) -> None:
     """Refuse a row that names a part which is not there; `check.py` proves that what is there is the right part."""
     row = f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says"
     base = stack.base_model
-    if family.embedding is not None and not isinstance(_find(base, family.embedding), nn.Module):
+    if family.embedding is not None and not isinstance(find(base, family.embedding), nn.Module):
         raise ModelError(f"{row} embedding={family.embedding!r}, and {type(base).__name__} has no module there.")
     for block in find_all(base, family.blocks):
         if mixer_instead(family, block) is not None:
             continue
         for field, path in (("output", family.output), ("value", family.value)):
-            layer = None if path is None else _find(block, path)
+            layer = None if path is None else find(block, path)
             bare = isinstance(layer, nn.Parameter) and field == "output" and family.watch_output is not None
             if path is not None and not bare and not _is_linear(layer):
                 raise ModelError(f"{row} {field}={path!r}, and {type(block).__name__} has no linear layer there.")
@@ -131,12 +130,7 @@ def find_all(root: nn.Module, path: str) -> list[Any]:
 
 
 def find(root: nn.Module, path: str) -> Any:
-    """Return the module or parameter at a dotted path."""
-    return find_all(root, path)[0]
-
-
-def _find(root: nn.Module, path: str) -> object:
-    """Return what is at a dotted path; None if there is nothing."""
+    """Return the module or parameter at a dotted path; None if there is nothing."""
     return next(iter(find_all(root, path)), None)
 
 

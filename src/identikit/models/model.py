@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models import families
 from identikit.models.load.fingerprint import Identity, identity_of
-from identikit.models.load.weights import broken_weight, wider_dtype
+from identikit.models.load.weights import broken_weight, check_in_place, wider_dtype
 from identikit.models.parts import Block, Reached, Split, block_of, embedding_tail
 from identikit.models.sample import sample_features, sample_tokens
 from identikit.models.surroundings import (
@@ -109,7 +109,7 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """A SHA-256 over every weight, the configuration, the modules, active adapters and the tokenizer.
+        """A SHA-256 over all that decides what the model computes; docs/understand/limits.md says what that is.
 
         It is taken anew when a public function is given the model, so that a result never reuses an old one.
         """
@@ -118,11 +118,8 @@ class Model:
     @cached_property
     def identity(self) -> Identity:
         """The fingerprints of the model and of its tokenizer, as last taken."""
+        check_in_place(self.hf, self.name)
         return identity_of(self.hf, self.tokenizer)
-
-    def take_identity(self) -> None:
-        """Take the fingerprints anew."""
-        self.identity = identity_of(self.hf, self.tokenizer)
 
     def provenance(self, text: Text, **settings: Any) -> Provenance:
         """Return where a result of this model on `text` comes from, computed with `settings`."""
@@ -141,21 +138,24 @@ class Model:
 
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
+        check_in_place(self.hf, self.name)
         if identity_of(self.hf, self.tokenizer).model != (self.fingerprint if since is None else since):
             raise ModelError(
-                f"Reading {self.name}: its weights, configuration or tokenizer changed after it was first read, so the "
-                "numbers would be of two models. Compute them again, and do not change the model meanwhile."
+                f"Reading {self.name}: its weights, configuration or tokenizer changed after it was first read, or "
+                "what is set on its modules (numbers, functions, hooks, adapters): the numbers would be of two models. "
+                "Compute them again, and do not change the model meanwhile."
             )
 
     def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
-        """Return H of Eq. 2 for every head: its slice of the layer's output projection."""
+        """Return H of Eq. 2 for every head: a copy of its slice of the layer's output projection."""
         (layer,) = self.attending(layer)
-        return families.output_projection(self.family, self.blocks[layer], self.n_heads)
+        return families.output_projection(self.family, self.blocks[layer], self.n_heads).clone()
 
     def value_bias(self, layer: int) -> Float[Tensor, "kv_head d_v"] | None:
-        """Return the bias in the layer's values, or None if there is none."""
+        """Return a copy of the bias in the layer's values, or None if there is none."""
         (layer,) = self.attending(layer)
-        return families.value_bias(self.family, self.blocks[layer], self.n_key_value_heads, self.d_value)
+        bias = families.value_bias(self.family, self.blocks[layer], self.n_key_value_heads, self.d_value)
+        return None if bias is None else bias.clone()
 
     def attending(self, layers: Index = None) -> tuple[int, ...]:
         """Return the layers whose attention a caller asked for; None: all that have softmax attention."""
@@ -363,8 +363,9 @@ def checked_model(model: object) -> Model:
     """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
     refuse_transforms()
     if isinstance(model, Model):
+        check_in_place(model.hf, model.name)
         with model.alone():  # where it has changed since it was loaded, it is proved anew
-            model.take_identity()
+            model.identity = identity_of(model.hf, model.tokenizer)
             return model
     raise InputError(
         f"Expected a model from identikit.load, got {type(model).__name__}. Load it first: "

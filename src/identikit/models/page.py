@@ -2,8 +2,7 @@
 
 from typing import TypedDict
 
-from identikit.models.row import Family
-from identikit.models.table import FAMILIES
+from identikit.models.table import FAMILIES, Family
 
 _READS = ("text", "image", "sound")
 _COLUMNS = {
@@ -57,7 +56,7 @@ def _row(kind: str, family: Family) -> FamilyEntry:
     return {
         "family": kind,
         "name": family.name,
-        "checkpoints": family.checkpoints.split(", ") if family.checkpoints else [],
+        "checkpoints": list(family.checkpoints),
         "reads": reads,
         "attention": "all layers" if family.instead is None else "some layers",
         "attribution": "exact" if family.splits else "forward mode",

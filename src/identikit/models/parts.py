@@ -19,15 +19,15 @@ class Block:
 
     - `input`: the hidden vectors that enter it; `call`: its attention, as captured
     - `pre(x)`: queries, keys and values; `post(x, o)`: the block's output for the head output o
-    - `whole(x)`: the whole block
-    - `after(start)`: the same block for the positions from `start` on; only its `input`, `pre` and `post` can be used
+    - `run(x, visitor)`: the whole block, with the head output that the visitor returns for its attention, if any
+    - `after(start)`: the same block for the positions from `start` on; only its `call` is still that of all positions
     """
 
     input: Float[Tensor, "batch n d"]
     call: AttentionCall
     pre: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
     post: Callable[[Tensor, Tensor], Tensor]
-    whole: Callable[[Tensor], Tensor]
+    run: Callable[[Tensor, Visitor], Tensor]
     after: Callable[[int], "Block"]
 
 
@@ -68,13 +68,10 @@ def block_of(entry: BlockCall, call: AttentionCall) -> Block:
     def post(x: Tensor, output: Tensor) -> Tensor:
         return run(x, lambda call: output)
 
-    def whole(x: Tensor) -> Tensor:
-        return run(x, lambda call: None)
-
     def after(start: int) -> Block:
         return block_of(entry.after(start, call.query.shape[2]), call)
 
-    return Block(entry.hidden, call, pre, post, whole, after)
+    return Block(entry.hidden, call, pre, post, run, after)
 
 
 def embedding_tail(run: Callable[[], object], embedding: nn.Module, first: nn.Module, x: Tensor) -> Tensor:

@@ -15,13 +15,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from identikit.errors import InputError, ModelError
+from identikit.models.load.changes import ASKS_FOR_GRADIENTS, changes
 from identikit.models.machine import products
 
 Makeup = tuple[object, ...]
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
-_ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
 
 
 @dataclass
@@ -134,11 +135,15 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Leave out the hooks of `gradient_checkpointing_enable`: they ask for gradients, and change no number."""
+    """Leave out hooks that change no number: those on gradients, and those of `gradient_checkpointing_enable`."""
     with ExitStack() as stack:
         for module in model.modules():
+            for backward in (module._backward_hooks, module._backward_pre_hooks):
+                if backward:  # derivatives cannot have them
+                    stack.callback(backward.update, dict(backward))
+                    backward.clear()
             hooks = module._forward_hooks
-            asking = [key for key, hook in hooks.items() if getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS]
+            asking = [key for key, hook in hooks.items() if getattr(hook, "__name__", "") == ASKS_FOR_GRADIENTS]
             if asking:
                 stack.callback(_put_back, hooks, dict(hooks))
                 for key in asking:
@@ -153,9 +158,22 @@ def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:
 
 
 def makeup(model: nn.Module) -> Makeup:
-    """Return what a model is made of, but for its numbers: modules, their hooks and methods, dtypes and devices."""
+    """Return what a model is made of, but for its weights; where it changes, the model is proved anew.
+
+    These are its modules, what is set on them, their hooks, methods and attention functions, its dtypes and devices.
+    """
     modules = tuple(
-        (id(module), *module._forward_pre_hooks, *module._forward_hooks, id(vars(module).get("forward")))
+        (
+            id(module),
+            *module._forward_pre_hooks,
+            *module._forward_hooks,
+            id(vars(module).get("forward")),
+            id(type(module).forward),
+            changes(module),
+        )
         for module in model.modules()
     )
-    return modules, tuple((weight.dtype, weight.device) for weight in model.parameters())
+    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
+    names = [getattr(config, "_attn_implementation_internal", None) for config in configs.values()]
+    functions = tuple((str(name), id(ALL_ATTENTION_FUNCTIONS.get(name))) for name in names)
+    return modules, functions, tuple((weight.dtype, weight.device) for weight in model.parameters())

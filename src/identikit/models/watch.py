@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from identikit.errors import ModelError
 from identikit.models import families
-from identikit.models.row import Family
+from identikit.models.table import Family
 from identikit.models.taps.tap import AttentionCall, Place, Visitor, visiting
 from identikit.shapes import Bool, Float, Tensor
 

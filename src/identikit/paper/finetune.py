@@ -116,12 +116,15 @@ def finetune(
     The same call gives the same bytes again on the same CPU. The folder is written whole or not at all. Beside the
     model it holds `finetune.json`: what the model was made from, and the measures after each epoch.
     """
-    chosen = _task(task)
+    if task.lower() not in _TASKS:
+        raise InputError(f"Fine-tuning: the task {shortened(task)} is not known. Use one of {', '.join(_TASKS)}.")
+    chosen = _TASKS[task.lower()]
     folder = _free_folder(out)
     texts, development = _read(chosen.name, data_dir, training)
     base = load(model_source, device=device)
     _refuse_unfit(base)
-    with _seeded(training.seed, base.device):
+    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
+        torch.manual_seed(training.seed)
         model = _with_head(base, chosen)
         with _written_whole(folder) as partial:
             base.tokenizer.save_pretrained(partial)  # now: cutting texts changes what a tokenizer saves
@@ -190,12 +193,6 @@ _TASKS = {
 }
 
 
-def _task(name: str) -> _Task:
-    if name.lower() not in _TASKS:
-        raise InputError(f"Fine-tuning: the task {shortened(name)} is not known. Use one of {', '.join(_TASKS)}.")
-    return _TASKS[name.lower()]
-
-
 def _read(task: str, data_dir: str | os.PathLike[str], training: Training) -> tuple[_Labelled, _Labelled]:
     """Read the training texts, or a sample of them, and the development texts."""
     texts = list(read_labelled(task, data_dir=data_dir, split="train"))
@@ -245,14 +242,6 @@ def _with_head(base: Model, task: _Task) -> Model:
 
 
 # The loop
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch inside, and restore its state after."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 class _Run:

@@ -8,21 +8,20 @@ library counts layers and heads from 0, the paper from 1: `from_one` is the one 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from identikit.attention import certainty
 from identikit.attention import dataset as attention_tables
-from identikit.attention.dataset import AttentionOptions, attention_statistics, certainty_statistics
+from identikit.attention.dataset import AttentionOptions, attention_statistics
 from identikit.attention.effective import effective_attention
-from identikit.attention.token_types import TypeAverages
 from identikit.attribution import dataset as attribution_tables
 from identikit.attribution.attribute import token_attribution
-from identikit.attribution.dataset import AttributionOptions, PerToken, Tagger, attribution_statistics
-from identikit.errors import InputError, Unavailable
+from identikit.attribution.dataset import AttributionOptions, PerToken, attribution_statistics
+from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.maths.mixing import Mixing
 from identikit.maths.neighbours import DISTANCES
@@ -31,117 +30,22 @@ from identikit.models.model import Model
 from identikit.paper import collapse
 from identikit.paper.evidence import SHARES
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
+from identikit.paper.work import Rows, Work
 from identikit.progress import Progress, silent
-from identikit.results.files import Damaged, plain
+from identikit.results.files import plain
 from identikit.results.provenance import text_hash
-from identikit.runs.engines import Engine, Local
-from identikit.runs.run import Run, discard, restored_row
+from identikit.runs.run import restored_row
 from identikit.runs.store import COMPUTED, Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
-from identikit.tokens.evaluate import measure
-from identikit.tokens.fit import fit_maps
-from identikit.tokens.identify import hidden_states
-from identikit.tokens.maps import FittedMap
-from identikit.tokens.protocol import BLOCKS, MapChoice, Settings, Task
-from identikit.tokens.states import HiddenStates
-from identikit.version import __version__
+from identikit.tokens.protocol import BLOCKS, MapChoice, Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Rows = list[dict[str, Any]]
-
 OFFSETS = (-3, -2, -1, 1, 2, 3)
 LEARNED = ("linear", "mlp")
 COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is computed.
-
-    - `probes`: directions of attribution; `rows`: rows of attention per text that are bounded
-    - `folds`, `learning_rates`, `epochs`: of the learned maps
-    """
-
-    probes: int | str = "exact"
-    folds: int = 10
-    learning_rates: tuple[float, ...] = Settings().learning_rates
-    epochs: int = Settings().epochs
-    rows: int = 40
-
-
-PAPER = Effort()
-SAMPLE = Effort(probes=16, folds=3, learning_rates=(0.001,), epochs=30)
-
-
-@dataclass(frozen=True)
-class Work:
-    """One model on the texts of one dataset."""
-
-    model: Model
-    data: str
-    texts: list[Text]
-    effort: Effort = PAPER
-    precision: str = "full"
-    seed: int = 0
-    tagger: Tagger | None = None
-    engine: Engine = field(default_factory=Local, compare=False)
-    progress: Progress = field(default=silent, compare=False)
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """How many tokens of each text are read."""
-        return [len(text) for text in self.model.encode(self.texts, truncate=True, max_tokens=PIECES)]
-
-    @cached_property
-    def states(self) -> HiddenStates:
-        """The hidden vectors of all texts."""
-        return hidden_states(self.model, self.texts, truncate=True, max_tokens=PIECES, progress=self.progress)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Leave out what stays in this process: the model, what was read with it, the engine and the progress bar."""
-        stays = {"model": None, "engine": Local(), "progress": silent}
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)} | stays
-
-    def run(self, store: Store, progress: Progress | None = None) -> Run:
-        """Return a run into a folder."""
-        return Run(store, self.engine, progress=progress or self.progress)
-
-    def settings(self, reads: Sequence[str]) -> dict[str, Any]:
-        """Return what the numbers made from the texts and from these settings depend on."""
-        chosen = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
-        return {
-            "data": self.data,
-            "texts": text_hash(self.texts),
-            "pieces": PIECES,
-            "model": self.model.name,
-            "weights": self.model.fingerprint,
-            "dtype": str(self.model.dtype),
-            "threads": self.engine.threads,
-            "version": __version__,
-            **{name: chosen[name] for name in reads},
-        }
-
-    def fit(self, choice: MapChoice, tasks: list[Task], folds: int) -> list[FittedMap]:
-        """Fit maps to the hidden vectors, for all tasks together."""
-        settings = Settings(
-            folds=folds,
-            seed=self.seed,
-            learning_rates=self.effort.learning_rates,
-            epochs=self.effort.epochs,
-            device=str(self.model.device),
-        )
-        return fit_maps(self.states, choice, tasks=tasks, settings=settings, progress=self.progress).maps
-
-    def rates(
-        self, maps: list[FittedMap], test_layers: Sequence[int] | None = None, splits: Sequence[str] = ("test",)
-    ) -> Rows:
-        """Return how often maps recover tokens, as plain rows."""
-        device = str(self.model.device)
-        rates = measure(self.states, maps, test_layers=test_layers, splits=splits, device=device)
-        return [rate._asdict() for rate in rates]
 
 
 def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
@@ -167,7 +71,7 @@ class Input(Generic[Gathered]):
     gather: Callable[[Work, Store], Gathered]
     frames: "Callable[[Gathered], dict[str, DataFrame]]"
     reads: tuple[str, ...] = ()
-    unmet: Callable[[Work], Unavailable | None] = lambda work: None
+    unmet: Callable[[Work], str | None] = lambda work: None
 
     def store(self, work: Work, out: str) -> Store:
         """Return the input's folder under `out`; an input that reads tags has another one where there is no tagger."""
@@ -203,14 +107,14 @@ class Input(Generic[Gathered]):
 # Attention and attribution
 
 
-def _attention(work: Work, store: Store) -> tuple[dict[str, Tensor], TypeAverages]:
+def _attention(work: Work, store: Store) -> dict[str, Tensor]:
     options = AttentionOptions(truncate=True, max_tokens=PIECES)
     return attention_statistics(work.model, work.texts, work.run(store), options)
 
 
 def _intervals(work: Work, store: Store) -> dict[str, Tensor]:
     options = AttentionOptions(truncate=True, max_tokens=PIECES, intervals=work.effort.rows, seed=work.seed)
-    return certainty_statistics(work.model, work.texts, work.run(store), options)
+    return attention_statistics(work.model, work.texts, work.run(store), options, only_intervals=True)
 
 
 def _attribution(norm: str) -> Input:
@@ -230,9 +134,9 @@ def _attribution(norm: str) -> Input:
         whole, _ = gathered
         return {f"{name} {norm}": frame for name, frame in from_one(attribution_tables.frames(whole)).items()}
 
-    def unmet(work: Work) -> Unavailable | None:
+    def unmet(work: Work) -> str | None:
         if norm == "spectral" and work.effort.probes != "exact":
-            return Unavailable("needs every direction: leave out --sample")
+            return "needs every direction: leave out --sample"
         return None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
@@ -245,11 +149,9 @@ def _attribution(norm: str) -> Input:
 
 def _kept(store: Store, file: str, read: Callable[[str], Gathered], compute: Callable[[], None]) -> Gathered:
     """Return what a file holds, computed and written if it is not there or damaged."""
-    if store.has(file):
-        try:
-            return read(file)
-        except Damaged as why:
-            discard(store, file, why)
+    kept = store.usable(file, read)
+    if kept is not None:
+        return kept
     compute()
     return read(file)
 
@@ -288,11 +190,11 @@ def _identity(name: str, kinds: Callable[[Work], tuple[str, ...]], measure: Call
     def frames(rows: Rows) -> "dict[str, DataFrame]":
         return from_one({name: _frame(rows)})
 
-    def unmet(work: Work) -> Unavailable | None:
+    def unmet(work: Work) -> str | None:
         if len(work.texts) < BLOCKS:
-            return Unavailable(f"needs at least {BLOCKS} texts")
+            return f"needs at least {BLOCKS} texts"
         if not kinds(work):
-            return Unavailable("not applicable: inputs and hidden vectors differ in size, so there is no naive map")
+            return "not applicable: inputs and hidden vectors differ in size, so there is no naive map"
         return None
 
     reads = ("folds", "learning_rates", "epochs", "precision", "seed")
@@ -318,13 +220,10 @@ def _by_share(work: Work, kind: str) -> Rows:
     return work.rates(work.fit(MapChoice((kind,), ("l2",), (layer,)), tasks, 1))
 
 
-def _to_previous(work: Work, kind: str) -> Rows:
-    return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], 1))
-
-
-def _naive_to_previous(work: Work, kind: str) -> Rows:
-    """Test in all folds: a map that is not trained costs nothing."""
-    return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], work.effort.folds))
+def _to_previous(work: Work, kind: str, all_folds: bool = False) -> Rows:
+    """Test across single layers, in all folds where no map is trained, so that they cost nothing."""
+    folds = work.effort.folds if all_folds else 1
+    return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], folds))
 
 
 def _neighbours(work: Work, kind: str) -> Rows:
@@ -343,17 +242,13 @@ def _tensors(store: Store, file: str, compute: Callable[[], Noted]) -> Noted:
     return _kept(store, file, store.read_tensors, lambda: store.write_tensors(file, *compute()))
 
 
-def _unread(text: Text) -> Callable[[Work], Unavailable | None]:
+def _unread(text: Text, work: Work) -> str | None:
     """Say why a model cannot read a text, if it cannot."""
-
-    def unmet(work: Work) -> Unavailable | None:
-        try:
-            work.model.encode(text)
-        except InputError as reason:
-            return Unavailable(f"not applicable: {reason}")
-        return None
-
-    return unmet
+    try:
+        work.model.encode(text)
+    except InputError as reason:
+        return f"not applicable: {reason}"
+    return None
 
 
 def _passage(work: Work, store: Store) -> Noted:
@@ -435,7 +330,7 @@ INPUTS: Mapping[str, Input[Any]] = {
             "attention",
             ("correlation", "correlation_by_layer", "correlation_by_head", "null_dimension", "types"),
             _attention,
-            lambda gathered: from_one(attention_tables.frames(*gathered)),
+            lambda gathered: from_one(attention_tables.frames(gathered)),
         ),
         Input(
             "intervals",
@@ -448,12 +343,17 @@ INPUTS: Mapping[str, Input[Any]] = {
         _identity("rates", _all_kinds, _same_and_across),
         _identity("shares", lambda work: ("mlp",), _by_share),
         _identity("previous", _all_kinds, _to_previous),
-        _identity("untuned", _naive, _naive_to_previous),
-        _identity("finetuned", _naive, _naive_to_previous),
+        _identity("untuned", _naive, partial(_to_previous, all_folds=True)),
+        _identity("finetuned", _naive, partial(_to_previous, all_folds=True)),
         _identity("neighbours", lambda work: LEARNED, _neighbours),
-        Input("passage", ("passage",), _passage, _passage_frames, (), _unread(PASSAGE)),
+        Input("passage", ("passage",), _passage, _passage_frames, (), partial(_unread, PASSAGE)),
         Input(
-            "sentence", ("sentence",), _sentence, _sentence_frames, ("probes", "precision", "seed"), _unread(SENTENCE)
+            "sentence",
+            ("sentence",),
+            _sentence,
+            _sentence_frames,
+            ("probes", "precision", "seed"),
+            partial(_unread, SENTENCE),
         ),
         Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}, ("seed",)),
     )

@@ -1,13 +1,14 @@
 """The whole paper on a model: what is asked for is computed once, drawn, judged, and shown on one page."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from identikit.checks import shortened
-from identikit.errors import InputError, Unavailable
+from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.models.load.load import load
 from identikit.models.machine import PRECISIONS
@@ -18,13 +19,14 @@ from identikit.paper.claims.report import COLUMNS, JudgedClaim, rows
 from identikit.paper.evidence import Evidence, Subject
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.figures.figure import Figure
-from identikit.paper.inputs import GIVER, PAPER, SAMPLE, Work
+from identikit.paper.inputs import GIVER
 from identikit.paper.page import Picture, gallery
 from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
+from identikit.paper.work import PAPER, SAMPLE, Work
 from identikit.plots.forms import save
 from identikit.progress import Progress, silent
-from identikit.runs.command import note
 from identikit.runs.engines import Engine, Local
+from identikit.runs.manifest import note
 from identikit.runs.store import COMPUTED, Store, write_tables
 from identikit.texts.data import KNOWN
 from identikit.texts.tags import penn_tags, tagger_missing
@@ -33,9 +35,11 @@ from identikit.version import __version__
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Entry = TypeVar("Entry", Figure, Claim)
 Made = TypeVar("Made")
 
 ALL = "all"
+EVERY_CLAIM = "claims"
 EXAMPLES = "examples"  # the work on the paper's own two texts, and on the model by itself
 TASKS = ("mrpc", "cola")  # what models are fine-tuned on
 
@@ -44,7 +48,8 @@ TASKS = ("mrpc", "cola")  # what models are fine-tuned on
 class Plan:
     """What is to be reproduced, and from what.
 
-    - `names`: figures ("fig1a"), claims, or "all"; `data`: datasets and files, by default the embedded texts
+    - `names`: figures ("fig1a"), claims, "claims" for all of those, or "all"
+    - `data`: datasets and files, by default the embedded texts
     - `sample`: use only so many texts, with less work on each; `finetuned`: folders of fine-tuned models, by task
     - `precision`: that of products on a GPU; `seed`: the random seed for folds and directions
     """
@@ -69,11 +74,11 @@ class Plan:
                 raise InputError(
                     f"Reproducing the paper: give --data {whole}, not {part}. Figures take the part they need."
                 )
-        unknown = [name for name in self.names if name != ALL and name not in FIGURES and name not in CLAIMS]
+        unknown = [name for name in self.names if name not in {ALL, EVERY_CLAIM, *FIGURES, *CLAIMS}]
         if unknown:
             raise InputError(
-                f"Reproducing the paper: {shortened(unknown[0])} is not known. Use {ALL!r}, a figure (fig1a, …, fig43, "
-                f"collapse) or a claim ({next(iter(CLAIMS))}, …); --list shows them all."
+                f"Reproducing the paper: {shortened(unknown[0])} is not known. Use {ALL!r}, {EVERY_CLAIM!r}, "
+                f"a figure (fig1a, …, fig43, collapse) or a claim ({next(iter(CLAIMS))}, …); --list shows them all."
             )
 
     @property
@@ -89,7 +94,8 @@ class Plan:
     @property
     def claims(self) -> list[Claim]:
         """The claims asked for."""
-        return [claim for name, claim in CLAIMS.items() if ALL in self.names or name in self.names]
+        every = ALL in self.names or EVERY_CLAIM in self.names
+        return [claim for name, claim in CLAIMS.items() if every or name in self.names]
 
     def data_of(self, entry: Figure | Claim) -> str | None:
         """Return the data that a figure is drawn from or a claim judged on; None where none of those given will do."""
@@ -146,11 +152,14 @@ def reproduce(
 
 
 def _reproduced(run: "_Run", plan: Plan, page: Store, files: Store) -> Report:
-    pictures, undrawn = _parted({figure.name: run.draw(figure, files) for figure in plan.figures})
-    judged, unjudged = _parted({claim.name: run.judged(claim) for claim in plan.claims})
-    listed = [*undrawn, *unjudged, *run.unused()]
+    from pandas import DataFrame
+
+    listed: list[tuple[str, str]] = []
+    pictures = _made(plan.figures, partial(run.draw, files=files), listed)
+    judged = _made(plan.claims, run.judged, listed)
+    listed += run.unused()
     if plan.claims:
-        _write_claims(page, judged)
+        write_tables(page, {"claims": DataFrame(rows(judged), columns=COLUMNS)})
     title = f"On Identifiability in Transformers: {run.model.name}"
     page.write("index.html", gallery(title, run.about(), pictures, judged, listed))
     page.finish()
@@ -159,16 +168,19 @@ def _reproduced(run: "_Run", plan: Plan, page: Store, files: Store) -> Report:
     return Report(run.out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
 
 
-def _parted(results: Mapping[str, Made | Unavailable]) -> tuple[list[Made], list[tuple[str, str]]]:
-    """Return what could be made, and the names of the rest, each with the reason."""
-    made = [result for result in results.values() if not isinstance(result, Unavailable)]
-    return made, [(name, result.reason) for name, result in results.items() if isinstance(result, Unavailable)]
+class _UnavailableError(Exception):
+    """A figure, a claim or a table cannot be had; the message says why."""
 
 
-def _write_claims(page: Store, judged: Sequence[JudgedClaim]) -> None:
-    from pandas import DataFrame
-
-    write_tables(page, {"claims": DataFrame(rows(judged), columns=COLUMNS)})
+def _made(entries: Iterable[Entry], make: Callable[[Entry], Made], listed: list[tuple[str, str]]) -> list[Made]:
+    """Return what could be made, and list the names of the rest, each with the reason."""
+    made = []
+    for entry in entries:
+        try:
+            made.append(make(entry))
+        except _UnavailableError as reason:
+            listed.append((entry.name, str(reason)))
+    return made
 
 
 class _Run:
@@ -191,7 +203,7 @@ class _Run:
             progress=progress,
         )
         self.works: dict[str, Work] = {EXAMPLES: self.start}
-        self.made: dict[tuple[str, str], dict[str, DataFrame] | Unavailable] = {}
+        self.made: dict[tuple[str, str], dict[str, DataFrame] | str] = {}  # or why not
         self.tuned = dict(map(_task_and_folder, plan.finetuned))
 
     def prepare(self) -> None:
@@ -233,99 +245,93 @@ class _Run:
     def unused(self) -> list[tuple[str, str]]:
         """List the data and the fine-tuned models that were given and not used, with the reason."""
         read = {source(work.data) for work in self.works.values()}
-        idle = [folder for folder in self.tuned.values() if not self._compares(folder)]
         why_data = "not used: each figure takes the paper's dataset, or else the first one given"
         why_tuned = "not used: nothing asked for compares a model before and after"
-        return [
-            *((data, why_data) for data in self.plan.datasets if data not in read),
-            *((folder, why_tuned) for folder in idle),
-        ]
+        unused = [(data, why_data) for data in self.plan.datasets if data not in read]
+        for folder in self.tuned.values():
+            if not any(name.endswith(f" of {folder}") for name in self.works):
+                unused.append((folder, why_tuned))
+        return unused
 
-    def _compares(self, folder: str) -> bool:
-        return any(name.endswith(f" of {folder}") for name in self.works)
+    def data_of(self, entry: Figure | Claim) -> str:
+        """Return the data that a figure is drawn from or a claim judged on."""
+        data = self.plan.data_of(entry)
+        if data is None:
+            raise _UnavailableError(f"needs --data {source(entry.data)}")
+        return data
 
-    def source(self, data: str, name: str) -> Work | Unavailable:
-        """Return the work that a table comes from, or why it cannot be had."""
-        if name == "lengths":
-            return self.work(data)
+    def source(self, data: str, name: str) -> Work:
+        """Return the work that a table comes from."""
         work = self.tuned_work(data) if name == "finetuned" else self.work(data)
         if work is None:
             folder = f"{data}=DIR" if data in TASKS else "DIR"
-            return Unavailable(f"needs --finetuned {folder} (`identikit finetune` makes one)")
+            raise _UnavailableError(f"needs --finetuned {folder} (`identikit finetune` makes one)")
         if self.no_tagger and name.startswith("tags") and not GIVER[name].tagged(work, self.out):
-            return Unavailable(self.no_tagger)
-        return GIVER[name].unmet(work) or work
+            raise _UnavailableError(self.no_tagger)
+        if unmet := GIVER[name].unmet(work):
+            raise _UnavailableError(unmet)
+        return work
 
-    def table(self, work: Work, name: str) -> "DataFrame | Unavailable":
-        """Return a table, computed if it is not kept, or why it cannot be had."""
-        if name == "lengths":
-            return _lengths(work)
+    def table(self, work: Work, name: str) -> "DataFrame":
+        """Return a table, computed if it is not kept."""
         giver = GIVER[name]
         key = (f"{work.data} {work.model.name}", giver.name)
         if key not in self.made:
-            store = giver.store(work, self.out)
+            store = giver.store(work, self.out)  # a folder of another run stops everything
             try:
                 self.made[key] = giver.tables(work, store)
             except InputError as reason:
-                self.made[key] = Unavailable(f"cannot be computed: {reason}")
+                self.made[key] = f"cannot be computed: {reason}"
         made = self.made[key]
-        return made if isinstance(made, Unavailable) else made[name]
+        if isinstance(made, str):
+            raise _UnavailableError(made)
+        return made[name]
 
-    def evidence(self, data: str, needs: Sequence[str]) -> Evidence | Unavailable:
-        """Return the evidence of a dataset with the tables needed, or why it cannot be had."""
-        works: dict[str, Work] = {}
-        for name in needs:  # first what costs nothing to know
-            work = self.source(data, name)
-            if isinstance(work, Unavailable):
-                return work
-            works[name] = work
-        tables: dict[str, DataFrame] = {}
-        for name, work in works.items():
-            table = self.table(work, name)
-            if isinstance(table, Unavailable):
-                return table
-            tables[name] = table
+    def evidence(self, data: str, needs: Sequence[str]) -> Evidence:
+        """Return the evidence of a dataset with the tables needed."""
+        from pandas import DataFrame
+
+        sources = {
+            name: self.source(data, name) for name in needs if name != "lengths"
+        }  # costs nothing, so it is first
+        tables = {name: self.table(work, name) for name, work in sources.items()}
         work = self.work(data)
-        tuned = self.tuned_work(data) if "finetuned" in needs else None
-        subject = _subject(self.model, None if tuned is None else tuned.model)
+        tables["lengths"] = DataFrame({"text": range(len(work.texts)), "tokens": work.lengths})
+        tuned = sources["finetuned"].model.name if "finetuned" in sources else None
+        subject = _subject(self.model, tuned)
         return Evidence(subject, data, len(work.texts), sum(work.lengths), self.plan.seed, tables)
 
-    def draw(self, figure: Figure, files: Store) -> Picture | Unavailable:
-        """Draw a figure and write its files, or say why it cannot be drawn."""
-        data = self.plan.data_of(figure)
-        if data is None:
-            return Unavailable(f"needs --data {source(figure.data)}")
+    def draw(self, figure: Figure, files: Store) -> Picture:
+        """Draw a figure and write its files."""
+        data = self.data_of(figure)
         if missing := figure.missing(_subject(self.model)):
-            return Unavailable(missing)
-        evidence = self.evidence(data, figure.needs)
-        if isinstance(evidence, Unavailable):
-            return evidence
-        drawing = figure.draw(evidence)
+            raise _UnavailableError(missing)
+        drawing = figure.draw(self.evidence(data, figure.needs))
         if drawing.data.empty:
-            return Unavailable(f"not applicable: {self.model.name} on {data} has nothing of this kind")
+            raise _UnavailableError(f"not applicable: {self.model.name} on {data} has nothing of this kind")
         png, svg = save(drawing.sheet())
         write_tables(files, {figure.name: drawing.data})
         files.write(f"{figure.name}.png", png)
         files.write(f"{figure.name}.svg", svg)
         return Picture(figure.name, figure.caption, png, svg, drawing.label)
 
-    def judged(self, claim: Claim) -> JudgedClaim | Unavailable:
-        """Judge a claim, under each norm where it depends on one, or say why it cannot be judged."""
-        data = self.plan.data_of(claim)
-        if data is None:
-            return Unavailable(f"needs --data {source(claim.data)}")
+    def judged(self, claim: Claim) -> JudgedClaim:
+        """Judge a claim, under each norm that can be had where it depends on one."""
+        data = self.data_of(claim)
         if self.plan.sample is not None and claim.texts == WHOLE:
-            return Unavailable("needs the whole dataset: leave out --sample")
-        norms = tuple(NORMS) if claim.by_norm else ("",)
+            raise _UnavailableError("needs the whole dataset: leave out --sample")
         findings = {}
         reasons = []
-        for norm in norms:
-            evidence = self.evidence(data, [need.format(norm=norm) for need in claim.needs])
-            if isinstance(evidence, Unavailable):
-                reasons.append(evidence)
+        for norm in NORMS if claim.by_norm else ("",):
+            try:
+                evidence = self.evidence(data, [need.format(norm=norm) for need in claim.needs])
+            except _UnavailableError as reason:
+                reasons.append(reason)
             else:
                 findings[norm] = judge(claim, evidence, norm)
-        return JudgedClaim(claim, data, findings) if findings else reasons[0]
+        if not findings:
+            raise reasons[0]
+        return JudgedClaim(claim, data, findings)
 
     def about(self) -> dict[str, str]:
         """Return what the page says about the run."""
@@ -360,15 +366,8 @@ def computed_on(out: str) -> dict[str, str]:
     return {place: ", ".join(names) for place, names in places.items()}
 
 
-def _subject(model: Model, tuned: Model | None = None) -> Subject:
-    name = None if tuned is None else tuned.name
-    return Subject(model.name, model.n_layers, model.n_heads, model.d_value, model.causal, name)
-
-
-def _lengths(work: Work) -> "DataFrame":
-    from pandas import DataFrame
-
-    return DataFrame({"text": range(len(work.texts)), "tokens": work.lengths})
+def _subject(model: Model, tuned: str | None = None) -> Subject:
+    return Subject(model.name, model.n_layers, model.n_heads, model.d_value, model.causal, tuned)
 
 
 def _task_and_folder(given: str) -> tuple[str, str]:

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 
 from identikit.checks import known, whole_number
 from identikit.errors import InputError
-from identikit.plots.forms import Cells, Scale, add_footer, around_zero, colour_bar, from_zero, heat_map
+from identikit.plots.forms import Cells, Scale, around_zero, colour_bar, from_zero, heat_map
 from identikit.plots.maps import WEIGHT
-from identikit.plots.reading import axes_for, head_of, named, places_of, read, table
+from identikit.plots.reading import check, drawing, head_of, named, places_of, read, table
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -20,7 +20,6 @@ from identikit.plots.style import (
     SINGLE,
     SKY,
     SMALL,
-    house_style,
     legend,
     percent,
     sequential,
@@ -64,8 +63,7 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None, *, fo
     layers = places_of(data, "layer")
     heads = places_of(data, "head")
     scale = _grid_scale(cells, by, share=share)
-    with house_style():
-        axes = axes_for(ax, SINGLE if len(heads) <= 16 else DOUBLE, 1.0 + min(0.22 * len(layers), 6.0))
+    with drawing(ax, SINGLE if len(heads) <= 16 else DOUBLE, 1.0 + min(0.22 * len(layers), 6.0), footer) as axes:
         image = heat_map(axes, cells, scale)
         axes.set_ylim(-0.5, len(layers) - 0.5)
         axes.set(xlabel="head", ylabel="layer")
@@ -75,7 +73,6 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None, *, fo
         axes.set_title(f"{label} (%)" if share else label, loc="left")
         colour_bar(image, [axes], scale, "", shares=share)
         _write(axes, cells, scale, share=share)
-        add_footer(sheet_of(axes), footer)
     return axes
 
 
@@ -138,12 +135,13 @@ def interval_bars(
     lower = table(data, "lower", last)
     upper = table(data, "upper", last)
     known("order", order, ("upper", "width"))
+    if effective is not None:
+        check("interval_bars", effective, ("effective",), axes=("layer", "head", "query", "key"))
     bounded = np.flatnonzero(~np.isnan(upper))
     rank = upper if order == "upper" else upper - lower
     chosen = bounded[np.argsort(-rank[bounded], kind="stable")][: whole_number("most", most, least=1)]
     rows = np.arange(len(chosen))
-    with house_style():
-        axes = axes_for(ax, SINGLE, 1.1 + 0.14 * len(chosen))
+    with drawing(ax, SINGLE, 1.1 + 0.14 * len(chosen), footer) as axes:
         axes.barh(
             rows,
             upper[chosen] - lower[chosen],
@@ -160,7 +158,6 @@ def interval_bars(
             axes.plot(weights[chosen], rows, "o", color=RED, label="effective")
         _key_rows(axes, [names[place] for place in chosen], len(bounded), last)
         legend(axes, columns=3, title=f"{_row_of(data)}, {last}s by {order}")
-        add_footer(sheet_of(axes), footer)
     return axes
 
 
@@ -188,13 +185,11 @@ def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int =
     other = table(data, "attention", "key")
     chosen = np.argsort(-np.fmax(raw, other), kind="stable")[: whole_number("most", most, least=1)]
     rows = np.arange(len(chosen))
-    with house_style():
-        axes = axes_for(ax, SINGLE, 1.1 + 0.16 * len(chosen))
+    with drawing(ax, SINGLE, 1.1 + 0.16 * len(chosen), footer) as axes:
         axes.barh(rows - 0.19, raw[chosen], height=0.36, color=BLUE, label="raw")
         axes.barh(rows + 0.19, other[chosen], height=0.36, color=ORANGE, label="same output")
         _key_rows(axes, [names[place] for place in chosen], len(names))
         legend(axes, columns=2, title=_row_of(data))
-        add_footer(sheet_of(axes), footer)
     return axes
 
 

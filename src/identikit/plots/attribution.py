@@ -3,10 +3,10 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from identikit.plots.forms import Cells, History, Panels, add_footer, colour_bar, from_zero, history
+from identikit.plots.forms import Cells, History, Panels, colour_bar, from_zero, history
 from identikit.plots.maps import read_maps
-from identikit.plots.reading import axes_for, check, places_of, read, table, tokens_of
-from identikit.plots.style import DOUBLE, SINGLE, house_style, sheet_of, token_axis
+from identikit.plots.reading import check, drawing, places_of, read, table, tokens_of
+from identikit.plots.style import DOUBLE, SINGLE, token_axis
 from identikit.results.result import Result
 
 
@@ -31,15 +31,13 @@ def attribution_map(attribution: Result, ax: Axes | None = None, *, footer: str 
 
     maps = read_maps(attribution, maps_of, rows="output", columns="input")
     scale = from_zero(maps.cells[title], most=context)
-    with house_style():
-        width = SINGLE if len(maps.columns) <= 32 else DOUBLE
-        axes = axes_for(ax, width, 0.6 + 0.8 * width * min(1.0, len(maps.rows) / len(maps.columns)))
+    width = SINGLE if len(maps.columns) <= 32 else DOUBLE
+    with drawing(ax, width, 0.6 + 0.8 * width * min(1.0, len(maps.rows) / len(maps.columns)), footer) as axes:
         image = maps.draw(axes, title, scale)
         token_axis(axes.yaxis, maps.rows)
         axes.set(xlabel=maps.label("input token"), ylabel="output token")
         axes.set_title(title, loc="left")
         colour_bar(image, [axes], scale, "contribution (%)")
-        add_footer(sheet_of(axes), footer)
     return axes
 
 
@@ -60,11 +58,9 @@ def sources(attribution: Result, ax: Axes | None = None, *, footer: str = "") ->
         layers=layers,
         stderr=table(data, "stderr", "layer", "input") if "stderr" in data else None,
     )
-    with house_style():
-        axes = axes_for(ax, DOUBLE, 1.4 + min(0.16 * len(layers), 4.0))
+    with drawing(ax, DOUBLE, 1.4 + min(0.16 * len(layers), 4.0), footer) as axes:
         side = history(axes, past)
         axes.set_title(f"contribution to “{tokens_of(data, 'output')[0]}”, position {place}", loc="left")
-        add_footer(sheet_of(axes), footer)
     drawn = np.empty(2, dtype=object)
     drawn[:] = [axes, side]
     return drawn.view(Panels)

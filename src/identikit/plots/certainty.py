@@ -6,11 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
-from identikit.attention.averages import head_means, mean_over_rows
-from identikit.attention.certainty import WEIGHTS
+from identikit.attention.certainty import WEIGHTS, head_means, mean_over_rows
 from identikit.errors import InputError
 from identikit.plots.forms import Panels, add_footer, new_axes
-from identikit.plots.reading import axes_for, panels_of
+from identikit.plots.reading import drawing, panels_of
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -50,8 +49,7 @@ def certain_mass_by_length(
     raw with effective attention stands beside it. Up to the line, at `d_value` tokens, everything is certain.
     """
     texts = mean_over_rows(intervals, ["certain_mass"], ["text", "tokens"])
-    with house_style():
-        axes = axes_for(ax, SINGLE, 2.7)
+    with drawing(ax, SINGLE, 2.7, footer) as axes:
         label = "certain mass"
         if correlation is not None:
             label = "correlation, certain mass"
@@ -61,7 +59,6 @@ def certain_mass_by_length(
         axes.set_ylabel(label)
         axes.set_ylim(top=1.03)
         legend(axes, columns=1)
-        add_footer(sheet_of(axes), footer)
     return axes
 
 
@@ -71,13 +68,11 @@ def correlation_by_length(frame: DataFrame, d_value: int, ax: Axes | None = None
     `frame` has columns `tokens` and `pearson`. Up to the line, at `d_value` tokens, a text has no more tokens than a
     value vector has numbers, and the two can be equal.
     """
-    with house_style():
-        axes = axes_for(ax, SINGLE, 2.6)
+    with drawing(ax, SINGLE, 2.6, footer) as axes:
         _points(axes, frame, "pearson", BLUE, "o")
         _length_axis(axes, d_value)
         axes.set_ylabel(_PEARSON)
         legend(axes, columns=1)
-        add_footer(sheet_of(axes), footer)
     return axes
 
 

@@ -48,8 +48,7 @@ class Shown:
     """Something a notebook shows as the picture of its figure, although no window of pyplot knows it."""
 
     def _repr_png_(self) -> bytes:
-        axes = self.flat[0] if isinstance(self, np.ndarray) else self
-        return save(sheet_of(axes))[0]  # pyright: ignore[reportArgumentType]
+        return picture(self)  # pyright: ignore[reportArgumentType]
 
 
 class SheetAxes(Shown, Axes):
@@ -118,6 +117,14 @@ def save(figure: Figure) -> tuple[bytes, bytes]:
         figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
         figure.savefig(svg, format="svg", dpi=200, metadata={"Date": None, "Creator": None})
     return png.getvalue(), svg.getvalue()
+
+
+def picture(drawn: Axes | Panels, dpi: int = 200) -> bytes:
+    """Return what a plot has drawn as a PNG."""
+    png = io.BytesIO()
+    figure = sheet_of(drawn.flat[0] if isinstance(drawn, np.ndarray) else drawn)
+    figure.savefig(png, format="png", dpi=dpi, metadata={"Software": None})
+    return png.getvalue()
 
 
 def lines(axes: Axes, frame: DataFrame, series: Styles, *, by: Sequence[str], x: str, y: str) -> None:
@@ -191,11 +198,6 @@ def boxes(axes: Axes, frame: DataFrame, places: Sequence[int]) -> None:
         for line in drawn[part]:
             line.set_label(f"_{part}")
     axes.set_ylim(bottom=0)
-
-
-def bars(axes: Axes, frame: DataFrame, *, x: str, y: str, colour: str) -> None:
-    """Draw an upright bar for each row."""
-    axes.bar(frame[x], frame[y], width=0.7, color=colour)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """How plots read a Result: only the arrays that they draw, with a clear message where axes are left to select."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.plots.forms import Panels, new_axes
+from identikit.plots.forms import Panels, add_footer, new_axes
+from identikit.plots.style import house_style, sheet_of
 from identikit.results.result import Result
 
 if TYPE_CHECKING:
@@ -74,11 +76,15 @@ def head_of(data: "Dataset") -> str:
     return f"L{int(data['layer'])}H{int(data['head'])}"
 
 
-def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
-    """Return the axes that were given, or those of a new figure of this size in inches."""
+@contextmanager
+def drawing(ax: Axes | None, width: float, height: float, footer: str) -> Iterator[Axes]:
+    """Draw in the house style on the axes that were given, or on those of a new figure of this size in inches."""
     if ax is not None and not isinstance(ax, Axes):
         raise InputError(f"ax={shortened(ax)} cannot be used: expected axes of matplotlib.")
-    return new_axes(width, height)[0] if ax is None else ax
+    with house_style():
+        axes = new_axes(width, height)[0] if ax is None else ax
+        yield axes
+        add_footer(sheet_of(axes), footer)
 
 
 def panels_of(plot: str, axes: Iterable[Axes], count: int) -> Panels:

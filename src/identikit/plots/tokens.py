@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from identikit.errors import InputError
-from identikit.plots.forms import Cells, Scale, Styles, add_footer, colour_bar, heat_map, lines
-from identikit.plots.reading import axes_for, places_of, read, table, tokens_of
+from identikit.plots.forms import Cells, Scale, Styles, colour_bar, heat_map, lines
+from identikit.plots.reading import drawing, places_of, read, table, tokens_of
 from identikit.plots.style import (
     BLACK,
     BLUE,
@@ -20,7 +20,6 @@ from identikit.plots.style import (
     SINGLE,
     SMALL,
     Style,
-    house_style,
     layer_axis,
     legend,
     percent,
@@ -66,12 +65,10 @@ def rates(identifiability: Result, ax: Axes | None = None, *, footer: str = "") 
             )
     per_layer = mean_rates(frame, ["map", "distance", "layer"])
     layers = sorted(int(layer) for layer in per_layer["layer"].unique())
-    with house_style():
-        axes = axes_for(ax, SINGLE, 2.8)
+    with drawing(ax, SINGLE, 2.8, footer) as axes:
         rate_lines(axes, per_layer, RATES, by=["map", "distance"])
         if layers:
             layer_axis(axes.xaxis, range(layers[0], layers[-1] + 1))
-        add_footer(sheet_of(axes), footer)
     return axes
 
 
@@ -156,8 +153,7 @@ def _draw_recovery(recovery: Recovery, title: str, *, ax: Axes | None, footer: s
     most = float(np.nanmax(margin, initial=0.0))
     scale = Scale(two_sided(), -reach, reach, least, most if most > least else reach)
     height = 1.1 + min(0.28 * len(recovery.layers), 5.0)
-    with house_style():
-        axes = axes_for(ax, SINGLE if len(recovery.tokens) <= 10 else DOUBLE, height)
+    with drawing(ax, SINGLE if len(recovery.tokens) <= 10 else DOUBLE, height, footer) as axes:
         image = heat_map(axes, _sided(margin, recovery.recovered, reach), scale)
         axes.set_ylim(-0.5, len(recovery.layers) - 0.5)
         token_axis(axes.xaxis, recovery.tokens)
@@ -166,7 +162,6 @@ def _draw_recovery(recovery: Recovery, title: str, *, ax: Axes | None, footer: s
         axes.set_title(title, loc="left")
         colour_bar(image, [axes], scale, "margin", shares=False)
         _losses(axes, ~recovery.recovered, recovery.winner)
-        add_footer(sheet_of(axes), footer)
     return axes
 
 

@@ -28,22 +28,23 @@ class Axis:
     - `name`: what it ranges over: layer, head, query, …
     - `values`: what each place is called: numbers as the model counts them, or names
     - `tokens`: the token at each place, on an axis of positions
-    - `places`: where they stand in what the Result reads from; by default from 0 on
+    - `selected`: where they stand in what the Result reads from; None: nothing was left out
     - `single`: one place was chosen by number or name, so arrays have no such dimension
     """
 
     name: str
     values: tuple[Any, ...]
     tokens: tuple[str, ...] | None = None
-    places: tuple[int, ...] = ()
+    selected: tuple[int, ...] | None = None
     single: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.places:
-            object.__setattr__(self, "places", tuple(range(len(self.values))))
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where the values stand in what the Result reads from."""
+        return tuple(range(len(self))) if self.selected is None else self.selected
 
     @property
     def plural(self) -> str:
@@ -77,86 +78,85 @@ class Axis:
         """Return where the asked-for places stand on this axis; None is all of them."""
         if wanted is None:
             return list(range(len(self)))
+        if not _is_several(wanted):
+            return [self._one(wanted)]
         if isinstance(wanted, slice):
             try:
-                found = range(len(self))[wanted]
+                places = list(range(len(self))[wanted])
             except (TypeError, ValueError):
                 raise InputError(f"Selecting {self.name} {shortened(wanted)}: a slice takes whole numbers.") from None
-            return self._some(found, wanted)
-        if not is_collection(wanted):
-            return [self._one(wanted)]
-        return self._some(dict.fromkeys(self._one(one) for one in wanted), wanted)
-
-    def sel(self, wanted: Index) -> "Axis":
-        """Return the axis with only the asked-for places; one that was named by itself becomes single."""
-        found = self.find(wanted)
-        several = wanted is None or isinstance(wanted, slice) or is_collection(wanted)
-        return replace(
-            self,
-            values=tuple(self.values[place] for place in found),
-            tokens=None if self.tokens is None else tuple(self.tokens[place] for place in found),
-            places=tuple(self.places[place] for place in found),
-            single=self.single or not several,
-        )
-
-    def _some(self, found: Iterable[int], wanted: object) -> list[int]:
-        places = list(found)
+        else:
+            places = list(dict.fromkeys(map(self._one, wanted)))
         if not places:
             raise InputError(f"Selecting {self.name} {shortened(wanted)}: nothing is selected. {self._there()}")
         return places
+
+    def sel(self, wanted: Index) -> "Axis":
+        """Return the axis with only the asked-for places; one that was named by itself becomes single."""
+        places = self.find(wanted)
+        return replace(
+            self,
+            values=tuple(self.values[place] for place in places),
+            tokens=None if self.tokens is None else tuple(self.tokens[place] for place in places),
+            selected=tuple(self.places[place] for place in places),
+            single=self.single or not _is_several(wanted),
+        )
 
     def _one(self, wanted: Any) -> int:
         if isinstance(wanted, str):
             return self._named(wanted)
         number = as_real(wanted) if isinstance(self.values[0], float) else as_whole(wanted)
-        if number is not None:
-            if number in self.values:
-                return self.values.index(number)
-            if number < 0 and -len(self) <= number and isinstance(self.values[0], int):
-                return len(self) + int(number)
-            raise InputError(f"There is no {self.name} {shortened(number)}. {self._there()}")
-        expected = "a number" if self.tokens is None else "a number or a token"
-        raise InputError(
-            f"Selecting {self.name} {shortened(wanted)}: expected {expected}, not {type(wanted).__name__}. "
-            f"{self._there()}"
-        )
+        if number is None:
+            expected = "a number" if self.tokens is None else "a number or a token"
+            raise InputError(
+                f"Selecting {self.name} {shortened(wanted)}: expected {expected}, not {type(wanted).__name__}. "
+                f"{self._there()}"
+            )
+        if number in self.values:
+            return self.values.index(number)
+        if number < 0 and -len(self) <= number and isinstance(self.values[0], int):
+            return len(self) + int(number)
+        raise InputError(f"There is no {self.name} {shortened(number)}. {self._there()}")
 
     def _named(self, name: str) -> int:
         if name in self.values:
             return self.values.index(name)
-        if self.tokens is None:
-            raise InputError(f"There is no {self.name} {shortened(name)}. {self._there()}")
+        tokens = self.tokens or ()
         read = shown if name[:1] in _MARKS else _bare  # typed with its mark, a token is meant as it is
-        found = [place for place, token in enumerate(self.tokens) if name in (token, read(token))]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        places = [place for place, token in enumerate(tokens) if name in (token, read(token))]
+        if len(places) == 1:
+            return places[0]
+        if places:
             raise InputError(
-                f"The {self.name} {shortened(name)} occurs {len(found)} times. Say which: "
-                f"{self._listed(self.name_of(place) for place in found)}."
+                f"The {self.name} {shortened(name)} occurs {len(places)} times. Say which: "
+                f"{_listed(map(self.name_of, places))}."
             )
         token, _, position = name.rpartition("@")
         numbers = [str(value) for value in self.values]
-        if token and position in numbers:
-            place = numbers.index(position)
-            if _bare(self.tokens[place]) == _bare(token):
-                return place
-            there = _bare(self.tokens[place])
+        if not tokens or not token or position not in numbers:
+            raise InputError(f"There is no {self.name} {shortened(name)}. {self._there()}")
+        place = numbers.index(position)
+        there = _bare(tokens[place])
+        if there != _bare(token):
             raise InputError(f"There is no {self.name} {shortened(name)}: position {position} is {there!r}.")
-        raise InputError(f"There is no {self.name} {shortened(name)}. {self._there()}")
+        return place
 
     def _there(self) -> str:
         if self.tokens is not None:
-            return f"The positions are {self.values[0]} to {self.values[-1]}: {self._listed(map(_bare, self.tokens))}."
+            return f"The positions are {self.values[0]} to {self.values[-1]}: {_listed(map(_bare, self.tokens))}."
         if self.values == tuple(range(len(self))):
             return f"The {self.plural} are 0 to {len(self) - 1}, counted from 0."
-        return f"There {'are' if len(self) > 1 else 'is'} {self._listed(map(str, self.values))}."
+        return f"There {'are' if len(self) > 1 else 'is'} {_listed(map(str, self.values))}."
 
-    @staticmethod
-    def _listed(names: Iterable[str]) -> str:
-        names = list(names)
-        more = f", … ({len(names)} in all)" if len(names) > _CANDIDATES else ""
-        return ", ".join(names[:_CANDIDATES]) + more
+
+def _is_several(wanted: Index) -> bool:
+    return wanted is None or isinstance(wanted, slice) or is_collection(wanted)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f", … ({len(names)} in all)" if len(names) > _CANDIDATES else ""
+    return ", ".join(names[:_CANDIDATES]) + more
 
 
 @lru_cache(1 << 16)
@@ -172,6 +172,6 @@ def chosen(name: str, wanted: Index, count: int) -> tuple[int, ...]:
 
 def one_of(name: str, wanted: Index, count: int) -> int:
     """Return the one layer, head or position that a caller asked for."""
-    if wanted is None or isinstance(wanted, slice) or is_collection(wanted):
+    if _is_several(wanted):
         raise InputError(f"Selecting {name} {shortened(wanted)}: expected one, a number from 0 to {count - 1}.")
     return chosen(name, wanted, count)[0]

@@ -93,7 +93,9 @@ def write_through(files: "AbstractFileSystem", path: str, content: bytes) -> Non
 
 
 def read_through(files: "AbstractFileSystem", path: str) -> bytes:
-    """Return the content of a file of any file system."""
+    """Return the content of a file of any file system; what is not a file, such as a pipe, would keep us waiting."""
+    if not files.isfile(path) and files.exists(path):
+        raise OSError("it is not a file")
     content = files.cat_file(path)
     return content if isinstance(content, bytes) else content.encode()
 

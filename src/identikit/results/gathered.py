@@ -13,12 +13,7 @@ from identikit.results.source import Held
 from identikit.shapes import Tensor
 
 R = TypeVar("R", bound=Result)
-_WAYS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "sum": lambda part, axis: part.sum(axis),
-    "mean": lambda part, axis: part.mean(axis),
-    "all": lambda part, axis: part.all(axis),
-    "min": lambda part, axis: part.amin(axis),
-}
+_WAYS: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "mean": torch.mean, "all": torch.all, "min": torch.amin}
 
 
 def by_words(result: R) -> R:
@@ -34,8 +29,8 @@ def by_words(result: R) -> R:
     arrays = {name: _gathered(result, name, how, groups) for name, how in ways.items()}
     dims = {name: result.source.dims[name] for name in arrays}
     about = {**result.about, "tokens": [joined(result.tokens, group) for group in groups], "words": None}
-    kept = tuple(_from_the_start(axes[axis.name]) for axis in result.axes)
-    return replace(result, axes=kept, source=Held(arrays, dims), about=about)
+    gathered = tuple(replace(axes[axis.name], selected=None) for axis in result.axes)
+    return replace(result, axes=gathered, source=Held(arrays, dims), about=about)
 
 
 def _word_groups(result: Result) -> list[list[int]]:
@@ -57,11 +52,6 @@ def _word_axis(result: Result, axis: Axis, groups: Sequence[Sequence[int]]) -> A
     if axis.tokens != result.tokens:
         raise InputError(f"Gathering {result.a_kind} into words: call words() before selecting some {axis.plural}.")
     return Axis(axis.name, tuple(range(len(groups))), tuple(joined(result.tokens, group) for group in groups))
-
-
-def _from_the_start(axis: Axis) -> Axis:
-    """Return an axis of arrays that hold nothing else."""
-    return replace(axis, places=tuple(range(len(axis))))
 
 
 def _gathered(result: Result, name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
@@ -91,7 +81,7 @@ def difference(one: R, other: R) -> R:
         dtype = torch.float64 if first.is_floating_point() else torch.long
         arrays[name] = first.to(dtype) - second.to(dtype)
     dims = {name: one.source.dims[name] for name in names}
-    axes = tuple(_from_the_start(axis) for axis in one.axes)
+    axes = tuple(replace(axis, selected=None) for axis in one.axes)
     return replace(one, axes=axes, source=Held(arrays, dims), about={**one.about, "minus": other.model_name})
 
 

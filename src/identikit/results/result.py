@@ -130,15 +130,13 @@ class Result(ABC):
         for axis in self.axes:
             if axis.name == name:
                 return axis
-        raise InputError(f"Selecting from {self.a_kind}: it has no axis {shortened(name)}, only {self._axis_names()}.")
+        names = ", ".join(axis.name for axis in self.axes)
+        raise InputError(f"Selecting from {self.a_kind}: it has no axis {shortened(name)}, only {names}.")
 
     @property
     def a_kind(self) -> str:
         """What the result is, with an article."""
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} result"
-
-    def _axis_names(self) -> str:
-        return ", ".join(axis.name for axis in self.axes)
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -206,15 +204,14 @@ class Result(ABC):
         What is NaN or infinite becomes None, and `null_because` says for each array why it has such entries.
         """
         axes = {axis.name: axis.values[0] if axis.single else list(axis.values) for axis in self.axes}
-        found = self._checked(self.arrays)
-        lacking = [name for name, array in found.items() if not bool(array.isfinite().all())]
+        arrays = self._checked(self.arrays)
+        lacking = [name for name, array in arrays.items() if not bool(array.isfinite().all())]
         lacking += [name for name in self.missing_facts if self.about.get(name, 0) is None]
         reasons = {name: declared.missing for name, declared in self.measures.items()} | dict(self.missing_facts)
-        arrays = {name: plain(array.tolist()) for name, array in found.items()}
         return {
             "kind": self.kind,
             "axes": axes,
-            **arrays,
+            **{name: plain(array.tolist()) for name, array in arrays.items()},
             **plain(dict(self.about)),
             "null_because": {name: reasons.get(name, NOT_FINITE) for name in lacking},
             "provenance": plain(asdict(self.provenance)),
@@ -250,7 +247,10 @@ class Result(ABC):
         about = {
             "format": FORMAT,
             "kind": self.kind,
-            "axes": [asdict(replace(axis, places=tuple(range(len(axis))))) for axis in self.axes],
+            "axes": [
+                {"name": axis.name, "values": axis.values, "tokens": axis.tokens, "single": axis.single}
+                for axis in self.axes
+            ],
             "dims": {name: list(dims) for name, dims in self.source.dims.items() if not self._on_request(name)},
             "about": dict(self.about),
             "provenance": asdict(self.provenance),
@@ -265,30 +265,33 @@ class Result(ABC):
     @classmethod
     def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
         """Return the result of files whose description was read; files that a class adds are read by the class."""
-        axes = tuple(Axis(**{name: _tupled(value) for name, value in axis.items()}) for axis in about["axes"])
+        axes = tuple(map(_axis_of, about["axes"]))
+        sizes = {axis.name: len(axis) for axis in axes}
         dims = {name: tuple(names) for name, names in about["dims"].items()}
-        sizes, single = {axis.name: len(axis) for axis in axes}, {axis.name for axis in axes if axis.single}
         arrays = load(files[_ARRAYS])
-        for name, array in arrays.items():  # single axes were left out of the file
+        fits = dims.keys() == arrays.keys()
+        for name, array in arrays.items():
             for place, dim in enumerate(dims[name]):
-                array = array.unsqueeze(place) if dim in single else array
+                if any(axis.name == dim and axis.single for axis in axes):
+                    array = array.unsqueeze(place)  # single axes were left out of the file
+                fits &= array.shape[place] == sizes.get(dim, array.shape[place])
+                fits &= dim in sizes or name not in cls.main
+            fits &= array.ndim == len(dims[name])
             arrays[name] = array
-        ranged = {dim for name in cls.main if name in dims for dim in dims[name]}
-        fits = (
-            ranged <= sizes.keys()
-            and dims.keys() == arrays.keys()
-            and all(
-                sizes.get(dim, size) == size
-                for name, array in arrays.items()
-                for dim, size in zip(dims[name], array.shape, strict=True)
-            )
-        )
         if not fits:
             raise InputError(f"Opening {where}: it is damaged (its arrays do not fit its axes). Save the result again.")
         given = about["provenance"]
         if set(given) != {entry.name for entry in fields(Provenance)}:
             raise InputError(f"Opening {where}: its provenance was written by another version of identikit.")
-        return cls(axes, Held(arrays, dims), Provenance(**given), about["about"])
+        if not isinstance(given["model"], str) or not all(
+            isinstance(given[it], dict) for it in ("settings", "versions")
+        ):
+            raise TypeError("provenance")
+        facts = about["about"]
+        lacking = [name for name in dir(cls) if isinstance(getattr(cls, name, None), Fact) and name not in facts]
+        if not isinstance(facts, dict) or lacking or not all(isinstance(it, str) for it in facts.get("tokens", ())):
+            raise TypeError("facts")
+        return cls(axes, Held(arrays, dims), Provenance(**given), facts)
 
     # Words and differences
 
@@ -305,18 +308,17 @@ class Result(ABC):
         """Return this result minus another of the same kind, where tokens, layers and heads agree."""
         from identikit.results.gathered import difference
 
-        if not isinstance(other, type(self)) or type(other) is not type(self):
+        if not isinstance(other, Result) or type(other) is not type(self):
             raise InputError(f"Subtracting {type(other).__name__} from {self.a_kind}: both must be of one kind.")
         return difference(self, other)
 
     # Being looked at
 
     def __repr__(self) -> str:
-        names = {axis.name: axis.label for axis in self.axes if axis.single}
-        place = "".join(
-            f"{letter}{names.pop(name)}" for name, letter in (("layer", "L"), ("head", "H")) if name in names
-        )
-        singles = [place, *(f"{name} {label!r:.20}" for name, label in names.items())]
+        labels = {axis.name: axis.label for axis in self.axes if axis.single}
+        layer = f"L{labels.pop('layer')}" if "layer" in labels else ""
+        head = f"H{labels.pop('head')}" if "head" in labels else ""
+        singles = [layer + head, *(f"{name} {label!r:.20}" for name, label in labels.items())]
         many = " × ".join(axis.counted for axis in self.axes if not axis.single)
         minus = f" minus {self.about['minus']:.40}" if "minus" in self.about else ""
         return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"
@@ -349,26 +351,25 @@ class Result(ABC):
 
         Returns the widget, or the path of the page that was opened.
         """
-        from identikit.web.show import show
+        from identikit.web.report import show
 
         return show(self)
 
     def _repr_html_(self) -> str:
         """A small static picture with the words below it, without script."""
-        from identikit.plots.thumbnail import thumbnail
+        from identikit.plots.forms import picture
 
         words = "".join(f"<div>{html.escape(line)}</div>" for line in str(self).splitlines())
         try:
-            image = (
-                f'<img alt="{html.escape(repr(self))}" src="data:image/png;base64,{_encoded(thumbnail(self.plot))}">'
-            )
+            png = b64encode(picture(self.plot(), dpi=90)).decode()
+            image = f'<img alt="{html.escape(repr(self))}" src="data:image/png;base64,{png}">'
         except InputError:  # nothing of this shape can be drawn, and a table of words will do
             image = ""
         return f'<div style="max-width:60em">{image}{words}</div>'
 
 
 def saved_result(folder: str | os.PathLike[str]) -> Result:
-    """Open a result that `Result.save` wrote; its class must be loaded, as `explanation.opening` does."""
+    """Open a result that `Result.save` wrote; its class must be loaded, as `explanation.result` does."""
     return result_of(read_folder(folder), str(folder))
 
 
@@ -377,7 +378,7 @@ def result_of(files: Files, where: str) -> Result:
     about = description_of(files, where)
     if about.get("format") != FORMAT:
         raise InputError(f"Opening {where}: its format is {about.get('format')!r}, and this version reads {FORMAT!r}.")
-    if about.get("kind") not in CLASSES:
+    if not isinstance(about.get("kind"), str) or about["kind"] not in CLASSES:
         raise InputError(f"Opening {where}: results of the kind {about.get('kind')!r} are not known to this version.")
     try:
         return CLASSES[about["kind"]]._opened(files, about, where)
@@ -392,9 +393,8 @@ def _numpy(array: Tensor) -> Any:
     return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _encoded(image: bytes) -> str:
-    return b64encode(image).decode()
+def _axis_of(saved: Mapping[str, Any]) -> Axis:
+    tokens = saved["tokens"]
+    return Axis(
+        saved["name"], tuple(saved["values"]), None if tokens is None else tuple(tokens), single=saved["single"]
+    )

@@ -19,7 +19,10 @@ class Source(Protocol):
         ...
 
     def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
-        """Return an array at these places of its axes, all of its dimensions kept; others may be named too."""
+        """Return an array at these places of its axes, all of its dimensions kept; others may be named too.
+
+        Its memory is new: whoever is given it may write to it, and the source stays as it is.
+        """
         ...
 
 
@@ -30,9 +33,10 @@ class Held:
     arrays: Mapping[str, Tensor]
     dims: Mapping[str, tuple[str, ...]]
 
+    @torch.inference_mode(False)  # a copy that is made in inference mode could not be used outside of it
     def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
-        """Return an array at these places of its axes."""
-        found = self.arrays[name]
+        """Return a copy of an array at these places of its axes."""
+        found = self.arrays[name].clone()
         for axis, dim in enumerate(self.dims[name]):
             wanted = places.get(dim)
             if wanted is not None and list(wanted) != list(range(found.shape[axis])):

@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDTH = 100  # columns of plain text
+ROUNDING = 1e-6  # how far the programs' tolerance may put a share from 0 or 1
+LARGE = 0.1  # from this standard error on a share is written as a range
 _WIDEST = 100_000  # columns of text that is not to be broken
 
 Value = int | float | str | None | Sequence[Any]
@@ -207,8 +209,44 @@ def mean_and_error(digits: int) -> Callable[[tuple[float, float]], str]:
 
 
 def percent(share: float) -> str:
-    """Write a share as a whole percentage; one that is not known is a dash."""
-    return "–" if share != share else f"{share:.0%}"
+    """Write a share as a percentage: 0 or 100 only where it is, but for rounding; one that is not known is a dash."""
+    if share != share:
+        return "–"
+    if 0.9995 <= share < 1 - ROUNDING:
+        return ">99.9%"
+    if ROUNDING < share < 0.0005:
+        return "<0.1%"
+    near = 0.995 <= share < 1 - ROUNDING or ROUNDING < share < 0.005
+    return f"{share:.1%}" if near else f"{share:.0%}"
+
+
+def weight(share: float) -> str:
+    """Write a share of 1 with two decimals: 0 or 1 only where it is, but for rounding; not known is a dash."""
+    if 0.995 <= share < 1 - ROUNDING:
+        return ">0.99"
+    return "<0.01" if ROUNDING < share < 0.005 else decimals(2)(share)
+
+
+class ShareEstimate(NamedTuple):
+    """A share that may be estimated: its standard error is 0 where it is known, and it is between the ends."""
+
+    share: float
+    stderr: float
+    least: float
+    most: float
+
+
+def estimate(form: Callable[[float], str]) -> Callable[[ShareEstimate], str]:
+    """Return how estimates are written: with their error, or as a range where that is large or nothing is known."""
+
+    def written(found: ShareEstimate) -> str:
+        if found.stderr == 0:
+            return form(found.share)
+        if found.stderr < min(found.share, LARGE):  # not where it is NaN
+            return f"{form(found.share)}±{form(found.stderr)}"
+        return f"{form(found.least)} to {form(found.most)}"
+
+    return written
 
 
 def _rich(block: Block) -> list["RenderableType"]:

@@ -1,7 +1,6 @@
 """The Ray engine: tasks on a Ray cluster, an existing one by its address, or one started here.
 
-One actor per worker holds one model. Each has a few tasks ahead of it, not all of them; Ray starts an actor that died
-again, and tries its tasks again.
+One actor per worker holds one model; Ray starts an actor that died again, and tries its tasks again.
 """
 
 import logging
@@ -10,23 +9,15 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
-from identikit.runs.engines import (
-    AHEAD,
-    RETRIES,
-    Results,
-    RunJob,
-    RunTask,
-    RunWorker,
-    TaskProgress,
-    by_cost,
-    workers_here,
-)
+from identikit.runs import engines
+from identikit.runs.engines import RETRIES, Results, RunJob, RunTask, RunWorker, TaskProgress
 
 _ANSWER_SECONDS = 5.0  # in which a cluster has to answer
 _SETTINGS = {  # of Ray, where the user has not set them
@@ -52,21 +43,20 @@ class Cluster:
             return
         ray = _ray()
         worker = RunWorker.of(model, job, "ray", self.threads)
-        was_connected = ray.is_initialized()
         # Ray prints what workers die of; what is printed for the user stays apart.
         with redirect_stdout(sys.stderr), self._connected(ray), _in_one_line(ray):
             # An actor may die often in a long run on machines that come and go; a task may not.
             remote = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
-            number = min(self._count(ray), len(tasks))
-            parts = (worker.recipe, worker.fingerprint, worker.job, worker.threads)
-            actors = [remote(RunWorker).remote(*parts) for _ in range(number)]
+            actors = [
+                remote(RunWorker).remote(worker.recipe, worker.fingerprint, worker.job, worker.threads)
+                for _ in range(min(self._count(ray), len(tasks)))
+            ]
             try:
-                yield from _results(ray, actors, by_cost(tasks))
+                yield from engines.results_of(actors, _submit, engines.by_cost(tasks))
             finally:
-                if was_connected:  # otherwise they end with our connection
-                    for actor in actors:
-                        with suppress(Exception):
-                            ray.kill(actor)
+                for actor in actors:
+                    with suppress(Exception):
+                        ray.kill(actor)
 
     @contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
@@ -85,7 +75,7 @@ class Cluster:
         try:
             with _own_signals():
                 if self.address is None:
-                    cpus = (self.workers or workers_here(self.threads)) * self.threads
+                    cpus = (self.workers or engines.workers_here(self.threads)) * self.threads
                     ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
                 else:
                     _reach(self.address)
@@ -113,23 +103,8 @@ class Cluster:
         return min(self.workers or fitting, fitting)
 
 
-def _results(ray: Any, actors: Sequence[Any], tasks: Sequence[RunTask]) -> Results:
-    waiting = iter(tasks)
-    running: dict[Any, tuple[RunTask, Any]] = {}
-
-    def give(actor: Any) -> None:
-        if (task := next(waiting, None)) is not None:
-            running[actor.compute.remote(task)] = task, actor
-
-    for _ in range(AHEAD):
-        for actor in actors:
-            give(actor)
-    while running:
-        (done, *_), _ = ray.wait(list(running))
-        task, actor = running.pop(done)
-        result = ray.get(done)
-        give(actor)
-        yield task, result.unpacked()
+def _submit(actor: Any, task: RunTask) -> "Future[engines.WorkerResult]":
+    return actor.compute.remote(task).future()
 
 
 @contextmanager

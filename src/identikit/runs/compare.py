@@ -9,14 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from identikit.errors import InputError
-from identikit.results.files import ABOUT, plain, read_through
+from identikit.results.files import ABOUT, plain
 from identikit.results.result import Result, saved_result
 from identikit.runs.inspect import is_run, open_run
 from identikit.runs.store import COLUMNS, Store, opened, unequal
-from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 _Pairs = dict[str, tuple[Any, Any]]  # by name, the values of the two runs
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """How a column of a table differs: in how many rows, by how much at most, and where that is.
 
     `by` is relative to the largest of 1 and the two numbers; None for words, or where one value is missing.
@@ -42,7 +42,7 @@ class Difference(NamedTuple):
         """Say it in a line."""
         rows = "1 row differs" if self.rows == 1 else f"{self.rows:,} rows differ"
         most = "" if self.by is None else f", at most by {self.by:.3g}"
-        return f"{self.table}, {self.column}: {rows}{most}; {self.where}: {self.one} and {self.other}"
+        return f"{self.table}, {self.column}: {rows}{most}; {self.where}: {self.one} and {self.other}."
 
 
 @dataclass
@@ -64,15 +64,14 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, as JSON can hold it."""
-        differences = [difference._asdict() for difference in self.differences]
-        return plain(asdict(self) | {"equal": self.equal, "differences": differences})
+        return plain(asdict(self) | {"equal": self.equal})
 
     def words(self) -> list[str]:
         """Say what differs, in a line each."""
         lines = [f"Setting {name}: {one!r} and {other!r}." for name, (one, other) in self.settings.items()]
         lines += [f"Recorded {name}: {one!r} and {other!r}." for name, (one, other) in self.recorded.items()]
         lines += [f"{line}." for line in self.other]
-        lines += [f"{difference.words()}." for difference in self.differences]
+        lines += [difference.words() for difference in self.differences]
         columns = "1 column" if self.compared == 1 else f"{self.compared:,} columns"
         if self.equal:
             lines.append(
@@ -115,13 +114,10 @@ def compare(one: str, other: str, tolerance: float) -> Comparison:
     if not 0 <= tolerance < math.inf:
         raise InputError(f"--tolerance {tolerance} cannot be used: expected a number, 0 or more.")
     comparison = Comparison(tolerance)
-    if is_run(one) and is_run(other):
-        _compare_runs(one, other, comparison)
-    elif not is_run(one) and not is_run(other) and _has_result(one) and _has_result(other):
+    if not is_run(one) and not is_run(other) and _has_result(one) and _has_result(other):
         _compare_results(saved_result(one), saved_result(other), comparison)
     else:
-        open_run(other if is_run(one) else one)  # it says what is wrong with it
-        raise InputError(f"Cannot compare {one} with {other}: one is a run, the other is not.")
+        _compare_runs(open_run(one), open_run(other), comparison)
     return comparison
 
 
@@ -133,33 +129,30 @@ def _has_result(folder: str) -> bool:
 # Tables of runs
 
 
-def _compare_runs(one: str, other: str, comparison: Comparison) -> None:
-    store, recorded = open_run(one)
-    other_store, other_recorded = open_run(other)
-    comparison.settings = unequal(store.settings, other_store.settings)
-    for name, values in unequal(recorded, other_recorded).items():
+def _compare_runs(one: Store, other: Store, comparison: Comparison) -> None:
+    comparison.settings = unequal(one.settings, other.settings)
+    for name, values in unequal(one.recorded, other.recorded).items():
         if name.startswith(("versions", "device")):
             comparison.recorded[name] = values
     tables = _tables(one)
     other_tables = _tables(other)
-    for folder, found in ((one, tables), (other, other_tables)):
-        if not found:
-            raise InputError(f"Cannot compare {folder}: it has no tables. `identikit resume {folder}` makes them.")
+    for store, names in ((one, tables), (other, other_tables)):
+        if not names:
+            raise InputError(
+                f"Cannot compare {store.folder}: it has no tables. `identikit resume {store.folder}` makes them."
+            )
     for name in sorted(tables ^ other_tables):
-        comparison.other.append(f"{name} is only in {one if name in tables else other}")
-    marked = _marked_keys(other_store) | _marked_keys(store)
+        comparison.other.append(f"{name} is only in {one.folder if name in tables else other.folder}")
+    marked = _marked_keys(other) | _marked_keys(one)
     for name in sorted(tables & other_tables):
         _compare_tables(name, _frame(one, name), _frame(other, name), marked.get(name, []), comparison)
 
 
-def _tables(folder: str) -> set[str]:
+def _tables(store: Store, folder: str = "") -> set[str]:
     """Return the names of a run's tables, those of a reproduction's figures too."""
-    store, _ = open_run(folder)
-    names = {name.removesuffix(".parquet") for name in store.names() if name.endswith(".parquet")}
-    figures = f"{folder.rstrip('/')}/figures"
-    if is_run(figures):
-        names |= {f"figures/{name}" for name in _tables(figures)}
-    return names
+    names = store.names(folder)
+    tables = {f"{folder}{name.removesuffix('.parquet')}" for name in names if name.endswith(".parquet")}
+    return tables if folder else tables | _tables(store, "figures/")
 
 
 def _marked_keys(store: Store) -> dict[str, list[str]]:
@@ -174,22 +167,23 @@ def _marked_keys(store: Store) -> dict[str, list[str]]:
     return keys
 
 
-def _frame(folder: str, name: str) -> "DataFrame":
+def _frame(store: Store, name: str) -> "DataFrame":
     import pandas as pd
 
-    files, path = opened(folder)
     try:
-        return pd.read_parquet(BytesIO(read_through(files, f"{path}/{name}.parquet")))
+        return pd.read_parquet(BytesIO(store.read(f"{name}.parquet")))
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0][:80].rstrip(".")
         raise InputError(
-            f"Cannot read {folder}/{name}.parquet: {why}. `identikit verify {folder}` says more."
+            f"Cannot read {store.folder}/{name}.parquet: {why}. `identikit verify {store.folder}` says more."
         ) from None
 
 
 def _compare_tables(
     name: str, one: "DataFrame", other: "DataFrame", marked: Sequence[str], comparison: Comparison
 ) -> None:
+    from pandas.api.types import is_numeric_dtype
+
     for column in sorted({*one} ^ {*other}):
         comparison.other.append(f"{name}: only one of the two has the column {column}")
     keys = _keys(one, other, marked)
@@ -197,6 +191,9 @@ def _compare_tables(
         keys = ["row"]
         one = one.rename_axis("row").reset_index()
         other = other.rename_axis("row").reset_index()
+    for key in keys:
+        if is_numeric_dtype(one[key].dtype) != is_numeric_dtype(other[key].dtype):  # pandas does not match these
+            one, other = one.astype({key: str}), other.astype({key: str})
     pairs: Any = one.merge(other, on=keys, how="outer", suffixes=(" one", " other"), indicator=True)
     alone = pairs[pairs["_merge"] != "both"]
     if len(alone):
@@ -264,30 +261,28 @@ def _compare_results(one: Result, other: Result, comparison: Comparison) -> None
     for name in ("versions", "device"):
         comparison.recorded |= unequal({name: first.pop(name)}, {name: second.pop(name)})
     comparison.settings = unequal(first, second)
-    dims = one.source.dims
     single = {axis.name for axis in one.axes if axis.single}  # arrays do not have these
-    for name in sorted({*dims} ^ {*other.source.dims}):
+    dims = one.source.dims
+    other_dims = other.source.dims
+    for name in sorted({*dims} ^ {*other_dims}):
         comparison.other.append(f"{name} is only in one of the two")
-    for name in sorted({*dims} & {*other.source.dims}):
+    for name in sorted({*dims} & {*other_dims}):
         array = one.array(name).double()
         other_array = other.array(name).double()
-        if array.shape == other_array.shape:
-            left = [dim for dim in dims[name] if dim not in single]
-            _compare_arrays(name, left, array, other_array, comparison)
+        shape = list(array.shape)
+        if shape == list(other_array.shape):
+            places = _places([dim for dim in dims[name] if dim not in single], shape)
+            values = {f"{name} one": array.flatten().numpy(), f"{name} other": other_array.flatten().numpy()}
+            comparison.add("result", name, places.assign(**values), list(places))
         else:
-            comparison.other.append(
-                f"{name} has the shape {list(array.shape)} in one and {list(other_array.shape)} in the other"
-            )
+            other_shape = list(other_array.shape)
+            comparison.other.append(f"{name} has the shape {shape} in one and {other_shape} in the other")
 
 
-def _compare_arrays(name: str, dims: Sequence[str], one: Tensor, other: Tensor, comparison: Comparison) -> None:
+def _places(dims: Sequence[str], shape: Sequence[int]) -> "DataFrame":
+    """Return where each number of an array is, one row per number."""
     import pandas as pd
 
-    if one.ndim:
-        places = pd.MultiIndex.from_product([range(size) for size in one.shape], names=dims)
-    else:
-        places = pd.MultiIndex.from_arrays([[0]], names=["place"])
-    pairs = places.to_frame(index=False)
-    pairs[f"{name} one"] = one.flatten().numpy()
-    pairs[f"{name} other"] = other.flatten().numpy()
-    comparison.add("result", name, pairs, list(places.names))
+    if not dims:
+        return pd.DataFrame({"place": [0]})
+    return pd.MultiIndex.from_product([range(size) for size in shape], names=dims).to_frame(index=False)

@@ -23,7 +23,7 @@ from identikit.errors import InputError, ModelError
 from identikit.models.load.load import Recipe
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
-from identikit.runs.store import settings_in
+from identikit.runs.store import opened, read_manifest
 
 ENGINES = ("local", "processes", "ray")
 AHEAD = 2  # tasks that each worker has been given
@@ -49,6 +49,7 @@ class RunTask:
 
 
 Results = Generator[tuple[RunTask, Any], None, None]  # each task with its result
+WorkerResult = tuple[Any, list[tuple[str, type[Warning]]]]  # from another process, with the warnings given there
 TaskProgress = Callable[[RunTask, int], None]  # called with a task and how many parts of it are done
 
 
@@ -66,43 +67,39 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Workers:
-    """How many workers there are, and what each has: CPU threads, and on a cluster GPUs; `address` is the cluster's."""
+def engine_of(
+    folder: str,
+    engine: str = "local",
+    workers: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
+    gpus: float = 0.0,
+) -> Engine:
+    """Return the engine of a run in a folder, with `threads` per worker; None: as many as the run was started with.
 
-    engine: str = "local"
-    workers: int | None = None
-    threads: int | None = None
-    address: str | None = None
-    gpus: float = 0.0
+    On a Ray cluster, `address` says where it is, and `gpus` how many each worker has.
+    """
+    known("--engine", engine, ENGINES)
+    for option, number in (("--workers", workers), ("--threads", threads)):
+        if number is not None:
+            whole_number(option, number, least=1)
+    for option, value, engines in (
+        ("--workers", workers, ("processes", "ray")),
+        ("--address", address, ("ray",)),
+        ("--gpus-per-worker", gpus, ("ray",)),
+    ):
+        if value and engine not in engines:
+            others = " and --engine ".join(engines)
+            raise InputError(f"{option} is for --engine {others}. Add it, or leave {option} out.")
+    started = read_manifest(*opened(folder)) or {"run": {}}
+    each: int = threads or started["run"].get("threads") or torch.get_num_threads()
+    if engine == "local":
+        return Local(each)
+    if engine == "processes":
+        return Processes(each, workers or workers_here(each))
+    from identikit.runs.cluster import Cluster
 
-    def __post_init__(self) -> None:
-        known("--engine", self.engine, ENGINES)
-        if self.workers is not None:
-            whole_number("--workers", self.workers, least=1)
-        if self.threads is not None:
-            whole_number("--threads", self.threads, least=1)
-        self._refuse("--workers", self.workers, "processes", "ray")
-        self._refuse("--address", self.address, "ray")
-        self._refuse("--gpus-per-worker", self.gpus, "ray")
-
-    def _refuse(self, option: str, value: object, *engines: str) -> None:
-        """Refuse an option that the chosen engine does not have."""
-        if value and self.engine not in engines:
-            raise InputError(
-                f"{option} is for --engine {' and --engine '.join(engines)}. Add it, or leave {option} out."
-            )
-
-    def start(self, folder: str) -> Engine:
-        """Return the engine; if nobody says how many threads, with those that a run in the folder was started with."""
-        threads = self.threads or settings_in(folder).get("threads") or torch.get_num_threads()
-        if self.engine == "local":
-            return Local(threads)
-        if self.engine == "processes":
-            return Processes(threads, self.workers or workers_here(threads))
-        from identikit.runs.cluster import Cluster
-
-        return Cluster(threads, self.workers, self.address, self.gpus)
+    return Cluster(each, workers, address, gpus)
 
 
 def workers_here(threads: int) -> int:
@@ -136,20 +133,6 @@ class Local:
 
 
 # Workers in other processes
-
-
-@dataclass(frozen=True)
-class WorkerResult:
-    """The result of a task that was computed in another process, and the warnings given there."""
-
-    result: Any
-    warnings: tuple[tuple[str, type[Warning]], ...] = ()
-
-    def unpacked(self) -> Any:
-        """Return the result, and give the warnings here."""
-        for message, category in self.warnings:
-            warnings.warn(message, category, stacklevel=3)
-        return self.result
 
 
 @dataclass
@@ -189,12 +172,35 @@ class RunWorker:
         """Compute one task."""
         with with_threads(self.threads), warnings.catch_warnings(record=True) as caught:
             result = self.job.compute(self.model, task.given, silent)
-        return WorkerResult(result, tuple((str(warning.message), warning.category) for warning in caught))
+        return result, [(str(warning.message), warning.category) for warning in caught]
 
 
 def by_cost(tasks: Sequence[RunTask]) -> list[RunTask]:
     """Return tasks with the longest first, so that no worker starts a long one when the others are done."""
     return sorted(tasks, key=lambda task: (-task.cost, task.number))
+
+
+def results_of(
+    workers: Sequence[Any], submit: Callable[[Any, RunTask], "Future[WorkerResult]"], tasks: Sequence[RunTask]
+) -> Results:
+    """Give each worker a few tasks ahead of it, not all of them, and yield each with its result as it is done."""
+    waiting = iter(tasks)
+    running: dict[Future[WorkerResult], tuple[RunTask, Any]] = {}
+    free = [*workers] * AHEAD
+    while True:
+        for worker in free:
+            if (task := next(waiting, None)) is not None:
+                running[submit(worker, task)] = task, worker
+        if not running:
+            return
+        free = []
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            task, worker = running.pop(future)
+            free.append(worker)
+            result, caught = future.result()
+            for message, category in caught:
+                warnings.warn(message, category, stacklevel=2)
+            yield task, result
 
 
 # Processes of this machine
@@ -249,24 +255,18 @@ class Processes:
             left = [task for task in left if task.number not in done]
 
     def _pooled(self, worker: RunWorker, tasks: Sequence[RunTask]) -> Results:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, _begin, (worker,))
-        running: dict[Future[WorkerResult], RunTask] = {}
-        waiting = iter(tasks)
+        number = min(self.workers, len(tasks))
+        pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _begin, (worker,))
         try:
-            while True:
-                with _starting(self.threads):  # the first task starts the processes
-                    while len(running) < AHEAD * self.workers and (task := next(waiting, None)) is not None:
-                        running[pool.submit(_compute, task)] = task
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task = running.pop(future)
-                    yield task, future.result().unpacked()
+            yield from results_of([pool] * number, self._submit, tasks)
         finally:
             for process in (pool._processes or {}).values():  # not to wait for what nobody wants any more
                 process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, pool: ProcessPoolExecutor, task: RunTask) -> "Future[WorkerResult]":
+        with _starting(self.threads):  # the first tasks start the processes
+            return pool.submit(_compute, task)
 
 
 @contextmanager

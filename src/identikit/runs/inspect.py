@@ -1,30 +1,44 @@
 """What the folder of a run holds: how far it is, what is missing or damaged, who writes to it. No model is loaded.
 
-Everything here comes from files that anybody may have written, so nothing of it is taken for granted.
+The manifest is sealed, so it is as it was written; nothing else is taken for granted.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from fsspec import AbstractFileSystem
 
 from identikit.errors import InputError
-from identikit.results.files import Damaged, Sealed
+from identikit.results.files import Damaged
 from identikit.runs.lock import FolderLock, Owner
 from identikit.runs.run import PART, part_folder, shard_files
-from identikit.runs.store import CHECKSUMS, COMPUTED, ERROR, MANIFEST, PART_FOLDER, PLAN, Store, leaves, opened
+from identikit.runs.store import (
+    CHECKSUMS,
+    COMPUTED,
+    ERROR,
+    MANIFEST,
+    PART_FOLDER,
+    PLAN,
+    Store,
+    leaves,
+    opened,
+    read_manifest,
+)
 
 INPUTS = "inputs"  # the folder of the inputs of `reproduce`
 _SEALED = re.compile(r"(shard-.*|passage|sentence)\.safetensors|(part-.*|plan|collapse)\.json")
+_NOTED = {"texts": int, "tokens": int, "seconds": float}  # in every shard
 _MOST = 10_000_000  # blocks that a run can have
 _SHOWN = 8  # how many of many are listed
 
 
-class Amount(NamedTuple):
+@dataclass(frozen=True)
+class Amount:
     """How much is done, and of how much; None if that is not known."""
 
     done: int
@@ -80,79 +94,64 @@ class RunState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, as JSON can hold it."""
-        return asdict(self) | {
-            "texts": self.texts._asdict(),
-            "tokens": self.tokens._asdict(),
-            "share": self.share,
-            "tokens_per_second": self.rate,
-            "seconds_left": self.seconds_left,
-        }
+        rates = {"share": self.share, "tokens_per_second": self.rate, "seconds_left": self.seconds_left}
+        return asdict(self) | rates
 
 
-def open_run(folder: str) -> tuple[Store, dict[str, Any]]:
-    """Return the folder of a run, for reading, and what was recorded about the run."""
+def open_run(folder: str) -> Store:
+    """Return the folder of a run, for reading."""
     files, path = opened(folder)
     if not files.isdir(path):
         raise InputError(f"Cannot read {folder}: there is no such folder. Give the folder of a run.")
     if not files.exists(f"{path}/{MANIFEST}"):
         raise InputError(f"Cannot read {folder}: it has no {MANIFEST}. Give the folder of a run, as --out named it.")
-    try:
-        manifest = json.loads(files.cat_file(f"{path}/{MANIFEST}"))
-        if isinstance(manifest["run"], dict):
-            recorded = manifest.get("recorded")
-            return Store(folder, manifest["run"]), recorded if isinstance(recorded, dict) else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise InputError(f"Cannot read {folder}: {MANIFEST} is damaged, so it is not known what was computed there.")
+    manifest = read_manifest(files, path)
+    if manifest is None:
+        raise InputError(f"Cannot read {folder}: {MANIFEST} is damaged, so it is not known what was computed there.")
+    return Store(folder, manifest["run"], manifest["recorded"])
 
 
 @dataclass
 class _Holdings:
-    """What the sealed files of a folder hold."""
+    """What the sealed files of a folder hold; `pieces` are blocks or parts, each with its file."""
 
-    blocks: dict[int, str] = field(default_factory=dict)  # the file of each block
-    parts: list[str] = field(default_factory=list)
-    texts: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    damaged: dict[str, str] = field(default_factory=dict)
-    sealed: int = 0  # files that notice damage
+    pieces: dict[int | str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)  # of what shards note
+    damaged: dict[str, str] = field(default_factory=dict)
 
     def add(self, store: Store, name: str) -> None:
         """Count what a sealed file holds; one that is damaged is noted."""
-        self.sealed += 1
         try:
             if name.endswith(".safetensors"):
-                content = store.read_tensors(name)
+                about = store.read_tensors(name).about
                 if shard_files([name]):
-                    self._add_shard(name, content)
+                    self._add_shard(name, about)
                 return
             value = store.read_json(name)
             if name == PLAN:
                 self.plan = dict(value)
             elif name.startswith(PART):
-                self.parts.append(name.removeprefix(PART).removesuffix(".json"))
+                self.pieces[name.removeprefix(PART).removesuffix(".json")] = name
         except (Damaged, InputError, ValueError, TypeError) as why:
             self.damaged[name] = str(why).rstrip(".")
 
-    def _add_shard(self, file: str, content: Sealed) -> None:
+    def _add_shard(self, file: str, about: dict[str, Any]) -> None:
         try:
-            numbers = [int(key) for key in content.about["blocks"]]
-            texts = int(content.about["texts"])
-            tokens = int(content.about["tokens"])
-            seconds = float(content.about["seconds"])
+            numbers = [int(key) for key in about["blocks"]]
+            noted = {name: kind(about[name]) for name, kind in _NOTED.items()}
         except (KeyError, TypeError, ValueError, OverflowError):
             raise Damaged("it does not say which blocks it holds") from None
-        if {key.partition("/")[0] for key in content.tensors} != {str(number) for number in numbers}:
-            raise Damaged("it does not hold the numbers of its blocks")
         for number in numbers:
-            if number in self.blocks:
-                raise Damaged(f"block {number} is also in {self.blocks[number]}")
-        self.blocks |= dict.fromkeys(numbers, file)
-        self.texts += texts
-        self.tokens += tokens
-        self.seconds += seconds
+            if number in self.pieces:
+                raise Damaged(f"block {number} is also in {self.pieces[number]}")
+        self.pieces |= dict.fromkeys(numbers, file)
+        self.sums.update(noted)
+
+    def amount(self, name: str) -> Amount:
+        """Return how many texts or tokens are done, and of how many."""
+        total = self.plan.get(name)
+        return Amount(self.sums[name], total if isinstance(total, int) else None)
 
     def planned(self) -> tuple[str, Sequence[int | str]]:
         """Return what the work is cut into, and the numbers or names of all pieces; none where no plan can be read."""
@@ -166,41 +165,37 @@ class _Holdings:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             self.damaged[PLAN] = "it does not say what there is to do"
-        return ("parts" if self.parts else "blocks"), ()
+        return ("parts" if any(isinstance(piece, str) for piece in self.pieces) else "blocks"), ()
 
 
 def state(folder: str) -> RunState:
     """Return what the folder of a run holds."""
-    store, recorded = open_run(folder)
+    store = open_run(folder)
+    sealed = [name for name in store.names() if _SEALED.fullmatch(name)]
     holdings = _Holdings()
-    for name in filter(_SEALED.fullmatch, store.names()):
+    for name in sealed:
         holdings.add(store, name)
     unit, planned = holdings.planned()
-    done: Sequence[Any] = sorted(holdings.blocks) if unit == "blocks" else sorted(holdings.parts)
-    missing = tuple(piece for piece in planned if piece not in set(done))
-    for piece in set(done) - set(planned) if planned else ():
-        file = holdings.blocks[piece] if unit == "blocks" else f"{PART}{piece}.json"
-        holdings.damaged[file] = f"{piece} is none of the run's {unit}"
+    pieces = holdings.pieces
+    missing = tuple(piece for piece in planned if piece not in pieces)
+    for piece in pieces.keys() - set(planned) if planned else ():
+        holdings.damaged[pieces[piece]] = f"{piece} is none of the run's {unit}"
     return RunState(
         folder=folder,
         settings=store.settings,
-        recorded=recorded,
+        recorded=store.recorded,
         unit=unit,
-        done=tuple(done),
+        done=tuple(sorted(piece for piece in pieces if isinstance(piece, str) == (unit == "parts"))),
         missing=missing,
-        texts=Amount(holdings.texts, _whole(holdings.plan.get("texts"))),
-        tokens=Amount(holdings.tokens, _whole(holdings.plan.get("tokens"))),
-        seconds=round(holdings.seconds, 3),
-        sealed=holdings.sealed,
+        texts=holdings.amount("texts"),
+        tokens=holdings.amount("tokens"),
+        seconds=round(float(holdings.sums["seconds"]), 3),
+        sealed=len(sealed),
         damaged=holdings.damaged,
         writer=FolderLock(store.files, store.folder).holder(),
         error=_error(store),
         complete=not missing and not holdings.damaged and _is_written(store, bool(planned)),
     )
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _error(store: Store) -> dict[str, str] | None:
@@ -265,7 +260,12 @@ def absent_parts(parts: Iterable[tuple[int, int]]) -> list[str]:
 
 def state_words(run: RunState) -> list[str]:
     """Say what a folder holds, in a few lines."""
-    return [f"{run.folder}: {_about(run)}.", *_options(run), *_progress(run), *_trouble(run), _ending(run)]
+    lines = [f"{run.folder}: {_about(run)}.", *_options(run), *_progress(run)]
+    for file, why in run.damaged.items():
+        lines.append(f"Damaged: {file} ({why}). What it held is computed again when the run is resumed.")
+    if run.error is not None:
+        lines.append(f"The last run ended with an error ({run.error['date']}): {run.error['error']}")
+    return [*lines, _ending(run)]
 
 
 def state_line(run: RunState) -> str:
@@ -284,19 +284,16 @@ def state_line(run: RunState) -> str:
 
 def _about(run: RunState) -> str:
     settings = run.settings
-    words = [str(settings.get("command", "an input of reproduce"))]
+    words = [settings.get("command", "an input of reproduce")]
     if "shard" in settings:
         words.append(f"shard {settings['shard']}")
     model = settings.get("model")
     if isinstance(model, dict):
-        model = model.get("name")
+        model = model["name"]
     words.append(f"model {model} in {settings['dtype']}" if "dtype" in settings else f"model {model}")
     data = settings.get("data")
     if isinstance(data, dict):
-        texts = data.get("texts")
-        data = data.get("source")
-        if data and isinstance(texts, int):
-            data = f"{data} ({texts:,} texts)"
+        data = f"{data['source']} ({data['texts']:,} texts)"
     if data:
         words.append(f"data {data}")
     return ", ".join(words)
@@ -307,7 +304,7 @@ def _options(run: RunState) -> Iterator[str]:
     others = {name: value for name, value in run.settings.items() if name not in told_above}
     chosen = leaves({"": run.settings.get("options", {})} | others)
     yield f"Settings: {', '.join(f'{name} {value}' for name, value in chosen if value is not None)}."
-    noted = [f"{name} {run.recorded[name]}" for name in ("date", "device", "machine") if run.recorded.get(name)]
+    noted = [f"{name} {run.recorded[name]}" for name in ("date", "device", "machine") if name in run.recorded]
     if noted:
         yield f"Started: {', '.join(noted)}."
 
@@ -333,13 +330,6 @@ def _progress(run: RunState) -> Iterator[str]:
         if run.missing and run.seconds_left is not None:
             rate += f"; {timedelta(seconds=round(run.seconds_left))} left at that rate"
         yield f"{rate}."
-
-
-def _trouble(run: RunState) -> Iterator[str]:
-    for file, why in run.damaged.items():
-        yield f"Damaged: {file} ({why}). What it held is computed again when the run is resumed."
-    if run.error is not None:
-        yield f"The last run ended with an error ({run.error['date']}): {run.error['error']}"
 
 
 def _ending(run: RunState) -> str:

@@ -8,6 +8,7 @@ every minute, and one that has been silent for ten is taken for dead.
 import json
 import os
 import platform
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -21,7 +22,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from identikit.errors import InputError
-from identikit.results.files import write_through
+from identikit.results.files import read_through, write_through
 
 LOCK = ".identikit.lock"
 NOTE = ".identikit.owner"
@@ -86,6 +87,7 @@ class FolderLock:
         """Take the system's lock, or say who holds it; None where there is none."""
         if not isinstance(self.files, LocalFileSystem):
             return None
+        self._check_own()
         lock = FileLock(Path(self.folder, LOCK), blocking=False, thread_local=False)
         try:
             lock.acquire()
@@ -94,6 +96,17 @@ class FolderLock:
         except (OSError, NotImplementedError):
             return None
         return lock
+
+    def _check_own(self) -> None:
+        """Refuse a lock that is a link, or a second name of another file: taking it may empty what it stands for."""
+        path = Path(self.folder, LOCK)
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise InputError(
+                    f"Cannot write to {self.folder}: {LOCK} there is a link or something else that is no plain file of "
+                    "its own. Remove it, or choose another folder with --out."
+                )
 
     def _beat(self, released: threading.Event) -> None:
         """Show, every minute, that the owner lives."""
@@ -131,10 +144,10 @@ class FolderLock:
         return owner
 
     def _noted(self) -> Owner | None:
-        kinds = {"host": str, "process": int, "since": str, "key": str, "beat": float}
         try:
-            note = json.loads(self.files.cat_file(f"{self.folder}/{NOTE}"))
-            return Owner(**note) if all(isinstance(note[name], kind) for name, kind in kinds.items()) else None
+            note = json.loads(read_through(self.files, f"{self.folder}/{NOTE}"))
+            kinds = Owner.__annotations__.items()
+            return Owner(**note) if all(isinstance(note[name], kind) for name, kind in kinds) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -142,6 +155,7 @@ class FolderLock:
         return owner is not None and self._owner is not None and owner.key == self._owner.key
 
     def _renew(self) -> None:
+        """Write the note again, unless another process took the folder meanwhile."""
         owner = self._noted()
         if owner is not None and not self._is_ours(owner):
             raise self._held(owner)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from identikit.errors import InputError
-from identikit.runs.command import NotedCommand, noted_command
 from identikit.runs.inspect import RunState, absent_parts, listed, parts_of, state
+from identikit.runs.manifest import NotedCommand, noted_command
 from identikit.runs.run import PART, shard_files
 from identikit.runs.store import Store, unequal
 

@@ -7,10 +7,11 @@ so a run that is stopped loses little, however long a text takes.
 
 import math
 import time
-import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -20,8 +21,8 @@ from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.results.files import Damaged
 from identikit.results.provenance import text_hash
-from identikit.runs.engines import Engine, Local, RunJob, RunTask
-from identikit.runs.store import Store
+from identikit.runs.engines import Engine, Local, RunJob, RunTask, TaskProgress
+from identikit.runs.store import PLAN, Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
 
@@ -72,7 +73,7 @@ class BlockJob(RunJob, Protocol):
     def stored(self) -> Mapping[str, Stored]:
         """What each tensor holds, by name.
 
-        A name that ends with `*` stands for any number of tensors whose names begin so; all others have to be there.
+        A name that ends with `*` stands for any tensors whose names begin so; all others have to be there.
         """
         ...
 
@@ -155,27 +156,34 @@ class Run:
         `before` is called with the blocks that are missing, before any is computed.
         """
         with self.store:
-            computed = dict(kept(self.store, job, blocks))
-            mine = self.mine([RunTask(block.number, block, sum(map(job.cost, block.lengths))) for block in blocks])
+            computed = dict(_kept_blocks(self.store, job, blocks))
+            tasks = [RunTask(block.number, list(block.texts), sum(map(job.cost, block.lengths))) for block in blocks]
+            mine = self.mine(tasks)
             index, count = self.part or (1, 1)
-            self.store.plan(
-                blocks=[index - 1, len(blocks), count],  # as of a range
-                texts=sum(len(task.given.texts) for task in mine),
-                tokens=sum(task.given.tokens for task in mine),
-            )
+            plan = {
+                "blocks": [index - 1, len(blocks), count],  # as of a range
+                "texts": sum(len(task.given) for task in mine),
+                "tokens": sum(blocks[task.number].tokens for task in mine),
+            }
+            self.store.write_json(PLAN, plan)
             missing = [task for task in mine if task.number not in computed]
             if missing:
-                before([task.given for task in missing])
+                before([blocks[task.number] for task in missing])
             shards = _Shards(self.store, model)
-            told = _TokenProgress(self, job, sum(blocks[number].tokens for number in computed), missing)
+            stored = sum(blocks[number].tokens for number in computed)
+            total = stored + sum(blocks[task.number].tokens for task in missing)
+            told = _token_progress(self.progress, job.what, stored, total)
             try:
-                with closing(self.engine.run(model, _OfBlock(job), missing, told)) as results:
+                with closing(self.engine.run(model, job, missing, told)) as results:
                     for task, numbers in results:
-                        if why := flaw(job, task.given, numbers):
-                            raise InputError(f"Computing texts {_range(task.given, blocks)}: {why}.")
+                        block = blocks[task.number]
+                        if why := flaw(job, block, numbers):
+                            first = sum(len(earlier.texts) for earlier in blocks[: block.number])
+                            last = first + len(block.texts) - 1
+                            raise InputError(f"Computing texts {first} to {last}: {why}.")
                         computed[task.number] = numbers
-                        shards.add(task.given, numbers)
-                        told(task, task.given.tokens)
+                        shards.add(block, numbers)
+                        told(task, block.tokens)
             finally:
                 shards.write()
         return [computed[number] for number in sorted(computed)]
@@ -194,10 +202,11 @@ class Run:
         `before` is called before anything is computed, if something is.
         """
         with self.store:
-            computed = self._kept_parts(names)
+            kept = {name: self.store.usable(_part_file(name), self.store.read_json) for name in names}
+            computed = {name: value for name, value in kept.items() if value is not None}
+            name_of = list(names)
             tasks = self.mine([RunTask(number, given) for number, given in enumerate(names.values())])
-            name_of = dict(enumerate(names))
-            self.store.plan(parts=[name_of[task.number] for task in tasks])
+            self.store.write_json(PLAN, {"parts": [name_of[task.number] for task in tasks]})
             missing = [task for task in tasks if name_of[task.number] not in computed]
             if missing:
                 before()
@@ -211,43 +220,20 @@ class Run:
                     self.progress(what, len(computed), len(names))
         return [computed[name] for name in names if name in computed]
 
-    def _kept_parts(self, names: Iterable[str]) -> dict[str, Any]:
-        parts = {}
-        for name in names:
-            file = _part_file(name)
-            if self.store.has(file):
-                try:
-                    parts[name] = self.store.read_json(file)
-                except Damaged as why:
-                    discard(self.store, file, why)
-        return parts
 
+def _token_progress(progress: Progress, what: str, done_before: int, total: int) -> TaskProgress:
+    """Return what reports how many tokens of the whole dataset are done: those done before, and those of each task."""
+    done_of: dict[int, int] = defaultdict(int)
+    whole = done_before
 
-@dataclass(frozen=True)
-class _OfBlock:
-    """A job of blocks as engines run it: the texts alone are sent."""
+    def told(task: RunTask, done: int) -> None:
+        nonlocal whole
+        whole += done - done_of[task.number]
+        done_of[task.number] = done
+        progress(what, whole, total)
 
-    job: BlockJob
-
-    def compute(self, model: Model, task: TextBlock, told: Progress) -> Numbers:
-        return dict(self.job.compute(model, list(task.texts), told))
-
-
-class _TokenProgress:
-    """Reports how many tokens of the whole dataset are done: those in stored blocks, and those of each task."""
-
-    def __init__(self, run: Run, job: BlockJob, before: int, tasks: Sequence[RunTask]):
-        self.run = run
-        self.job = job
-        self.sum = before
-        self.total = before + sum(task.given.tokens for task in tasks)
-        self.done = {task.number: 0 for task in tasks}
-        run.progress(job.what, self.sum, self.total)
-
-    def __call__(self, task: RunTask, done: int) -> None:
-        self.sum += done - self.done[task.number]
-        self.done[task.number] = done
-        self.run.progress(self.job.what, self.sum, self.total)
+    progress(what, whole, total)
+    return told
 
 
 class _Shards:
@@ -294,13 +280,10 @@ def shard_files(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith(_SHARD) and name.endswith(".safetensors")]
 
 
-def kept(store: Store, job: BlockJob, blocks: Sequence[TextBlock]) -> Iterator[tuple[int, Numbers]]:
+def _kept_blocks(store: Store, job: BlockJob, blocks: Sequence[TextBlock]) -> Iterator[tuple[int, Numbers]]:
     """Yield the stored blocks; a shard that is damaged or belongs to other texts is removed with a warning."""
     for file in shard_files(store.names()):
-        try:
-            yield from _held(store, file, job, blocks).items()
-        except Damaged as why:
-            discard(store, file, why)
+        yield from (store.usable(file, lambda name: _held(store, name, job, blocks)) or {}).items()
 
 
 def _held(store: Store, file: str, job: BlockJob, blocks: Sequence[TextBlock]) -> dict[int, Numbers]:
@@ -315,7 +298,7 @@ def _held(store: Store, file: str, job: BlockJob, blocks: Sequence[TextBlock]) -
         if number >= len(blocks) or blocks[number].hash != digest:
             raise Damaged("it holds other texts")
         prefix = f"{key}/"
-        held[number] = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+        held[number] = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
         if why := flaw(job, blocks[number], held[number]):
             raise Damaged(why)
     if file != _shard_file(held):
@@ -329,25 +312,12 @@ def flaw(job: BlockJob, block: TextBlock, numbers: Numbers) -> str | None:
         if name not in numbers and not name.endswith("*"):
             return f"{name!r} is missing"
     for name, tensor in numbers.items():
-        stored = _declared(job, name)
-        if stored is None:
+        declared = next((declared for declared in job.stored if fnmatchcase(name, declared)), None)
+        if declared is None:
             return f"{name!r} is not expected"
-        if why := stored.flaw(tensor, block.lengths):
+        if why := job.stored[declared].flaw(tensor, block.lengths):
             return f"{name!r} {why}"
     return None
-
-
-def _declared(job: BlockJob, name: str) -> Stored | None:
-    for declared, stored in job.stored.items():
-        if declared == name or (declared.endswith("*") and name.startswith(declared[:-1])):
-            return stored
-    return None
-
-
-def discard(store: Store, file: str, why: Damaged) -> None:
-    """Remove a file that cannot be used, and say so."""
-    warnings.warn(f"{store.folder}/{file} cannot be used: {why}. What it held is computed again.", stacklevel=2)
-    store.remove(file)
 
 
 def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,8 +332,3 @@ def part_folder(index: int, number: int) -> str:
 
 def _part_file(name: str) -> str:
     return f"{PART}{name}.json"
-
-
-def _range(block: TextBlock, blocks: Sequence[TextBlock]) -> str:
-    first = sum(len(one.texts) for one in blocks[: block.number])
-    return f"{first} to {first + len(block.texts) - 1}"

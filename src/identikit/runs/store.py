@@ -9,13 +9,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import fsspec
 from fsspec import AbstractFileSystem
 
 from identikit.errors import InputError
@@ -34,9 +34,12 @@ from identikit.results.files import (
 from identikit.results.table import DataTable, data_dictionary
 from identikit.runs.lock import LOCK, NOTE, FolderLock
 from identikit.shapes import Tensor
+from identikit.texts.tables import file_system
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+Kept = TypeVar("Kept")
 
 MANIFEST = "run.json"
 COMMAND = "command.json"  # the command and its arguments, for `identikit resume`
@@ -69,7 +72,7 @@ class Store:
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
-            self._same_run()
+            self._check_same_run()
         elif not self._is_unused():
             raise InputError(
                 f"Cannot write results to {folder}: it holds files but no {MANIFEST}, so it is not the folder of a "
@@ -80,11 +83,13 @@ class Store:
         """Say whether nothing was computed yet; the folders of shards are runs of their own."""
         return all(_is_ours(name) or PART_FOLDER.fullmatch(name) for name in self.names())
 
-    def _same_run(self) -> None:
+    def _check_same_run(self) -> None:
         if self._is_unused():
             return  # nothing was computed yet: another run may take the folder
-        before = read_manifest(self.files, self.folder)["run"]
-        for key, (then, now) in unequal(before, self.settings).items():
+        manifest = read_manifest(self.files, self.folder)
+        if manifest is None:
+            raise InputError(f"Cannot resume {self.folder}: {MANIFEST} is damaged. Choose another folder with --out.")
+        for key, (then, now) in unequal(manifest["run"], self.settings).items():
             raise InputError(
                 f"Cannot resume {self.folder}: it holds another run, whose {key} is {then!r}, not {now!r}. Use the "
                 "same settings to resume it, or choose another folder with --out."
@@ -92,53 +97,56 @@ class Store:
 
     def __enter__(self) -> "Store":
         """Take the folder's lock, and make the folder and its manifest if they are not there."""
-        if not self._entered:
+        self._entered += 1
+        if self._entered > 1:
+            return self
+        try:
             self._is_new = not self.files.exists(self.folder)
             with self._explained(MANIFEST):
                 self.files.makedirs(self.folder, exist_ok=True)
                 self._lock.acquire()
-            try:
-                self._start()
-            except BaseException:
-                self._lock.release()
-                raise
-        self._entered += 1
+            self._start()
+        except BaseException:
+            self._entered = 0
+            self._lock.release()
+            raise
         return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        """Give the lock back; after an error, note it, or leave nothing if nothing was computed."""
-        self._entered -= 1
-        if self._entered:
-            return
-        empty = error is not None and self._is_new and all(map(_is_ours, self.names()))
-        if isinstance(error, Exception) and not empty:
-            with suppress(InputError):  # a folder that cannot be written to
-                note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
-                self._try_to_write(ERROR, json.dumps(note, indent=1, ensure_ascii=False).encode())
-        if empty:
-            for name in self.names():  # while nobody else can write
-                self.remove(name)
-            with suppress(OSError):
-                self.files.rmdir(self.folder)
-        self._lock.release()
 
     def _start(self) -> None:
         for name in self.names():
             if _PARTIAL.fullmatch(name):  # what a killed writer left: only the lock's owner writes
                 self.remove(name)
         self.remove(ERROR)
-        self._same_run()  # again: another process may have started meanwhile
+        self._check_same_run()  # again: another process may have started meanwhile
         if self._is_unused():
-            self._try_to_write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
+            self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        """Give the lock back; after an error, note it, or leave nothing if nothing was computed."""
+        if self._entered == 1 and error is not None:
+            if self._is_new and all(map(_is_ours, self.names())):
+                for name in self.names():  # while nobody else can write
+                    self.remove(name)
+                with suppress(OSError):
+                    self.files.rmdir(self.folder)
+            elif isinstance(error, Exception):
+                with suppress(InputError):  # a folder that cannot be written to
+                    note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
+                    self.write(ERROR, json.dumps(note, indent=1, ensure_ascii=False).encode())
+        self._entered -= 1
+        if not self._entered:
+            self._lock.release()
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
 
-    def names(self) -> list[str]:
-        """Return the names of the files in the folder."""
-        if not self.files.exists(self.folder):
+    def names(self, under: str = "") -> list[str]:
+        """Return the names of the files in the folder, or in a folder under it."""
+        if not self.has(under):
             return []
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in self.files.ls(self.folder, False))
+        return sorted(
+            path.rstrip("/").rpartition("/")[2] for path in self.files.ls(self._path(under).rstrip("/"), False)
+        )
 
     def has(self, name: str) -> bool:
         """Say whether a file is there, and so is whole."""
@@ -146,11 +154,7 @@ class Store:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that it is there whole or not at all; the first one brings the folder and its manifest."""
-        with self:
-            self._try_to_write(name, content)
-
-    def _try_to_write(self, name: str, content: bytes) -> None:
-        with self._explained(name):
+        with self, self._explained(name):
             self._lock.check()
             if self.files.isdir(self._path(name)):
                 raise IsADirectoryError(f"{name} is a folder there")
@@ -176,16 +180,9 @@ class Store:
         """Write a value."""
         self.write(name, seal_json(value))
 
-    def plan(self, **plan: Any) -> None:
-        """Note how much there is to do."""
-        if not (self.has(PLAN) and self.read(PLAN) == seal_json(plan)):
-            self.write_json(PLAN, plan)
-
     def read(self, name: str) -> bytes:
         """Read a file."""
         try:
-            if self.has(name) and not self.files.isfile(self._path(name)):  # such as a device, which has no end
-                raise OSError("it is not a file")
             return read_through(self.files, self._path(name))
         except OSError as error:
             reason = error.strerror or error
@@ -198,6 +195,17 @@ class Store:
     def read_tensors(self, name: str) -> Sealed:
         """Read tensors and the words about them, or raise `Damaged`."""
         return unseal(self.read(name))
+
+    def usable(self, name: str, read: Callable[[str], Kept]) -> Kept | None:
+        """Return what `read` makes of a file, or None if there is none; a damaged one is removed with a warning."""
+        if not self.has(name):
+            return None
+        try:
+            return read(name)
+        except Damaged as why:
+            warnings.warn(f"{self.folder}/{name} cannot be used: {why}. What it held is computed again.", stacklevel=3)
+            self.remove(name)
+            return None
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there and can be."""
@@ -215,7 +223,7 @@ class Store:
 def opened(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
     """Return the file system of a folder, and its path there."""
     try:
-        files, path = fsspec.url_to_fs(os.fspath(folder))
+        files, path = file_system(os.fspath(folder))
     except (ValueError, ImportError, TypeError) as error:
         raise InputError(f"Cannot write results to {folder}: {error}. Choose another folder with --out.") from None
     kinds = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
@@ -227,23 +235,14 @@ def opened(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
     return files, path
 
 
-def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any]:
-    """Return what `run.json` in a folder says, or say that it is damaged."""
+def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any] | None:
+    """Return what `run.json` in a folder says: the settings (`run`) and what is `recorded`; None if it is damaged."""
     try:
-        record = unseal_record(read_through(files, f"{folder}/{MANIFEST}"))
-        if isinstance(record.get("run"), dict):
-            return record
+        manifest = unseal_record(read_through(files, f"{folder}/{MANIFEST}"))
+        whole = isinstance(manifest.get("run"), dict) and isinstance(manifest.get("recorded"), dict)
+        return manifest if whole else None
     except (OSError, Damaged):
-        pass
-    raise InputError(f"Cannot resume {folder}: {MANIFEST} is damaged. Choose another folder with --out.")
-
-
-def settings_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the settings of the run in a folder; nothing if there is none that can be read."""
-    try:
-        return read_manifest(*opened(folder))["run"]
-    except InputError:
-        return {}
+        return None
 
 
 def _is_ours(name: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from identikit.errors import InputError
 from identikit.results.files import ABOUT
 from identikit.results.result import saved_result
-from identikit.runs.inspect import RunState, absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
+from identikit.runs.inspect import absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
 from identikit.runs.store import CHECKSUMS, COLUMNS, Store, opened
 
 _SUM = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
@@ -63,19 +63,14 @@ def verify(folder: str) -> Verified:
 
 
 def _check(folder: str, report: Verified) -> None:
-    store, _ = open_run(folder)
+    store = open_run(folder)
     run = state(folder)
     report.seals += run.sealed
-    report.wrong += [(f"{folder}/{name}", why) for name, why in run.damaged.items()]
     if run.missing or not (run.complete or run.damaged):
-        report.wrong.append((folder, _unfinished(run)))
-    for name, why in (*_checksums(store, report), *_tables(store, report)):
+        rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
+        report.wrong.append((folder, f"it is not complete: {rest}; `identikit resume {folder}` goes on"))
+    for name, why in (*run.damaged.items(), *_checksums(store, report), *_tables(store, report)):
         report.wrong.append((f"{folder}/{name}", why))
-
-
-def _unfinished(run: RunState) -> str:
-    rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
-    return f"it is not complete: {rest}; `identikit resume {run.folder}` goes on"
 
 
 def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:

@@ -4,11 +4,12 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import chain
+from pathlib import PurePosixPath
 
 from identikit.checks import is_collection, shortened
 from identikit.errors import InputError
 from identikit.texts.known import KNOWN, split_tables
-from identikit.texts.tables import HUB, READERS, Row, Rows, TextTable, ending, file_table, first_repeated, hub_table
+from identikit.texts.tables import HUB, READERS, Row, Rows, TextTable, first_repeated, hub_table, kind_at
 from identikit.texts.text import LONGEST, Text
 
 
@@ -39,7 +40,10 @@ def read_texts(
         raise InputError(f"split={shortened(split)} cannot be used: expected a name, such as 'train'.")
     if source.lower() in KNOWN:
         _refuse(source, "columns", columns, "it knows its own")
-        return _known_texts(source.lower(), data_dir, split)
+        dataset = KNOWN[source.lower()]
+        tables = split_tables(source.lower(), data_dir, split)
+        streams = [_texts(table, _chosen_columns(table, dataset.columns_of(table))) for table in tables]
+        return chain.from_iterable(streams)
     _refuse(source, "data_dir", data_dir, f"only {', '.join(KNOWN)} take it")
     if source.startswith(HUB):
         table = hub_table(source.removeprefix(HUB), names, split)
@@ -79,20 +83,20 @@ def sample_text() -> Text:
     return pairs[len(pairs) // 2]
 
 
-def _known_texts(name: str, data_dir: str | None, split: str | None) -> Iterator[Text]:
-    streams = []
-    for table in split_tables(name, data_dir, split):
-        streams.append(_texts(table, _chosen_columns(table, KNOWN[name].columns_of(table))))
-    return chain.from_iterable(streams)
-
-
 def _file_table(path: str) -> TextTable:
-    if ending(path) not in READERS:
+    """Return the table in a file, by the ending of its name."""
+    ending = PurePosixPath(path).suffix.lower()
+    if ending not in READERS:
         raise InputError(
             f"Reading {path}: expected a file ending in {', '.join(READERS)}, one of {', '.join(KNOWN)} with "
             f"data_dir, or '{HUB}NAME'."
         )
-    return file_table(path)
+    kind = kind_at(path)
+    if kind == "other":
+        raise InputError(f"Reading {path}: it is a folder, or something else that is not a file. Check the path.")
+    if kind == "nothing":
+        raise InputError(f"Reading {path}: there is no such file. Check the path.")
+    return READERS[ending](path)
 
 
 # Rows and cells

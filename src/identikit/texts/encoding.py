@@ -142,23 +142,59 @@ def _encode_text(
     parts = (text,) if isinstance(text, str) else text
     read, counted = _start(tokenizer, name, parts, room)
     pieces = _tokenize(tokenizer, read)
-    if not _reads_all(pieces, parts):
+    kept = list(range(len(pieces["input_ids"])))
+    if not _reads_all(pieces, parts, kept):
         raise InputError(f"Reading {name}: the tokenizer finds no token in {shortened(text)}. Pass another text.")
-    if room.exceeded(name, len(pieces["input_ids"]), counted=counted):
-        pieces = _tokenize(tokenizer, read, max_length=room.tokens)
-        if room.exceeded(name, len(pieces["input_ids"])) or not _reads_all(pieces, parts):
+    if room.exceeded(name, len(kept), counted=counted):
+        pieces, kept = _cut(tokenizer, read, pieces, room)
+        if room.exceeded(name, len(kept)) or not _reads_all(pieces, parts, kept):
             raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
-    words = _words(pieces.encodings[0], read, aligns) if pieces.encodings else []
+    ids, special, segments = (
+        None if row is None else tuple(row[place] for place in kept)
+        for row in (pieces["input_ids"], pieces["special_tokens_mask"], pieces.get("token_type_ids"))
+    )
+    words = _words(pieces.encodings[0], read, aligns, kept) if pieces.encodings else []
     return Encoded(
-        ids=tuple(pieces["input_ids"]),
-        segments=tuple(pieces["token_type_ids"]) if "token_type_ids" in pieces else None,
-        special=tuple(bool(mark) for mark in pieces["special_tokens_mask"]),
-        tokens=tuple(tokenizer.convert_ids_to_tokens(pieces["input_ids"])),
+        ids=ids or (),
+        segments=segments,
+        special=tuple(map(bool, special or ())),
+        tokens=tuple(tokenizer.convert_ids_to_tokens(list(ids or ()))),
         words=tuple(span for span, _ in words),
         text=text,
         characters=tuple(place for _, place in words),
         parts=parts,
     )
+
+
+def _cut(
+    tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], pieces: BatchEncoding, room: Room
+) -> tuple[BatchEncoding, list[int]]:
+    """Return pieces and the places of those that are kept, as the tokenizer's own "longest_first" keeps them.
+
+    A fast tokenizer would also pair every rest of one half with every rest of the other: for two long halves that takes
+    more memory than there is. What it adds does not depend on the text, so places can be left out of the whole.
+    """
+    assert room.tokens is not None
+    if not pieces.is_fast:
+        shorter = _tokenize(tokenizer, parts, max_length=room.tokens)
+        return shorter, list(range(len(shorter["input_ids"])))
+    sources = pieces.sequence_ids()
+    own = [[place for place, source in enumerate(sources) if source == part] for part in range(len(parts))]
+    sizes = _longest_first([len(places) for places in own], max(room.tokens - sources.count(None), 0))
+    from_left = getattr(tokenizer, "truncation_side", "right") == "left"
+    dropped = set()
+    for places, size in zip(own, sizes, strict=True):
+        dropped.update(places[: len(places) - size] if from_left else places[size:])
+    return pieces, [place for place in range(len(sources)) if place not in dropped]
+
+
+def _longest_first(counts: list[int], room: int) -> list[int]:
+    """Return how many pieces each part keeps: the longer half goes first, and an odd piece is the longer half's."""
+    if len(counts) == 1:
+        return [min(counts[0], room)]
+    shorter = min(*counts, room // 2)
+    longer = min(max(counts), room - shorter)
+    return [longer, shorter] if counts[0] > counts[1] else [shorter, longer]
 
 
 def _start(
@@ -196,11 +232,12 @@ def _tokenize(
     return tokenized(tokenizer, *parts, **cut, return_special_tokens_mask=True)
 
 
-def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...]) -> bool:
-    """Whether the text, and each half of a pair, has at least one piece of its own."""
+def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...], kept: list[int]) -> bool:
+    """Whether the text, and each half of a pair, has at least one piece of its own among those that are kept."""
     if not pieces.is_fast:
         return not all(pieces["special_tokens_mask"])
-    return len(set(pieces.sequence_ids()) - {None}) == len(parts)
+    sources = pieces.sequence_ids()
+    return len({sources[place] for place in kept} - {None}) == len(parts)
 
 
 # Token ids
@@ -281,15 +318,18 @@ def _words_of_ids(
 # Words
 
 
-def _words(encoding: Encoding, parts: tuple[str, ...], aligns: bool) -> list[_Word]:
-    """Return each word's span over pieces and its place in the parts; a piece belongs to the word where it begins.
+def _words(encoding: Encoding, parts: tuple[str, ...], aligns: bool, kept: list[int] | None = None) -> list[_Word]:
+    """Return each word's span over the pieces `kept` (None: all) and its place in the parts.
+
+    A piece belongs to the word where it begins.
 
     The tokenizer's own words count where it separates them (`aligns`), and otherwise those of the characters.
     """
     by_character = [_character_words(string) for string in parts]
     pieces = []
-    aligned = zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True)
-    for position, (index, word, (start, stop)) in enumerate(aligned):
+    aligned = list(zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True))
+    for position, place in enumerate(range(len(aligned)) if kept is None else kept):
+        index, word, (start, stop) = aligned[place]
         if index is None:
             continue
         if not aligns:

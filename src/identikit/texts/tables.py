@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from identikit.errors import InputError
 from identikit.texts.text import LONGEST
@@ -54,25 +55,17 @@ def first_repeated(names: Sequence[str]) -> str | None:
     return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
-def file_table(path: str) -> TextTable:
-    """Return the table in a file, by the ending of its name."""
-    kind = kind_at(path)
-    if kind == "other":
-        raise InputError(f"Reading {path}: it is a folder, or something else that is not a file. Check the path.")
-    if kind == "nothing":
-        raise InputError(f"Reading {path}: there is no such file. Check the path.")
-    return READERS[ending(path)](path)
-
-
-def ending(path: str) -> str:
-    """Return the ending of a file's name, such as '.csv'."""
-    return PurePosixPath(path).suffix.lower()
+def file_system(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system of a path or address, and the path there."""
+    if "::" in path and "://" not in path:  # fsspec would take such a name for a chain of addresses
+        return LocalFileSystem(), str(Path(path).absolute())
+    return fsspec.url_to_fs(path)
 
 
 def kind_at(path: str) -> Literal["file", "other", "nothing"]:
     """Return what is at a path or address."""
     try:
-        filesystem, inside = fsspec.core.url_to_fs(path)
+        filesystem, inside = file_system(path)
         if filesystem.isfile(inside):
             return "file"
         return "other" if filesystem.exists(inside) else "nothing"
@@ -83,7 +76,8 @@ def kind_at(path: str) -> Literal["file", "other", "nothing"]:
 @contextmanager
 def _opened(path: str, mode: str = "r", **options: str) -> Iterator[IO[Any]]:
     try:
-        with fsspec.open(path, mode, **options) as file:
+        filesystem, inside = file_system(path)
+        with filesystem.open(inside, mode, **options) as file:
             yield file  # pyright: ignore[reportReturnType]
     except UnicodeDecodeError as error:
         raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}). Save it as UTF-8.") from error
@@ -155,11 +149,20 @@ def _tab_cells(path: str) -> _Numbered:
 def _comma_cells(path: str) -> _Numbered:
     reader = csv.reader((line for _, line in _whole_lines(path)), strict=True)
     try:
-        for cells in reader:
+        while (cells := _next_cells(reader)) is not None:
             if cells:
                 yield reader.line_num, cells
     except csv.Error as error:
         raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}). Repair it.") from error
+
+
+def _next_cells(reader: Any) -> list[str] | None:
+    """Return the next row; None at the end. A cell may be as long as a text; unless told, Python takes less."""
+    before = csv.field_size_limit(LONGEST)
+    try:
+        return next(reader, None)
+    finally:
+        csv.field_size_limit(before)
 
 
 def delimited_table(

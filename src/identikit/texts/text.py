@@ -148,25 +148,18 @@ def collate(
 
     Images and sounds are stacked: their features must have one shape.
     """
+
+    def padded(rows: Iterable[Sequence[int]], fill: int = 0) -> Tensor:
+        tensors = [torch.tensor(row) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
+
     features = [text.features for text in encoded if text.features is not None]
-    width = max(len(text) for text in encoded)
-    ids = torch.full((len(encoded), width), pad_id, dtype=torch.long)
-    keep = torch.zeros(ids.shape, dtype=torch.bool)
-    special = torch.zeros(ids.shape, dtype=torch.bool)
-    segments = torch.zeros_like(ids)
-    for row, text in enumerate(encoded):
-        at = slice(0, len(text)) if side == "right" else slice(width - len(text), width)
-        if text.ids:
-            ids[row, at] = torch.tensor(text.ids)
-        keep[row, at] = True
-        special[row, at] = torch.tensor(text.special)
-        if text.segments is not None:
-            segments[row, at] = torch.tensor(text.segments)
+    segments = [text.segments for text in encoded if text.segments is not None]
     return TokenBatch(
-        ids=None if features else ids,
-        keep=keep,
-        special=special,
-        segments=segments if encoded[0].segments is not None else None,
+        ids=None if features else padded([text.ids for text in encoded], pad_id),
+        keep=padded([[True] * len(text) for text in encoded]),
+        special=padded([text.special for text in encoded]),
+        segments=padded(segments) if segments else None,
         tokens=tuple(text.tokens for text in encoded),
         words=tuple(text.words for text in encoded),
         order=tuple(range(len(encoded)) if order is None else order),
@@ -207,9 +200,7 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
     )
 
 
-def batches(
-    encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096, side: Side = "right"
-) -> Iterator[TokenBatch]:
+def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
     """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own.
 
     Images and sounds are only put together where their features have one shape: none is padded.
@@ -220,13 +211,11 @@ def batches(
         return () if features is None else tuple(features.shape)
 
     order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index]), shape(index)))
-    start = 0
-    while start < len(order):
-        stop = start + max(1, batch_tokens // len(encoded[order[start]]))
-        rows = [index for index in order[start:stop] if shape(index) == shape(order[start])]
-        stop = start + len(rows)
-        yield collate([encoded[index] for index in rows], pad_id=pad_id, side=side, order=rows)
-        start = stop
+    while order:
+        most = max(1, batch_tokens // len(encoded[order[0]]))
+        rows = [index for index in order[:most] if shape(index) == shape(order[0])]
+        yield collate([encoded[index] for index in rows], pad_id=pad_id, order=rows)
+        order = order[len(rows) :]
 
 
 def in_order(results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) -> list[Result]:

@@ -16,7 +16,7 @@ from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
 from identikit.tokens.continuation import check_continues
 from identikit.tokens.evaluate import Rate
-from identikit.tokens.experiments import EXPERIMENTS
+from identikit.tokens.experiments import EXPERIMENTS, run_experiment
 from identikit.tokens.invert import Inversion, InversionOptions, judged, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
@@ -58,8 +58,8 @@ class IdentifiabilityJob:
         kind, layer = task
         choice = MapChoice((kind,), self.options.distances, (layer,))
         settings = Settings(folds=self.options.folds, seed=self.options.seed, device=str(model.device))
-        done = EXPERIMENTS[self.options.experiment](self.states(model), choice, settings)
-        return plain([rate._asdict() for rate in done.rates])
+        measured = run_experiment(EXPERIMENTS[self.options.experiment], self.states(model), choice, settings)
+        return plain([rate._asdict() for rate in measured.rates])
 
     def states(self, model: Model, progress: Progress = silent) -> HiddenStates:
         """Return the hidden vectors of all texts."""

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 
 from identikit.errors import InputError
-from identikit.maths.neighbours import distinct, nearest_in_sentences
+from identikit.maths.neighbours import Nearest, distinct, nearest_in_sentences
 from identikit.progress import Progress, silent
-from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.shapes import Float, Int, Tensor
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task, fold_split, sentence_blocks
 from identikit.tokens.states import HiddenStates
@@ -39,15 +39,6 @@ class Rate(NamedTuple):
     n_tokens: int
 
 
-class Recovered(NamedTuple):
-    """For each layer and token of one sentence: is it recovered, by what margin, and which token's input won."""
-
-    layers: tuple[int, ...]
-    recovered: Bool[Tensor, "layer token"]
-    margin: Float[Tensor, "layer token"]
-    winner: Int[Tensor, "layer token"]
-
-
 def measure(
     states: HiddenStates,
     maps: Sequence[FittedMap],
@@ -64,7 +55,6 @@ def measure(
     """
     where = torch.device(device) if device else states.inputs.device
     layers = sorted({fitted.layer for fitted in maps}) if test_layers is None else list(test_layers)
-    states.check_layers(layers)
     rates = []
     for place, layer in enumerate(layers):
         hidden = states.layer(layer, device=where)
@@ -81,45 +71,32 @@ def measure(
     return rates
 
 
-def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str, fold: int = 0) -> Recovered:
-    """Read one sentence with fitted maps: for each layer and token, recovered or not, the margin and the winner.
+def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str) -> dict[int, Nearest]:
+    """Read one sentence with the first fold's maps of a kind: by layer, what is nearest to where each token is mapped.
 
-    `states` holds only that sentence; `map`, `distance` and `fold` say which of the fitted maps are used. A
-    sentence that they were trained on looks better than a new one would.
+    `states` holds only that sentence. One that the maps were trained on looks better than a new one would.
     """
-    if states.n_sentences != 1:
-        raise InputError(
-            f"Reading the identity map of a text: {states.n_sentences} texts were given, expected 1. "
-            "Give them one by one."
-        )
     wanted = {
         fitted.layer: fitted
         for fitted in maps
-        if (fitted.map, fitted.distance, fitted.fold, fitted.task) == (map, distance, fold, Task())
+        if (fitted.map, fitted.distance, fitted.fold, fitted.task) == (map, distance, 0, Task())
     }
     if not wanted:
         pairs = sorted({(fitted.map, fitted.distance) for fitted in maps if fitted.task == Task()})
         raise InputError(
-            f"Reading the identity map of a text: no {map} map for {distance} distance and fold {fold} was fitted. Use "
+            f"Reading the identity map of a text: no {map} map for {distance} distance and fold 0 was fitted. Use "
             f"one of those that were: {', '.join(' '.join(pair) for pair in pairs) or 'none'}."
         )
-    layers = tuple(sorted(wanted))
-    by_layer = [
-        nearest_in_sentences(
+    return {
+        layer: nearest_in_sentences(
             wanted[layer](states.layer(layer)),
             states.targets(Task(), layer),
             lengths=states.lengths,
             identity=states.identity,
             distance=distance,
         )
-        for layer in layers
-    ]
-    return Recovered(
-        layers=layers,
-        recovered=torch.stack([nearest.hit for nearest in by_layer]),
-        margin=torch.stack([nearest.margin for nearest in by_layer]),
-        winner=torch.stack([nearest.winner for nearest in by_layer]),
-    )
+        for layer in sorted(wanted)
+    }
 
 
 class _Tested(NamedTuple):

@@ -4,7 +4,7 @@ All take the hidden states of a dataset. Tables of several models or datasets ar
 `pandas.concat`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from identikit.progress import Progress, silent
@@ -23,6 +23,26 @@ _TEST_OVER_TRAIN = 3 / 14
 
 
 class Experiment(NamedTuple):
+    """What maps are fitted for, and where they are tested: on their own layer or on all, on which parts of the data."""
+
+    tasks: tuple[Task, ...] = (Task(),)
+    on_all_layers: bool = False
+    splits: tuple[str, ...] = ("test",)
+
+
+EXPERIMENTS = {
+    "same layer": Experiment(),
+    "across layers": Experiment(on_all_layers=True),
+    "generalisation": Experiment(
+        tuple(Task(data_share=share) for share in (0.5, 0.8, 0.9, 1.0)), splits=("train", "test")
+    ),
+    "previous layer": Experiment((Task(target="previous"),)),
+    "neighbours": Experiment(tuple(Task(offset=offset) for offset in (-3, -2, -1, 1, 2, 3))),
+}
+"""Every experiment by the name that users call it; `token_identifiability` says what each is for."""
+
+
+class Measured(NamedTuple):
     """What an experiment gives: rates, the trials of learning rates, and the fitted maps."""
 
     rates: list[Rate]
@@ -30,50 +50,18 @@ class Experiment(NamedTuple):
     maps: tuple[FittedMap, ...]
 
 
-def same_layer(
-    states: HiddenStates, choice: MapChoice, settings: Settings, *, progress: Progress = silent
-) -> Experiment:
-    """Train and test on the same layer (Figures 2a, 38 and 39)."""
-    return _run(states, choice, settings, _Plan([Task()]), progress)
-
-
-def across_layers(
-    states: HiddenStates, choice: MapChoice, settings: Settings, *, progress: Progress = silent
-) -> Experiment:
-    """Train on each of the layers and test on all of them (Figures 2b, 8, 9 and 10)."""
-    return _run(states, choice, settings, _Plan([Task()], test_layers=range(states.n_layers)), progress)
-
-
-def generalisation(
-    states: HiddenStates,
-    choice: MapChoice,
-    settings: Settings,
-    *,
-    shares: Sequence[float] = (0.5, 0.8, 0.9, 1.0),
-    progress: Progress = silent,
-) -> Experiment:
-    """Compare rates on training and test sentences, for shares of the training data (Figure 7, Appendix B.2)."""
-    tasks = [Task(data_share=share) for share in shares]
-    return _run(states, choice, settings, _Plan(tasks, splits=("train", "test")), progress)
-
-
-def previous_layer(
-    states: HiddenStates, choice: MapChoice, settings: Settings, *, progress: Progress = silent
-) -> Experiment:
-    """Recover each layer's own input: e_i^(l-1) from e_i^l, and x_i from e_i^1 (Figures 11 to 13)."""
-    return _run(states, choice, settings, _Plan([Task(target="previous")]), progress)
-
-
-def neighbouring_tokens(
-    states: HiddenStates,
-    choice: MapChoice,
-    settings: Settings,
-    *,
-    offsets: Sequence[int] = (-3, -2, -1, 1, 2, 3),
-    progress: Progress = silent,
-) -> Experiment:
-    """Recover the input x_(i+k) of a neighbour from e_i^l (Figures 14 to 17); tokens without it are left out."""
-    return _run(states, choice, settings, _Plan([Task(offset=offset) for offset in offsets]), progress)
+def run_experiment(
+    experiment: Experiment, states: HiddenStates, choice: MapChoice, settings: Settings, progress: Progress = silent
+) -> Measured:
+    """Fit maps, and count the tokens that they recover."""
+    tasks = experiment.tasks
+    grid = fit_maps(states, choice, tasks=tasks, settings=settings, progress=progress)
+    layers = range(states.n_layers) if experiment.on_all_layers else None
+    rates = measure(
+        states, grid.maps, test_layers=layers, splits=experiment.splits, device=settings.device, progress=progress
+    )
+    rates.sort(key=lambda rate: tasks.index(Task(rate.target, rate.offset, rate.data_share)))
+    return Measured(rates, grid.trials, tuple(grid.maps))
 
 
 def summary(rates: "DataFrame") -> "DataFrame":
@@ -103,30 +91,3 @@ def mean_rates(rates: "DataFrame", by: Sequence[str]) -> "DataFrame":
     means = summary(rates.filter([*by, "data_share", "fold", "rate", "unique_rate", "duplicates"]))
     tokens = rates.groupby(list(by)).agg(tokens=("n_tokens", "mean")).reset_index()
     return means.filter([*by, "rate", "low", "high", "folds"]).merge(tokens, on=list(by))
-
-
-class _Plan(NamedTuple):
-    """What an experiment fits and where it tests."""
-
-    tasks: Sequence[Task]
-    test_layers: Sequence[int] | None = None
-    splits: Sequence[str] = ("test",)
-
-
-def _run(states: HiddenStates, choice: MapChoice, settings: Settings, plan: _Plan, progress: Progress) -> Experiment:
-    grid = fit_maps(states, choice, tasks=plan.tasks, settings=settings, progress=progress)
-    rates = measure(
-        states, grid.maps, test_layers=plan.test_layers, splits=plan.splits, device=settings.device, progress=progress
-    )
-    rates.sort(key=lambda rate: plan.tasks.index(Task(rate.target, rate.offset, rate.data_share)))
-    return Experiment(rates, grid.trials, tuple(grid.maps))
-
-
-EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
-    "same layer": same_layer,
-    "across layers": across_layers,
-    "generalisation": generalisation,
-    "previous layer": previous_layer,
-    "neighbours": neighbouring_tokens,
-}
-"""Every experiment by the name that users call it."""

@@ -28,7 +28,6 @@ def fit_maps(
     """
     tasks = tuple(dict.fromkeys(tasks))
     layers = tuple(range(states.n_layers)) if choice.layers is None else choice.layers
-    states.check_layers(layers)
     for task in tasks:
         _refuse_missing_neighbours(states, task, settings)
         if "naive" in choice.maps:

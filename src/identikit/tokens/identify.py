@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
+import torch
+
 from identikit.checks import flag, function, known, known_names, shortened
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
@@ -23,7 +25,7 @@ from identikit.results.provenance import text_hash
 from identikit.results.source import Held
 from identikit.texts.text import Text, is_several
 from identikit.tokens.evaluate import recover
-from identikit.tokens.experiments import EXPERIMENTS
+from identikit.tokens.experiments import EXPERIMENTS, run_experiment
 from identikit.tokens.fit import fit_maps
 from identikit.tokens.invert import invert as inverted
 from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
@@ -61,7 +63,7 @@ def token_identifiability(
     """
     model = checked_model(model)
     progress = function("progress", progress)
-    run = EXPERIMENTS[known("experiment", experiment, tuple(EXPERIMENTS))]
+    known("experiment", experiment, tuple(EXPERIMENTS))
     choice = MapChoice(
         maps=known_names("maps", maps, MAPS),
         distances=known_names("distances", distances, DISTANCES),
@@ -76,7 +78,7 @@ def token_identifiability(
     if not is_several(texts):
         raise InputError("token_identifiability learns from many texts: pass a list of them.")
     states = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
-    measured = run(states, choice, settings, progress=progress)
+    measured = run_experiment(EXPERIMENTS[experiment], states, choice, settings, progress)
     about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed, "texts": len(texts)}
     provenance = model.provenance(json.dumps(model.names(texts), default=str), **about)
     trials = tuple(trial.row() for trial in measured.trials)
@@ -92,7 +94,6 @@ def identity_of_text(
     map: str | None = None,
     distance: str | None = None,
     invert: bool = False,
-    truncate: bool = False,
     progress: Progress = silent,
 ) -> IdentityMap:
     """Read one text with fitted maps; see `TokenIdentifiability.identity_map`."""
@@ -100,11 +101,11 @@ def identity_of_text(
         raise InputError("An identity map is of one text: pass a string, a pair of strings or token ids.")
     invert = flag("invert", invert)
     progress = function("progress", progress)
-    (reading,) = readings(model, text, layers=(), truncate=truncate)
+    (reading,) = readings(model, text, layers=(), truncate=False)
     identity = identity_of(reading, maps, map=map, distance=distance)
     if not invert:
         return identity
-    exact = inverted(model, text, layers=identity.axes[0].values, truncate=truncate, progress=progress)
+    exact = inverted(model, text, layers=identity.axes[0].values, progress=progress)
     arrays = {name: identity.array(name) for name in identity.arrays} | {"invertible": exact.recovered}
     return replace(identity, source=Held(arrays, dict.fromkeys(arrays, ("layer", "token"))))
 
@@ -123,9 +124,13 @@ def identity_of(
     known("distance", distance, DISTANCES)
     trace = reading.model.trace(reading.batch) if reading.trace is None else reading.trace
     states = states_of_trace(trace, reading.model.name)
-    layers, recovered, margin, winner = recover(states, maps, map=map, distance=distance)
-    arrays = {"recovered": recovered.cpu(), "margin": margin.cpu(), "winner": winner.cpu()}
-    axes = Axis("layer", layers), Axis("token", tuple(range(len(reading.tokens))), reading.tokens)
+    nearest = recover(states, maps, map=map, distance=distance)
+    arrays = {
+        "recovered": torch.stack([layer.hit for layer in nearest.values()]).cpu(),
+        "margin": torch.stack([layer.margin for layer in nearest.values()]).cpu(),
+        "winner": torch.stack([layer.winner for layer in nearest.values()]).cpu(),
+    }
+    axes = Axis("layer", tuple(nearest)), Axis("token", tuple(range(len(reading.tokens))), reading.tokens)
     provenance = reading.model.provenance(reading.text, map=map, distance=distance)
     repeated = states.identity.bincount()[states.identity] > 1
     about = reading.about | {"map": map, "distance": distance, "repeated": int(repeated.sum())}
@@ -156,17 +161,12 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent)
     states = hidden_states(model, texts, truncate=True, progress=progress)
     choice = MapChoice(("ridge",), ("cosine",))
     maps = fit_maps(states, choice, tasks=[Task()], settings=Settings(folds=1), progress=progress).maps
-    unknown = _unknown_share(model, texts)
+    ids = [token for text in model.encode(texts, truncate=True) for token in text.ids]
+    unknown = ids.count(getattr(model.tokenizer, "unk_token_id", -1)) / len(ids)
     with suppress(OSError):  # nor is one that cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, sealed_maps(maps, {"unknown": unknown}))
     return CachedMaps(maps, unknown)
-
-
-def _unknown_share(model: Model, texts: list[Text]) -> float:
-    unknown = getattr(model.tokenizer, "unk_token_id", None)
-    ids = [token for text in model.encode(texts, truncate=True) for token in text.ids]
-    return 0.0 if unknown is None else ids.count(unknown) / len(ids)
 
 
 def _cache() -> Path:

@@ -28,6 +28,7 @@ from identikit.tokens.search import LONG_SECONDS, Aims, Found, Tick, Vocabulary,
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
 PREFIXES = ("given", "recovered")
 WHAT = "inversion, candidates"
+LOUDEST = 1e6  # noise, relative to the norm of what it is added to: of more, nothing is left
 _DIMS = ("layer", "position")
 
 
@@ -47,7 +48,7 @@ class InversionOptions:
         known("distance", self.distance, DISTANCES)
         random_seed(self.seed)
         for noise in self.noises:
-            real_number("noise", noise, least=0)
+            real_number("noise", noise, least=0, most=LOUDEST)
 
     def steps(self, positions: Collection[int]) -> int:
         """Return how many searches these positions take: with the prefix recovered, all up to the last."""
@@ -126,7 +127,9 @@ def invert(
     bare = _is_hidden(text) or (isinstance(text, list) and bool(text) and all(map(_is_hidden, text)))
     if prefix is None:
         prefix = "recovered" if bare else "given"
-    options = InversionOptions(prefix, (real_number("noise", noise, least=0),), distance, random_seed(seed))
+    options = InversionOptions(
+        prefix, (real_number("noise", noise, least=0, most=LOUDEST),), distance, random_seed(seed)
+    )
     wanted = _layers(model, layer, layers, bare)
     several = is_several(text)
     if bare and prefix == "given":
@@ -301,6 +304,11 @@ def _is_hidden(argument: Any) -> bool:
 
 
 def _checked_hidden(model: Model, vectors: Any) -> Float[Tensor, "n d"]:
+    if isinstance(vectors, Tensor) and (vectors.is_meta or vectors.layout != torch.strided):
+        raise InputError(
+            f"Inverting hidden vectors of {model.name}: the tensor is sparse or on the meta device, so its numbers "
+            "cannot be read. Pass a dense tensor that is in memory."
+        )
     hidden = torch.as_tensor(vectors).detach().to(model.device)
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     finite = bool(hidden.isfinite().all())

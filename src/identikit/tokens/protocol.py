@@ -97,7 +97,7 @@ class Settings:
         return replace(self, **counts, learning_rates=rates, dropout=float(self.dropout), memory=memory)
 
 
-class Split(NamedTuple):
+class FoldSplit(NamedTuple):
     """The sentence numbers of the three parts of a fold."""
 
     train: Int[Tensor, " train"]
@@ -122,7 +122,7 @@ def sentence_blocks(n_sentences: int, *, seed: int) -> Int[Tensor, " sentence"]:
     return block
 
 
-def fold_split(block: Int[Tensor, " sentence"], fold: int, *, data_share: float = 1.0) -> Split:
+def fold_split(block: Int[Tensor, " sentence"], fold: int, *, data_share: float = 1.0) -> FoldSplit:
     """Divide sentences by block: fold f tests on three blocks from 2f on, validates on three more, trains on the rest.
 
     That is the 70/15/15 split of Appendix B.1 for each of ten folds. `data_share` keeps the first of the training
@@ -132,7 +132,7 @@ def fold_split(block: Int[Tensor, " sentence"], fold: int, *, data_share: float 
     train = (turned >= _TEST_BLOCKS + _VALIDATION_BLOCKS).nonzero().squeeze(1)
     order = torch.from_numpy(stream("share", fold).permutation(len(train)))
     kept = max(1, round(data_share * len(train)))
-    return Split(
+    return FoldSplit(
         train=train[order[:kept].sort().values],
         validation=((turned >= _TEST_BLOCKS) & (turned < _TEST_BLOCKS + _VALIDATION_BLOCKS)).nonzero().squeeze(1),
         test=(turned < _TEST_BLOCKS).nonzero().squeeze(1),

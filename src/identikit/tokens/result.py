@@ -17,6 +17,7 @@ from identikit.results.measure import Attribute, held, sometimes_held
 from identikit.results.provenance import Provenance
 from identikit.results.result import Fact, Result
 from identikit.results.source import Held
+from identikit.results.words import percent
 from identikit.texts.text import shown
 from identikit.tokens.evaluate import Rate
 from identikit.tokens.maps import FittedMap, maps_of, save_maps, sealed_maps
@@ -137,7 +138,7 @@ class TokenIdentifiability(Result):
         kinds = []
         for (name, distance), of_kind in same_layer.groupby(["map", "distance"], sort=False):
             means = of_kind.groupby("layer")["rate"].mean()
-            kinds.append(f"{name} ({distance}) " + " → ".join(f"{means[layer]:.0%}" for layer in ends))
+            kinds.append(f"{name} ({distance}) " + " → ".join(f"{percent(means[layer])}" for layer in ends))
         where = " → ".join(f"layer {layer}" for layer in ends)
         folds = same_layer["fold"].nunique()
         return (
@@ -177,7 +178,7 @@ def identifiability_result(
 
 
 def _percentages(shares: Sequence[float]) -> str:
-    return ", ".join(f"{share:.0%}" for share in shares)
+    return ", ".join(map(percent, shares))
 
 
 class IdentityMap(Result):

@@ -77,14 +77,23 @@ def fit_ridge(
         features = states.layer(layer, device=device)
         targets = states.targets(task, layer, device=device)
         identity = distinct(targets)
-        moments = [_moments(features[rows], targets[rows + task.offset]) for rows in summed_rows]
-        fold_moments = [_added([moments[place] for place in places]) for places in used]
-        fold_spectra = spectra([gram for gram, _ in fold_moments])
+        grams = []  # of each set of tokens: E^T E
+        crosses = []  # and E^T X
+        for rows in summed_rows:
+            some = features[rows].double()
+            grams.append(some.mT @ some)
+            crosses.append(some.mT @ targets[rows + task.offset].double())
+        fold_grams = [torch.stack([grams[place] for place in places]).sum(0) for places in used]
+        fold_spectra = spectra(fold_grams)
         for fold, split in enumerate(splits):
             rows = states.rows(split.validation).to(device)
             lengths = states.lengths.cpu()[split.validation]
             validation = _Validation(features[rows], targets[rows], identity[rows], lengths, task.offset)
-            choices = _choose(fold_spectra[fold], fold_moments[fold], validation, distances)
+            cross = torch.stack([crosses[place] for place in used[fold]]).sum(0)
+            mean = float(fold_grams[fold].trace()) / len(cross)
+            strengths = [relative * mean for relative in RELATIVE_STRENGTHS]
+            weights = ridge_weights(fold_spectra[fold], cross, strengths)
+            choices = _choose(weights, strengths, validation, distances)
             for distance, (_, weight, strength, loss) in choices.items():
                 parameters = {"weight": weight.cpu()}
                 maps.append(FittedMap("ridge", distance, layer, fold, task, settings.seed, parameters, strength, loss))
@@ -116,22 +125,6 @@ class _Validation(NamedTuple):
         return float(nearest.hit[rows].double().mean()), float(distances.double().mean())
 
 
-class _Moments(NamedTuple):
-    r"""Sums over tokens: $E^\top E$ and $E^\top X$."""
-
-    gram: Float[Tensor, "d d"]
-    cross: Float[Tensor, "d d_t"]
-
-
-def _moments(features: Float[Tensor, "row d"], targets: Float[Tensor, "row d_t"]) -> _Moments:
-    features = features.double()
-    return _Moments(features.mT @ features, features.mT @ targets.double())
-
-
-def _added(moments: Sequence[_Moments]) -> _Moments:
-    return _Moments(*(torch.stack(sums).sum(0) for sums in zip(*moments, strict=True)))
-
-
 class _Choice(NamedTuple):
     """The weights and the strength chosen for a distance, with the validation sentences' rate and mean distance."""
 
@@ -142,7 +135,10 @@ class _Choice(NamedTuple):
 
 
 def _choose(
-    spectrum: Spectrum, moments: _Moments, validation: _Validation, distances: Sequence[str]
+    weights: Sequence[Float[Tensor, "d d_t"]],
+    strengths: Sequence[float],
+    validation: _Validation,
+    distances: Sequence[str],
 ) -> dict[str, _Choice]:
     """Find for each distance the strength that recovers most validation tokens.
 
@@ -150,10 +146,8 @@ def _choose(
     that the strongest of equals is kept. Ridge does not minimise the distance that is tested, and choosing by that
     distance cost up to four points of the rate in the last layer of a real model; hence the rate.
     """
-    mean = float(moments.gram.trace()) / len(moments.gram)
-    strengths = [relative * mean for relative in RELATIVE_STRENGTHS]
     best: dict[str, _Choice] = {}
-    for weight, strength in zip(ridge_weights(spectrum, moments.cross, strengths), strengths, strict=True):
+    for weight, strength in zip(weights, strengths, strict=True):
         weight = weight.to(validation.features.dtype)
         predicted = validation.features @ weight
         for distance in distances:

@@ -56,16 +56,6 @@ class Trial(NamedTuple):
         return {**member, **task, "validation_loss": self.validation_loss, "best_epoch": self.best_epoch}
 
 
-class _Cell(NamedTuple):
-    """What a map is trained for: a member without its learning rate."""
-
-    map: str
-    distance: str
-    layer: int
-    fold: int
-    task: Task
-
-
 class Grid(NamedTuple):
     """For each map, distance, layer, fold and task the trained map of the best learning rate; and all trials."""
 
@@ -83,26 +73,24 @@ def train_grid(
     best parameters are restored. `progress` is called after each epoch, with the most epochs there can be.
     """
     stacks = list(_stacks(states, members, settings))
-    best: dict[_Cell, Trial] = {}
-    parameters: dict[_Cell, dict[str, Tensor]] = {}
+    best: dict[tuple[str, str, int, int, Task], tuple[Trial, dict[str, Tensor]]] = {}  # without the learning rate
     trials = []
     for number, together in enumerate(stacks):
         stack = _Stack(together, _Data(states, together, settings), settings)
         while stack.members:
             for trial, trained in stack.run_epoch():
                 trials.append(trial)
-                cell = _Cell(*trial.member[:-1])
-                if cell not in best or trial.validation_loss < best[cell].validation_loss:
-                    best[cell] = trial
-                    parameters[cell] = {name: value.cpu().clone() for name, value in trained.items()}
+                cell = trial.member[:-1]
+                if cell not in best or trial.validation_loss < best[cell][0].validation_loss:
+                    best[cell] = trial, {name: value.cpu().clone() for name, value in trained.items()}
             done = stack.epoch if stack.members else settings.epochs
             progress("training maps", number * settings.epochs + done, len(stacks) * settings.epochs)
         del stack
     order = {member: place for place, member in enumerate(members)}
-    maps = []
-    for cell, trial in sorted(best.items(), key=lambda item: order[item[1].member]):
-        rate = trial.member.learning_rate
-        maps.append(FittedMap(*cell, settings.seed, parameters[cell], rate, trial.validation_loss))
+    maps = [
+        FittedMap(*cell, settings.seed, parameters, trial.member.learning_rate, trial.validation_loss)
+        for cell, (trial, parameters) in sorted(best.items(), key=lambda item: order[item[1][0].member])
+    ]
     return Grid(maps, sorted(trials, key=lambda trial: order[trial.member]))
 
 

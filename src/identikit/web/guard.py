@@ -66,7 +66,7 @@ class Guard:
             return
         origin = headers.get("origin")
         site = headers.get("sec-fetch-site", "same-origin")
-        if (origin is not None and urlsplit(origin).netloc.lower() != host) or site not in ("same-origin", "none"):
+        if (origin is not None and _named_in(origin) != host) or site not in ("same-origin", "none"):
             raise RefusedError("foreign_origin", "Only this server's own pages may send this request.")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
@@ -104,6 +104,14 @@ def allowed_hosts(host: str, port: int, others: tuple[str, ...]) -> frozenset[st
     names = {*LOCAL, name} - {"0.0.0.0", "[::]"}
     with_port = names if port == 80 else {f"{name}:{port}" for name in names}
     return frozenset({*with_port, *map(str.lower, others)})
+
+
+def _named_in(origin: str) -> str | None:
+    """Return the host and port of an origin; None if it is not an address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _without_port(host: str) -> str:

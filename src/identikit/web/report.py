@@ -1,23 +1,29 @@
-"""A result as one HTML file that works from disk, without a network."""
+"""A result as one HTML file that works from disk, without a network, and shown where the reader is."""
 
 import hashlib
 import html
 import os
+import sys
+import webbrowser
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EISDIR
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING
 
 from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.maths.threads import calm
+from identikit.maths.threads import one_thread
 from identikit.progress import Progress, silent
 from identikit.results.files import write_file
 from identikit.results.result import Result
 from identikit.web.bundle import bundle, style
 from identikit.web.payload import packed
+
+if TYPE_CHECKING:
+    from identikit.web.widget import Widget
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -37,7 +43,7 @@ _PAGE = """<!doctype html>
 """
 
 
-@calm()
+@one_thread()
 def report(result: Result, *, progress: Progress = silent) -> str:
     """Return the page of a result. Its content policy lets it run its own script and load nothing."""
     script = f"{bundle('report.js')}\nshowReport();\n"
@@ -90,3 +96,27 @@ def _beside(target: Path) -> Iterator[Path]:
         raise InputError(
             f"Writing a page to {target}: {wrong}. Give the name of a file in a folder that exists and can be written."
         ) from None
+
+
+def show(result: Result) -> "Path | Widget":
+    """Return a result's widget in a notebook; elsewhere open its page in a browser, and return the page's path."""
+    if _in_notebook():
+        try:
+            from identikit.web.widget import widget
+        except ModuleNotFoundError as missing:
+            raise InputError(
+                f"show() in a notebook needs the package {missing.name}: pip install 'identikit[notebook]'. "
+                "Without it, save_html(path) writes the same views to a file."
+            ) from None
+        return widget(result)
+    page = save_report(result, Path(mkdtemp(prefix="identikit-")) / "result.html")
+    webbrowser.open(page.as_uri())
+    return page
+
+
+def _in_notebook() -> bool:
+    """Return whether this runs in a kernel that displays what a cell returns."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and hasattr(shell, "kernel")

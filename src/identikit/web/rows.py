@@ -1,27 +1,33 @@
 """Rows of attention for the views: their intervals, of some the vertices, and how far they reach with some slack."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from identikit.attention.captured import Place
-from identikit.attention.interval_result import AttentionIntervals
-from identikit.attention.intervals import EXACTLY, TOP, Bounding, bounds_of, edges_wanted
+from identikit.attention.estimate import BoundedRows, certain_rows, mean_by_head, mean_by_token
+from identikit.attention.interval_result import AttentionIntervals, strongest_certain
+from identikit.attention.intervals import EXACTLY, bounds_of, edges_wanted
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.sample import BoundedRows
 from identikit.errors import InputError
 from identikit.explanation.result import Explanation
+from identikit.maths.polytope.ascent import certified_bounds, never
 from identikit.maths.polytope.exact import extreme_rows
 from identikit.progress import Progress, silent
+from identikit.results.words import percent, weight
 from identikit.shapes import Float, Tensor
 from identikit.web.file import FORMAT, SHORT, File
 
-EPSILONS = (0.001, 0.003, 0.01, 0.03, 0.1)  # by which shares of its norm a head's output may move
-LISTED = 96  # of how many rows a file of a short text holds vertices and the grid of epsilons, at most
+EPSILONS = (0.001, 0.01, 0.1)  # by which shares of its norm a head's output may move
+LISTED = 96  # of how many rows a file of a short text holds vertices, at most
 VERTICES = 12  # of how many edges per row a file holds vertices, the widest first
 ALL_VERTICES = 64  # the same for a row that was asked for
-GRID_SECONDS = 5.0  # about how long to bound rows for the grid of epsilons
-ROW_SECONDS = 20.0  # the same for a row that was asked for
+GRID_WORK = 4e7  # what the grid of epsilons may cost, as `_grid_rows` counts it: about two seconds
+ROW_WORK = 1.5e8  # above, one row would cost too much
+ROW_SECONDS = 20.0  # how long to bound a row that was asked for
+_VAGUE = 0.2  # a head whose certain mass has a larger error, or is only known to within this, has no place
 NARROW = 1e-6  # an interval that is narrower does not move
 
 
@@ -37,8 +43,7 @@ def add_intervals(file: File, result: AttentionIntervals, progress: Progress) ->
         "layers": [{"form": "none"}] * len(layers),
         "live": False,
     }
-    order = result.read("certain_order").flatten()
-    strongest = torch.where(order < 0, torch.nan, (order > 0).double())
+    strongest = strongest_certain(result.read("certain_order").flatten())
     flat = {name: result.read(name).flatten(0, 2) for name in ("lower", "upper", "raw")}
     _rows(file, places, flat["lower"], flat["upper"], strongest)
     file.arrays["rows.raw"] = flat["raw"].float()
@@ -69,43 +74,56 @@ def add_bounded(file: File, result: Explanation, progress: Progress) -> None:
     places = [(layer, head, query) for layer, head, query in bounded.places.tolist()]
     _rows(file, places, bounded.lower, bounded.upper, bounded.strongest)
     _add_certain(file, attention, bounded)
-    chosen = _listed(result, bounded)
-    if chosen:
-        listed = [places[row] for row in chosen]
-        named = [place for place in _named_rows(result) if place in listed] or listed
-        first = next((place for place in named if file.about["tokens"][place[2]].strip().isalpha()), named[0])
-        file.about["first"] = dict(zip(("layer", "head", "query"), first, strict=True))
+    ranked = _ranked(result, bounded)
+    if not ranked:
+        return
+    opening = _opening(result, {places[row]: row for row in ranked}, file.about["tokens"])
+    file.about["first"] = dict(zip(("layer", "head", "query"), places[opening], strict=True))
     if attention.is_live:
-        _vertices(file, attention, places, chosen, VERTICES)
-        _grid(file, attention, [places[row] for row in chosen], chosen, progress)
+        with_grid = list(dict.fromkeys([opening, *ranked]))[: _grid_rows(attention, places[opening])]
+        file.about["rows"]["epsilons"] = list(EPSILONS)
+        _vertices(file, attention, places, sorted(ranked, key=places.__getitem__), VERTICES)
+        _grid(file, attention, places, sorted(with_grid, key=places.__getitem__), progress)
 
 
 def _add_certain(file: File, attention: EffectiveAttention, bounded: BoundedRows) -> None:
-    """Add how much of each row is certain, NaN where it was not bounded, and its mean over each head's rows."""
+    """Add how much of each row is certain, NaN where it was not bounded, and what is known of heads and tokens.
+
+    Means that are not exact, because free rows of the head or the token were not bounded, come with words that say so.
+    """
+    certain = certain_rows(attention, bounded)
     free = attention.null_dim.cpu() > 0
-    kept = 1 - attention.sink.double().cpu()
-    certain = torch.where(free, torch.nan, kept)
-    fixed = torch.where(free, 0.0, kept).mean(-1)
-    certain[tuple(bounded.places.mT)] = bounded.lower.sum(-1).clamp(max=1.0)
-    drawn = torch.where(free, certain, torch.nan).nanmean(-1)  # free rows were drawn at random
-    share = free.double().mean(-1)
-    mass = torch.where(share > 0, share * drawn, 0.0) + fixed
-    file.arrays["certain"] = certain.float()
-    file.arrays["heads.certain_mass"] = mass.float()
+    heads = mean_by_head(certain, free)
+    tokens = mean_by_token(certain, free)
+    least, most = heads.ends()
+    middle = ((least + most) / 2).masked_fill(most - least > _VAGUE, torch.nan)
+    file.arrays |= {
+        "certain": certain.float(),
+        "heads.certain_mass": torch.where(heads.stderr < _VAGUE, heads.mean, middle).float(),
+        "tokens.certain": torch.stack([tokens.least, tokens.most]).float(),
+    }
+    drawn = (heads.rows < heads.free).flatten().tolist()
+    file.about["sampled"] = {"certain_mass": {"said": heads.words(weight), "sampled": drawn}}
+    file.about["certain"] = {"tokens": tokens.words(percent)}
 
 
-def _listed(result: Explanation, bounded: BoundedRows) -> list[int]:
-    """Choose rows: those that the verdict names, then the widest of each head, then the widest; ordered by place."""
+def _ranked(result: Explanation, bounded: BoundedRows) -> list[int]:
+    """Rank rows that can move: those that the verdict names, then the widest of each head, then the widest."""
     width = (bounded.upper - bounded.lower).amax(-1)
     where = {tuple(place): row for row, place in enumerate(bounded.places.tolist())}
-    wanted = [where[place] for place in _named_rows(result) if place in where]
+    named = [where[place] for place in _named_rows(result) if place in where]
     order = width.argsort(descending=True).tolist()
-    heads = {tuple(bounded.places[row, :2].tolist()): row for row in reversed(order)}
-    widest = sorted(heads.values(), key=lambda row: -float(width[row]))
-    ranked = dict.fromkeys([*wanted, *widest, *order])
-    most = LISTED * SHORT // max(SHORT, bounded.lower.shape[1])  # the grid of a row grows with the text
-    chosen = [row for row in ranked if float(width[row]) > NARROW][:most]
-    return sorted(chosen, key=lambda row: bounded.places[row].tolist())
+    widest = {tuple(bounded.places[row, :2].tolist()): row for row in reversed(order)}
+    widest_by_head = sorted(widest.values(), key=lambda row: -float(width[row]))
+    ranked = dict.fromkeys([*named, *widest_by_head, *order])
+    most = LISTED * SHORT // max(SHORT, bounded.lower.shape[1])  # the vertices of a row grow with the text
+    return [row for row in ranked if float(width[row]) > NARROW][:most]
+
+
+def _opening(result: Explanation, rows: Mapping[Place, int], tokens: Sequence[str]) -> int:
+    """Choose the row that the page opens with: one that the verdict names, and of a word where there is one."""
+    places = [place for place in _named_rows(result) if place in rows] or list(rows)
+    return rows[next((place for place in places if tokens[place[2]].strip().isalpha()), places[0])]
 
 
 def _named_rows(result: Explanation) -> list[Place]:
@@ -126,60 +144,58 @@ def _vertices(file: File, attention: EffectiveAttention, places: Sequence[Place]
     """Add, for the widest edges of the chosen rows, the rows with the same output at both ends of their intervals."""
     n = len(attention.tokens)
     width = (file.arrays["rows.upper"] - file.arrays["rows.lower"])[chosen]
-    widest = width.topk(min(most, n)) if chosen else None
-    found: list[tuple[int, int, int, Tensor]] = []
-    if widest is not None:
-        rows = attention.captured().rows(_own_places(attention, [places[row] for row in chosen]))
-        keys = widest.indices.to(rows.group.device)
-        each = torch.arange(len(chosen), device=keys.device).repeat_interleave(keys.shape[1])
-        objectives = torch.eye(rows.attention.shape[1]).to(rows.attention)[keys.flatten()]
-        ends, lost = extreme_rows(rows.some(each), objectives[:, None])  # one by one, as `alternative_attention` does
-        vertices = ends[:, 0].unflatten(0, keys.shape)
-        failed = lost.unflatten(0, keys.shape)
-        movable = (widest.values > NARROW) & ~failed.cpu()
-        for at, which in movable.nonzero().tolist():
-            key = int(keys[at, which])
-            found += [(chosen[at], key, end, vertices[at, which, end, :n].cpu()) for end in (0, 1)]
-    kept = [weights.nonzero()[:, 0] for *_, weights in found]
-    starts = torch.tensor([0, *(len(keys) for keys in kept)]).cumsum(0)
-    nothing = torch.zeros(0, dtype=torch.long)
-    for at, name in enumerate(("row", "key", "end")):
-        file.arrays[f"vertex.{name}"] = torch.tensor([vertex[at] for vertex in found]).int().reshape(-1)
-    file.arrays["vertex.start"] = starts.int()
-    file.arrays["vertex.keys"] = torch.cat([nothing, *kept]).int()
-    weights = [vertex[-1][keys] for vertex, keys in zip(found, kept, strict=True)]
-    file.arrays["vertex.weights"] = torch.cat([nothing.double(), *weights]).float()
+    widest = width.topk(min(most, n))
+    rows = attention.captured().rows(_own_places(attention, [places[row] for row in chosen]))
+    each = torch.arange(len(chosen)).repeat_interleave(widest.indices.shape[1])
+    keys = widest.indices.flatten()
+    objectives = torch.eye(rows.attention.shape[1])[keys].to(rows.attention)
+    # One by one, as `alternative_attention` does.
+    ends, lost = extreme_rows(rows.some(each.to(rows.group.device)), objectives[:, None])
+    movable = (widest.values.flatten() > NARROW) & ~lost.cpu()
+    vertices = ends[:, 0, :, :n].cpu()[movable].flatten(0, 1)  # of each edge first the lower end, then the upper
+    used = vertices != 0
+    file.arrays |= {
+        "vertex.row": torch.tensor(chosen)[each[movable]].repeat_interleave(2).int(),
+        "vertex.key": keys[movable].repeat_interleave(2).int(),
+        "vertex.end": torch.tensor([0, 1]).repeat(int(movable.sum())).int(),
+        "vertex.start": F.pad(used.sum(-1).cumsum(0), (1, 0)).int(),
+        "vertex.keys": used.nonzero()[:, 1].int(),
+        "vertex.weights": vertices[used].float(),
+    }
+
+
+def _grid_rows(attention: EffectiveAttention, place: Place) -> int:
+    """Return for how many rows a file holds the grid of epsilons: at least one, but none in a very long text."""
+    basis = attention.captured().rows(_own_places(attention, [place])).basis
+    work = (basis.shape[1] * basis.shape[2]) ** 2  # a program per key, with a system of equations in each step
+    return max(1, int(GRID_WORK / work)) if work <= ROW_WORK else 0
 
 
 def _grid(
     file: File,
     attention: EffectiveAttention,
     places: Sequence[Place],
-    rows: list[int],
+    chosen: list[int],
     progress: Progress,
-    epsilons: Sequence[float] = EPSILONS,
-    seconds: float = GRID_SECONDS,
+    deadline: Callable[[], bool] = never,
 ) -> None:
-    """Add the ends of rows when the head's output may move; NaN for what the time did not allow."""
-    if not places:
+    """Add the ends of chosen rows for each epsilon of the file; NaN for rows that the deadline did not allow."""
+    if not chosen:
         return
-    captured = attention.captured()
-    own = _own_places(attention, places)
     n = len(attention.tokens)
-    lower = []
-    upper = []
-    for done, epsilon in enumerate(epsilons):
-        progress("page, grid of epsilons", done, len(epsilons))
-        bounding = Bounding("certified", epsilon, seconds / len(epsilons))
-        _, bounds = bounds_of(captured, own, edges_wanted(n, range(n)), bounding=bounding)
-        unknown = bounds.gap.isnan()
-        lower.append(bounds.lower.masked_fill(unknown, torch.nan))
-        upper.append(bounds.upper.masked_fill(unknown, torch.nan))
+    epsilons = file.about["rows"]["epsilons"]
+    rows = attention.captured().rows(_own_places(attention, [places[row] for row in chosen]), moving=True)
+    shape = len(chosen), len(epsilons), n
+    lower = torch.full(shape, torch.nan)
+    upper = torch.full(shape, torch.nan)
+    for at, epsilon in enumerate(epsilons):
+        progress("page, grid of epsilons", at, len(epsilons))
+        bounds = certified_bounds(rows, epsilon=epsilon, deadline=deadline)
+        known = ~bounds.gap.isnan().any(-1).cpu()
+        lower[known, at] = bounds.lower.cpu()[known, :n].float()
+        upper[known, at] = bounds.upper.cpu()[known, :n].float()
     progress("page, grid of epsilons", len(epsilons), len(epsilons))
-    file.arrays["grid.row"] = torch.tensor(rows, dtype=torch.int32)
-    file.arrays["grid.lower"] = torch.stack(lower, 1).float()
-    file.arrays["grid.upper"] = torch.stack(upper, 1).float()
-    file.about["rows"]["epsilons"] = list(epsilons)
+    file.arrays |= {"grid.row": torch.tensor(chosen, dtype=torch.int32), "grid.lower": lower, "grid.upper": upper}
 
 
 def packed_rows(attention: EffectiveAttention, rows: Sequence[Place], *, epsilon: float = 0.0) -> bytes:
@@ -195,15 +211,15 @@ def packed_rows(attention: EffectiveAttention, rows: Sequence[Place], *, epsilon
         }
     )
     n = len(attention.tokens)
-    wanted = edges_wanted(n, range(n), top=TOP)
-    _, bounds = bounds_of(attention.captured(), places, wanted, bounding=EXACTLY)
+    _, bounds = bounds_of(attention.captured(), places, edges_wanted(n), bounding=EXACTLY)
     inside = [(layers.places.index(layer), heads.places.index(head), query) for layer, head, query in places]
-    strongest = torch.where(bounds.order < 0, torch.nan, (bounds.order > 0).double())
     file = File(about={"format": FORMAT, "kind": "rows"})
-    _rows(file, inside, bounds.lower.cpu(), bounds.upper.cpu(), strongest)
+    _rows(file, inside, bounds.lower.cpu(), bounds.upper.cpu(), strongest_certain(bounds.order))
     everyone = list(range(len(inside)))
     if epsilon:
-        _grid(file, attention, inside, everyone, silent, (epsilon,), ROW_SECONDS)
+        limit = time.monotonic() + ROW_SECONDS
+        file.about["rows"]["epsilons"] = [epsilon]
+        _grid(file, attention, inside, everyone, silent, deadline=lambda: time.monotonic() > limit)
     else:
         _vertices(file, attention, inside, everyone, ALL_VERTICES)
     return file.bytes()

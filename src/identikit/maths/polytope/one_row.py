@@ -14,7 +14,6 @@ renormalised in float64, because a sum that is off by float32 rounding leaves th
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,32 +25,20 @@ from identikit.shapes import Float, Tensor
 _NO_COMPONENT = 1e-10  # of a direction's length
 _ROUND_OFF = 1e-13  # a null direction's component this small is 0: against a weight of 0 it would stop every step
 _SAME_OUTPUT = 1e-12  # in the orthonormal coordinates Uᵀa, which are at most 1
-_PENALTY, _ROUNDS = 1e7, 20  # M of `minimum_norm`; scipy below 1.15 squares its condition and loses the norm
-
-
-class Alternative(NamedTuple):
-    """Another row with the same output: `attention` = $a$ + `step`·`direction`; the direction has length 1."""
-
-    attention: Float[Tensor, " key"]
-    step: float
-    direction: Float[Tensor, " key"]
+_PENALTY = 1e7  # M of `minimum_norm`; scipy below 1.15 squares its condition and loses the norm
+_ROUNDS = 20
 
 
 def alternative(
-    attention: Float[Tensor, " key"],
-    values: Float[Tensor, "key d_v"],
-    *,
-    direction: Float[Tensor, " key"] | None = None,
-    seed: int = 0,
-) -> Alternative:
+    attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"], direction: Float[Tensor, " key"]
+) -> Float[Tensor, " key"]:
     r"""Move a row along a null direction until the first weight reaches zero: same output, still a distribution.
 
     $$a' = a + \lambda_{max}\,\tilde a, \qquad \lambda_{max} = \min_{i : \tilde a_i < 0} -a_i / \tilde a_i
     \qquad \text{(section 3.3)}$$
 
-    $\tilde a$ is `direction` projected onto $LN([V, 1])$ and scaled to length 1. Without one it is drawn uniformly from
-    the unit sphere of $LN([V, 1])$ with `seed`. The step is 0 where the row has a zero weight that $\tilde a$ would
-    lower, as in almost every direction from a one-hot row.
+    $\tilde a$ is `direction` projected onto $LN([V, 1])$. The row stays where it is if it has a zero weight that
+    $\tilde a$ would lower, as in almost every direction from a one-hot row.
     """
     weights, basis = _row(attention, values)
     n, rank = basis.shape
@@ -61,17 +48,12 @@ def alternative(
             f"rank {rank} (with the sum of the weights), so no other attention gives its output. Choose a query that "
             f"sees more keys than that."
         )
-    if direction is None:
-        wanted = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    else:
-        wanted = direction.detach().to("cpu", torch.float64)
-    null = _null_direction(wanted, basis)
+    null = _null_direction(direction.detach().to("cpu", torch.float64), basis)
     steps = torch.where(null < 0, -weights / null, math.inf)
-    blocking = int(steps.argmin())
-    step = float(steps[blocking])
-    moved = (weights + step * null).clamp(min=0.0)
+    blocking = steps.argmin()
+    moved = (weights + steps[blocking] * null).clamp(min=0.0)
     moved[blocking] = 0.0
-    return Alternative((moved / moved.sum()).to(attention.device), step, null.to(attention.device))
+    return (moved / moved.sum()).to(attention.device)
 
 
 def minimum_norm(attention: Float[Tensor, " key"], values: Float[Tensor, "key d_v"]) -> Float[Tensor, " key"]:

@@ -1,13 +1,15 @@
 r"""A primal simplex method for one row, compiled.
 
-The program of a row is $\max c \cdot a'$ subject to $U^\top a' = b$, $a' \ge 0$ with $b = U^\top a$ (see `polytope`). A
-row goes from objective to objective, warm from its last vertex, which stays feasible: it raises one weight after
-another as far as it goes, then lowers those that no vertex had at 0. The inverse of the basis is dense and small, d_v +
-1 rows and columns; the key with the largest profit enters (Dantzig's rule); among the keys that block first, the
-largest pivot leaves (Harris's ratio test).
+The program of a row is $\max c \cdot a'$ subject to $U^\top a' = b$, $a' \ge 0$ with $b = U^\top a$ (see `rows`). A row
+goes from objective to objective, warm from its last vertex, which stays feasible: it raises one weight after another as
+far as it goes, then lowers those that no vertex had at 0.
 
-It only proposes its dual vector $y = c_B B^{-1}$, which `bounds` proves ends with, and says what the vertex attains.
-The functions below are plain Python that numba compiles; arrays are float64 and shapes are in `Row`.
+It keeps the whole tableau $B^{-1} [U^\top, I]$: a step is one pass over it, the column that enters stands in it, and
+the last r numbers of an objective's row are its dual vector $-y = -c_B B^{-1}$. The key with the largest profit enters
+(Dantzig's rule); among the keys that block first, the largest pivot leaves (Harris's ratio test).
+
+It only proposes $y$, which `bounds` proves ends with, and says what the vertex attains. The functions below are plain
+Python that numba compiles; arrays are float64 and shapes are in `Row`.
 """
 
 from contextlib import suppress
@@ -19,8 +21,8 @@ import numpy as np
 PROFIT = 1e-11  # an entering key must promise at least this much per unit of weight
 PIVOT = 1e-9  # the smallest pivot
 ZERO = 1e-12  # a weight this small is 0
-FRESH = 64  # steps between fresh inverses: updates lose digits
-DRIFT = 1e-10  # a vertex that is farther from the set is computed again with a fresh inverse
+FRESH = 256  # steps between fresh tableaus: updates lose digits
+DRIFT = 1e-10  # a vertex that is farther from the set is computed again with a fresh tableau
 STEPS = 400  # a row that needs more steps per quantity, on average, is given up
 _WAY = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 
@@ -33,53 +35,65 @@ def _compiled(function: Any) -> Any:
 
 
 class Row(NamedTuple):
-    """The state of one row's simplex: n keys, of which it sees `keys`, and r constraints.
+    """The state of one row's simplex: n keys that it sees, and r constraints.
 
-    - `basis` (n, r): U; `right` (r): b; `sign` (r): of b, for the artificial columns that the method starts from
-    - `inverse` (r, r), `columns` (r), `values` (r): the basis matrix inverted, its keys (artificial column k is -1 -
-      k), and their weights
+    - `keys` (n): which of all keys these are; `seat`: where each of all keys stands among them, or -1
+    - `basis` (n, r): U at these keys; `right` (r): b; `sign` (r): of b, for the artificial columns
+    - `tableau` (r, n + r): $B^{-1} [U^\\top, I]$; `columns` (r): the keys in the basis B (artificial column k, which
+      the method starts from, is -1 - k); `values` (r): their weights
     - `place` (n): where a key stands in the basis, or -1; `zero` (n): keys that some vertex has at 0
-    - `objective` (n): c; `y` (r): its dual vector; `profit` (n): $c_m - y \\cdot u_m$
-    - `column` (r): the entering column in terms of the basis; `steps` (1): how many were made
+    - `objective` (n): c; `profit` (n + r): $[c, 0] - c_B B^{-1} [U^\\top, I]$, of which the last r are $-y$
+    - `column` (r): the entering column; `size`, `limit` (r): how it lowers each weight in the basis, and how far it
+      can go before that weight is 0; `pivot` (n + r): the row of the key that leaves
+    - `steps` (1): how many were made
     """
 
-    basis: np.ndarray
     keys: np.ndarray
+    seat: np.ndarray
+    basis: np.ndarray
     right: np.ndarray
     sign: np.ndarray
-    inverse: np.ndarray
+    tableau: np.ndarray
     columns: np.ndarray
     values: np.ndarray
     place: np.ndarray
     zero: np.ndarray
     objective: np.ndarray
-    y: np.ndarray
     profit: np.ndarray
     column: np.ndarray
+    size: np.ndarray
+    limit: np.ndarray
+    pivot: np.ndarray
     steps: np.ndarray
 
 
 @_compiled
 @no_type_check
-def _start(basis, keys, attention):
+def _start(every, keys, attention):
     """Start from the artificial columns, one per constraint, which stand for b itself."""
-    n, r = basis.shape
+    n = len(keys)
+    r = every.shape[1]
+    seat = np.full(len(every), -1, np.int64)
+    basis = np.zeros((n, r))
     right = np.zeros(r)
+    for m in range(n):
+        seat[keys[m]] = m
+        for k in range(r):
+            basis[m, k] = every[keys[m], k]
+            right[k] += attention[keys[m]] * basis[m, k]
     sign = np.ones(r)
-    inverse = np.zeros((r, r))
+    tableau = np.zeros((r, n + r))
     columns = np.zeros(r, np.int64)
-    values = np.zeros(r)
-    place = np.full(n, -1, np.int64)
     for k in range(r):
-        for m in keys:
-            right[k] += attention[m] * basis[m, k]
         sign[k] = -1.0 if right[k] < 0 else 1.0
-        inverse[k, k] = sign[k]
         columns[k] = -1 - k
-        values[k] = abs(right[k])
+        for m in range(n):
+            tableau[k, m] = sign[k] * basis[m, k]
+        tableau[k, n + k] = sign[k]
     return Row(
-        basis, keys, right, sign, inverse, columns, values, place, np.zeros(n, np.bool_), np.zeros(n), np.zeros(r),
-        np.zeros(n), np.zeros(r), np.zeros(1, np.int64),
+        keys, seat, basis, right, sign, tableau, columns, np.abs(right), np.full(n, -1, np.int64),
+        np.zeros(n, np.bool_), np.zeros(n), np.zeros(n + r), np.zeros(r), np.zeros(r),
+        np.zeros(r), np.zeros(n + r), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
@@ -88,113 +102,122 @@ def _start(basis, keys, attention):
 def _leaving(row):
     """Choose which column leaves, and how far the entering weight can go: the largest pivot among the first to block.
 
-    An artificial column that is 0 must stay 0, so it blocks at once whatever its sign.
+    An artificial column that is 0 must stay 0, so it blocks at once whatever its sign. The first loop has no branches.
     """
+    r = len(row.values)
+    for i in range(r):
+        w = row.column[i]
+        stays = (row.columns[i] < 0) & (row.values[i] <= ZERO)
+        size = abs(w) if stays else w
+        weight = max(row.values[i], 0.0)
+        blocks = size > PIVOT
+        row.size[i] = size if blocks else 0.0
+        row.limit[i] = weight / size if blocks else np.inf
     reach = np.inf
-    for i in range(len(row.values)):
-        w = row.column[i]
-        if row.columns[i] < 0 and row.values[i] <= ZERO:
-            if abs(w) > PIVOT:
-                reach = 0.0
-        elif w > PIVOT:
-            reach = min(reach, (max(row.values[i], 0.0) + ZERO) / w)
-    found = -1
+    for i in range(r):
+        widened = row.limit[i] + ZERO / row.size[i]
+        reach = widened if widened < reach else reach
+    leaving = -1
     largest = 0.0
-    step = 0.0
-    for i in range(len(row.values)):
-        w = row.column[i]
-        if row.columns[i] < 0 and row.values[i] <= ZERO:
-            if abs(w) > max(PIVOT, largest):
-                found = i
-                largest = abs(w)
-                step = 0.0
-        elif w > max(PIVOT, largest):
-            limit = max(row.values[i], 0.0) / w
-            if limit <= reach:
-                found = i
-                largest = w
-                step = limit
-    return found, step
+    for i in range(r):
+        if row.limit[i] <= reach and row.size[i] > largest:
+            leaving = i
+            largest = row.size[i]
+    return leaving, row.limit[leaving]
 
 
 @_compiled
 @no_type_check
 def _enter(row, key):
-    """Bring a key into the basis; return where it stands then, or -1 if nothing blocks it."""
-    inverse = row.inverse
-    r = len(row.values)
+    """Bring a key into the basis; returns whether something blocks it, as it should."""
+    tableau = row.tableau
+    r, width = tableau.shape
     for i in range(r):
-        total = 0.0
-        for k in range(r):
-            total += inverse[i, k] * row.basis[key, k]
-        row.column[i] = total
+        row.column[i] = tableau[i, key]
     p, step = _leaving(row)
     if p < 0:
-        return p
-    for k in range(r):
-        inverse[p, k] /= row.column[p]
+        return False
+    pivot = row.pivot
+    for k in range(width):
+        pivot[k] = tableau[p, k] / row.column[p]
+    pivot[key] = 1.0
     for i in range(r):
-        if i != p:
-            w = row.column[i]
-            row.values[i] -= step * w
-            for k in range(r):
-                inverse[i, k] -= w * inverse[p, k]
+        w = row.column[i]
+        row.values[i] -= step * w
+        for k in range(width):
+            tableau[i, k] -= w * pivot[k]
+    tableau[p] = pivot
     row.values[p] = step
+    w = row.profit[key]
+    for k in range(width):
+        row.profit[k] -= w * pivot[k]
     if row.columns[p] >= 0:
         row.place[row.columns[p]] = -1
         row.zero[row.columns[p]] = True
     row.columns[p] = key
     row.place[key] = p
     row.steps[0] += 1
-    if row.steps[0] % FRESH == 0:
-        _refresh(row)
-    return p
+    return True
 
 
 @_compiled
 @no_type_check
 def _refresh(row):
-    """Bring the inverse M of the basis B back to full precision, by a Newton step: $M + M (I - BM)$."""
-    inverse = row.inverse
+    """Bring the tableau back to full precision, by a Newton step for the inverse M of the basis B: $M + M (I - BM)$."""
     r = len(row.values)
+    n = len(row.keys)
+    inverse = row.tableau[:, n:]
     error = np.zeros((r, r))
-    before = np.zeros((r, r))
+    before = inverse.copy()
     for i in range(r):
         key = row.columns[i]
-        for k in range(r):
-            before[i, k] = inverse[i, k]
-            if key < 0:
-                error[-1 - key, k] -= row.sign[-1 - key] * inverse[i, k]
-        if key >= 0:
+        if key < 0:
+            for k in range(r):
+                error[-1 - key, k] -= row.sign[-1 - key] * before[i, k]
+        else:
             for k in range(r):
                 for j in range(r):
-                    error[k, j] -= row.basis[key, k] * inverse[i, j]
+                    error[k, j] -= row.basis[key, k] * before[i, j]
     for k in range(r):
         error[k, k] += 1.0
     for i in range(r):
-        row.values[i] = 0.0
         for k in range(r):
             for j in range(r):
                 inverse[i, j] += before[i, k] * error[k, j]
+        row.values[i] = 0.0
         for k in range(r):
             row.values[i] += inverse[i, k] * row.right[k]
+        for m in range(n):
+            total = 0.0
+            for k in range(r):
+                total += inverse[i, k] * row.basis[m, k]
+            row.tableau[i, m] = total
 
 
 @_compiled
 @no_type_check
 def _price(row):
-    """Compute the dual vector y and every key's profit from the basis."""
-    r = len(row.values)
-    row.y[:] = 0.0
-    for i in range(r):
+    """Compute every key's profit and the dual vector from the tableau."""
+    n = len(row.keys)
+    row.profit[:n] = row.objective
+    row.profit[n:] = 0.0
+    for i in range(len(row.values)):
         if row.columns[i] >= 0 and row.objective[row.columns[i]] != 0.0:
-            for k in range(r):
-                row.y[k] += row.objective[row.columns[i]] * row.inverse[i, k]
-    for m in row.keys:
-        score = 0.0
-        for k in range(r):
-            score += row.basis[m, k] * row.y[k]
-        row.profit[m] = row.objective[m] - score
+            for k in range(len(row.profit)):
+                row.profit[k] -= row.objective[row.columns[i]] * row.tableau[i, k]
+
+
+@_compiled
+@no_type_check
+def _best(row):
+    """Return the key that promises most, or -1 if none promises anything."""
+    best = PROFIT
+    entering = -1
+    for m in range(len(row.keys)):
+        if row.place[m] < 0 and row.profit[m] > best:
+            best = row.profit[m]
+            entering = m
+    return entering
 
 
 @_compiled
@@ -204,28 +227,19 @@ def _first_vertex(row):
     r = len(row.values)
     for _ in range(20 * r):
         total = 0.0
-        row.y[:] = 0.0
+        row.profit[:] = 0.0
         for i in range(r):
             if row.columns[i] < 0 and row.values[i] > ZERO:
                 total += row.values[i]
-                for k in range(r):
-                    row.y[k] += row.inverse[i, k]
+                for k in range(len(row.profit)):
+                    row.profit[k] += row.tableau[i, k]
         if total <= ZERO * r:
             _refresh(row)
-            for m in row.keys:
+            for m in range(len(row.keys)):
                 row.zero[m] = row.place[m] < 0
             return True
-        best = PROFIT
-        entering = -1
-        for m in row.keys:
-            if row.place[m] < 0:
-                score = 0.0
-                for k in range(r):
-                    score += row.basis[m, k] * row.y[k]
-                if score > best:
-                    best = score
-                    entering = m
-        if entering < 0 or _enter(row, entering) < 0:
+        entering = _best(row)
+        if entering < 0 or not _enter(row, entering):
             return False
     return False
 
@@ -237,37 +251,22 @@ def _maximise(row, limit):
 
     Profits are carried along from step to step, and computed anew before the end is believed.
     """
-    r = len(row.values)
     _price(row)
     fresh = True
     while row.steps[0] < limit:
-        best = PROFIT
-        entering = -1
-        for m in row.keys:
-            if row.place[m] < 0 and row.profit[m] > best:
-                best = row.profit[m]
-                entering = m
+        entering = _best(row)
         if entering < 0:
             if fresh:
                 return True
             _price(row)
             fresh = True
             continue
-        p = _enter(row, entering)
-        if p < 0:
+        if not _enter(row, entering):
             return False
-        if row.steps[0] % FRESH == 0:
+        fresh = row.steps[0] % FRESH == 0
+        if fresh:
+            _refresh(row)
             _price(row)
-            fresh = True
-            continue
-        for m in row.keys:
-            if row.place[m] < 0:
-                score = 0.0
-                for k in range(r):
-                    score += row.basis[m, k] * row.inverse[p, k]
-                row.profit[m] -= best * score
-        row.profit[entering] = 0.0
-        fresh = False
     return False
 
 
@@ -275,20 +274,18 @@ def _maximise(row, limit):
 @no_type_check
 def _off(row):
     """Return how far the present vertex is from the set, by its constraints."""
-    off = 0.0
-    for k in range(len(row.right)):
-        missing = row.right[k]
-        for i in range(len(row.values)):
-            if row.columns[i] >= 0:
-                missing -= row.values[i] * row.basis[row.columns[i], k]
-        off = max(off, abs(missing))
-    return off
+    missing = row.right.copy()
+    for i in range(len(row.values)):
+        if row.columns[i] >= 0:
+            for k in range(len(missing)):
+                missing[k] -= row.values[i] * row.basis[row.columns[i], k]
+    return np.abs(missing).max()
 
 
 @_compiled
 @no_type_check
 def _settle(row, limit, off):
-    """Maximise, once more with a fresh inverse where the vertex drifted from the set; note how far it is from it."""
+    """Maximise, once more with a fresh tableau where the vertex drifted from the set; note how far it is from it."""
     if not _maximise(row, limit):
         return False
     drift = _off(row)
@@ -303,59 +300,59 @@ def _settle(row, limit, off):
 
 @_compiled
 @no_type_check
-def _weight(row, key):
+def _weight(row, m):
     """Return the weight of a key at the present vertex."""
-    return row.values[row.place[key]] if row.place[key] >= 0 else 0.0
+    return row.values[row.place[m]] if row.place[m] >= 0 else 0.0
 
 
 @_compiled
 @no_type_check
-def _attained(row):
-    """Return the objective at the present vertex."""
-    total = 0.0
-    for i in range(len(row.values)):
-        if row.columns[i] >= 0:
-            total += row.objective[row.columns[i]] * row.values[i]
-    return total
+def _dual(row, y):
+    """Write the dual vector of the present vertex."""
+    n = len(row.keys)
+    for k in range(len(y)):
+        y[k] = -row.profit[n + k]
 
 
 @_compiled
 @no_type_check
 def _bound_keys(row, asked, strongest, limit, upper, lower, greatest, least, ahead, off):
     """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
-    pending = asked.copy()
+    pending = asked[row.keys]
     while True:
         best = -1.0
-        key = -1
-        for m in row.keys:
-            if pending[m] and _weight(row, m) > best:
-                best = _weight(row, m)
-                key = m
-        if key < 0:
+        m = -1
+        for other in range(len(row.keys)):
+            if pending[other] and _weight(row, other) > best:
+                best = _weight(row, other)
+                m = other
+        if m < 0:
             break
-        pending[key] = False
-        row.objective[key] = 1.0
+        pending[m] = False
+        row.objective[m] = 1.0
         reached = _settle(row, limit, off)
-        row.objective[key] = 0.0
+        row.objective[m] = 0.0
         if not reached:
             return False
-        upper[key] = row.y
-        greatest[key] = _weight(row, key)
+        key = row.keys[m]
+        _dual(row, upper[key])
+        greatest[key] = _weight(row, m)
         for place in range(len(strongest)):
-            ahead[place, key] = greatest[key] - _weight(row, strongest[place])
-    for key in row.keys:
+            ahead[place, key] = greatest[key] - _weight(row, row.seat[strongest[place]])
+    for m in range(len(row.keys)):
+        key = row.keys[m]
         if not asked[key]:
             continue
         least[key] = 0.0
-        if row.zero[key]:
+        if row.zero[m]:
             continue
-        row.objective[key] = -1.0
+        row.objective[m] = -1.0
         reached = _settle(row, limit, off)
-        row.objective[key] = 0.0
+        row.objective[m] = 0.0
         if not reached:
             return False
-        lower[key] = row.y
-        least[key] = _weight(row, key)
+        _dual(row, lower[key])
+        least[key] = _weight(row, m)
     return True
 
 
@@ -363,16 +360,19 @@ def _bound_keys(row, asked, strongest, limit, upper, lower, greatest, least, ahe
 @no_type_check
 def _bound_objective(row, objective, sense, limit, y, off, vertex):
     """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not reached."""
-    for m in row.keys:
-        row.objective[m] = sense * objective[m]
+    for m in range(len(row.keys)):
+        row.objective[m] = sense * objective[row.keys[m]]
     if not _settle(row, limit, off):
         return np.nan
-    y[:] = row.y
-    if len(vertex):
-        for i in range(len(row.values)):
-            if row.columns[i] >= 0:
-                vertex[row.columns[i]] = max(row.values[i], 0.0)
-    return sense * _attained(row)
+    _dual(row, y)
+    attained = 0.0
+    for i in range(len(row.values)):
+        m = row.columns[i]
+        if m >= 0:
+            attained += objective[row.keys[m]] * row.values[i]
+            if len(vertex):
+                vertex[row.keys[m]] = max(row.values[i], 0.0)
+    return attained
 
 
 @_compiled

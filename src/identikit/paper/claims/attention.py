@@ -2,8 +2,6 @@
 
 from functools import partial
 
-from scipy.stats import spearmanr
-
 from identikit.paper.claims.claim import (
     AVERAGED,
     EXACT,
@@ -15,7 +13,7 @@ from identikit.paper.claims.claim import (
     finding,
     layers_within,
 )
-from identikit.paper.claims.estimates import percent
+from identikit.paper.claims.estimates import percent, rank_trend
 from identikit.paper.evidence import Evidence, Table
 from identikit.paper.figures.attention import passage, passage_head
 
@@ -36,17 +34,15 @@ _PASSAGE = Basis(("passage",), "", EXACT)
 claim = Claims()
 
 
-@claim(
-    "null-space-bound",
-    "Section 3.2, Eq. 3 and 6",
-    Basis(("null_dimension",), "wikitext", EXACT),
-    words="T has rank at most min(n, d_v), so its null space has dimension at least n − d_v",
-    paper="proved",
-    rule="rank at most min(keys that the row sees, d_v) in every row, head, layer and text; without a mask a row sees "
-    "n keys",
-)
+@claim("null-space-bound", "Section 3.2, Eq. 3 and 6", Basis(("null_dimension",), "wikitext", EXACT), paper="proved")
 def _null_bound(evidence: Evidence) -> Finding:
-    """Judge Eq. 3 and 6 row by row: under a mask, the T of a row has only the values of the keys that it sees."""
+    """T has rank at most min(n, d_v), so its null space has dimension at least n − d_v.
+
+    Holds if: rank at most min(keys that the row sees, d_v) in every row, head, layer and text; without a mask a row
+    sees n keys.
+
+    Judge Eq. 3 and 6 row by row: under a mask, the T of a row has only the values of the keys that it sees.
+    """
     null = evidence.tables["null_dimension"]
     bounded = null["slack_least"] >= 0
     equal = bounded & (null["slack_greatest"] == 0)
@@ -72,9 +68,7 @@ def falls_with_length(texts: Table, column: str, limit: int) -> Finding:
     pvalue = 1.0
     measured = f"{long[column].iloc[0]:.2f} at every length"
     if long[column].nunique() > 1:
-        trend: Table = spearmanr(long["tokens"], long[column])
-        rank = float(trend.statistic)
-        pvalue = float(trend.pvalue)
+        rank, pvalue = rank_trend(long["tokens"], long[column])
         chance = f"p = {pvalue:.1g}" if pvalue > 0 else "p < 1e-300"
         measured = f"rank correlation {rank:.2f}, {chance}, {len(long)} texts"
     if pvalue >= LIKELY and len(long) < POWERFUL:
@@ -92,11 +86,13 @@ def _correlation(evidence: Evidence) -> Table:
     "correlation-one-in-short-texts",
     "Section 3.5, Fig. 1a",
     Basis(("correlation",), "wikitext", EXACT),
-    words="Up to d_v tokens, effective attention equals raw attention",
     paper="1 below 64 tokens",
-    rule="Pearson correlation at least 1 − 1e-6 in every text of at most d_v tokens",
 )
 def _one_where_short(evidence: Evidence) -> Finding:
+    """Up to d_v tokens, effective attention equals raw attention.
+
+    Holds if: Pearson correlation at least 1 − 1e-6 in every text of at most d_v tokens.
+    """
     return all_one_in_short_texts(_correlation(evidence), "pearson", evidence.subject.d_value)
 
 
@@ -104,12 +100,14 @@ def _one_where_short(evidence: Evidence) -> Finding:
     "correlation-falls-with-length",
     "Section 3.5, Fig. 1a",
     Basis(("correlation",), "wikitext", AVERAGED),
-    words="Beyond d_v tokens, the correlation falls with length",
     paper="decreases with sequence length",
-    rule="over texts of more than d_v tokens, the Spearman correlation of length with Pearson correlation is negative "
-    "with p < 0.01",
 )
 def _falls_where_long(evidence: Evidence) -> Finding:
+    """Beyond d_v tokens, the correlation falls with length.
+
+    Holds if: over texts of more than d_v tokens, the Spearman correlation of length with Pearson correlation is
+    negative with p < 0.01.
+    """
     return falls_with_length(_correlation(evidence), "pearson", evidence.subject.d_value)
 
 
@@ -159,16 +157,13 @@ claim(
 )(partial(_peak_disappears, target="sep", part=MIDDLE))
 
 
-@claim(
-    "sep-attention-in-null-space",
-    "Section 3.5 and Appendix A.2, Fig. 5",
-    _TYPES,
-    words="In middle layers, raw attention to [SEP] lies in the null space",
-    paper="most of it",
-    rule="more than half of the raw attention to [SEP], in the layers that lie wholly within the middle half of the "
-    "depth",
-)
+@claim("sep-attention-in-null-space", "Section 3.5 and Appendix A.2, Fig. 5", _TYPES, paper="most of it")
 def _mostly_null(evidence: Evidence) -> Finding:
+    """In middle layers, raw attention to [SEP] lies in the null space.
+
+    Holds if: more than half of the raw attention to [SEP], in the layers that lie wholly within the middle half of the
+    depth.
+    """
     received = _received(evidence, "sep")
     inside = received[layers_inside(received.index.to_series(), evidence.subject.n_layers, MIDDLE)].sum()
     share = inside["null_space", "sep"] / inside["raw", "sep"]
@@ -185,15 +180,12 @@ claim(
 )(partial(_peak_disappears, target="punctuation", part=DEEP))
 
 
-@claim(
-    "punctuation-over-special-tokens",
-    "Section 3.5, Fig. 1c",
-    _TYPES,
-    words="Periods and commas get more effective attention than [CLS] and [SEP]",
-    paper="generally",
-    rule="more than [CLS] and more than [SEP] in more than half of the layers",
-)
+@claim("punctuation-over-special-tokens", "Section 3.5, Fig. 1c", _TYPES, paper="generally")
 def _punctuation_ahead(evidence: Evidence) -> Finding:
+    """Periods and commas get more effective attention than [CLS] and [SEP].
+
+    Holds if: more than [CLS] and more than [SEP] in more than half of the layers.
+    """
     effective = _received(evidence, *TYPES)["effective"]
     ahead = effective["punctuation"] > effective[["cls", "sep"]].max(axis=1)
     means = ", ".join(f"{name} {effective[name].mean():.3f}" for name in TYPES)
@@ -215,27 +207,25 @@ def _on_special(evidence: Evidence) -> Table:
     "passage-special-tokens-vanish",
     "Appendix A.3, Fig. 6",
     _PASSAGE,
-    words="In the passage, effective attention to [CLS] and [SEP] has vanished",
     paper="vanished; the null space carries all of it",
-    rule="less than a tenth of the raw attention to them, in the head that pays them most",
 )
 def _special_vanish(evidence: Evidence) -> Finding:
+    """In the passage, effective attention to [CLS] and [SEP] has vanished.
+
+    Holds if: less than a tenth of the raw attention to them, in the head that pays them most.
+    """
     special = _on_special(evidence)
     raw, effective = special.groupby("key")[["raw", "effective"]].mean().abs().sum()  # so that signs do not cancel
     return finding(effective < raw / 10, f"raw {raw:.2f}, effective {effective:.2f} in head {special['head'].iloc[0]}")
 
 
-@claim(
-    "passage-make-to-them",
-    "Appendix A.3, Fig. 6",
-    _PASSAGE,
-    words="In the passage, the largest effective weight off the diagonal is from “make” to “them” in the first "
-    "sentence",
-    paper="“make” to “them”, 48 positions away",
-    rule="in the head that looks most at special tokens, the largest effective weight at least 2 positions away and "
-    "not on a special token is from “make” to “them” (which cannot be the “them” right after it)",
-)
+@claim("passage-make-to-them", "Appendix A.3, Fig. 6", _PASSAGE, paper="“make” to “them”, 48 positions away")
 def _make_them(evidence: Evidence) -> Finding:
+    """In the passage, the largest effective weight off the diagonal is from “make” to “them” in the first sentence.
+
+    Holds if: in the head that looks most at special tokens, the largest effective weight at least 2 positions away and
+    not on a special token is from “make” to “them” (which cannot be the “them” right after it).
+    """
     _on_special(evidence)
     shown: Table = passage(evidence)
     queries = shown["query_token"].str.lstrip("Ġ▁")

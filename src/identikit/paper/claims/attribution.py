@@ -1,5 +1,6 @@
 """Claims on how much of a token stays in its hidden vector: own contribution, and which tokens outweigh it (5.2)."""
 
+from collections.abc import Callable
 from functools import partial
 
 from identikit.paper.claims.claim import (
@@ -33,10 +34,22 @@ def _medians(evidence: Evidence) -> Curve:
     return Curve({row["layer"]: median_of(row, float(evidence.tokens)) for row in rows})
 
 
-def _median_at(evidence: Evidence, layer: int, paper: float) -> Finding:
-    (here,) = named_layers(evidence, layer)
-    medians = _medians(evidence)
-    return decided(evidence, [near(medians[here], paper)], medians.at(here), stand_in(evidence, layer))
+def _outweighed(evidence: Evidence) -> Curve:
+    """P̃, the share of tokens that another token outweighs, by layer."""
+    shares = evidence.under_norm("own").set_index("layer")["outweighed"].sort_index()
+    return Curve({int(layer): share_of(float(share), float(evidence.tokens)) for layer, share in shares.items()})
+
+
+def _near_paper(
+    evidence: Evidence, curve: Callable[[Evidence], Curve], layers: tuple[int, ...], paper: float
+) -> Finding:
+    """Judge that a number is the paper's at the layers that stand for these of the paper."""
+    here = named_layers(evidence, *layers)
+    if len({*here}) < len(layers):
+        raise NotApplicableError(ONE_LAYER)
+    numbers = curve(evidence)
+    margins = [near(numbers[layer], paper) for layer in here]
+    return decided(evidence, margins, numbers.at(*here), stand_in(evidence, *layers))
 
 
 for _place, _layer, _paper in (("first", 1, 0.306), ("middle", 6, 0.144), ("last", 12, 0.107)):
@@ -47,38 +60,26 @@ for _place, _layer, _paper in (("first", 1, 0.306), ("middle", 6, 0.144), ("last
         words=f"Median contribution of a token to its own hidden vector after layer {_layer}",
         paper=percent(_paper),
         rule=WITHIN,
-    )(partial(_median_at, layer=_layer, paper=_paper))
+    )(partial(_near_paper, curve=_medians, layers=(_layer,), paper=_paper))
 
 
-@claim(
-    "own-contribution-below-a-third",
-    "Section 5.2, Fig. 3a",
-    _OWN,
-    words="After the first layer, the token itself contributes less than a third",
-    paper="less than a third",
-    rule="median at layer 1 below 1/3",
-)
+@claim("own-contribution-below-a-third", "Section 5.2, Fig. 3a", _OWN, paper="less than a third")
 def _below_third(evidence: Evidence) -> Finding:
+    """After the first layer, the token itself contributes less than a third.
+
+    Holds if: median at layer 1 below 1/3.
+    """
     median = _medians(evidence).first
     return decided(evidence, [median.under(1 / 3)], percent(median.value))
 
 
-@claim(
-    "own-contribution-falls",
-    "Section 5.2, Fig. 3a",
-    _OWN,
-    words="A token's contribution to its own hidden vector decreases monotonically with depth",
-    paper="monotonically",
-    rule="median lower at every layer than at the layer before",
-)
+@claim("own-contribution-falls", "Section 5.2, Fig. 3a", _OWN, paper="monotonically")
 def _own_falls(evidence: Evidence) -> Finding:
+    """A token's contribution to its own hidden vector decreases monotonically with depth.
+
+    Holds if: median lower at every layer than at the layer before.
+    """
     return falls(evidence, _medians(evidence))
-
-
-def _outweighed(evidence: Evidence) -> Curve:
-    """P̃, the share of tokens that another token outweighs, by layer."""
-    shares = evidence.under_norm("own").set_index("layer")["outweighed"].sort_index()
-    return Curve({int(layer): share_of(float(share), float(evidence.tokens)) for layer, share in shares.items()})
 
 
 def _early(evidence: Evidence) -> int:
@@ -86,43 +87,31 @@ def _early(evidence: Evidence) -> int:
     return layers_within(evidence.subject.n_layers, 0.0, 1 / 4)[-1]
 
 
-@claim(
-    "own-token-largest",
-    "Section 5.2, Fig. 3b",
-    _OWN,
-    words="The token itself generally contributes most",
-    paper="generally",
-    rule="P̃, the share of tokens that another token outweighs, below one half at every layer",
-)
+@claim("own-token-largest", "Section 5.2, Fig. 3b", _OWN, paper="generally")
 def _outweighed_below_half(evidence: Evidence) -> Finding:
+    """The token itself generally contributes most.
+
+    Holds if: P̃, the share of tokens that another token outweighs, below one half at every layer.
+    """
     shares = _outweighed(evidence).values()
     measured = f"P̃ at most {percent(max(share.value for share in shares))}"
     return decided(evidence, [share.under(0.5) for share in shares], measured)
 
 
 @claim(
-    "outweighed-never-early",
-    "Section 5.2, Fig. 3b",
-    Basis(("own {norm}",), "mrpc", RARE),
-    words="In the first three layers, the token itself always contributes most",
-    paper="P̃ = 0 up to layer 3",
-    rule="P̃ exactly 0 in the layers that lie wholly within the first quarter of the depth (at least the first layer)",
+    "outweighed-never-early", "Section 5.2, Fig. 3b", Basis(("own {norm}",), "mrpc", RARE), paper="P̃ = 0 up to layer 3"
 )
 def _never_outweighed_early(evidence: Evidence) -> Finding:
+    """In the first three layers, the token itself always contributes most.
+
+    Holds if: P̃ exactly 0 in the layers that lie wholly within the first quarter of the depth (at least the first
+    layer).
+    """
     last = _early(evidence)
     greatest = max(share.value for share in _outweighed(evidence).part(last=last).values())
     why = "" if last == 3 else f"layer {last} of {evidence.subject.n_layers} stands for the paper's 3"
     measured = f"at most {100 * greatest:.2g} % up to layer {last}"
     return finding(greatest == 0, measured, why, certain=greatest > 0)
-
-
-def _outweighed_at(evidence: Evidence, layers: tuple[int, ...], paper: float) -> Finding:
-    here = named_layers(evidence, *layers)
-    if len({*here}) < len(layers):
-        raise NotApplicableError(ONE_LAYER)
-    shares = _outweighed(evidence)
-    margins = [near(shares[layer], paper) for layer in here]
-    return decided(evidence, margins, shares.at(*here), stand_in(evidence, *layers))
 
 
 claim(
@@ -132,7 +121,7 @@ claim(
     words="Share of tokens outweighed by another token at layer 6",
     paper="18 %",
     rule=WITHIN,
-)(partial(_outweighed_at, layers=(6,), paper=0.18))
+)(partial(_near_paper, curve=_outweighed, layers=(6,), paper=0.18))
 claim(
     "outweighed-last-two-layers",
     "Section 5.2, Fig. 3b",
@@ -140,19 +129,16 @@ claim(
     words="Share of tokens outweighed by another token at the last two layers",
     paper="30 %",
     rule=f"both {WITHIN}",
-)(partial(_outweighed_at, layers=(11, 12), paper=0.30))
+)(partial(_near_paper, curve=_outweighed, layers=(11, 12), paper=0.30))
 
 
-@claim(
-    "outweighed-rises",
-    "Section 5.2, Fig. 3b",
-    _OWN,
-    words="After the third layer, P̃ increases monotonically",
-    paper="monotonically",
-    rule="from the last layer that lies wholly within the first quarter of the depth (or the first layer) on, no layer "
-    "is below the layer before, and the last is above the first of them",
-)
+@claim("outweighed-rises", "Section 5.2, Fig. 3b", _OWN, paper="monotonically")
 def _outweighed_rises(evidence: Evidence) -> Finding:
+    """After the third layer, P̃ increases monotonically.
+
+    Holds if: from the last layer that lies wholly within the first quarter of the depth (or the first layer) on, no
+    layer is below the layer before, and the last is above the first of them.
+    """
     shares = _outweighed(evidence).part(_early(evidence))
     if len(shares) < 2:
         raise NotApplicableError("too few layers")
@@ -167,11 +153,13 @@ def _outweighed_rises(evidence: Evidence) -> Finding:
     "outweighed-above-identifiability-error",
     "Section 5.2, Fig. 3b",
     Basis(("own {norm}", "rates"), "mrpc", LEARNED),
-    words="P̃ is always higher than the identifiability error",
     paper="always",
-    rule="P̃ above 1 − linear-cosine rate at every layer; layers where both are 0 do not count",
 )
 def _outweighed_above_error(evidence: Evidence) -> Finding:
+    """P̃ is always higher than the identifiability error.
+
+    Holds if: P̃ above 1 − linear-cosine rate at every layer; layers where both are 0 do not count.
+    """
     shares = _outweighed(evidence)
     rates = linear_cosine(evidence)
     layers = [layer for layer in shares if layer in rates]

@@ -6,8 +6,7 @@ it agrees on is certain. Numbers are means over texts, each text by the rows tha
 
 import numpy as np
 
-from identikit.attention.averages import mean_over_rows
-from identikit.attention.certainty import WEIGHTS
+from identikit.attention.certainty import WEIGHTS, mean_over_rows
 from identikit.paper.claims.attention import MIDDLE, PEAK, all_one_in_short_texts, falls_with_length, layers_inside
 from identikit.paper.claims.claim import (
     AVERAGED,
@@ -38,28 +37,22 @@ def _certain_mass(evidence: Evidence) -> Table:
     return mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
 
 
-@claim(
-    "all-certain-in-short-texts",
-    f"{BESIDE}, next to Fig. 1a",
-    Basis(("intervals",), "wikitext", EXACT),
-    words="Up to d_v tokens, no other attention gives the same output",
-    paper=NEW,
-    rule="certain mass at least 1 − 1e-6 in every text of at most d_v tokens",
-)
+@claim("all-certain-in-short-texts", f"{BESIDE}, next to Fig. 1a", Basis(("intervals",), "wikitext", EXACT), paper=NEW)
 def _certain_where_short(evidence: Evidence) -> Finding:
+    """Up to d_v tokens, no other attention gives the same output.
+
+    Holds if: certain mass at least 1 − 1e-6 in every text of at most d_v tokens.
+    """
     return all_one_in_short_texts(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
-@claim(
-    "certain-mass-falls-with-length",
-    f"{BESIDE}, next to Fig. 1a",
-    _INTERVALS,
-    words="Beyond d_v tokens, the certain mass falls with length",
-    paper=NEW,
-    rule="over texts of more than d_v tokens, the Spearman correlation of length with certain mass is negative with "
-    "p < 0.01",
-)
+@claim("certain-mass-falls-with-length", f"{BESIDE}, next to Fig. 1a", _INTERVALS, paper=NEW)
 def _falls(evidence: Evidence) -> Finding:
+    """Beyond d_v tokens, the certain mass falls with length.
+
+    Holds if: over texts of more than d_v tokens, the Spearman correlation of length with certain mass is negative with
+    p < 0.01.
+    """
     return falls_with_length(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
@@ -80,16 +73,13 @@ def _over_texts(numbers: Table, why: str = "") -> Measurement:
     return Measurement(np.array([known.mean()]), float(known.var(ddof=1)) / len(known))
 
 
-@claim(
-    "special-mass-certain-where-effective-loses-it",
-    f"{BESIDE}, next to Fig. 1b and 1c",
-    _GROUPS,
-    words="Where effective attention loses special tokens' mass, all attention with the same output keeps most of it",
-    paper=NEW,
-    rule="in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of "
-    "that of effective attention, more than half of the raw mass is certain; texts of more than d_v tokens",
-)
+@claim("special-mass-certain-where-effective-loses-it", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
 def _kept_where_lost(evidence: Evidence) -> Finding:
+    """Where effective attention loses special tokens' mass, all attention with the same output keeps most of it.
+
+    Holds if: in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of
+    that of effective attention, more than half of the raw mass is certain; texts of more than d_v tokens.
+    """
     groups = _long(evidence, "groups")
     group = "special" if (groups["group"] == "special").any() else "first"
     weights = groups[(groups["group"] == group) & (groups["raw"] >= ENOUGH)]
@@ -106,16 +96,13 @@ def _kept_where_lost(evidence: Evidence) -> Finding:
     return decided(evidence, [kept.over(MOSTLY)], measured)
 
 
-@claim(
-    "sep-peak-certain",
-    f"{BESIDE}, next to Fig. 1b and 1c",
-    _GROUPS,
-    words="The peak of raw attention to [SEP] in middle layers is in all attention with the same output",
-    paper=NEW,
-    rule="the least possible attention to [SEP] in the layers that lie wholly within the middle half of the depth is "
-    "above the greatest possible elsewhere; not applicable where raw attention there is below 1.5 times that elsewhere",
-)
+@claim("sep-peak-certain", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
 def _peak_is_certain(evidence: Evidence) -> Finding:
+    """The peak of raw attention to [SEP] in middle layers is in all attention with the same output.
+
+    Holds if: the least possible attention to [SEP] in the layers that lie wholly within the middle half of the depth is
+    above the greatest possible elsewhere; not applicable where raw attention there is below 1.5 times that elsewhere.
+    """
     groups = _long(evidence, "groups").query("group == 'sep'")
     if groups.empty:
         raise NotApplicableError("these texts have no [SEP]")
@@ -132,16 +119,14 @@ def _peak_is_certain(evidence: Evidence) -> Finding:
     return decided(evidence, [margin], measured)
 
 
-@claim(
-    "strongest-edge-certain",
-    f"{BESIDE}, next to Section 3.5",
-    _INTERVALS,
-    words="Beyond d_v tokens, the strongest edge of most rows is the strongest in all attention with the same output",
-    paper=NEW,
-    rule="in more than half of the rows of texts of more than d_v tokens",
-)
+@claim("strongest-edge-certain", f"{BESIDE}, next to Section 3.5", _INTERVALS, paper=NEW)
 def _strongest_is_certain(evidence: Evidence) -> Finding:
-    """Judge a share of rows, of which some are not decided: they count as uncertain, and then as certain."""
+    """Beyond d_v tokens, the strongest edge of most rows is the strongest in all attention with the same output.
+
+    Holds if: in more than half of the rows of texts of more than d_v tokens.
+
+    Judge a share of rows, of which some are not decided: they count as uncertain, and then as certain.
+    """
     rows = _long(evidence, "intervals")
     counted = rows.assign(sure=rows["certain"].fillna(0.0) * (rows["rows"] - rows["undecided"]))
     sums = counted.groupby("text")[["sure", "undecided", "rows"]].sum()

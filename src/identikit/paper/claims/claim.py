@@ -1,6 +1,7 @@
 """What a claim and a finding are, how a claim is decided from uncertain numbers, and measures that claims share.
 
-A claim is one function: it takes the evidence and returns a finding. Its words stand above it.
+A claim is one function: it takes the evidence and returns a finding. Its docstring has the words, and after "Holds
+if:" its rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -122,12 +123,21 @@ class Claims(dict[str, Claim]):
     """The claims of a module by name, in order; an instance is the decorator that adds one."""
 
     def __call__(
-        self, name: str, where: str, basis: Basis, *, words: str, paper: str, rule: str
+        self, name: str, where: str, basis: Basis, *, paper: str, words: str = "", rule: str = ""
     ) -> Callable[[Judge], Judge]:
-        """Add a function as a claim; the arguments are the fields of `Claim`."""
+        """Add a function as a claim; one that judges several has `words` and `rule` here instead of its docstring."""
 
         def add(judge: Judge) -> Judge:
-            self[name] = Claim(**vars(basis), name=name, where=where, words=words, paper=paper, rule=rule, judge=judge)
+            paragraphs = [" ".join(paragraph.split()) for paragraph in (judge.__doc__ or "").split("\n\n")]
+            self[name] = Claim(
+                **vars(basis),
+                name=name,
+                where=where,
+                words=words or paragraphs[0].removesuffix("."),
+                paper=paper,
+                rule=rule or paragraphs[1].removeprefix("Holds if: ").removesuffix("."),
+                judge=judge,
+            )
             return judge
 
         return add

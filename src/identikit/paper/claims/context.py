@@ -124,34 +124,28 @@ def _at_every(ahead: Table, more: str) -> Finding:
     return finding(ahead.all(), measured + more)
 
 
-@claim(
-    "nearest-contribute-most-in-total",
-    "Section 5.3, Fig. 4b",
-    _OFFSETS,
-    words="The nearest neighbours contribute most regardless of depth",
-    paper="consistently",
-    rule="in total over tokens (column share), left and right together, tokens 1 away contribute more than those at "
-    "any other distance, at every layer",
-)
+@claim("nearest-contribute-most-in-total", "Section 5.3, Fig. 4b", _OFFSETS, paper="consistently")
 def _nearest_in_total(evidence: Evidence) -> Finding:
+    """The nearest neighbours contribute most regardless of depth.
+
+    Holds if: in total over tokens (column share), left and right together, tokens 1 away contribute more than those at
+    any other distance, at every layer.
+    """
     shares = _view(evidence, "offsets")
     nearest, others = _by_distance(shares)
     return _at_every(nearest > others.max(axis=1), _behind(evidence, shares))
 
 
-@claim(
-    "nearest-contribute-most-per-pair",
-    "Section 5.3, Fig. 4b",
-    _OFFSETS,
-    words="Per pair too, the nearest neighbours contribute most regardless of depth (totals also fall because there "
-    "are fewer distant pairs)",
-    paper="not reported",
-    rule="per pair (column mean), averaged over left and right, tokens 1 away contribute more than those at any other "
-    "distance, at every layer, and at least 1.5 times the mean of those 2 to 10 away, which even mixing does not "
-    "reach; offsets with less than a tenth of the pairs of the most frequent offset are left out",
-)
+@claim("nearest-contribute-most-per-pair", "Section 5.3, Fig. 4b", _OFFSETS, paper="not reported")
 def _nearest_per_pair(evidence: Evidence) -> Finding:
-    """Leave out the far ends, where a mean rests on a handful of pairs.
+    """Per pair too, the nearest neighbours contribute most regardless of depth (totals also fall because there are
+    fewer distant pairs).
+
+    Holds if: per pair (column mean), averaged over left and right, tokens 1 away contribute more than those at any
+    other distance, at every layer, and at least 1.5 times the mean of those 2 to 10 away, which even mixing does not
+    reach; offsets with less than a tenth of the pairs of the most frequent offset are left out.
+
+    Leave out the far ends, where a mean rests on a handful of pairs.
 
     Share over mean is proportional to the number of pairs.
     """
@@ -169,15 +163,12 @@ def _shown(evidence: Evidence) -> list[int]:
     return sorted({*named_layers(evidence, 1, 6, 12)})
 
 
-@claim(
-    "distant-contributions-grow",
-    "Section 5.3, Fig. 4b",
-    _OFFSETS,
-    words="Distant contributions increase at later layers",
-    paper="an increase",
-    rule="the share of offsets beyond 10 rises from the first to the middle to the last layer",
-)
+@claim("distant-contributions-grow", "Section 5.3, Fig. 4b", _OFFSETS, paper="an increase")
 def _distant_grow(evidence: Evidence) -> Finding:
+    """Distant contributions increase at later layers.
+
+    Holds if: the share of offsets beyond 10 rises from the first to the middle to the last layer.
+    """
     shares = _view(evidence, "offsets")
     distant = shares.loc[_shown(evidence), abs(shares.columns) > 10].sum(axis=1)
     if len(distant) < 2:
@@ -194,32 +185,27 @@ def _around_separator(evidence: Evidence) -> Table:
     return shares.loc[_shown(evidence)]
 
 
-@claim(
-    "cls-gathers-beside-separator",
-    "Appendix C.3, Fig. 18b",
-    _TO_CLS,
-    words="The tokens right before and after the first [SEP] contribute most to [CLS]",
-    paper="offsets −1 and +1",
-    rule="they are the two largest at the first, middle and last layer",
-)
+@claim("cls-gathers-beside-separator", "Appendix C.3, Fig. 18b", _TO_CLS, paper="offsets −1 and +1")
 def _beside_separator(evidence: Evidence) -> Finding:
+    """The tokens right before and after the first [SEP] contribute most to [CLS].
+
+    Holds if: they are the two largest at the first, middle and last layer.
+    """
     shares = _around_separator(evidence)
     largest = {layer: sorted(row.nlargest(2).index) for layer, row in shares.iterrows()}
     measured = "; ".join(f"{left:+} and {right:+} at layer {layer}" for layer, (left, right) in largest.items())
     return finding(all(pair == [-1, 1] for pair in largest.values()), measured, stand_in(evidence, 6, 12))
 
 
-@claim(
-    "cls-gathers-from-second-sentence",
-    "Appendix C.3, Fig. 18b",
-    _TO_CLS,
-    words="The second sentence contributes more to [CLS] than the first",
-    paper="more",
-    rule="after the first [SEP], including the closing one, at least 5 points more in total than before it, and at "
-    "least 1.05 times as much per token, at the first, middle and last layer",
-)
+@claim("cls-gathers-from-second-sentence", "Appendix C.3, Fig. 18b", _TO_CLS, paper="more")
 def _second_sentence(evidence: Evidence) -> Finding:
-    """Judge that the second sentence gives more in total and per token: a longer one gives more by count."""
+    """The second sentence contributes more to [CLS] than the first.
+
+    Holds if: after the first [SEP], including the closing one, at least 5 points more in total than before it, and at
+    least 1.05 times as much per token, at the first, middle and last layer.
+
+    Judge that the second sentence gives more in total and per token: a longer one gives more by count.
+    """
     shares = _around_separator(evidence)
     pairs = shares / _view(evidence, "around_separator", "mean").loc[shares.index]  # up to a constant factor
     before = shares.columns < 0
@@ -239,11 +225,13 @@ def _second_sentence(evidence: Evidence) -> Finding:
     "cls-gathers-from-position-30",
     "Appendix C.3, Fig. 18a",
     Basis(("offsets {norm}",), "mrpc", RARE, only=True),
-    words="[CLS] gathers mainly from around position 30, the middle of the texts",
     paper="around 30",
-    rule="the largest total is at a position from 20 to 40 at the first, middle and last layer",
 )
 def _cls_from_afar(evidence: Evidence) -> Finding:
+    """[CLS] gathers mainly from around position 30, the middle of the texts.
+
+    Holds if: the largest total is at a position from 20 to 40 at the first, middle and last layer.
+    """
     shares = _view(evidence, "to_cls").loc[_shown(evidence)]
     peaks = shares.idxmax(axis=1)
     measured = ", ".join(f"position {peak} at layer {layer}" for layer, peak in peaks.items())
@@ -256,15 +244,12 @@ def _tags_at(evidence: Evidence, layer: int, fewest: int = FEWEST) -> dict[str, 
     return {row["tag"]: (median_of(row, float(row["tokens"])), int(row["tokens"])) for row in tags.to_dict("records")}
 
 
-@claim(
-    "cls-keeps-itself-first-layer",
-    "Appendix C.5",
-    _TAGS,
-    words="After layer 1, [CLS] keeps over 40 % of itself",
-    paper="over 40 %",
-    rule="median above 40 %",
-)
+@claim("cls-keeps-itself-first-layer", "Appendix C.5", _TAGS, paper="over 40 %")
 def _cls_keeps(evidence: Evidence) -> Finding:
+    """After layer 1, [CLS] keeps over 40 % of itself.
+
+    Holds if: median above 40 %.
+    """
     opening = [median for tag, (median, _) in _tags_at(evidence, 1, fewest=1).items() if tag in OPENING]
     if evidence.subject.causal or not opening:
         raise NotApplicableError("the model has no [CLS]")
@@ -275,11 +260,11 @@ def _cls_keeps(evidence: Evidence) -> Finding:
     "other-tags-keep-less-first-layer",
     "Appendix C.5",
     _TAGS,
-    words="After layer 1, every other part of speech keeps less than 35 %",
     paper="less than 35 %",
     rule=f"median below 35 % for every tag but [CLS] that has at least {FEWEST} tokens",
 )
 def _others_keep_less(evidence: Evidence) -> Finding:
+    """After layer 1, every other part of speech keeps less than 35 %."""
     medians = {tag: median for tag, (median, _) in _tags_at(evidence, 1).items() if tag not in OPENING}
     if not medians:
         raise NotApplicableError(f"no part of speech has {FEWEST} tokens")
@@ -294,12 +279,12 @@ def _others_keep_less(evidence: Evidence) -> Finding:
     "content-words-keep-more",
     "Appendix C.5",
     _TAGS,
-    words="At the last layer, nouns, verbs, adjectives and adverbs keep more of themselves than function words",
     paper="more",
     rule=f"each of the four at least 1.05 times function words; medians of Penn tags with at least {FEWEST} tokens, "
     "weighted by their numbers of tokens",
 )
 def _content_over_function(evidence: Evidence) -> Finding:
+    """At the last layer, nouns, verbs, adjectives and adverbs keep more of themselves than function words."""
     tags = _tags_at(evidence, evidence.subject.n_layers)
 
     def kept(names: tuple[str, ...]) -> Measurement | None:

@@ -124,12 +124,14 @@ claim(
     "naive-close-in-early-layers",
     "Section 4.2, Fig. 2a",
     Basis(("rates",), "mrpc", AVERAGED),
-    words="Hidden vectors stay close to their inputs up to layer 4, then drift away",
     paper="close up to layer 4, then a linear decrease",
-    rule="naive rate at least 90 % in the layers that lie wholly within the first third of the depth (at least the "
-    "first layer) and falling after them, both distances",
 )
 def _naive_close_early(evidence: Evidence) -> Finding:
+    """Hidden vectors stay close to their inputs up to layer 4, then drift away.
+
+    Holds if: naive rate at least 90 % in the layers that lie wholly within the first third of the depth (at least the
+    first layer) and falling after them, both distances.
+    """
     early = layers_within(evidence.subject.n_layers, 0.0, 1 / 3)[-1]
     if early == evidence.subject.n_layers:
         raise NotApplicableError(ONE_LAYER)
@@ -150,30 +152,24 @@ def linear_cosine(evidence: Evidence) -> Curve:
     return own_layer(evidence, "linear", "cosine")
 
 
-@claim(
-    "mostly-identifiable",
-    "Section 4.2, Fig. 2a",
-    _RATES,
-    words="Tokens remain mostly identifiable throughout",
-    paper="mostly, 93 % at the end",
-    rule="linear-cosine rate above one half at every layer",
-)
+@claim("mostly-identifiable", "Section 4.2, Fig. 2a", _RATES, paper="mostly, 93 % at the end")
 def _above_half(evidence: Evidence) -> Finding:
+    """Tokens remain mostly identifiable throughout.
+
+    Holds if: linear-cosine rate above one half at every layer.
+    """
     rates = linear_cosine(evidence).values()
     least = min(rate.value for rate in rates)
     return decided(evidence, [rate.over(0.5) for rate in rates], f"{percent(least)} or more")
 
 
-@claim(
-    "rate-falls-with-depth",
-    "Section 4.2, Fig. 2a",
-    _RATES,
-    words="The identifiability rate decreases with depth",
-    paper="decreases",
-    rule="linear-cosine rate lower at the last layer than at the first, and at no layer half a point above the layer "
-    "before",
-)
+@claim("rate-falls-with-depth", "Section 4.2, Fig. 2a", _RATES, paper="decreases")
 def _rate_falls(evidence: Evidence) -> Finding:
+    """The identifiability rate decreases with depth.
+
+    Holds if: linear-cosine rate lower at the last layer than at the first, and at no layer half a point above the layer
+    before.
+    """
     return falls(evidence, linear_cosine(evidence), NOISE)
 
 
@@ -193,16 +189,13 @@ def across(evidence: Evidence, map: str = "linear", distance: str = "cosine") ->
     return {int(layer): by_layer(part, "test_layer") for layer, part in frame.groupby("layer", sort=True)}
 
 
-@claim(
-    "first-map-fails-late",
-    "Section 4.2, Fig. 2b",
-    _RATES,
-    words="The map fitted to layer 1 fails at the last two layers",
-    paper="drops to below 70 %",
-    rule="linear-cosine rate at least 70 % at layer 1 and below 70 % at the last two layers (in a model of two layers, "
-    "at the last)",
-)
+@claim("first-map-fails-late", "Section 4.2, Fig. 2b", _RATES, paper="drops to below 70 %")
 def _first_map_fails_late(evidence: Evidence) -> Finding:
+    """The map fitted to layer 1 fails at the last two layers.
+
+    Holds if: linear-cosine rate at least 70 % at layer 1 and below 70 % at the last two layers (in a model of two
+    layers, at the last).
+    """
     (first,) = named_layers(evidence, 1)
     papers = [paper for paper in (11, 12) if named_layers(evidence, paper) != [first]]  # not on its own layer
     if not papers:
@@ -213,16 +206,13 @@ def _first_map_fails_late(evidence: Evidence) -> Finding:
     return decided(evidence, margins, rates.at(first, *late), stand_in(evidence, *papers))
 
 
-@claim(
-    "last-map-serves-early-layers",
-    "Section 4.2, Fig. 2b",
-    _RATES,
-    words="The map fitted to the last layer does better the earlier the layer it is tested on",
-    paper="almost monotonically",
-    rule="linear-cosine rate higher at the first layer than at the last, and no layer more than a point above the "
-    "layer before",
-)
+@claim("last-map-serves-early-layers", "Section 4.2, Fig. 2b", _RATES, paper="almost monotonically")
 def _last_map_serves_early(evidence: Evidence) -> Finding:
+    """The map fitted to the last layer does better the earlier the layer it is tested on.
+
+    Holds if: linear-cosine rate higher at the first layer than at the last, and no layer more than a point above the
+    layer before.
+    """
     (last,) = named_layers(evidence, 12)
     rates = across(evidence)[last]
     if len(rates) < 2:
@@ -258,15 +248,12 @@ claim(
 )(partial(transfer, kinds=(("linear", "cosine"),)))
 
 
-@claim(
-    "drop-to-last-layer",
-    "Section 4.2, Fig. 2b",
-    _RATES,
-    words="The map of the second to last layer drops suddenly at the last",
-    paper="a sudden drop",
-    rule="linear-cosine rate falls more there than between any other two neighbouring layers",
-)
+@claim("drop-to-last-layer", "Section 4.2, Fig. 2b", _RATES, paper="a sudden drop")
 def _drop_to_last(evidence: Evidence) -> Finding:
+    """The map of the second to last layer drops suddenly at the last.
+
+    Holds if: linear-cosine rate falls more there than between any other two neighbouring layers.
+    """
     if evidence.subject.n_layers < 3:
         raise NotApplicableError("too few layers to tell one step from the others")
     before, last = named_layers(evidence, 11, 12)

@@ -59,16 +59,13 @@ def _elsewhere(evidence: Evidence, map: str, distance: str) -> tuple[Measurement
     return mean, average(rates[tested][tested] for _, tested in pairs).over(mean)
 
 
-@claim(
-    "linear-maps-generalise-better",
-    "Appendix B.3, Fig. 8 to 10",
-    _RATES,
-    words="Linear maps generalise better across layers than MLPs",
-    paper="better",
-    rule="rate on layers other than their own, averaged over pairs of layers: at least half a point above that of "
-    "MLPs, both distances",
-)
+@claim("linear-maps-generalise-better", "Appendix B.3, Fig. 8 to 10", _RATES, paper="better")
 def _linear_generalises_better(evidence: Evidence) -> Finding:
+    """Linear maps generalise better across layers than MLPs.
+
+    Holds if: rate on layers other than their own, averaged over pairs of layers: at least half a point above that of
+    MLPs, both distances.
+    """
     margins, rates, losses = [], [], []
     for distance, name in (("cosine", "cosine"), ("l2", "L2")):
         linear, linear_lost = _elsewhere(evidence, "linear", distance)
@@ -88,45 +85,36 @@ def _by_share(evidence: Evidence) -> dict[float, Measurement]:
     return rates
 
 
-@claim(
-    "rate-by-data-share",
-    "Appendix B.2",
-    _SHARES,
-    words="Rate of an MLP under L2 at layer 11, trained on 50, 80, 90 and 100 % of the training data",
-    paper="0.74, 0.80, 0.81, 0.82",
-    rule="each within 0.02 of the paper's number",
-)
+@claim("rate-by-data-share", "Appendix B.2", _SHARES, paper="0.74, 0.80, 0.81, 0.82")
 def _data_shares(evidence: Evidence) -> Finding:
+    """Rate of an MLP under L2 at layer 11, trained on 50, 80, 90 and 100 % of the training data.
+
+    Holds if: each within 0.02 of the paper's number.
+    """
     rates = _by_share(evidence)
     margins = [rates[share].within(POINTS, paper) for share, paper in PAPER_BY_SHARE.items()]
     measured = ", ".join(f"{rates[share].value:.2f}" for share in SHARES)
     return decided(evidence, margins, measured, stand_in(evidence, 11))
 
 
-@claim(
-    "more-data-gains-little",
-    "Appendix B.2",
-    _SHARES,
-    words="The MLP would gain little from more data",
-    paper="1 point from the last tenth",
-    rule="the last tenth of the data adds at most 2 points",
-)
+@claim("more-data-gains-little", "Appendix B.2", _SHARES, paper="1 point from the last tenth")
 def _more_data_gains_little(evidence: Evidence) -> Finding:
+    """The MLP would gain little from more data.
+
+    Holds if: the last tenth of the data adds at most 2 points.
+    """
     rates = _by_share(evidence)
     gain = rates[1.0].over(rates[0.9])
     return decided(evidence, [gain.under(POINTS)], f"{100 * gain.value:.1f} points", stand_in(evidence, 11))
 
 
-@claim(
-    "linear-and-mlp-overfit-alike",
-    "Appendix B.2, Fig. 7",
-    _RATES,
-    words="Linear maps and MLPs overfit to the same degree under L2",
-    paper="to the same degree",
-    rule="for both, the training rate is above the test rate on average over layers, and the larger gap is at most 1.5 "
-    "times the smaller",
-)
+@claim("linear-and-mlp-overfit-alike", "Appendix B.2, Fig. 7", _RATES, paper="to the same degree")
 def _overfit_alike(evidence: Evidence) -> Finding:
+    """Linear maps and MLPs overfit to the same degree under L2.
+
+    Holds if: for both, the training rate is above the test rate on average over layers, and the larger gap is at most
+    1.5 times the smaller.
+    """
     linear, mlp = (
         own_layer(evidence, map, "l2", split="train").mean.over(own_layer(evidence, map, "l2").mean)
         for map in ("linear", "mlp")
@@ -136,15 +124,12 @@ def _overfit_alike(evidence: Evidence) -> Finding:
     return decided(evidence, margins, measured)
 
 
-@claim(
-    "linear-and-mlp-equal-under-cosine",
-    "Appendix B.2",
-    _RATES,
-    words="Under cosine distance, linear maps and MLPs do almost equally well",
-    paper="almost equally",
-    rule="rates within 2 points of each other at every layer",
-)
+@claim("linear-and-mlp-equal-under-cosine", "Appendix B.2", _RATES, paper="almost equally")
 def _equal_under_cosine(evidence: Evidence) -> Finding:
+    """Under cosine distance, linear maps and MLPs do almost equally well.
+
+    Holds if: rates within 2 points of each other at every layer.
+    """
     linear, mlp = (own_layer(evidence, map, "cosine") for map in ("linear", "mlp"))
     gaps = linear.over(mlp)
     widest = gaps.widest
@@ -159,43 +144,34 @@ def _naive_across_single(evidence: Evidence) -> tuple[Measurement, Measurement]:
     return cosine, l2
 
 
-@claim(
-    "single-layers-change-little",
-    "Appendix B.4, Fig. 11",
-    _SINGLE,
-    words="Across a single layer, even the naive lookup does well",
-    paper="well",
-    rule="at least 80 % on average over layers, both distances",
-)
+@claim("single-layers-change-little", "Appendix B.4, Fig. 11", _SINGLE, paper="well")
 def _single_layers_easy(evidence: Evidence) -> Finding:
+    """Across a single layer, even the naive lookup does well.
+
+    Holds if: at least 80 % on average over layers, both distances.
+    """
     cosine, l2 = _naive_across_single(evidence)
     measured = f"cosine {percent(cosine.value)}, L2 {percent(l2.value)}"
     return decided(evidence, [cosine.over(0.8), l2.over(0.8)], measured)
 
 
-@claim(
-    "single-layers-keep-angle",
-    "Appendix B.4, Fig. 11",
-    _SINGLE,
-    words="A single layer changes the angle of a vector less than its length",
-    paper="cosine above L2",
-    rule="naive rate higher under cosine than under L2, on average over layers",
-)
+@claim("single-layers-keep-angle", "Appendix B.4, Fig. 11", _SINGLE, paper="cosine above L2")
 def _single_layers_keep_angle(evidence: Evidence) -> Finding:
+    """A single layer changes the angle of a vector less than its length.
+
+    Holds if: naive rate higher under cosine than under L2, on average over layers.
+    """
     cosine, l2 = _naive_across_single(evidence)
     measured = f"{percent(cosine.value)} against {percent(l2.value)} on average"
     return decided(evidence, [cosine.over(l2)], measured, other_maps(evidence, "previous", "naive"))
 
 
-@claim(
-    "later-single-layers-harder",
-    "Appendix B.4, Fig. 11",
-    Basis(("previous",), "mrpc", LEARNED),
-    words="Tokens are harder to identify across later layers",
-    paper="on average",
-    rule="rate over all maps and distances lower in the second half of the layers than in the first",
-)
+@claim("later-single-layers-harder", "Appendix B.4, Fig. 11", Basis(("previous",), "mrpc", LEARNED), paper="on average")
 def _later_layers_harder(evidence: Evidence) -> Finding:
+    """Tokens are harder to identify across later layers.
+
+    Holds if: rate over all maps and distances lower in the second half of the layers than in the first.
+    """
     half = evidence.subject.n_layers // 2
     if half == 0:
         raise NotApplicableError(ONE_LAYER)
@@ -260,11 +236,13 @@ def _neighbours(evidence: Evidence) -> Table:
     "neighbours-recovered-less",
     "Appendix B.5, Fig. 14 to 17",
     Basis(("rates", "neighbours"), "mrpc", LEARNED),
-    words="Neighbouring tokens are recovered far less often than the token itself",
     paper="to a much lower degree",
-    rule="less at every layer, map and distance, and by at least 20 points on average",
 )
 def _neighbours_less(evidence: Evidence) -> Finding:
+    """Neighbouring tokens are recovered far less often than the token itself.
+
+    Holds if: less at every layer, map and distance, and by at least 20 points on average.
+    """
     keys = ["map", "distance", "layer"]
     same = rates_of(evidence).query("layer == test_layer")
     own = {key: rate(part) for key, part in same.groupby(keys)}
@@ -280,42 +258,33 @@ def _neighbours_less(evidence: Evidence) -> Finding:
     return decided(evidence, [*margins, own_mean.over(mean).over(0.2)], measured)
 
 
-@claim(
-    "neighbours-fall-with-distance",
-    "Appendix B.5, Fig. 14 to 17",
-    _NEIGHBOURS,
-    words="The further away a neighbour is, the less often it is recovered",
-    paper="drops with k",
-    rule="average over layers, sides, maps and distances falls from 1 to 2 to 3 positions away",
-)
+@claim("neighbours-fall-with-distance", "Appendix B.5, Fig. 14 to 17", _NEIGHBOURS, paper="drops with k")
 def _neighbours_fall_with_distance(evidence: Evidence) -> Finding:
+    """The further away a neighbour is, the less often it is recovered.
+
+    Holds if: average over layers, sides, maps and distances falls from 1 to 2 to 3 positions away.
+    """
     rates = by_layer(_neighbours(evidence), "near")
     measured = ", ".join(f"{percent(mean.value)} at ±{away}" for away, mean in rates.items())
     return decided(evidence, [rise.under(0.0) for rise in rates.rises().values()], measured)
 
 
-@claim(
-    "neighbours-fall-with-depth",
-    "Appendix B.5, Fig. 14 to 17",
-    _NEIGHBOURS,
-    words="The deeper the layer, the less often neighbours are recovered",
-    paper="drops with depth",
-    rule="average lower at the last layer than at the first, and at no layer half a point above the layer before",
-)
+@claim("neighbours-fall-with-depth", "Appendix B.5, Fig. 14 to 17", _NEIGHBOURS, paper="drops with depth")
 def _neighbours_fall_with_depth(evidence: Evidence) -> Finding:
+    """The deeper the layer, the less often neighbours are recovered.
+
+    Holds if: average lower at the last layer than at the first, and at no layer half a point above the layer before.
+    """
     return falls(evidence, by_layer(_neighbours(evidence)), NOISE)
 
 
-@claim(
-    "left-and-right-differ",
-    "Appendix B.5, Fig. 14 to 17",
-    _NEIGHBOURS,
-    words="Left and right neighbours are recovered differently",
-    paper="different behaviour",
-    rule="average over positions, maps and distances on the left at least 5 points away from that on the right, at the "
-    "layer where they differ most",
-)
+@claim("left-and-right-differ", "Appendix B.5, Fig. 14 to 17", _NEIGHBOURS, paper="different behaviour")
 def _left_and_right_differ(evidence: Evidence) -> Finding:
+    """Left and right neighbours are recovered differently.
+
+    Holds if: average over positions, maps and distances on the left at least 5 points away from that on the right, at
+    the layer where they differ most.
+    """
     if evidence.subject.causal:
         raise NotApplicableError("a causal model sees no neighbours to the right")
     frame = _neighbours(evidence)

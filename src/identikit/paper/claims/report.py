@@ -81,23 +81,14 @@ def _counted(judged: Sequence[JudgedClaim], owner: str) -> str:
 
 def rows(judged: Iterable[JudgedClaim]) -> list[dict[str, str]]:
     """A row of words for each claim and norm, with the columns `COLUMNS`."""
-    return [
-        {
-            "claim": one.claim.name,
-            "section": one.claim.section,
-            "where": one.claim.where,
-            "words": one.claim.words,
-            "paper": one.claim.paper,
-            "rule": one.claim.rule,
-            "norm": norm,
-            "verdict": found.verdict.value,
-            "measured": found.measured,
-            "why": found.why,
-            "data": one.data,
-        }
-        for one in judged
-        for norm, found in one.findings.items()
-    ]
+    table = []
+    for one in judged:
+        claim = {"claim": one.claim.name, "data": one.data}
+        claim |= {name: getattr(one.claim, name) for name in ("section", "where", "words", "paper", "rule")}
+        for norm, found in one.findings.items():
+            finding = {"norm": norm, "verdict": found.verdict.value, "measured": found.measured, "why": found.why}
+            table.append(claim | finding)
+    return table
 
 
 def read_rows(table: "DataFrame") -> list[JudgedClaim]:

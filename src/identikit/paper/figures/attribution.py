@@ -39,7 +39,7 @@ def _own_boxes(axes: Axes, data: DataFrame, evidence: Evidence, title: str = "")
 
 
 def _outweighed_bars(axes: Axes, data: DataFrame, evidence: Evidence, title: str = "") -> None:
-    form.bars(axes, data, x="layer", y="outweighed", colour=BLUE)
+    axes.bar(data["layer"], data["outweighed"], width=0.7, color=BLUE)
     shares_by_layer(axes, evidence)
     axes.set_ylabel("tokens outweighed, P̃ (%)")
     axes.set_title(title, loc="left")

@@ -6,8 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from identikit.attention.averages import head_means, mean_over_rows
-from identikit.attention.certainty import WEIGHTS
+from identikit.attention.certainty import WEIGHTS, head_means, mean_over_rows
 from identikit.paper.evidence import Evidence
 from identikit.paper.figures.figure import LAYER, Drawing, Figures, hold, rows_with, shares_by_layer
 from identikit.plots import forms as form

@@ -41,8 +41,8 @@ export class EdgeView {
     this.note = element("p", { class: "figure-note" });
     this.listed = element("div", { class: "edge-listed" });
     this.element = element(
-      "div", { class: "edge" }, this.says, this.note, this.listed,
-      element("div", { class: "figure-controls" }, this.sort.element, this.epsilon.element),
+      "div", { class: "edge" }, this.says,
+      element("div", { class: "figure-controls" }, this.sort.element, this.epsilon.element), this.note, this.listed,
       element("div", { class: "edge-hand" }, pulls, element("div", { class: "edge-words" }, this.readout, this.change)),
       element("div", { class: "figure-holder" }, this.canvas), this.more,
     );
@@ -134,8 +134,9 @@ export class EdgeView {
   }
 
   showEpsilon(state) {
-    const { epsilons } = this.site.rows;
-    this.epsilon.element.hidden = epsilons.length < 2;
+    const { rows, source } = this.site;
+    const { epsilons } = rows;
+    this.epsilon.element.hidden = !(source.live ? epsilons.length > 1 : rows.withGrid().length);
     this.epsilon.input.value = state.epsilon;
     const share = epsilons[state.epsilon] ?? 0;
     const percent = `${Number((100 * share).toPrecision(2))}%`;
@@ -161,7 +162,6 @@ export class EdgeView {
 
   /** How a row is moved, or why it is not. */
   howWords(state, row, open) {
-    if (state.epsilon && !row.lower) return "There are no intervals for this ε in this row.";
     if (state.epsilon && row.found?.movable) return "Bars can be dragged at ε = 0, where the output stays the same.";
     if (!row.movable) return "";
     if (row.keys.includes(state.key) && !open) return `${quoted(this.site.names[state.key])} cannot be dragged here: choose a bar with handles.`;
@@ -184,24 +184,33 @@ export class EdgeView {
     return `${from} ${told} In the model, the row at that end changes the final hidden states by ${number(hidden)}${more}, relative to their largest entry.`;
   }
 
-  /** Say that this row cannot be dragged, and offer rows that can. */
+  /** Say what a file does not have of this row, and offer rows of which it does. */
   showListed(state, row) {
-    const { rows, source, names } = this.site;
-    let words = "";
-    let listed = [];
-    if (!state.epsilon && !row.found?.movable && !source.live && !(row.widest < EDGE_NARROW)) {
-      listed = rows.listed(state.layer, state.head);
-      const missing = row.lower ? "" : "This file has no intervals for this row. ";
-      const offer = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here.";
-      words = `${missing}${offer}${listed.length ? "" : " identikit serve can move any row."}`;
-    }
+    const { words, listed, button: name } = this.offer(state, row);
     say(this.note, words);
-    const now = listed.map((query) => names[query]).join("\n");
+    const now = [words, ...listed.map(name)].join("\n");
     if (this.listedNow === now) return;
     this.listedNow = now;
-    const open = (query) => () => this.site.store.set({ query, hoverQuery: -1 });
-    this.listed.replaceChildren(...listed.map((query) => button(names[query], "Open this row", open(query))));
-    if (listed.length) this.listed.append(element("span", {}, "identikit serve can move any row."));
+    const open = ({ layer, head, query }) => () => this.site.store.set({ layer, head, query, hoverQuery: -1 });
+    this.listed.replaceChildren(...listed.map((one) => button(name(one), "Open this row", open(one))));
+    if (listed.length) this.listed.append(element("span", {}, "identikit serve has every row."));
+  }
+
+  /** What to say about a row that lacks something, which rows have it, and what their buttons say. */
+  offer(state, row) {
+    const { rows, source, view, names } = this.site;
+    const nothing = { words: "", listed: [], button: () => "" };
+    if (source.live) return nothing;
+    if (state.epsilon) {
+      if (row.lower) return nothing;
+      const name = (one) => `${headName(view, one)} ${names[one.query]}`;
+      return { words: "This file has no intervals for this ε in this row. It has them for these rows:", listed: rows.withGrid(), button: name };
+    }
+    if (row.found?.movable || row.widest < EDGE_NARROW) return nothing;
+    const listed = rows.movable(state.layer, state.head);
+    const missing = row.lower ? "" : "This file has no intervals for this row. ";
+    const words = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here. identikit serve can move any row.";
+    return { words: missing + words, listed, button: (one) => names[one.query] };
   }
 
   /** Ask a server for the pinned row, once. */

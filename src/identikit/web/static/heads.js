@@ -95,7 +95,8 @@ function headsData(site) {
   const { layer_numbers: layers, head_numbers: heads, readings: declared = [], axes: usual = [] } = site.view.about.attention;
   const many = layers.length * heads.length;
   const valued = (reading) => ({ ...reading, values: site.view.array(`heads.${reading.name}`)?.data ?? [] });
-  const readings = declared.map(valued).filter(({ values }) => values.some(Number.isFinite));
+  const worded = (reading) => ({ ...reading, ...site.view.about.sampled?.[reading.name] }); // what rests on drawn rows
+  const readings = declared.map(valued).map(worded).filter(({ values, said }) => said || values.some(Number.isFinite));
   const layer = {
     name: "layer", label: "layer", meaning: "The layer of the head, counted from 0.", code: "attention.layers", range: null, digits: 0,
     values: Float64Array.from({ length: many }, (_, at) => layers[Math.floor(at / heads.length)]),
@@ -140,7 +141,7 @@ function headsGrid(pen, data, state, hovered, colours) {
     data.heads.forEach((_, head) => {
       const value = reading.values[layer * data.heads.length + head];
       const share = (value - least) / (most - least);
-      headsBox(pen, { x: 32 + head * cell.width, top, ...cell }, share, readingNumber(reading, value), colours);
+      headsBox(pen, { x: 32 + head * cell.width, top, ...cell }, share, readingNumber(reading, value), colours, reading.sampled?.[layer * data.heads.length + head]);
     });
   });
   for (const [one, line] of [[state, 2], [hovered, 1.25]]) {
@@ -166,13 +167,13 @@ function headsLegend(pen, reading, [least, most], colours) {
 }
 
 /** A head of the grid: filled by its share of the range, hollow where it is not known, with the number where it fits. */
-function headsBox(pen, { x, top, width, height }, share, words, colours) {
+function headsBox(pen, { x, top, width, height }, share, words, colours, sampled = false) {
   const known = Number.isFinite(share);
   const fill = known ? mixed(colours.wash, colours.sure, share) : null;
   pen.rect(x + 1, top + 1, width - 2, height - 2, fill && css(fill), known ? {} : { stroke: colours.faint });
   if (width < 26 || height < 16) return;
   const ink = known ? inkOn(fill, colours) : colours.soft;
-  pen.text(known ? words : "?", x + width / 2, top + height / 2, ink, { size: 10, align: "center" });
+  pen.text(known ? `${sampled ? "~" : ""}${words}` : "?", x + width / 2, top + height / 2, ink, { size: 10, align: "center" });
 }
 
 /** The head under a point of the canvas. */
@@ -210,7 +211,7 @@ function headsPointer(site, canvas, data, hover) {
 /** Open a head; where the file cannot move the pinned row there, pin the nearest row that it can move. */
 function openHead(site, { layer, head }) {
   const { query } = site.store.get();
-  const listed = site.source?.live || site.rows.find(layer, head, query) ? [] : site.rows.listed(layer, head);
+  const listed = site.source?.live || site.rows.find(layer, head, query) ? [] : site.rows.movable(layer, head).map((row) => row.query);
   const closer = (best, one) => (Math.abs(one - query) < Math.abs(best - query) ? one : best);
   const nearest = listed.reduce(closer, listed[0] ?? query);
   site.store.set({ layer, head, query: nearest });
@@ -241,13 +242,15 @@ function headsMeaning(data, state) {
 }
 
 function headsTable(data, residual) {
+  const worded = data.readings.filter(({ said }) => said);
   const rows = Array.from({ length: data.many }, (_, at) => [
     data.layers[Math.floor(at / data.heads.length)],
     data.heads[at % data.heads.length],
     ...data.readings.map(({ values }) => values[at]),
+    ...worded.map(({ said }) => said[at]),
     ...(residual ? [residual.data[at]] : []),
   ]);
-  return { columns: ["layer", "head", ...data.readings.map(({ label }) => label), ...(residual ? ["residual"] : [])], rows };
+  return { columns: ["layer", "head", ...data.readings.map(({ label }) => label), ...worded.map(({ label }) => `${label} in words`), ...(residual ? ["residual"] : [])], rows };
 }
 
 function headsPython(data, state) {
@@ -259,5 +262,5 @@ function headsPython(data, state) {
 /** All readings of one head in words. */
 function headsSaid(data, { layer, head }) {
   const at = layer * data.heads.length + head;
-  return `${data.name(layer, head)}: ${data.readings.map((reading) => readingWords(reading, reading.values[at])).join(", ")}.`;
+  return `${data.name(layer, head)}: ${data.readings.map((reading) => readingWords(reading, reading.values[at], at)).join(", ")}.`;
 }

@@ -17,6 +17,14 @@ export function button(words, help, act) {
   return made;
 }
 
+/** A share as a percentage: 0 or 100 only where it is, but for rounding; as `percent` in results/words.py. */
+export function percent(share) {
+  if (share >= 0.9995 && share < 1 - 1e-6) return ">99.9%";
+  if (share > 1e-6 && share < 0.0005) return "<0.1%";
+  const near = (share >= 0.995 && share < 1 - 1e-6) || (share > 1e-6 && share < 0.005);
+  return `${(100 * share).toFixed(near ? 1 : 0)}%`;
+}
+
 /** A number as it is shown: three digits, or with an exponent where it is tiny. */
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not known";

@@ -1,7 +1,7 @@
 // Provenance: where one token's hidden vector comes from, layer by layer: a stack of its sources.
 import { SERIES, mixed } from "./colour.js";
 import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
-import { element } from "./parts.js";
+import { element, percent } from "./parts.js";
 
 const SOURCES_LEFT = 64;
 const SOURCES_TOP = 26;
@@ -93,12 +93,12 @@ export class ProvenanceView {
     const { output, stacks } = this.stacks(state);
     const own = ({ parts }) => parts.find((part) => part.input === output)?.share ?? 0;
     const { layers, probes, near } = this.about;
-    const [first, last] = [own(stacks[0]), own(stacks.at(-1))].map(sourcesPercent);
+    const [first, last] = [own(stacks[0]), own(stacks.at(-1))].map(percent);
     const how = probes === null ? "exact" : `estimated from ${probes} random directions; whiskers are two standard errors`;
     const name = quoted(this.site.names[output]);
     const told = `${name} contributes ${first} to its own hidden vector after layer ${layers[0]} and ${last} after layer ${layers.at(-1)} (${how}).`;
     if (!near) return told;
-    return `${told} In the whole text, ${sourcesPercent(near[0])} of what other tokens contribute comes from within ${this.about.near_within} positions after layer ${layers[0]}, and ${sourcesPercent(near.at(-1))} after layer ${layers.at(-1)}.`;
+    return `${told} In the whole text, ${percent(near[0])} of what other tokens contribute comes from within ${this.about.near_within} positions after layer ${layers[0]}, and ${percent(near.at(-1))} after layer ${layers.at(-1)}.`;
   }
 
   /** What is under the cursor in words. */
@@ -108,7 +108,7 @@ export class ProvenanceView {
     if (layer < 0) return this.keyWords(state, output);
     const after = `After layer ${this.about.layers[layer]},`;
     const name = quoted(this.site.names[output]);
-    if (source === -1) return `${after} all others contribute ${sourcesPercent(stacks[layer].others)} to ${name}.`;
+    if (source === -1) return `${after} all others contribute ${percent(stacks[layer].others)} to ${name}.`;
     const part = this.sources(layer, output).find(({ input }) => input === source);
     if (!part) return `${after} nothing is known to come from there.`;
     const error = part.error === null ? "" : ` ± ${(100 * part.error).toFixed(1)}`;
@@ -121,7 +121,7 @@ export class ProvenanceView {
     const key = activeKey(state);
     if (key < 0) return "";
     const shares = this.about.layers.map((_, layer) => this.sources(layer, output).find(({ input }) => input === key)?.share);
-    const told = shares.map((share) => (share === undefined ? "–" : sourcesPercent(share)));
+    const told = shares.map((share) => (share === undefined ? "–" : percent(share)));
     const whom = key === output ? "itself" : quoted(this.site.names[output]);
     return `${quoted(this.site.names[key])} contributes to ${whom}, layer by layer: ${told.join(", ")}.`;
   }
@@ -161,9 +161,9 @@ export class ProvenanceView {
     for (const { input, share, from, to } of spans) {
       const fill = input < 0 ? colours.faint : this.colour(named, input);
       pen.rect(from, top, Math.max(0.5, to - from - 1), height, fill);
-      const percent = `${Math.round(100 * share)}%`;
+      const told = percent(share);
       const name = input < 0 ? "others" : this.site.names[input];
-      const words = [`${name} ${percent}`, percent].find((one) => wordsWidth(one, 11) < to - from - 8);
+      const words = [`${name} ${told}`, told].find((one) => wordsWidth(one, 11) < to - from - 8);
       const ink = inkOn(mixed(fill, fill, 0), colours);
       if (words) pen.text(words, from + 5, top + height / 2, ink, { size: 11 });
     }
@@ -182,7 +182,7 @@ export class ProvenanceView {
   paintNear(pen, share, x, middle, colours) {
     pen.rect(x, middle - 4, 32, 8, colours.wash);
     pen.rect(x, middle - 4, 32 * share, 8, colours.soft);
-    pen.text(sourcesPercent(share), pen.width - 4, middle, colours.ink, { size: 11, align: "right" });
+    pen.text(percent(share), pen.width - 4, middle, colours.ink, { size: 11, align: "right" });
   }
 
   paintLegend(pen, state, named, top, { colours, output }) {
@@ -264,5 +264,3 @@ export class ProvenanceView {
     return [this.sentence(state), this.words(state)].filter(Boolean).join(" ");
   }
 }
-
-const sourcesPercent = (share) => `${Math.round(100 * share)}%`;

@@ -77,10 +77,19 @@ export class RowBook {
     };
   }
 
-  /** The queries of a head whose rows can be moved. */
-  listed(layer, head) {
-    const found = [...this.rows.values()].filter((one) => one.layer === layer && one.head === head && one.vertices.size);
-    return found.map((one) => one.query).sort((one, other) => one - other);
+  /** The rows of a head that can be moved. */
+  movable(layer, head) {
+    return this.inOrder((row) => row.layer === layer && row.head === head && row.vertices.size);
+  }
+
+  /** The rows, of any head, whose ends are known where the output may move. */
+  withGrid() {
+    return this.inOrder((row) => row.grid.size);
+  }
+
+  inOrder(wanted) {
+    const order = (row, other) => row.layer - other.layer || row.head - other.head || row.query - other.query;
+    return [...this.rows.values()].filter(wanted).sort(order);
   }
 
   /** The share of a row that is certain; NaN where it is not known. */

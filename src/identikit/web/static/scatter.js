@@ -7,7 +7,8 @@ const SCATTER = { left: 50, right: 14, top: 14, bottom: 64, unknown: 16 };
 /** A value of a reading, with as many digits as the file declares. */
 export const readingNumber = ({ digits }, value) => (Number.isFinite(value) ? value.toFixed(digits) : "unknown");
 
-export const readingWords = (reading, value) => `${reading.label} ${readingNumber(reading, value)}`;
+/** A reading in words: as the file says it of the head at a place, where that is an estimate or a range. */
+export const readingWords = (reading, value, at) => `${reading.label} ${reading.said?.[at] ?? readingNumber(reading, value)}`;
 
 const readingLacks = ({ values }) => !Array.from(values).every(Number.isFinite);
 
@@ -74,7 +75,7 @@ function scatterPlaced(data, options) {
       ...spot,
       layer: Math.floor(at / data.heads.length),
       head: at % data.heads.length,
-      known: sure && otherSure,
+      known: sure && otherSure && ![options.x, options.y].some(({ sampled }) => sampled?.[at]),
     };
     const home = cell(point.x, point.y);
     taken.set(home, [...(taken.get(home) ?? []), point]);
@@ -146,7 +147,7 @@ function scatterName(pen, data, point, radius, colours) {
 /** The name and the readings of a head beside its mark. */
 function scatterLabel(pen, data, point, readings, colours) {
   const at = point.layer * data.heads.length + point.head;
-  const lines = [...new Set(readings)].map((reading) => readingWords(reading, reading.values[at]));
+  const lines = [...new Set(readings)].map((reading) => readingWords(reading, reading.values[at], at));
   const width = Math.max(...lines.map((line) => line.length)) * 6.1 + 16;
   const height = 24 + 15 * lines.length;
   const left = point.x + 12 + width > pen.width ? point.x - 12 - width : point.x + 12;

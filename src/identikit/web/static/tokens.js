@@ -1,7 +1,7 @@
 // Tokens: after each layer, is each hidden vector still nearest to its own token, by what margin, and if not, who won?
 import { css, mixed } from "./colour.js";
 import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
-import { element } from "./parts.js";
+import { element, percent } from "./parts.js";
 
 const TOKENS_LEFT = 64; // pixels for the layers' names
 const TOKENS_RIGHT = 64; // for the rates
@@ -141,7 +141,7 @@ export class TokensView {
   }
 
   paintRate(pen, row, x, middle, colours) {
-    pen.text(`${Math.round(100 * this.rate(row))}%`, x + 32, middle, colours.ink, { size: 12, align: "right" });
+    pen.text(percent(this.rate(row)), x + 32, middle, colours.ink, { size: 12, align: "right" });
   }
 
   /** Names above the columns: level where all of them fit, or else all turned. */
@@ -231,7 +231,7 @@ export class TokensView {
   }
 
   describe(state) {
-    const rates = this.about.layers.map((_, row) => `${Math.round(100 * this.rate(row))}%`);
+    const rates = this.about.layers.map((_, row) => percent(this.rate(row)));
     const first = `Tokens that are still themselves after layers ${this.about.layers[0]} to ${this.about.layers.at(-1)}: ${rates.join(", ")}.`;
     return `${first} ${this.words(state)}`;
   }

@@ -2,7 +2,7 @@
 import { css, mixed } from "./colour.js";
 import { canvasPen } from "./pen.js";
 import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
-import { element } from "./parts.js";
+import { element, percent } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
 const STRIP_LINE = 30;
@@ -16,7 +16,7 @@ export class VerdictView {
     this.title = "Verdict";
     this.help = "The answers in words, and below them the text: the darker a token, the more of its attention is certain. Click one to follow it through all views.";
     this.n = site.names.length;
-    this.means = null; // certainty over all heads, and over how many of its rows
+    this.means = null; // certainty over all heads
     this.laid = null;
     this.canvas = figureCanvas();
     this.readout = element("p", { class: "figure-readout" });
@@ -26,7 +26,7 @@ export class VerdictView {
     const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of explain(model, text) says it in words, too.")];
     const words = element("div", { class: "verdict-words" }, ...said);
     const scale = element("span", { class: "verdict-scale" }, "0%", element("i"), "100%");
-    this.unbounded = element("span", { class: "verdict-scale" }, element("i", { class: "unbounded" }), "not bounded");
+    this.unbounded = element("span", { class: "verdict-scale" }, element("i", { class: "unbounded" }), "at least: not all rows were bounded");
     this.shades = element("div", { class: "figure-controls" }, "Certain in", this.whose.element, scale, this.unbounded);
     const text = element("div", {}, this.shades, this.holder, this.readout);
     this.element = element("div", { class: "verdict" }, words, text);
@@ -43,24 +43,17 @@ export class VerdictView {
     return this.site.view.has("certain");
   }
 
-  /** How certain each token's attention is, and how many of its rows that is known of; NaN where of none. */
+  /** How much of each token's attention is certain at least, and at most, and the same in words. */
   certainty(state) {
     const { rows, view } = this.site;
     if (state.strip === "head") {
       const shares = this.site.names.map((_, query) => rows.certain(state.layer, state.head, query));
-      return shares.map((share) => ({ share, known: Number.isNaN(share) ? 0 : 1, of: 1 }));
+      return shares.map((share) => ({ share, most: share, said: Number.isNaN(share) ? null : percent(share) }));
     }
     if (this.means) return this.means;
-    const certain = view.array("certain");
-    const [layers, heads] = certain?.shape ?? [0, 0];
-    this.means = this.site.names.map((_, query) => {
-      let [sum, known] = [0, 0];
-      for (let row = 0; row < layers * heads; row += 1) {
-        const share = certain.data[row * this.n + query];
-        if (!Number.isNaN(share)) [sum, known] = [sum + share, known + 1];
-      }
-      return { share: known ? sum / known : NaN, known, of: layers * heads };
-    });
+    const known = view.array("tokens.certain")?.data ?? [];
+    const said = view.about.certain?.tokens ?? [];
+    this.means = this.site.names.map((_, query) => ({ share: known[query] ?? NaN, most: known[this.n + query] ?? NaN, said: said[query] }));
     return this.means;
   }
 
@@ -111,7 +104,7 @@ export class VerdictView {
     if (this.unavailable()) return;
     this.draw(state);
     this.shades.hidden = !this.known();
-    this.unbounded.hidden = !this.certainty(state).some(({ share }) => Number.isNaN(share));
+    this.unbounded.hidden = !this.certainty(state).some(({ share, most }) => !(most - share < 1e-6));
     if (this.known()) this.whose.element.lastChild.textContent = headName(this.site.view, state);
     this.whose.press(state.strip);
     say(this.readout, this.words(state));
@@ -127,12 +120,12 @@ export class VerdictView {
 
   words(state) {
     const query = activeQuery(state);
-    const { share, known, of } = this.certainty(state)[query];
+    const { said } = this.certainty(state)[query];
     const name = quoted(this.site.names[query]);
-    if (!of) return name;
-    const where = state.strip === "head" ? `in ${headName(this.site.view, state)}` : `over ${known} of its ${of} rows`;
-    if (Number.isNaN(share)) return `${name}: its attention was not bounded ${state.strip === "head" ? where : "in any head"}.`;
-    return `${name}: ${Math.round(100 * share)}% of its attention is certain (${where}).`;
+    if (!this.known()) return name;
+    const where = state.strip === "head" ? `in ${headName(this.site.view, state)}` : "over all heads";
+    if (!said) return `${name}: its attention was not bounded ${where}.`;
+    return `${name}: how much of its attention is certain ${where}: ${said}.`;
   }
 
   paint(pen, state) {
@@ -147,10 +140,11 @@ export class VerdictView {
     const certain = this.certainty(state);
     this.places(pen.width).boxes.forEach(({ x, y: down, across, shown }, place) => {
       const y = top + down;
-      const { share } = certain[place];
+      const { share, most } = certain[place];
       const known = !Number.isNaN(share);
+      const exact = known && most - share < 1e-6;
       const fill = mixed(colours.paper, colours.sure, known ? STRIP_DARKEST * share : 0);
-      pen.rect(x, y + 3, across, STRIP_LINE - 8, css(fill), known ? {} : { stroke: colours.faint });
+      pen.rect(x, y + 3, across, STRIP_LINE - 8, css(fill), exact ? {} : { stroke: colours.faint });
       const ink = inkOn(fill, colours);
       pen.text(shown, x + 4, y + STRIP_LINE / 2 - 1, ink, { size: STRIP_SIZE, widest: across + 8 });
     });
@@ -170,10 +164,10 @@ export class VerdictView {
     let x = wordsWidth("0% certain", 11) + 8;
     for (let step = 0; step <= 8; step += 1, x += 12) pen.rect(x, y - 5, 12, 10, css(mixed(colours.paper, colours.sure, (STRIP_DARKEST * step) / 8)));
     pen.text("100%", x + 8, y, colours.soft, { size: 11 });
-    if (!certain.some(({ share }) => Number.isNaN(share))) return;
+    if (!certain.some(({ share, most }) => !(most - share < 1e-6))) return;
     x += 24 + wordsWidth("100%", 11);
     pen.rect(x, y - 5, 12, 10, null, { stroke: colours.faint });
-    pen.text("not bounded", x + 18, y, colours.soft, { size: 11 });
+    pen.text("at least: not all rows were bounded", x + 18, y, colours.soft, { size: 11 });
   }
 
   listen() {
@@ -214,8 +208,8 @@ export class VerdictView {
   }
 
   table(state) {
-    const rows = this.certainty(state).map(({ share, known, of }, place) => [place, this.site.names[place], share, known, of]);
-    return { columns: ["position", "token", "certain mass", "rows bounded", "rows"], rows };
+    const rows = this.certainty(state).map(({ share, most, said }, place) => [place, this.site.names[place], share, most, said ?? "not bounded"]);
+    return { columns: ["position", "token", "certain mass at least", "at most", "in words"], rows };
   }
 
   python(state) {
@@ -227,8 +221,8 @@ export class VerdictView {
     const known = this.certainty(state).filter(({ share }) => !Number.isNaN(share));
     const shares = known.map(({ share }) => share);
     if (!shares.length) return `The text, ${this.n} tokens. ${this.words(state)}`;
-    const [least, most] = [Math.min(...shares), Math.max(...shares)].map((share) => Math.round(100 * share));
-    return `The text, ${this.n} tokens; between ${least}% and ${most}% of a token's attention is certain. ${this.words(state)}`;
+    const [least, most] = [Math.min(...shares), Math.max(...known.map(({ most }) => most))].map(percent);
+    return `The text, ${this.n} tokens; between ${least} and ${most} of a token's attention is certain. ${this.words(state)}`;
   }
 }
 

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share: `option.Model` is the type of `--model`."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,38 +9,38 @@ if TYPE_CHECKING:
 else:
     Context = typer.Context.__base__  # what typer really hands over, where types are checked at run time
 
-ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder. Default: the packaged MiniLM.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
-TowerOption = Annotated[
+Model = Annotated[str | None, typer.Option("--model", help="A hub id or a folder. Default: the packaged MiniLM.")]
+Device = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
+Tower = Annotated[
     str | None,
     typer.Option("--tower", help="Which tower to read of a model that has two, such as CLIP: text or vision."),
 ]
-DtypeOption = Annotated[
+Dtype = Annotated[
     str,
     typer.Option("--dtype", help="float32, float64, bfloat16, float16, or auto: the one that the checkpoint names."),
 ]
-OutOption = Annotated[
+Out = Annotated[
     str,
     typer.Option("--out", help="The folder for the results. A stopped run resumes there."),
 ]
-DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
-ColumnOption = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]
-TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
-EngineOption = Annotated[
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
+Column = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+Engine = Annotated[
     str,
     typer.Option(
         "--engine", help="Where to compute: local, processes (of this machine), or ray. The results are equal."
     ),
 ]
-WorkersOption = Annotated[
+Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="How many workers. Default: as many as there are cores for.")
 ]
-ThreadsOption = Annotated[
+Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads per worker; they affect the last digits. Default: all cores."),
 ]
-AddressOption = Annotated[
+Address = Annotated[
     str | None, typer.Option("--address", help="The address of a Ray cluster. Default: one is started here.")
 ]
-GpusOption = Annotated[float, typer.Option("--gpus-per-worker", min=0.0, help="GPUs per Ray worker.")]
+Gpus = Annotated[float, typer.Option("--gpus-per-worker", min=0.0, help="GPUs per Ray worker.")]

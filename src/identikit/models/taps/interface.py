@@ -1,23 +1,28 @@
-"""What is special about Qwen3-Next and Qwen 3.5: a gate after attention.
+"""Families that use transformers' attention interface, and have one thing of their own beside it.
 
-Their query layer also makes a gate for each head and query. Its sigmoid multiplies the head output before the output
-projection, so a row's output projection is diag(gate)·H. Attention itself goes through transformers' interface.
+Qwen3-Next and Qwen 3.5 have a gate after attention: their query layer also makes a gate for each head and query. Its
+sigmoid multiplies the head output before the output projection, so a row's output projection is diag(gate)·H.
+
+BEiT adds its relative position bias to the mask, and hands the sum over as the mask. Images are never padded, so the
+mask is empty and the sum is the bias alone: here it becomes the call's bias.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from identikit.models.taps import tap
 from identikit.shapes import Float, Tensor
 
+_BIASED = f"{tap.NAME}_biased"
+
 
 @contextmanager
-def switched(model: PreTrainedModel) -> Iterator[None]:
+def gated(model: PreTrainedModel) -> Iterator[None]:
     """Switch the tap in, and have every attention module pass its gate to the call."""
     with tap.switched(model), ExitStack() as stack:
         for module in model.modules():
@@ -43,3 +48,18 @@ def _keeper(attention: Any) -> Callable[[nn.Module, tuple[Any, ...], Tensor], No
         setattr(attention, tap.GATE, torch.sigmoid(halves[..., attention.head_dim :]).transpose(1, 2))
 
     return keep
+
+
+def biased(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Switch the tap in, with what the model hands over as its mask as the bias."""
+    return tap.switched(model, _BIASED)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, **terms: Any
+) -> tuple[Tensor, None]:
+    return tap.attention(module, query, key, value, None, position_bias=bias, **terms)
+
+
+AttentionInterface.register(_BIASED, _attention)
+AttentionMaskInterface.register(_BIASED, lambda *sizes, **others: None)  # every patch sees every patch

@@ -1,0 +1,189 @@
+"""What bounded rows say of all rows of a layer or a head: an estimate with its error, and what is known for certain.
+
+A row that is not free is known as it is. Of free rows some were bounded, drawn at random; each of the others may have
+any value from 0 to 1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load
+
+from identikit.attention.interval_result import strongest_certain
+from identikit.attention.result import EffectiveAttention
+from identikit.results.files import tensor_file
+from identikit.results.words import ShareEstimate, counted, estimate
+from identikit.shapes import Bool, Float, Int, Tensor
+
+_IMAGINED = 2.0  # rows of value 0, and as many of value 1, that the variance counts beside those that were drawn
+_FEW = 8.0  # how fast the variance grows where few rows are known, or few are not
+
+
+class BoundedRows(NamedTuple):
+    """Rows of attention with the ends of every key and of groups of keys.
+
+    - `places`: layer, head and query of each; `seen`: how many keys it sees; `free`: whether it is free
+    - `attention`, `effective`, `lower`, `upper`: of every key; `groups`: raw, lower and upper of every group of keys
+    - `order`: how many of the strongest edges have a certain order; -1: not even the strongest is decided
+    """
+
+    places: Int[Tensor, "row 3"]
+    attention: Float[Tensor, "row key"]
+    effective: Float[Tensor, "row key"]
+    lower: Float[Tensor, "row key"]
+    upper: Float[Tensor, "row key"]
+    groups: Float[Tensor, "row 3 group"]
+    order: Int[Tensor, "row"]
+    seen: Int[Tensor, "row"]
+    free: Bool[Tensor, "row"]
+
+    @property
+    def strongest(self) -> Float[Tensor, "row"]:
+        """Whether the strongest edge is the strongest in every attention with the same output; NaN: not decided."""
+        return strongest_certain(self.order)
+
+    def some(self, chosen: Tensor) -> "BoundedRows":
+        """Return the chosen rows."""
+        return BoundedRows(*(part[chosen] for part in self))
+
+
+class RowSample(NamedTuple):
+    """Free rows of a text that were bounded, drawn at random by layer.
+
+    - `rows`: how many rows a layer has; `free`: how many of them are free, by layer
+    - `bounded`: those that were bounded
+    """
+
+    rows: int
+    free: Int[Tensor, "layer"]
+    bounded: BoundedRows
+
+    def to_bytes(self) -> bytes:
+        """Return it as the content of a safetensors file."""
+        return tensor_file({"rows": torch.tensor(self.rows), "free rows": self.free, **self.bounded._asdict()})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "RowSample":
+        """Return what `to_bytes` wrote."""
+        tensors = load(content)
+        bounded = BoundedRows(*(tensors[name] for name in BoundedRows._fields))
+        return cls(int(tensors["rows"]), tensors["free rows"], bounded)
+
+    def of_layer(self, layer: int, values: Float[Tensor, "row"]) -> Float[Tensor, "some"]:
+        """Return the values of a layer's rows that are known."""
+        return values[(self.bounded.places[:, 0] == layer) & ~values.isnan()]
+
+
+class Mean(NamedTuple):
+    """The mean of something over all rows, its standard error, and how many free rows were bounded, of how many.
+
+    `mean` and `stderr` are NaN where no free row was bounded. `least` and `most` hold for certain: each row that was
+    not bounded counts with 0, or with 1.
+    """
+
+    mean: Float[Tensor, "*place"]
+    stderr: Float[Tensor, "*place"]
+    least: Float[Tensor, "*place"]
+    most: Float[Tensor, "*place"]
+    rows: Int[Tensor, "*place"]
+    free: Int[Tensor, "*place"]
+
+    def ends(self) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
+        """Return from where to where it is: within two standard errors, and within what is known for certain."""
+        reach = (2 * self.stderr).nan_to_num(torch.inf)
+        mean = self.mean.nan_to_num(0.5)
+        return torch.maximum(self.least, mean - reach), torch.minimum(self.most, mean + reach)
+
+    def overall(self) -> "Mean":
+        """Return the mean over the layers, each of which has as many rows as any other."""
+        error = self.stderr.square().sum().sqrt() / max(1, len(self.mean))
+        least, most = (end.mean() for end in self.ends())
+        return Mean(self.mean.mean(), error, least, most, self.rows.sum(), self.free.sum())
+
+    def words(self, form: Callable[[float], str]) -> list[str]:
+        """Write each one with its error, or as a range, and how many free rows it rests on where that is not all."""
+        least, most = (end.flatten().tolist() for end in self.ends())
+        numbers = zip(self.mean.flatten().tolist(), self.stderr.flatten().tolist(), least, most, strict=True)
+        counts = zip(self.rows.flatten().tolist(), self.free.flatten().tolist(), strict=True)
+        said = []
+        for number, (rows, free) in zip(numbers, counts, strict=True):
+            share = estimate(form)(ShareEstimate(*number))
+            said.append(share if rows == free else f"{share} ({rows:,} of {counted(free, 'free row')} bounded)")
+        return said
+
+
+def estimated(known: Float[Tensor, "*place"], values: Sequence[Tensor], free: Int[Tensor, "*place"], rows: int) -> Mean:
+    r"""Estimate means over `rows` rows, from the sum of those that are not free and some `values` of those that are.
+
+    $$\hat\mu = \frac{S + F \bar x}{N}, \qquad
+    \widehat{se}^2 = \frac{F^2}{N^2} \Bigl(1 - \frac{m}{F}\Bigr)
+    \frac{\tilde p - \tilde q^2}{m} \Bigl(1 + \frac{8}{\min(m, F - m)}\Bigr)$$
+
+    with $N$ rows, $F$ of them free, $S$ the sum of the others (argument `known`), $m$ free rows bounded, and $\bar x$
+    the mean of their values, which are 0 to 1. $\tilde p$ and $\tilde q$ are the means of $x^2$ and $x$ with two more
+    rows of 0 and two of 1, so that rows which agree do not make a mean certain; the last factor is for few rows. The
+    truth is within two standard errors in at least 93 % of draws: a test computes it for shares and simulates the rest.
+    """
+    columns = [
+        _estimated(float(s), x, int(f), rows) for s, x, f in zip(known.flatten(), values, free.flatten(), strict=True)
+    ]
+    made = torch.tensor(columns, dtype=torch.float64).reshape(-1, 4).mT.unflatten(1, known.shape)
+    counts = torch.tensor([len(x) for x in values]).reshape(known.shape)
+    mean, stderr, least, most = made
+    return Mean(mean, stderr, least, most, counts, free)
+
+
+def _estimated(known: float, x: Float[Tensor, "some"], free: int, rows: int) -> tuple[float, float, float, float]:
+    m = len(x)
+    total = float(x.sum())
+    least = (known + total) / rows
+    most = (known + total + free - m) / rows
+    if m == free:
+        return least, 0.0, least, least
+    if not m:
+        return math.nan, math.nan, least, most
+    more = m + 2 * _IMAGINED
+    variance = (float(x.square().sum()) + _IMAGINED) / more - ((total + _IMAGINED) / more) ** 2
+    few = 1 + _FEW / min(m, free - m)
+    error = free / rows * math.sqrt((1 - m / free) * max(0.0, variance) / m * few)
+    return (known + free * total / m) / rows, error, least, most
+
+
+def mean_over_rows(sample: RowSample, values: Float[Tensor, "row"], fixed: Sequence[float] | float) -> Mean:
+    """Estimate a mean over all rows of each layer from `values` of 0 to 1 of the rows that were bounded (NaN: unknown).
+
+    `fixed` is the value of a row that is not free, or their mean in each layer.
+    """
+    constant = torch.tensor(fixed, dtype=torch.float64).expand(len(sample.free))
+    by_layer = [sample.of_layer(layer, values) for layer in range(len(sample.free))]
+    return estimated((sample.rows - sample.free) * constant, by_layer, sample.free, sample.rows)
+
+
+def share_of_rows(sample: RowSample, holds: Float[Tensor, "row"]) -> Mean:
+    """Estimate in what share of each layer's rows something `holds` (1 or 0; NaN: unknown); it does in all others."""
+    return mean_over_rows(sample, holds, 1.0)
+
+
+def certain_rows(attention: EffectiveAttention, bounded: BoundedRows) -> Float[Tensor, "layer head query"]:
+    """Return how much of each row is certain: what a learned sink leaves where it is not free, NaN if not bounded."""
+    certain = (1 - attention.sink.double().cpu()).masked_fill(attention.null_dim.cpu() > 0, torch.nan)
+    certain[tuple(bounded.places.mT)] = bounded.lower.sum(-1).clamp(max=1.0)
+    return certain
+
+
+def mean_by_head(certain: Float[Tensor, "layer head query"], free: Bool[Tensor, "layer head query"]) -> Mean:
+    """Estimate the mean over each head's rows; its free rows were drawn at random, and some are not known (NaN)."""
+    drawn = [row[some & ~row.isnan()] for row, some in zip(certain.flatten(0, 1), free.flatten(0, 1), strict=True)]
+    return estimated(certain.masked_fill(free, 0.0).sum(-1), drawn, free.sum(-1), certain.shape[-1])
+
+
+def mean_by_token(certain: Float[Tensor, "layer head query"], free: Bool[Tensor, "layer head query"]) -> Mean:
+    """Return what is known of the mean over each token's rows: as not all layers are drawn alike, only its ends."""
+    known = certain.nan_to_num(0.0).sum((0, 1))
+    missing = certain.isnan().sum((0, 1))
+    rows = certain[..., 0].numel()
+    count = free.sum((0, 1))
+    mean = (known / rows).masked_fill(missing > 0, torch.nan)
+    return Mean(mean, mean * 0, known / rows, (known + missing) / rows, count - missing, count)

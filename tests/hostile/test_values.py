@@ -1,0 +1,93 @@
+"""Values that are of the right type and still cannot be meant: each is refused in one line, or used as it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import identikit as ik
+from identikit.results.files import seal_json, unseal_json
+from tests.hostile.judging import refused
+from tests.models import tiny
+
+TEXT = "w5 w6 w7 w8 w9 w10"
+
+
+def test_groups_whose_names_are_written_alike_are_refused():
+    with refused("groups"):
+        ik.attention_intervals(tiny.shared("bert"), TEXT, groups={1: [1], "1": [2]})
+
+
+@pytest.mark.parametrize("noise", [1e38, 1e300, 1e7])
+def test_noise_that_leaves_nothing_is_refused(noise: float):
+    with refused("noise"):
+        ik.invert(tiny.shared("llama"), TEXT, noise=noise)
+
+
+@pytest.mark.parametrize("made", [lambda: torch.ones(3, 24, device="meta"), lambda: torch.eye(3, 24).to_sparse()])
+def test_hidden_vectors_without_numbers_are_refused(made: Callable[[], torch.Tensor]):
+    with refused("dense"):
+        ik.invert(tiny.shared("llama"), made(), layer=0)
+
+
+def test_something_else_than_effective_attention_is_not_drawn():
+    row = ik.attention_intervals(tiny.shared("bert"), TEXT, layer=0, head=0, query=1).sel(layer=0, head=0, query=1)
+    with refused("interval_bars"):
+        row.plot(effective=5)
+
+
+def test_backward_hooks_do_not_stand_in_the_way_of_derivatives():
+    own = tiny.build("bert")
+    expected = ik.token_attribution(ik.load(own, tiny.tokenizer()), TEXT).contribution
+    seen: list[Any] = []
+    own.encoder.layer[0].register_full_backward_hook(lambda *given: seen.append(given))
+    own.encoder.layer[1].register_full_backward_pre_hook(lambda *given: seen.append(given))
+    found = ik.token_attribution(ik.load(own, tiny.tokenizer()), TEXT).contribution
+    torch.testing.assert_close(found, expected)
+    assert not seen and own.encoder.layer[0]._backward_hooks and own.encoder.layer[1]._backward_pre_hooks
+
+
+def test_an_answer_that_cannot_be_given_is_missing_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A tokenizer that knows none of the sample texts' words leaves nothing to fit maps to."""
+    monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr("identikit.explanation.explain.sample_texts", lambda: ["x y z"] * 8)
+    explanation = ik.explain(tiny.shared("llama"), TEXT, probes=2)
+    assert not isinstance(explanation.identity, ik.Result) and explanation.identity.reason
+    assert explanation.attention.raw.shape[-1] == len(explanation.tokens)
+    str(explanation)
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "a list as its kind": lambda about: about | {"kind": ["intervals"]},
+    "a list as its facts": lambda about: about | {"about": []},
+    "no facts": lambda about: about | {"about": {}},
+    "numbers as tokens": lambda about: about | {"about": about["about"] | {"tokens": [1, 2]}},
+    "a number as its model": lambda about: about | {"provenance": about["provenance"] | {"model": 5}},
+    "a list as its settings": lambda about: about | {"provenance": about["provenance"] | {"settings": []}},
+    "an axis without a name": lambda about: about | {"axes": [about["axes"][0] | {"name": None}, *about["axes"][1:]]},
+    "an axis of nothing": lambda about: about | {"axes": 5},
+    "a number as dims": lambda about: about | {"dims": 5},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_result_is_refused(what: str, tmp_path: Path):
+    """The seal is right: it says that nothing happened to the file, not that we wrote it."""
+    ik.invert(tiny.shared("llama"), TEXT, layers=[0]).save(tmp_path / "saved")
+    file = tmp_path / "saved" / "result.json"
+    file.write_bytes(seal_json(FORGED[what](unseal_json(file.read_bytes()))))
+    with refused("damaged|not known"):
+        str(ik.open_result(tmp_path / "saved"))
+
+
+def test_a_long_cell_is_read(tmp_path: Path):
+    text = "w5 " * 60_000
+    (tmp_path / "texts.csv").write_text(f'text\n"{text}"\n')
+    assert list(ik.read_texts(tmp_path / "texts.csv")) == [text]
+
+
+def test_a_file_name_may_hold_two_colons(tmp_path: Path):
+    (tmp_path / "a::b.txt").write_text("w5 w6\n")
+    assert list(ik.read_texts(tmp_path / "a::b.txt")) == ["w5 w6"]
