@@ -268,4 +268,4 @@ def _measure(name: str, run: Callable[..., list[Any]], as_json: bool, device: st
 
 
 if __name__ == "__main__":
-    run_command(bench)
+    run_command(lambda: bench)

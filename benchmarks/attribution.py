@@ -243,8 +243,12 @@ def operations(model: Model, n: int) -> float:
 
 def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
     """Attribute texts of each length once: time and peak memory beside the model's own, planned and measured."""
-    request = replace(exactly(model), probes=options.probes)
-    how, rows = "exact" if options.probes is None else f"{options.probes} probes", []
+    request = exactly(model)
+    how = "exact"
+    if options.probes is not None:
+        request = replace(request, probes=options.probes)
+        how = f"{options.probes} probes"
+    rows: list[Row] = []
     _attribute_once(model, 4, request)  # warm up
     for done, n in enumerate(options.tokens):
         progress("attribution", done, len(options.tokens))
@@ -258,7 +262,7 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
         if torch.cuda.is_available():
             rate, reached = product_rate(model.device, model.dtype, "full"), operations(model, n) / taken
             rows.append(Row(case, "matrix rate", rate / 1e12, "TFLOP/s"))
-            if options.probes is None:
+            if request.exact:
                 rows.append(Row(case, "attribution's rate", reached / 1e12, "TFLOP/s", reached / rate, "matrix rate"))
             found = peak - before / 2**30
             rows.append(Row(case, "peak GPU memory", found, "GiB", found / (way.peak / 2**30), "planned memory"))

@@ -292,7 +292,7 @@ def test_rows_as_a_table_and_as_json(states: str, capsys: pytest.CaptureFixture[
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
         with pytest.raises(SystemExit) as caught:
-            run_command(bench)
+            run_command(lambda: bench)
         return int(caught.value.code or 0), capsys.readouterr().out
 
     monkeypatch.setenv("COLUMNS", "200")

@@ -25,7 +25,7 @@ def ended(
     code: str, *, after: str = "", encoding: str = "utf-8", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run code as a command, with what a shell puts after it."""
-    script = f"from identikit.cli.endings import run\ndef command():\n    {code}\nrun(command)"
+    script = f"from identikit.cli.endings import run\ndef command():\n    {code}\nrun(lambda: command)"
     line = ["bash", "-c", f'"$0" -c "$1" {after}', sys.executable, script]
     return subprocess.run(line, capture_output=True, encoding=encoding, env=os.environ | environment)
 
@@ -107,7 +107,7 @@ def test_any_terminal_will_do(environment: dict[str, str]):
 @pytest.mark.parametrize(("number", "status", "word"), [(2, 130, "Interrupted"), (15, 143, "Terminated")])
 def test_signals_end_in_one_line_also_while_it_starts(number: int, status: int, word: str):
     waiting = "import time; print('begun', flush=True); time.sleep(60)"
-    script = f"from identikit.cli.endings import run\ndef command():\n    {waiting}\nrun(command)"
+    script = f"from identikit.cli.endings import run\ndef command():\n    {waiting}\nrun(lambda: command)"
     with subprocess.Popen(
         [sys.executable, "-c", script, "--out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -128,5 +128,5 @@ def test_a_signal_handler_is_put_back():
     from identikit.cli.endings import run
 
     with pytest.raises(SystemExit) as ended:
-        run(lambda: None)
+        run(lambda: lambda: None)
     assert ended.value.code == 0 and signal.getsignal(signal.SIGTERM) is before

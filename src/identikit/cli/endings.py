@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -28,34 +29,61 @@ _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, Resource
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
 
 
-def run(command: Callable[[], object]) -> None:
-    """Run a command and leave the program with its status; nothing it raises becomes a traceback on the terminal."""
+@dataclass
+class _Signals:
+    """The statuses of the signals that came, and whether the command is still being loaded."""
+
+    statuses: list[int] = field(default_factory=list)
+    loading: bool = True
+
+    def end(self, number: int, _: Any) -> None:
+        """Note a signal and raise what ends a command.
+
+        While libraries are loaded the process ends at once: what is raised inside their C++ aborts it with lines of
+        their own.
+        """
+        status = 128 + number
+        self.statuses.append(status)
+        if self.loading:
+            _tell(_stopped(status))
+            os._exit(status)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(status)
+
+
+def run(load: Callable[[], Callable[[], object]]) -> None:
+    """Load a command, run it, and leave the program with its status; nothing it raises becomes a traceback."""
     _open_streams()
     with _surroundings() as signals:
-        status = _status(command, signals)
+        status = _status(load, signals)
         status = _flushed(status)
     sys.exit(status)
 
 
-def _status(command: Callable[[], object], signals: list[int]) -> int:
+def _status(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
     try:
         _check_folder()
+        command = load()
+        signals.loading = False
         command()
         return 0
     except BaseException as error:
         status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
-        if signals:  # what a signal raises may be turned into anything on its way
-            status = signals[0]
+        if signals.statuses:  # what a signal raises may be turned into anything on its way
+            status = signals.statuses[0]
         if status in _STOPPED:
-            has_folder = any(given.split("=")[0] in ("--out", "resume", "merge") for given in sys.argv)
-            kept = " Run the same command again: what its folder holds is not computed again." if has_folder else ""
-            _tell(f"{_STOPPED[status]}.{kept}")
+            _tell(_stopped(status))
             return status
         if not isinstance(error, SystemExit):
             return _explained(error)
         if status is None:
             return 0
         return status if isinstance(status, int) else FAILED
+
+
+def _stopped(status: int) -> str:
+    has_folder = any(given.split("=")[0] in ("--out", "resume", "merge") for given in sys.argv)
+    kept = " Run the same command again: what its folder holds is not computed again." if has_folder else ""
+    return f"{_STOPPED[status]}.{kept}"
 
 
 def _check_folder() -> None:
@@ -112,8 +140,8 @@ def _tell(message: str) -> None:
 
 
 @contextmanager
-def _surroundings() -> Iterator[list[int]]:
-    """Show warnings as lines whatever filters are set, and print in any encoding; yields the statuses of signals."""
+def _surroundings() -> Iterator[_Signals]:
+    """Show warnings as lines whatever filters are set, and print in any encoding; yields what signals came."""
     codecs.register_error("escaped", _escaped)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -127,19 +155,14 @@ def _surroundings() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """End on SIGTERM as on Ctrl-C; yields a list to which the status of each signal is added as it comes."""
-    statuses: list[int] = []
-
-    def end(number: int, _: Any) -> None:
-        statuses.append(128 + number)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
+def _noted_signals() -> Iterator[_Signals]:
+    """End on SIGTERM as on Ctrl-C."""
+    signals = _Signals()
     before: dict[int, Any] = {}
     with suppress(ValueError):  # not in the main thread
-        before |= {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        before |= {number: signal.signal(number, signals.end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield statuses
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
