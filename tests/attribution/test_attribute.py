@@ -243,7 +243,10 @@ def test_groups_of_texts_do_not_matter(probes: object, monkeypatch: pytest.Monke
         assert off(one.contribution, other.contribution) <= 1e-12
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "mistral", "llama", "gemma2", "vit"])
+SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma2", "vit")]
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "mistral", *SLOWER])
 def test_texts_side_by_side_are_as_alone(name: str):
     """Texts of three lengths, padded to the longest, in rounds that end within a text."""
     model = tiny.loaded(name, dtype=torch.float64)

@@ -75,11 +75,12 @@ def test_zeros_of_the_mask_are_no_underflow():
 
 
 def test_bfloat16_is_close_to_float32():
-    stock = load().hf
-    text = "The cat sat on the old mat ."
-    exact = token_attribution(load(), text).contribution
-    model = load(stock.to(torch.bfloat16), load().tokenizer)
-    found = token_attribution(model, text)
+    """Along the same random directions, as a CPU multiplies bfloat16 slowly; both estimates differ only by rounding."""
+    packaged = load()
+    text = "The cat sat on the mat ."
+    exact = token_attribution(packaged, text, probes=8).contribution
+    model = load(packaged.hf.to(torch.bfloat16), packaged.tokenizer)
+    found = token_attribution(model, text, probes=8)
     errors = ((found.contribution - exact).abs() / exact)[exact > 1e-3]
     assert errors.median() <= 0.005
     assert errors.max() <= 0.03

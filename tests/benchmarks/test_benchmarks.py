@@ -77,6 +77,7 @@ def test_memory_is_what_a_task_takes_beyond_its_inputs():
     assert cuda_peak_gib(lambda: None) >= 0
 
 
+@pytest.mark.slow
 def test_attention():
     rows = named(attention.run((8,), memory_tokens=128, repeats=1))
     assert [row.what for row in rows.values()][:5] == [

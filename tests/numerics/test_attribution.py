@@ -13,7 +13,7 @@ from tests.numerics.test_attention import READ, chosen
 CAUSAL = [case for case in READ if case.family in ("llama", "gpt_oss")]
 
 
-@pytest.mark.parametrize(("case", "dtype"), chosen(READ, every=5))
+@pytest.mark.parametrize(("case", "dtype"), chosen(READ, every=8))
 @pytest.mark.parametrize("probes", ["exact", 3])
 def test_contributions_sum_to_1_or_are_0(case: Case, dtype: torch.dtype, probes: str | int):
     model, text = case(dtype)
@@ -50,7 +50,7 @@ def test_shares_do_not_depend_on_the_size_of_derivatives(size: float):
     assert torch.allclose(contributions((norms * size).float()).double(), contributions(norms), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("case", "dtype"), chosen(CAUSAL, every=4))
+@pytest.mark.parametrize(("case", "dtype"), chosen(CAUSAL, every=6))
 def test_a_token_is_recovered_only_where_it_is_nearest(case: Case, dtype: torch.dtype):
     model, text = case(dtype)
     try:

@@ -117,7 +117,10 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     assert all(after[name] == content for name, content in before.items())
 
 
-@pytest.mark.parametrize("stop", ["attention intervals, tokens", "training maps", "frobenius attribution, tokens"])
+SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("training maps", "frobenius attribution, tokens")]
+
+
+@pytest.mark.parametrize("stop", ["attention intervals, tokens", *SLOWER])
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
     whole: Report, model: Model, data: str, tmp_path: Path, stop: str
 ):
