@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from identikit.attention.alternatives import alternative_attention
     from identikit.attention.effective import effective_attention
     from identikit.attention.intervals import attention_intervals
+    from identikit.attention.measure import attention_measure
+    from identikit.attention.scores import head_scores, repeated_tokens
     from identikit.attribution.attribute import token_attribution
     from identikit.errors import IdentikitError, InputError, ModelError
     from identikit.explanation.explain import explain
@@ -31,6 +33,9 @@ __all__ = [
     "effective_attention",
     "attention_intervals",
     "alternative_attention",
+    "attention_measure",
+    "head_scores",
+    "repeated_tokens",
     "token_attribution",
     "token_identifiability",
     "invert",
@@ -49,6 +54,9 @@ _MODULES = {
     "alternative_attention": "attention.alternatives",
     "effective_attention": "attention.effective",
     "attention_intervals": "attention.intervals",
+    "attention_measure": "attention.measure",
+    "head_scores": "attention.scores",
+    "repeated_tokens": "attention.scores",
     "token_attribution": "attribution.attribute",
     "cite": "results.citation",
     "read_texts": "texts.data",

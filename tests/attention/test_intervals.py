@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import identikit as ik
-from identikit.attention.intervals import key_groups
+from identikit.attention.quantities import key_groups
 from identikit.maths.polytope import rows as polytopes
 from tests.attention.literal import literal_row
 from tests.attention.test_effective import LONG, TEXTS
@@ -49,6 +49,58 @@ def test_certified_ends_contain_the_exact_ones_and_their_gap_is_true(attention):
     assert (certified.upper - exact.upper <= certified.gap + 1e-9).all()
     decided = ~certified.strongest_is_certain.isnan()
     assert torch.equal(certified.strongest_is_certain[decided], exact.strongest_is_certain[decided])
+
+
+def test_sums_with_weights_of_ones_own_are_those_of_a_linear_program(attention):
+    n = len(attention.tokens)
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(n, generator=generator, dtype=torch.float64)
+    by_query = 1e5 * torch.randn(n, n, generator=generator, dtype=torch.float64)
+    found = attention.intervals(weights={"shared": shared, "by query": by_query, "two": {0: 1, 2: -1.5}})
+    assert found.axis("quantity").values == ("shared", "by query", "two")
+    for layer, head, query in ((0, 0, -1), (2, 3, n // 2)):
+        row = literal_row(attention, layer, head, query)
+        ends = found.sel(layer=layer, head=head, query=query)
+        two = torch.zeros(n, dtype=torch.float64)
+        two[0] = 1.0
+        two[2] = -1.5
+        for at, c in enumerate((shared, by_query[query], two)):
+            c = c[row.keys].numpy()
+            size = abs(c).max()
+            least = c @ reference.optimum(c, row.attention.numpy(), row.values.numpy())
+            most = c @ reference.optimum(-c, row.attention.numpy(), row.values.numpy())
+            assert float(ends.lower[at]) == pytest.approx(least, abs=1e-7 * size)
+            assert float(ends.upper[at]) == pytest.approx(most, abs=1e-7 * size)
+            assert float(ends.raw[at]) == pytest.approx(c @ row.attention.numpy(), abs=1e-9 * size)
+            assert float(ends.gap[at]) <= 1e-8 * size
+    certified = attention.intervals(weights={"by query": by_query}, method="certified", layer=2, head=3)
+    exact = found.sel(layer=2, head=3, quantity="by query")
+    assert (certified.lower[:, 0] <= exact.lower + 1e-3).all() and (certified.upper[:, 0] >= exact.upper - 1e-3).all()
+
+
+def test_weights_may_be_given_without_names(attention):
+    n = len(attention.tokens)
+    edge = attention.intervals(layer=1, head=2)
+    plain = attention.intervals(layer=1, head=2, weights=torch.eye(n)[2])
+    assert plain.axis("quantity").values == ("weights",)
+    torch.testing.assert_close(plain.upper[:, 0], edge.upper[:, 2], atol=1e-8, rtol=0)
+    several = attention.intervals(layer=1, head=2, weights=torch.eye(n)[:2])
+    assert several.axis("quantity").values == ("0", "1")
+    torch.testing.assert_close(several.lower, edge.lower[:, :2], atol=1e-8, rtol=0)
+    diagonal = attention.intervals(layer=1, head=2, weights=torch.eye(n))
+    torch.testing.assert_close(diagonal.upper[:, 0], edge.upper.diagonal(), atol=1e-8, rtol=0)
+    assert "quantity" in repr(plain) and "Mean value" in str(plain)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    ["zebra", 5, [1.0, 2.0], {}, {"a": [1.0]}, {"a": {"zebra": 1}}, {"a": {0: "x"}}, {1: {0: 1}, "1": {1: 1}}, [[[1]]]],
+)
+def test_weights_that_cannot_be_used_are_refused(attention, weights):
+    with pytest.raises(ik.InputError):
+        attention.intervals(layer=0, head=0, weights=weights)
+    with pytest.raises(ik.InputError, match="one of key="):
+        attention.intervals(layer=0, head=0, key=0, weights={"a": {0: 1}})
 
 
 def test_groups_lie_inside_the_sums_of_their_keys(attention):
@@ -148,7 +200,7 @@ def test_words_say_what_was_found(minilm):
         ({"groups": "verbs"}, "groups='verbs' is not known: use 'special'"),
         ({"groups": 3}, "groups=3 cannot be used"),
         ({"groups": {"a": "zebra"}}, "There is no key 'zebra'"),
-        ({"groups": "special", "key": 0}, "takes key= or groups=, not both"),
+        ({"groups": "special", "key": 0}, "takes one of key=, groups= and weights="),
         ({"epsilon": -0.1}, "epsilon=-0.1 cannot be used: expected a finite number of at least 0 and below 1"),
         ({"epsilon": 0.1, "method": "exact"}, "method='exact' cannot be used with epsilon="),
     ],

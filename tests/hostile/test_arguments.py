@@ -31,10 +31,15 @@ WRONG: dict[str, dict[str, Any]] = {
     "effective_attention": {"model": "bert", "text": 5, "layers": 99, "heads": [1.5], "bias": 1, "mass": None,
                             "tolerance": math.nan, "dtype": torch.int8, "truncate": "yes", "max_tokens": 0},
     "attention_intervals": {"model": None, "text": 5, "layer": -99, "head": "zebra", "query": slice(9, 9), "key": 1.5,
-                            "groups": {"a": [99]}, "method": "zebra", "epsilon": 1.5, "seconds": math.nan,
-                            "truncate": 1, "progress": 5},
+                            "groups": {"a": [99]}, "weights": {"a": "x"}, "method": "zebra", "epsilon": 1.5,
+                            "seconds": math.nan, "truncate": 1, "progress": 5},
     "alternative_attention": {"model": None, "text": 5, "layer": None, "head": True, "query": 99, "toward": "zebra",
                               "end": "nearer", "direction": [1.5], "truncate": None},
+    "attention_measure": {"model": None, "text": 5, "name": "zebra", "target": 3, "layers": 99, "heads": [0],
+                          "seconds": -1.0, "truncate": 1, "progress": 5},
+    "head_scores": {"model": None, "texts": 5, "scores": "zebra", "layers": 99, "heads": [1.5], "seconds": math.nan,
+                    "truncate": "yes", "progress": 5},
+    "repeated_tokens": {"model": None, "n": 0, "seed": -1},
     "token_attribution": {"model": object(), "text": None, "probes": 0, "norm": "l7", "layers": [[0]], "targets": {},
                           "source": "zebra", "precision": None, "seed": -1, "truncate": [], "max_tokens": True,
                           "progress": 5},
@@ -57,6 +62,10 @@ def given(function: str) -> dict[str, Any]:
     bert = {"model": tiny.shared("bert"), "text": TEXT}
     if function in ("attention_intervals", "alternative_attention"):
         return bert | ROW
+    if function == "repeated_tokens":
+        return {"model": tiny.shared("bert"), "n": 5}
+    if function == "head_scores":
+        return {"model": tiny.shared("bert"), "texts": TEXT}
     if function == "token_identifiability":
         return {"model": tiny.shared("bert"), "texts": TEXTS, "maps": "naive", "distances": "cosine"}
     if function == "invert":

@@ -54,6 +54,9 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "attribution": ik.token_attribution(model, TEXT, layers=[0, 5], probes=8),
         "identity": fit.identity_map(TEXT),
         "inversion": ik.invert(tiny.loaded("llama"), "w5 w9 w7", layers=[0, 2]),
+        "scores": ik.head_scores(model, [TEXT, TEXT[0]], layers=[0, 4], heads=[5, 7]),
+        "measure": ik.attention_measure(model, TEXT, "value norm", layers=[0, 4], heads=[5, 7]),
+        "rollout": ik.attention_measure(model, TEXT[0]),
         "rates": fit,
         "explanation": ik.explain(model, TEXT, probes=8, maps=fit, seconds=2),
     }
@@ -61,7 +64,10 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
     return made
 
 
-NAMES = ["attention", "row", "intervals", "alternative", "attribution", "identity", "inversion", "rates", "explanation"]
+NAMES = [
+    "attention", "row", "intervals", "alternative", "attribution", "identity", "inversion", "scores", "measure",
+    "rollout", "rates", "explanation",
+]  # fmt: skip
 every = pytest.mark.parametrize("name", NAMES)
 
 
@@ -133,6 +139,9 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     "attribution": {"layer": -1, "output": "her", "input": ["left@11", 2]},
     "identity": {"layer": -1, "token": "her"},
     "inversion": {"layer": -1, "position": "w9"},
+    "scores": {"score": "induction", "layer": -1, "head": [7]},
+    "measure": {"layer": 4, "head": 5, "query": "foot@12", "key": ["her", 2]},
+    "rollout": {"layer": -1, "output": "her", "input": [0, 2]},
     "rates": {"map": "ridge", "layer": 5, "fold": [1]},
     "explanation": {"layer": 2, "token": "her"},
 }
@@ -208,7 +217,7 @@ def test_words_add_up_what_pieces_receive_and_average_what_they_do(results: dict
         results["rates"].words()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "rates"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rates", "scores")])
 def test_words_and_their_differences_can_be_used_like_any_result(results: dict[str, Result], name: str, tmp_path: Path):
     result = results[name].sel(query=12) if name == "intervals" else results[name]
     for made in (result.words(), result.words() - result.words(), (result - result).words()):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AlternativeAttention
-from identikit.attention.intervals import membership
 from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known, shortened
 from identikit.errors import IdentikitError, InputError

@@ -12,8 +12,8 @@ import torch
 
 from identikit.attention.captured import Place
 from identikit.attention.estimate import BoundedRows
-from identikit.attention.intervals import membership
 from identikit.attention.layer import Layer
+from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import ALL, bound_rows, drawn_places
 from identikit.attention.token_types import token_types

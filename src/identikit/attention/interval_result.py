@@ -41,8 +41,9 @@ def _weight(meaning: str, **declared: Unpack[Declared]) -> Attribute:
 class AttentionIntervals(Result):
     """The sharp range of every edge over all attention with the same output.
 
-    For groups of keys, the last axis is `group`, and the row's own readings are left out. Of a model in half precision,
-    `rounded_lower` and `rounded_upper` are the ends when its output may move by `rounding`, the dtype's, of its norm.
+    The last axis is `group` for groups of keys and `quantity` for sums with weights of one's own, and the row's own
+    readings are left out. Of a model in half precision, `rounded_lower` and `rounded_upper` are the ends when its
+    output may move by `rounding`, the dtype's, of its norm.
     """
 
     kind = "attention intervals"
@@ -86,8 +87,8 @@ class AttentionIntervals(Result):
 
         Sharp ends for words come from `groups="words"`.
         """
-        if "groups" in self.about:
-            raise InputError('These intervals are of groups of keys. For sharp ends of words, use groups="words".')
+        if self._sums:
+            raise InputError(f'These intervals are of {self._sums}. For sharp ends of words, use groups="words".')
         return super().words()
 
     def said(self) -> str:
@@ -100,8 +101,8 @@ class AttentionIntervals(Result):
             mean = float(self.certain_mass.mean())
             average = " on average" if self.certain_mass.numel() > 1 else ""
             words += [f"Certain mass {'at least ' if late else ''}{mean:.2f}{average}.", *self._strongest()]
-        if "groups" in self.about:
-            words.append(self._groups())
+        if self._sums:
+            words.append(self._of_sums())
         if late:
             words.append(f"{late:,} of {gap.numel():,} weights were not bounded in time.")
         if "rounded_lower" in has and "certain_mass" in has:
@@ -153,23 +154,30 @@ class AttentionIntervals(Result):
             rows = f"{len(known):,} rows of {certain.numel():,} for which this is decided"
         return [f"The strongest edge is certainly the strongest in {percent(float(known.mean()))} of the {rows}."]
 
-    def _groups(self) -> str:
-        """Say what each group receives, on average over the rows."""
-        names = [self.axis("group").name_of(at) for at in range(len(self.axis("group")))]
+    @property
+    def _sums(self) -> str | None:
+        """What is bounded, where that is not the weights of keys: groups or quantities."""
+        return None if self.axes[-1].name == "key" else self.axes[-1].plural
+
+    def _of_sums(self) -> str:
+        """Say what each group receives, or what each quantity is, on average over the rows."""
+        last = self.axes[-1]
+        names = [last.name_of(at) for at in range(len(last))]
         means = zip(*(self.read(name).flatten(0, -2).mean(0).tolist() for name in self.main), strict=True)
         named = [
             f"{name} {raw:.3f} in [{lower:.3f}, {upper:.3f}]"
             for name, (raw, lower, upper) in zip(names, means, strict=True)
         ]
-        more = f" and {len(named) - _LISTED} more groups" if len(named) > _LISTED else ""
-        return f"Mean weight, and what it could have been: {', '.join(named[:_LISTED])}{more}."
+        more = f" and {len(named) - _LISTED} more {self._sums}" if len(named) > _LISTED else ""
+        what = "weight" if self._sums == "groups" else "value"
+        return f"Mean {what}, and what it could have been: {', '.join(named[:_LISTED])}{more}."
 
     def plot(self, by: str = "certain_mass", **options: Any) -> Any:
         """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array."""
         from identikit import plots
 
         single = [self.axis(name).single for name in ("layer", "head", "query")]
-        if all(single) or "groups" in self.about:
+        if all(single) or self._sums:
             return plots.interval_bars(self, **options)
         if all(single[:2]):
             return plots.interval_maps(self, **options)

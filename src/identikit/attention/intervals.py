@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ from identikit.attention.captured import Captured, Place
 from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.layer import EffectiveOptions
+from identikit.attention.quantities import TOP, asked_of
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import function, known, known_names, real_number, shortened
+from identikit.checks import function, known, real_number
 from identikit.errors import InputError
 from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, unbounded
@@ -25,19 +26,14 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
-from identikit.results.gathered import joined, word_groups
 from identikit.results.source import Held
-from identikit.shapes import Float, Tensor
-from identikit.texts.text import is_several, of_texts, shown
+from identikit.texts.text import is_several, of_texts
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
-TOP = 5  # of how many of the strongest edges the order is found
 _FIRST = {"cpu": 8, "cuda": 1024}  # rows in the first batch; later ones grow
 _LONGEST_BATCH = 10.0  # seconds between looks at the clock, about
 _WARM_UP = 4  # rows that are solved before the clock starts
 _ROWS = ("layer", "head", "query")
-NAMED = ("special", "first", "words", "sentences")
-_ENDS = (".", "!", "?", "。", "！", "？")
 
 
 @dataclass(frozen=True)
@@ -82,6 +78,7 @@ def attention_intervals(
     query: Index = None,
     key: Index = None,
     groups: Any = None,
+    weights: Any = None,
     method: str = "auto",
     epsilon: float = 0.0,
     seconds: float | int | None = None,
@@ -96,6 +93,9 @@ def attention_intervals(
     - `layer`, `head`, `query`, `key`: what is bounded; None is all
     - `groups`: bound what groups of keys receive together instead, one program per row and end: a mapping from names to
       keys, or some of "special", "first", "words" and "sentences"
+    - `weights`: bound $\\sum_j c_j a_j$ instead, for real numbers $c$ of your own: one for each key, or for each query
+      and key; or a mapping from names to these, or to mappings from some keys to numbers, such as
+      `{"her over the": {"her": 1, "the@24": -1}}`, whose range says whether one weight is always the larger one
     - `method`: "exact" finds the sharp ends; "certified" finds valid bounds faster in long texts, with their `gap`;
       "auto" is exact, and certified with `epsilon`
     - `epsilon`: let the head's output move by this share of its norm
@@ -111,25 +111,33 @@ def attention_intervals(
     for reading in readings(model, text, layers=layers, truncate=truncate):
         captured = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
         selected = captured.sel(layer=layer, head=head, query=query)
-        results.append(intervals_of(selected, key=key, groups=groups, bounding=bounding, progress=progress))
+        results.append(
+            intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding, progress=progress)
+        )
     return results if is_several(text) else results[0]
 
 
 @undisturbed()
 def intervals_of(
-    attention: EffectiveAttention, *, key: Index, groups: Any, bounding: Bounding, progress: Progress = silent
+    attention: EffectiveAttention,
+    *,
+    key: Index,
+    groups: Any,
+    weights: Any = None,
+    bounding: Bounding,
+    progress: Progress = silent,
 ) -> AttentionIntervals:
     """Bound the selected rows of attention that was captured; see `attention_intervals`."""
     captured = attention.captured("intervals()")
     n = len(attention.tokens)
-    last, wanted, members = _asked(attention, key, groups)
+    last, wanted, members = asked_of(attention, key, groups, weights)
     axes = (*(attention.axis(name) for name in _ROWS), last)
     layers, heads, queries = (axis.places for axis in axes[:3])
     places = [(layer, head, query) for layer in layers for head in heads for query in queries]
     started = time.monotonic()
     rows, bounds = bounds_of(captured, places, wanted, bounding=bounding, progress=progress)
-    weights = rows.attention[:, :n]
-    raw = weights if wanted.objectives is None else weights @ wanted.objectives.to(weights).mT
+    own = rows.attention[:, :n]
+    raw = own if wanted.objectives is None else (own[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
     rounding = _rounding(captured)
     if rounding and not bounding.epsilon:
@@ -154,18 +162,6 @@ def intervals_of(
     )
 
 
-def _asked(attention: EffectiveAttention, key: Index, groups: Any) -> tuple[Axis, Wanted, dict[str, list[int]]]:
-    """Return what rows are bounded in: keys or groups as an axis, what is asked of each row, and groups' members."""
-    if key is not None and groups is not None:
-        raise InputError("attention_intervals takes key= or groups=, not both.")
-    n = len(attention.tokens)
-    if groups is None:
-        keys = attention.axis("key").sel(key)
-        return keys, edges_wanted(n, keys.places, top=TOP if len(keys) == n else 0), {}
-    members = key_groups(attention, groups)
-    return Axis("group", tuple(members)), Wanted(objectives=membership(list(members.values()), n)), members
-
-
 def bounds_of(
     captured: Captured, places: Sequence[Place], wanted: Wanted, *, bounding: Bounding, progress: Progress = silent
 ) -> tuple[Rows, Bounds]:
@@ -183,14 +179,15 @@ def bounds_of(
     free = rows.free.nonzero()[:, 0]
     batch = _FIRST[free.device.type]
     if len(free) > batch and bounding.seconds != math.inf:
-        _solved(rows.some(free[:_WARM_UP]), asked, bounding, math.inf)  # compiling does not count
+        first = free[:_WARM_UP]
+        _solved(rows.some(first), asked.of_rows(first), bounding, math.inf)  # compiling does not count
     started = time.monotonic()
     limit = math.inf if bounding.seconds is None else started + bounding.seconds
     done = 0
     while done < len(free) and batch and time.monotonic() < limit:
         begun = time.monotonic()
         some = free[done : done + batch]
-        solved = _solved(rows.some(some), asked, bounding, limit)
+        solved = _solved(rows.some(some), asked.of_rows(some), bounding, limit)
         for every, part in zip(bounds, solved, strict=True):
             every[some] = part.to(every)
         done += len(some)
@@ -202,15 +199,6 @@ def bounds_of(
     if done == len(free):
         progress("attention intervals, rows", len(places), len(places))
     return rows, _of_tokens(rows, bounds, wanted, n)
-
-
-def edges_wanted(
-    n: int, keys: Sequence[int] | None = None, *, objectives: Tensor | None = None, top: int = TOP
-) -> Wanted:
-    """Ask for the weights of n keys, or of some of them, and for other quantities."""
-    asked = torch.zeros(n, dtype=torch.bool)
-    asked[slice(None) if keys is None else list(keys)] = True
-    return Wanted(asked, objectives, top)
 
 
 def _with_sink(wanted: Wanted, sink: int) -> Wanted:
@@ -233,6 +221,8 @@ def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bou
     """Bound these rows as was chosen; certified ends stop at the limit of the monotonic clock."""
     if bounding.method == "exact":
         return exact_bounds(rows, wanted)
+    if wanted.objectives is not None and wanted.objectives.ndim == 3 and len(wanted.objectives) > 1:
+        return _row_by_row(rows, wanted, bounding, limit)
     bounds = unbounded(rows, wanted)
     columns = torch.arange(bounds.lower.shape[1], device=rows.group.device)
     if wanted.keys is not None:
@@ -249,6 +239,13 @@ def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bou
     return bounds
 
 
+def _row_by_row(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bounds:
+    """Bound rows with objectives of their own; certified ends are found for shared ones."""
+    every = torch.arange(len(rows.group), device=rows.group.device)
+    parts = [_solved(rows.some(row), wanted.of_rows(row), bounding, limit) for row in every.split(1)]
+    return Bounds(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
 def _refuse_long(bounding: Bounding, expected: float, rows: int, n: int) -> None:
     if bounding.seconds is None and expected > LONGEST_SECONDS:
         raise InputError(
@@ -257,65 +254,7 @@ def _refuse_long(bounding: Bounding, expected: float, rows: int, n: int) -> None
         )
 
 
-def membership(groups: Sequence[Sequence[int]], n: int) -> Float[Tensor, "group key"]:
-    """Return which of n keys belong to each group: 1 or 0."""
-    members = torch.zeros(len(groups), n, dtype=torch.float64)
-    for at, places in enumerate(groups):
-        members[at, list(places)] = 1.0
-    return members
-
-
 def _rounding(captured: Captured) -> float:
     """Return by which share of its norm rounding may move the output of a model in half precision; 0 in others."""
     dtype = captured.layers[0].call.value.dtype
     return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
-
-
-# Groups of keys whose weight is bounded together
-
-
-def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int]]:
-    """Return the positions of each group, by name.
-
-    `groups` is a mapping from names to keys (positions or tokens, one or several), or one or several of "special" (all
-    special tokens), "first" (the first token), "words" (each word, all of its pieces) and "sentences".
-    """
-    members: dict[str, list[int]] = {}
-    if isinstance(groups, Mapping):
-        keys = attention.axis("key")
-        members = {str(name): sorted(keys.sel(wanted).places) for name, wanted in groups.items()}
-        if len(members) < len(groups):
-            raise InputError(f"groups={shortened(groups)} cannot be used: two of its names are written alike.")
-    elif isinstance(groups, str | Iterable):
-        for name in known_names("groups", groups, NAMED):
-            members |= _named_groups(attention, name)
-    else:
-        raise InputError(
-            f"groups={shortened(groups)} cannot be used: expected a mapping from names to keys, or {NAMED}."
-        )
-    if not members:
-        raise InputError(f"groups={shortened(groups)} names no keys of this text.")
-    return members
-
-
-def _named_groups(attention: EffectiveAttention, name: str) -> dict[str, list[int]]:
-    tokens = attention.tokens
-    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
-    if name == "special":
-        return {"special": special} if special else {}
-    if name == "first":
-        return {"first": [0]}
-    if name == "words":
-        spans = attention.about["words"]
-        if not spans:
-            raise InputError("groups='words': the tokens are not aligned with words. Pass a text, not token ids.")
-        return {f"{shown(joined(tokens, word)).strip()}@{word[0]}": word for word in word_groups(len(tokens), spans)}
-    sentences: list[list[int]] = []
-    current: list[int] = []
-    for place, token in enumerate(tokens):
-        if place not in special:
-            current.append(place)
-        if current and (place in special or shown(token).strip() in _ENDS or place == len(tokens) - 1):
-            sentences.append(current)
-            current = []
-    return {f"sentence {number}": places for number, places in enumerate(sentences)}

@@ -250,6 +250,7 @@ class EffectiveAttention(Result):
         *,
         key: Index = None,
         groups: Any = None,
+        weights: Any = None,
         method: str = "auto",
         epsilon: float = 0.0,
         seconds: float | int | None = None,
@@ -263,7 +264,8 @@ class EffectiveAttention(Result):
 
         self.captured("intervals()")
         bounding = Bounding.checked(method, epsilon, seconds)
-        return intervals_of(self.sel(**wanted), key=key, groups=groups, bounding=bounding)
+        selected = self.sel(**wanted)
+        return intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding)
 
     @property
     def is_live(self) -> bool:

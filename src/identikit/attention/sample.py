@@ -13,7 +13,8 @@ import torch
 
 from identikit.attention.captured import Place
 from identikit.attention.estimate import BoundedRows, RowSample
-from identikit.attention.intervals import EXACTLY, bounds_of, edges_wanted, membership
+from identikit.attention.intervals import EXACTLY, bounds_of
+from identikit.attention.quantities import edges_wanted, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.progress import Progress, silent
 from identikit.shapes import Bool, Tensor

@@ -12,7 +12,7 @@ import torch
 
 from identikit.attention.certainty import value_sizes
 from identikit.attention.estimate import Mean, RowSample, mean_over_rows, share_of_rows
-from identikit.attention.intervals import membership
+from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import sample_rows
 from identikit.explanation.causes import causes

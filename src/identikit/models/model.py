@@ -121,7 +121,7 @@ class Model:
         check_in_place(self.hf, self.name)
         return identity_of(self.hf, self.tokenizer)
 
-    def provenance(self, text: Text, **settings: Any) -> Provenance:
+    def provenance(self, text: Text | list[Text], **settings: Any) -> Provenance:
         """Return where a result of this model on `text` comes from, computed with `settings`."""
         return Provenance(
             model=self.name,
@@ -235,6 +235,25 @@ class Model:
             output = self._forward(batch)
         self._check_finite(batch, [watch.inputs, *watch.hidden])
         return Trace(watch.inputs, tuple(watch.hidden), getattr(output, "logits", None), tuple(watch.blocks))
+
+    def gradients(
+        self, batch: TokenBatch, target: Callable[[Tensor | None, Tensor], Tensor]
+    ) -> dict[int, Float[Tensor, "batch head query d_v"]]:
+        """Return the derivative of a target by the head outputs of each layer that has attention.
+
+        `target` makes one number from the logits (None where the model makes none) and the last hidden vectors.
+        """
+        moved: dict[int, Tensor] = {}
+
+        def visit(call: AttentionCall) -> Tensor:
+            moved[call.layer] = torch.zeros_like(call.output).requires_grad_()
+            return call.output + moved[call.layer]
+
+        with self._tapped(visit) as watch, torch.enable_grad():
+            output = self._forward(batch)
+            value = target(getattr(output, "logits", None), watch.hidden[-1])
+            found = torch.autograd.grad(value, list(moved.values()), materialize_grads=True)
+        return dict(zip(moved, found, strict=True))
 
     def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
         """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""

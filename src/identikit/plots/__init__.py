@@ -9,6 +9,7 @@ from identikit.plots.attention import alternative_bars, head_grid, interval_bars
 from identikit.plots.attribution import attribution_map, sources
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
 from identikit.plots.maps import head_maps, interval_maps
+from identikit.plots.readings import measure_bars, measure_maps, role_bars
 from identikit.plots.tokens import identity_map, inversion_map, rates
 
 __all__ = [
@@ -22,7 +23,10 @@ __all__ = [
     "interval_bars",
     "interval_maps",
     "inversion_map",
+    "measure_bars",
+    "measure_maps",
     "rates",
+    "role_bars",
     "sinks",
     "sources",
 ]

@@ -128,9 +128,9 @@ def interval_bars(
     A tick is the raw weight; a dot, with `effective`, the effective one. The `most` keys with the largest "upper" or
     "width" (`order`) are shown.
     """
-    data = read("interval_bars", intervals, ("raw", "lower", "upper"), axes=("key", "group"))
-    last = "group" if "group" in data.coords else "key"
-    names = named(data, "key") if last == "key" else list(map(str, np.atleast_1d(data["group"].to_numpy())))
+    data = read("interval_bars", intervals, ("raw", "lower", "upper"), axes=("key", "group", "quantity"))
+    last = next((name for name in ("group", "quantity") if name in data.coords), "key")
+    names = named(data, "key") if last == "key" else list(map(str, np.atleast_1d(data[last].to_numpy())))
     raw = table(data, "raw", last)
     lower = table(data, "lower", last)
     upper = table(data, "upper", last)

@@ -124,7 +124,7 @@ def head_maps(
         seen = table(data, "visible", "query", "key") if "visible" in data else True
         return {f"{head_of(data)} {name}": np.where(seen, weights[name], np.nan) for name in chosen}
 
-    return _panels("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes, footer)
+    return draw_maps("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes, footer)
 
 
 def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
@@ -162,36 +162,48 @@ def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None, foot
         weights = {name: table(data, name, "query", "key") for name in _ENDS}
         return {f"{head_of(data)} {name}": np.where(possible, cells, np.nan) for name, cells in weights.items()}
 
-    return _panels("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes, footer)
+    return draw_maps("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes, footer)
 
 
-def _panels(plot: str, maps: Maps, axes: Iterable[Axes] | None, footer: str) -> Panels:
-    """Draw titled maps on the axes that were given, or on new ones."""
+def draw_maps(
+    plot: str,
+    maps: Maps,
+    axes: Iterable[Axes] | None,
+    footer: str,
+    labels: tuple[str, str, str] = ("query", "key", WEIGHT),
+) -> Panels:
+    """Draw titled maps on the axes that were given, or on new ones; `labels` of rows, columns and the colour bar."""
     count = len(maps.cells)
     with house_style():
         panels = _map_axes(count) if axes is None else panels_of(plot, axes, count)
-        map_panels(panels, maps)
+        map_panels(panels, maps, labels=labels)
         add_footer(sheet_of(panels[0]), footer)
     return panels
 
 
-def map_panels(panels: Panels, maps: Maps, *, keep: Sequence[int] = ()) -> None:
+def map_panels(
+    panels: Panels,
+    maps: Maps,
+    *,
+    keep: Sequence[int] = (),
+    labels: tuple[str, str, str] = ("query", "key", WEIGHT),
+) -> None:
     """Draw maps on one diverging scale with one colour bar; `keep` are keys always labelled."""
     scale = around_zero(*maps.cells.values())
     image = None
     for axes, title in zip(panels, maps.cells, strict=True):
         image = maps.draw(axes, title, scale, keep=keep)
         axes.set_title(title, loc="left")
-        axes.set_xlabel(maps.label("key"))
+        axes.set_xlabel(maps.label(labels[1]))
         axes.spines[:].set_visible(True)
         place = axes.get_subplotspec()
         if place is None or place.is_first_col():
-            axes.set_ylabel("query")
+            axes.set_ylabel(labels[0])
             token_axis(axes.yaxis, maps.rows)
         else:
             axes.set_yticks([])
     assert image is not None, "maps without a map"
-    colour_bar(image, panels, scale, WEIGHT)
+    colour_bar(image, panels, scale, labels[2], shares=labels[2] == WEIGHT)
 
 
 def _map_axes(count: int) -> Panels:

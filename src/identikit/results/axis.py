@@ -49,7 +49,7 @@ class Axis:
     @property
     def plural(self) -> str:
         """What several places of the axis are called."""
-        return "queries" if self.name == "query" else f"{self.name}s"
+        return f"{self.name[:-1]}ies" if self.name in ("query", "quantity") else f"{self.name}s"
 
     @property
     def counted(self) -> str:

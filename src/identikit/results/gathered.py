@@ -24,7 +24,7 @@ def by_words(result: R) -> R:
     result.refuse_large(ways)
     axes = {axis.name: axis for axis in result.axes}
     for name in dict.fromkeys(name for how in ways.values() for name in how):
-        if not axes[name].single:
+        if name in axes and not axes[name].single:
             axes[name] = _word_axis(result, axes[name], groups)
     arrays = {name: _gathered(result, name, how, groups) for name, how in ways.items()}
     dims = {name: result.source.dims[name] for name in arrays}

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from identikit.attention.captured import Place
 from identikit.attention.estimate import BoundedRows, certain_rows, mean_by_head, mean_by_token
 from identikit.attention.interval_result import AttentionIntervals, strongest_certain
-from identikit.attention.intervals import EXACTLY, bounds_of, edges_wanted
+from identikit.attention.intervals import EXACTLY, bounds_of
+from identikit.attention.quantities import edges_wanted
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.explanation.result import Explanation

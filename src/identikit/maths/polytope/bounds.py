@@ -49,9 +49,21 @@ class Wanted(NamedTuple):
         unit = torch.eye(n).to(rows.attention).expand(len(objectives), n, n)
         return torch.cat([unit, objectives], dim=1)
 
+    def scaled(self) -> tuple["Wanted", Float[Tensor, "_ quantity"] | None]:
+        """Ask for objectives whose largest number is 1, as solvers compare with fixed tolerances; and return the sizes.
+
+        None where there are no objectives.
+        """
+        if self.objectives is None:
+            return self, None
+        objectives = self.objectives if self.objectives.ndim == 3 else self.objectives[None]
+        size = objectives.abs().amax(-1)
+        size = torch.where(size > 0, size, 1.0)
+        return self._replace(objectives=objectives / size[..., None]), size
+
     def of_rows(self, chosen: Tensor) -> "Wanted":
         """Return what is asked of some rows."""
-        if self.objectives is None or self.objectives.ndim == 2:
+        if self.objectives is None or self.objectives.ndim == 2 or len(self.objectives) == 1:
             return self
         return self._replace(objectives=self.objectives[chosen.to(self.objectives.device)])
 
@@ -71,6 +83,12 @@ class Bounds(NamedTuple):
     upper: Float[Tensor, "row quantity"]
     gap: Float[Tensor, "row quantity"]
     order: Int[Tensor, "row"]
+
+    def times(self, size: Float[Tensor, "_ objective"]) -> "Bounds":
+        """Return the bounds of objectives that are so many times as large; they come after the weights of keys."""
+        size = torch.cat([size.new_ones(len(size), self.lower.shape[1] - size.shape[1]), size], dim=1)
+        size = size.to(self.lower)
+        return Bounds(self.lower * size, self.upper * size, self.gap * size, self.order)
 
     def columns(self, chosen: slice) -> "Bounds":
         """Return some of the quantities."""

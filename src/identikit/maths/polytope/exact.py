@@ -21,6 +21,7 @@ from identikit.maths.threads import one_thread
 from identikit.shapes import Bool, Float, Int, Tensor
 
 GAP = 1e-8  # an exact end whose gap is larger is computed again
+_LATEST = 4096  # rows between looks at the clock, at most
 TIE = 1e-9  # a weight that exceeds another by less is as large
 
 Solver = Callable[..., Proposed]
@@ -33,6 +34,7 @@ def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
     Rows go to compiled code, on the GPU where they are there. Ends that are not proven to `GAP` are solved again, one
     plain linear program each, and keep what holds for any attention if that fails as well.
     """
+    wanted, size = wanted.scaled()
     bounds = unbounded(rows, wanted)
     solve = _solver(rows)
     duals = 2 * bounds.lower.shape[1] * rows.basis.shape[2]
@@ -40,7 +42,38 @@ def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
         part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen), solve)
         for every, some in zip(bounds, part, strict=True):
             every[chosen] = some
-    return bounds
+    return bounds if size is None else bounds.times(size)
+
+
+@one_thread()
+def greatest(
+    rows: Rows, objectives: Float[Tensor, "_ quantity key"], *, late: Callable[[], bool] = lambda: False
+) -> tuple[Float[Tensor, "row quantity"], Float[Tensor, "row quantity"]]:
+    """Find the greatest of objectives, shared by all rows or given for each: a proven bound, and its gap.
+
+    The gap is at most how far the bound is from what some attention of the row's set attains. Once it is `late`, rows
+    keep the greatest that any attention could have, and a gap of NaN.
+    """
+    wanted, size = Wanted(objectives=objectives.to(rows.attention)).scaled()
+    assert size is not None
+    c = wanted.all_objectives(rows)
+    own = (rows.attention[:, None] @ c.mT)[:, 0]
+    known = unbounded(rows, wanted)
+    bound = known.upper
+    gap = known.gap
+    solve = _solver(rows)
+    fits = min(_LATEST, fitting(rows, 2 * c.shape[1] * rows.basis.shape[2]))
+    for chosen in _portions(rows.free.nonzero()[:, 0], fits):
+        if late():
+            break
+        some = rows.some(chosen)
+        asked = wanted.of_rows(chosen)
+        proposed = _solved_again(some, asked, solve, both=False)
+        attained = torch.where(proposed.failed[:, None], own[chosen], proposed.greatest - proposed.off[:, None])
+        proven = proven_maximum(some, asked.all_objectives(some), proposed.upper).minimum(bound[chosen])
+        bound[chosen] = proven.maximum(own[chosen])
+        gap[chosen] = bound[chosen] - attained.maximum(own[chosen])
+    return bound * size, gap * size
 
 
 def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:

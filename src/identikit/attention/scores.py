@@ -1,0 +1,246 @@
+"""Which role a head has, and whether it has it in every attention with the same output.
+
+A role is a pattern c of numbers over queries and keys: the weight on the previous token, on the token after an earlier
+copy of this one, and so on. A head's score is the mean of $\\sum_j c_{ij} a_{ij}$ over the rows that have a target.
+Rows move independently of each other while the output stays, so the ends of a mean are the means of the ends: exact.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from identikit.attention.captured import Captured
+from identikit.attention.effective import captured_attention
+from identikit.attention.intervals import Bounding, bounds_of
+from identikit.attention.layer import EffectiveOptions
+from identikit.attention.score_result import HeadScores
+from identikit.checks import function, known_names, random_seed, whole_number
+from identikit.errors import InputError
+from identikit.maths.polytope.bounds import Wanted
+from identikit.models.model import Model, checked_model
+from identikit.models.reading import Reading, readings
+from identikit.models.surroundings import undisturbed
+from identikit.progress import Progress, silent
+from identikit.results.axis import Axis, Index, chosen
+from identikit.results.source import Held
+from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.texts.text import is_several
+
+SINK = 0.3  # of a head's attention on the first token, from which on it counts as a sink (Gu et al., 2024)
+_MADE = ("raw", "effective", "lower", "upper", "gap")
+
+
+class ScoredText(NamedTuple):
+    """What patterns are made from: a text's token ids, and which of its tokens the tokenizer added."""
+
+    ids: Int[Tensor, "n"]
+    special: Bool[Tensor, "n"]
+
+    @property
+    def offset(self) -> Int[Tensor, "n n"]:
+        """How many places each query stands after each key."""
+        places = torch.arange(len(self.ids))
+        return places[:, None] - places
+
+    @property
+    def earlier(self) -> Bool[Tensor, "n n"]:
+        """Whether a key holds an earlier copy of the query's token."""
+        return (self.ids[:, None] == self.ids) & (self.offset > 0)
+
+
+class HeadRole(NamedTuple):
+    """A role: its name, what it means, and the pattern that a head with this role attends by.
+
+    `above`: the score is the share of texts in which that of the pattern is above this; None: it is the pattern's own.
+    """
+
+    name: str
+    meaning: str
+    pattern: Callable[[ScoredText], Tensor]
+    above: float | None = None
+
+
+ROLES: dict[str, HeadRole] = {}
+
+
+def role(name: str, above: float | None = None) -> Callable[[Callable[[ScoredText], Tensor]], HeadRole]:
+    """Declare a role by the function that makes its pattern; the docstring says what the score is."""
+
+    def declare(pattern: Callable[[ScoredText], Tensor]) -> HeadRole:
+        ROLES[name] = HeadRole(name, " ".join((pattern.__doc__ or "").split()), pattern, above)
+        return ROLES[name]
+
+    return declare
+
+
+@role("self")
+def own_token(text: ScoredText) -> Tensor:
+    """Weight on the token itself."""
+    return text.offset == 0
+
+
+@role("previous")
+def previous_token(text: ScoredText) -> Tensor:
+    """Weight on the token before."""
+    return text.offset == 1
+
+
+@role("first")
+def first_token(text: ScoredText) -> Tensor:
+    """Weight on the first token of the text, over the rows of all others."""
+    return (torch.arange(len(text.ids)) == 0) & (text.offset != 0)
+
+
+@role("special")
+def special_tokens(text: ScoredText) -> Tensor:
+    """Weight on the special tokens, all together."""
+    return text.special.expand(len(text.ids), -1)
+
+
+@role("same token")
+def same_token(text: ScoredText) -> Tensor:
+    """Weight on earlier copies of the token, over the rows that have one."""
+    return text.earlier
+
+
+@role("induction")
+def induction(text: ScoredText) -> Tensor:
+    """Weight on the tokens that follow earlier copies of the token, over the rows that have one."""
+    follows = torch.zeros_like(text.earlier)
+    follows[:, 1:] = text.earlier[:, :-1]
+    return follows
+
+
+@role("distance")
+def mean_distance(text: ScoredText) -> Tensor:
+    """Mean distance of what is attended to, in tokens to either side."""
+    return text.offset.abs()
+
+
+@role("sink rate", above=SINK)
+def sink_rate(text: ScoredText) -> Tensor:
+    """Share of texts in which the first token receives more than 0.3 of the weight."""
+    return first_token.pattern(text)
+
+
+@undisturbed()
+def head_scores(
+    model: Model,
+    texts: Any,
+    *,
+    scores: Sequence[str] | str | None = None,
+    layers: Index = None,
+    heads: Index = None,
+    seconds: float | int | None = None,
+    truncate: bool = False,
+    progress: Progress = silent,
+) -> HeadScores:
+    """Score the role of every head on a text or a list of texts: raw, effective, and in all attention with the output.
+
+    A score is the mean over the rows that see a target, in each text, and then over texts: a `HeadScores` with `raw`,
+    `effective`, `lower` and `upper` (score, layer, head), and with several texts their standard errors. The ends are
+    exact: no attention with the same outputs has a lower or a higher score.
+
+    - `scores`: only these; None is all of "self", "previous", "first", "special", "same token", "induction", "distance"
+      and "sink rate". `repeated_tokens` makes texts on which induction shows
+    - `layers`, `heads`: only these, counted from 0
+    - `seconds`: stop bounding after this time; rows that were not reached count with what holds for any attention
+    """
+    names = tuple(ROLES) if scores is None else known_names("scores", scores, tuple(ROLES))
+    limit = Bounding.checked("exact", 0.0, seconds).seconds
+    progress = function("progress", progress)
+    model = checked_model(model)
+    if model.modality != "text":
+        raise InputError(f"head_scores compares tokens, and {model.name} reads {model.modality}s.")
+    wanted = model.attending(layers)
+    which = chosen("head", heads, model.n_heads)
+    until = math.inf if limit is None else time.monotonic() + limit
+    read = readings(model, texts, layers=wanted, truncate=truncate)
+    parts = []
+    for place, reading in enumerate(read):
+        captured = captured_attention(reading, EffectiveOptions(), layers=wanted, heads=which).captured()
+        parts.append(_scored(captured, [ROLES[name] for name in names], until))
+        progress("head scores, texts", place + 1, len(read))
+    text = [reading.text for reading in read] if is_several(texts) else read[0].text
+    provenance = model.provenance(text, scores=names, layers=wanted, heads=which)
+    axes = (Axis("score", names), Axis("layer", wanted), Axis("head", which))
+    about = {"texts": len(read), "meanings": {name: ROLES[name].meaning for name in names}, "sink": SINK}
+    arrays = _over_texts(torch.stack(parts), [ROLES[name] for name in names])
+    dims = {name: ("score", "layer", "head")[: array.ndim] for name, array in arrays.items()}
+    return HeadScores(axes, Held(arrays, dims), provenance, about)
+
+
+def _scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
+    """Return what one text's heads score, raw to gap; NaN for a score that no row of the text has a target for."""
+    layers = [_scored_layer(captured, at, roles, until) for at in range(len(captured.layers))]
+    return torch.stack(layers, dim=2)
+
+
+def _scored_layer(
+    captured: Captured, at: int, roles: Sequence[HeadRole], until: float
+) -> Float[Tensor, "number score head"]:
+    layer = captured.layers[at]
+    heads = torch.arange(len(layer.heads), device=layer.heads.device)
+    keys = torch.arange(len(layer.tokens), device=heads.device)
+    visible = layer.seen.block(keys, keys).cpu()
+    text = _text_of(captured.reading)
+    patterns = torch.stack([role.pattern(text).double() for role in roles], dim=1) * visible[:, None]
+    targets = (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]  # query, score
+    patterns = patterns * targets[..., None]
+    queries = targets.any(1).nonzero()[:, 0]
+    if not len(queries):
+        return torch.full((len(_MADE), len(roles), len(heads)), torch.nan, dtype=torch.float64)
+    places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
+    objectives = patterns[queries].repeat(len(heads), 1, 1).to(heads.device)
+    bounding = Bounding("exact", 0.0, max(until - time.monotonic(), 1e-9))
+    rows, bounds = bounds_of(captured, places, Wanted(objectives=objectives), bounding=bounding)
+    raw = (objectives @ rows.attention[:, : len(keys), None])[..., 0]
+    effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
+    effective = (objectives @ effective[..., None])[..., 0]
+    numbers = torch.stack([raw, effective, bounds.lower, bounds.upper, bounds.gap]).unflatten(1, (len(heads), -1))
+    rows_of = targets[queries].sum(0).to(numbers)
+    return (numbers.sum(2) / rows_of).mT.masked_fill(rows_of[:, None] == 0, torch.nan).cpu()
+
+
+def _text_of(reading: Reading) -> ScoredText:
+    assert reading.batch.ids is not None
+    return ScoredText(reading.batch.ids[0].cpu(), reading.batch.special[0].cpu())
+
+
+def _over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
+    """Return the means over texts with their standard errors, and over how many texts each score is."""
+    for place, role in enumerate(roles):
+        if role.above is not None:
+            values = numbers[:, :4, place]
+            numbers[:, :4, place] = torch.where(values.isnan(), torch.nan, (values > role.above).double())
+    known = ~numbers[:, 0].isnan().flatten(2).all(-1)
+    count = known.sum(0)
+    means = numbers.nanmean(0)
+    arrays: dict[str, Tensor] = dict(zip(_MADE, means, strict=True))
+    arrays["scored_texts"] = count
+    if len(numbers) > 1:
+        spread = (numbers - means).square().nansum(0) / (count - 1).clamp(min=0)[:, None, None]
+        errors = (spread / count[:, None, None]).sqrt()
+        arrays |= {f"{name}_stderr": error for name, error in zip(_MADE[:4], errors, strict=False)}
+    return arrays
+
+
+def repeated_tokens(model: Model, n: int, *, seed: int = 0) -> list[int]:
+    """Make a text on which induction shows: n random tokens, twice, as token ids, with the special tokens around them.
+
+    The same seed gives the same tokens. Special tokens are not drawn.
+    """
+    model = checked_model(model)
+    n = whole_number("n", n, least=1)
+    if model.modality != "text":
+        raise InputError(f"repeated_tokens makes token ids, and {model.name} reads {model.modality}s.")
+    drawn = torch.Generator().manual_seed(random_seed(seed))
+    special = set(getattr(model.tokenizer, "all_special_ids", ()))
+    usable = torch.tensor([token for token in range(model.vocabulary) if token not in special])
+    ids = usable[torch.randint(len(usable), (n,), generator=drawn)].tolist()
+    (around,) = model.encode("a")
+    inside = [place for place, added in enumerate(around.special) if not added]
+    return [*around.ids[: inside[0]], *ids, *ids, *around.ids[inside[-1] + 1 :]]

@@ -1,0 +1,104 @@
+r"""Products of attention through layers, and how large or small each can be while every head's output stays the same.
+
+Fix every head's output. Then every hidden vector and every later value stays, and each row $a_{hi}$ of each head of
+each layer moves in its own set $P_{hi}$ (see `polytope.rows`), independently of all others. Readings such as rollout
+are products of such layers: from the inputs up,
+
+$$w_l(i) = k\,w_{l-1}(i) + g\,\frac{1}{H} \sum_h a_{hi} \cdot (f_{hi} \odot w_{l-1}),$$
+
+where $w_0$ is the unit vector of an input token, or the difference of two. All that multiplies $w_{l-1}$ is at least 0,
+so the whole is greatest if each row, for itself, makes its own term greatest, given the greatest $w_{l-1}$: a dynamic
+program over layers, one linear program per row and input (a robust Markov chain whose rows lie in sets of their own;
+Iyengar 2005). The least is minus the greatest of $-w$.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from identikit.maths.polytope.bounds import fitting
+from identikit.maths.polytope.exact import greatest
+from identikit.maths.polytope.rows import Rows
+from identikit.shapes import Float, Tensor
+
+
+class Chain(NamedTuple):
+    """How a reading goes through layers.
+
+    - `keep`: k, what a token keeps of what it had; `give`: g, what it takes of what its heads bring
+    - `factors`: f of each layer, numbers of at least 0 on the weights of each head, query and key; None: 1
+    """
+
+    keep: float
+    give: float
+    factors: Sequence[Float[Tensor, "head query key"]] | None = None
+
+    def factor(self, layer: int) -> Float[Tensor, "head query key"] | None:
+        """Return the factor of a layer, if there is one."""
+        return None if self.factors is None else self.factors[layer]
+
+
+class Extreme(NamedTuple):
+    """The greatest that a reading can be after a layer, and at most how far that is from what is attained."""
+
+    value: Float[Tensor, "source query"]
+    gap: Float[Tensor, "source query"]
+
+
+def through_layers(
+    maps: Sequence[Float[Tensor, "head query key"]], chain: Chain, start: Float[Tensor, "source key"]
+) -> Iterator[Float[Tensor, "source query"]]:
+    """Yield what each layer's tokens hold of each source, with the attention that is given."""
+    weights = start
+    for layer, attention in enumerate(maps):
+        factor = chain.factor(layer)
+        attention = attention if factor is None else attention * factor
+        weights = chain.keep * weights + chain.give * weights @ attention.mean(0).mT
+        yield weights
+
+
+def greatest_through_layers(
+    layers: Sequence[Rows],
+    chain: Chain,
+    start: Float[Tensor, "source key"],
+    *,
+    late: Callable[[], bool] = lambda: False,
+) -> Iterator[Extreme]:
+    """Yield the greatest that each layer's tokens can hold of each source; `layers` have all heads' rows, in order.
+
+    What a layer can reach at most is what its rows reach at most of what the layer below can reach at most; gaps add
+    up, as the rows that attain one layer's end also attain the others'. Once it is `late`, rows count with the greatest
+    that any attention could bring, and gaps are NaN.
+    """
+    value = start
+    gap = torch.zeros_like(start)
+    n = start.shape[1]
+    for layer, rows in enumerate(layers):
+        factor = chain.factor(layer)
+        brought, missed = _brought(rows, value, None if factor is None else factor.flatten(0, 1), late)
+        below = gap.amax(-1, keepdim=True).expand(-1, n)
+        if factor is not None:
+            below = (gap @ factor.amax(0).mT).minimum(below * factor.amax((0, 2)))
+        value = chain.keep * value + chain.give * brought.unflatten(1, (-1, n)).mean(1)
+        gap = chain.keep * gap + chain.give * (missed.unflatten(1, (-1, n)).mean(1) + below)
+        yield Extreme(value, gap)
+
+
+def _brought(
+    rows: Rows,
+    weights: Float[Tensor, "source key"],
+    factor: Float[Tensor, "row key"] | None,
+    late: Callable[[], bool],
+) -> tuple[Float[Tensor, "source row"], Float[Tensor, "source row"]]:
+    """Return the most that each row can bring of each source, and the gaps; a learned sink brings nothing."""
+    padded = F.pad(weights, (0, rows.attention.shape[1] - weights.shape[1])).to(rows.attention)
+    if factor is None:
+        bounds = [greatest(rows, padded[None], late=late)]
+    else:
+        factor = F.pad(factor, (0, padded.shape[1] - factor.shape[1])).to(rows.attention)
+        step = max(1, fitting(rows, 3 * factor.numel()))
+        bounds = [greatest(rows, factor[:, None] * some, late=late) for some in padded.split(step)]
+    value, gap = (torch.cat(part, dim=1).mT.to(weights) for part in zip(*bounds, strict=True))
+    return value, gap

@@ -1,0 +1,153 @@
+"""Readings through layers against all choices of vertices, and against random attention with the same outputs."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from identikit.maths.chain import Chain, greatest_through_layers, through_layers
+from identikit.maths.polytope.exact import greatest
+from identikit.maths.polytope.rows import joined_rows, rows_of
+from tests.maths.polytope.cases import rank_of
+from tests.reference import chain as reference
+
+ROLLOUT = Chain(0.5, 0.5)
+
+
+class Model:
+    """Made-up attention of some layers and heads: maps, values, and the rows with their sets."""
+
+    def __init__(self, n: int, d_v: int, heads: int, layers: int, seed: int = 0, kind: str = "plain"):
+        generator = torch.Generator().manual_seed(seed)
+        visible = torch.ones(n, n, dtype=torch.bool)
+        if kind == "causal":
+            visible = visible.tril()
+        self.maps = []
+        self.values = []
+        self.layers = []
+        for _ in range(layers):
+            scores = torch.randn(heads, n, n, generator=generator, dtype=torch.float64)
+            values = torch.randn(heads, n, d_v, generator=generator, dtype=torch.float64)
+            if kind == "repeated":
+                values = values[:, torch.arange(n) % 2]
+            if kind == "ties":
+                scores = scores.round()
+                values = values.round()
+            maps = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+            self.maps.append(maps)
+            self.values.append(values)
+            parts = [rows_of(a, v, visible, rank_of(v, visible)) for a, v in zip(maps, values, strict=True)]
+            self.layers.append(joined_rows(parts))
+
+    def vertices(self, layer: int, head: int, query: int) -> np.ndarray:
+        """The vertices of a row's set, over all keys."""
+        weights = self.maps[layer][head, query]
+        seen = (weights > 0).numpy()
+        found = reference.vertices(weights.numpy()[seen], self.values[layer][head].numpy()[seen])
+        whole = np.zeros((len(found), len(weights)))
+        whole[:, seen] = found
+        return whole
+
+    def sets(self) -> list[list[list[np.ndarray]]]:
+        n = self.maps[0].shape[-1]
+        return [
+            [[self.vertices(layer, head, query) for query in range(n)] for head in range(len(maps))]
+            for layer, maps in enumerate(self.maps)
+        ]
+
+
+def ends(model: Model, chain: Chain, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The least and the greatest after the last layer, and the largest gap."""
+    *_, upper = greatest_through_layers(model.layers, chain, start)
+    *_, lower = greatest_through_layers(model.layers, chain, -start)
+    return -lower.value, upper.value, float(torch.maximum(upper.gap, lower.gap).max())
+
+
+@pytest.mark.parametrize(("keep", "give"), [(0.5, 0.5), (0.0, 1.0), (1.0, 1.0)])
+def test_ends_are_those_of_all_choices_at_once(keep: float, give: float):
+    model = Model(3, 1, 1, 2)
+    chain = Chain(keep, give)
+    starts = torch.cat([torch.eye(3, dtype=torch.float64), torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)])
+    lower, upper, gap = ends(model, chain, starts)
+    assert gap < 1e-12
+    for at, start in enumerate(starts.numpy()):
+        best = reference.greatest_by_choices(model.sets(), start, keep, give)
+        least = -reference.greatest_by_choices(model.sets(), -start, keep, give)
+        np.testing.assert_allclose(upper[at], best, atol=1e-12)
+        np.testing.assert_allclose(lower[at], least, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "repeated", "ties"])
+def test_random_attention_with_the_same_outputs_stays_inside(kind: str):
+    n = 5
+    model = Model(n, 2, 2, 3, seed=3, kind=kind)
+    start = torch.eye(n, dtype=torch.float64)
+    lower, upper, gap = ends(model, ROLLOUT, start)
+    assert gap < 1e-11
+    generator = np.random.default_rng(0)
+    sets = model.sets()
+    for _ in range(2000):
+        maps = []
+        for layer in sets:
+            chosen = [[row[generator.integers(len(row))] for row in head] for head in layer]
+            maps.append(torch.tensor(np.array(chosen)))
+        *_, found = through_layers(maps, ROLLOUT, start)
+        assert (found <= upper + 1e-11).all() and (found >= lower - 1e-11).all()
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.sampled_from(["plain", "causal", "repeated", "ties"]), st.booleans())
+def test_each_layer_takes_the_best_of_what_the_one_below_can_reach(seed: int, kind: str, signed: bool):
+    n = 4
+    model = Model(n, 1, 2, 2, seed=seed, kind=kind)
+    start = torch.eye(n, dtype=torch.float64)
+    if signed:
+        start = start - start.roll(1, 0)
+    *_, upper = greatest_through_layers(model.layers, ROLLOUT, start)
+    sets = model.sets()
+    for at in range(n):
+        weights = start[at].numpy()
+        for layer in sets:
+            best = [np.mean([(head[query] @ weights).max() for head in layer]) for query in range(n)]
+            weights = 0.5 * weights + 0.5 * np.array(best)
+        np.testing.assert_allclose(upper.value[at], weights, atol=1e-10)
+
+
+def test_factors_multiply_the_weights_of_each_row():
+    n = 4
+    model = Model(n, 1, 2, 2, seed=5)
+    factors = [torch.rand(2, n, n, generator=torch.Generator().manual_seed(layer)).double() for layer in range(2)]
+    chain = Chain(1.0, 1.0, factors)
+    start = torch.eye(n, dtype=torch.float64)
+    *_, upper = greatest_through_layers(model.layers, chain, start)
+    *_, raw = through_layers(model.maps, chain, start)
+    assert (raw <= upper.value + 1e-12).all() and upper.gap.max() < 1e-11
+    sets = model.sets()
+    weights = start[2].numpy()
+    for layer, factor in zip(sets, factors, strict=True):
+        brought = np.zeros(n)
+        for query in range(n):
+            brought[query] = np.mean(
+                [(head[query] @ (factor[at, query].numpy() * weights)).max() for at, head in enumerate(layer)]
+            )
+        weights = weights + brought
+    np.testing.assert_allclose(upper.value[2], weights, atol=1e-10)
+
+
+def test_what_was_not_reached_in_time_is_still_a_bound():
+    model = Model(6, 2, 2, 3, seed=1)
+    start = torch.eye(6, dtype=torch.float64)
+    *_, exact = greatest_through_layers(model.layers, ROLLOUT, start)
+    *_, late = greatest_through_layers(model.layers, ROLLOUT, start, late=lambda: True)
+    assert (late.value >= exact.value - 1e-12).all() and late.gap.isnan().all()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_objectives_of_any_size_have_the_same_relative_gap(size: float):
+    model = Model(8, 2, 1, 1, seed=2)
+    c = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    value, gap = greatest(model.layers[0], size * c)
+    plain, _ = greatest(model.layers[0], c)
+    assert gap.max() < 1e-11 * size
+    torch.testing.assert_close(value / size, plain, atol=1e-11, rtol=0)
