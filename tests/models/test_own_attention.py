@@ -1,5 +1,8 @@
 """MPNet, DeBERTa, BLOOM, Falcon and GPT-J against the eager attention of their own modules and their definitions."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import transformers as hf
@@ -7,7 +10,7 @@ import transformers as hf
 import identikit as ik
 from identikit.models.families import FAMILIES
 from identikit.models.model import Model
-from identikit.models.taps.tap import LONGEST_MASK
+from identikit.models.taps.tap import LONGEST_MASK, RowMask
 from tests.models import tiny
 from tests.models.test_contract import batch_of, captured, slow_unless
 from tests.reference import scores as reference
@@ -125,3 +128,20 @@ def test_every_question_can_be_asked(name: str):
     assert ((intervals.lower <= intervals.raw + 1e-6) & (intervals.raw <= intervals.upper + 1e-6)).all()
     shares = ik.token_attribution(model, text).contribution.sum(1)
     assert torch.allclose(shares, torch.ones_like(shares), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [slow_unless(name, {"xlnet", "deberta-v2", "bloom"}) for name in [*OWN, "xlnet", "bert"]])
+def test_a_result_can_be_copied_and_pickled(name: str):
+    """With its model and all that was captured, so that it can still be asked everything."""
+    attention = ik.effective_attention(tiny.loaded(name), "w5 w6 w7 w8 w9 w10 w11 w12 w13")
+    for again in (pickle.loads(pickle.dumps(attention)), copy.deepcopy(attention)):
+        for array in ("raw", "effective", "reachable_dim"):
+            assert torch.equal(again.array(array), attention.array(array)), array
+        assert torch.equal(again.intervals(layer=1, head=2).upper, attention.intervals(layer=1, head=2).upper)
+        assert again.verify().hidden < 1e-3
+
+
+def test_a_mask_that_is_a_rule_is_not_pickled():
+    rule = RowMask(lambda *index: index[2] >= index[3], 1, 5000, torch.device("cpu"), False)
+    with pytest.raises(ik.InputError, match=r"pickling attention of 5000 tokens.*save\(\)"):
+        pickle.dumps(rule)

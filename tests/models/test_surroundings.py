@@ -4,7 +4,7 @@ Models in another state (gradient checkpointing, asked for tuples) are in `tests
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +12,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import identikit as ik
 from identikit.errors import InputError, ModelError
@@ -64,6 +68,35 @@ def setting(change: Any, value: Any, back: Any) -> Iterator[None]:
         change(back)
 
 
+def halved(result: Any) -> Any:
+    return result / 2 if isinstance(result, torch.Tensor) and result.is_floating_point() else result
+
+
+class HalvingFunctions(TorchFunctionMode):
+    """Halves what products of matrices make, as they are written."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return halved(found) if func in (torch.matmul, torch.Tensor.matmul) else found
+
+
+class HalvingKernels(TorchDispatchMode):
+    """Halves what products of matrices make, as they are computed."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return halved(found) if "mm" in func.__name__ else found
+
+
+@contextmanager
+def modes() -> Iterator[None]:
+    with ExitStack() as stack:
+        for mode in (FlopCounterMode(display=False), HalvingFunctions(), HalvingKernels()):
+            stack.enter_context(mode)
+        yield
+        assert torch.equal(torch.eye(2) @ torch.eye(2), torch.eye(2) / 4)  # they are back
+
+
 SURROUNDINGS = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "inference": torch.inference_mode,
@@ -75,12 +108,13 @@ SURROUNDINGS = {
     "rounded": lambda: setting(torch.set_float32_matmul_precision, "medium", "highest"),
     "saved tensors": lambda: saved_tensors_hooks(torch.zeros_like, torch.zeros_like),
     "kernel": lambda: sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION),
+    "modes": modes,
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    [slow_unless(name, {"autocast", "inference", "float64", "device", "saved tensors"}) for name in SURROUNDINGS],
+    [slow_unless(name, {"autocast", "inference", "float64", "device", "saved tensors", "modes"}) for name in SURROUNDINGS],
 )
 def test_surroundings_change_no_number(name: str, expected: dict[str, torch.Tensor]):
     hf = tiny.build("gpt2").train()
@@ -153,6 +187,10 @@ def test_transforms_and_scripts_are_refused():
     model = tiny.shared("gpt2")
     with pytest.raises(InputError, match=r"inside a torch\.func transform"):
         vmap(lambda x: ik.effective_attention(model, TEXT).raw + x)(torch.zeros(2))
+    known = ik.effective_attention(model, TEXT)
+    for call in (lambda x: ik.effective_attention(model, TEXT).raw + x, lambda x: known.effective + x):
+        with pytest.raises(InputError, match="inside make_fx"):
+            make_fx(call)(torch.zeros(1))
     with torch.autograd.forward_ad.dual_level(), pytest.raises(InputError, match="is running already"):
         ik.token_attribution(model, TEXT)
     with pytest.raises(ModelError, match="TorchScript"):

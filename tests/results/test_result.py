@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -100,6 +101,13 @@ def test_saved_and_opened_it_is_the_same_to_the_bit(results: dict[str, Result], 
     assert not [path for path in (tmp_path / "saved").rglob("*") if path.suffix in (".pkl", ".pt", ".bin")]
     with pytest.raises(ik.InputError, match="not an empty folder"):
         result.save(tmp_path / "saved")
+
+
+@every
+def test_it_can_be_pickled(results: dict[str, Result], name: str):
+    again = pickle.loads(pickle.dumps(results[name]))
+    assert str(again) == str(results[name]) and again.provenance == results[name].provenance
+    assert all(same(again.array(array), results[name].array(array)) for array in again.arrays)
 
 
 @every

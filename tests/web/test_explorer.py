@@ -98,11 +98,14 @@ def said(page: Any) -> str:
 
 def test_a_text_that_is_too_long_gets_its_message(page: Any, server: Served):
     page.goto(server.address)
-    page.wait_for_selector("textarea")
-    page.evaluate("document.querySelector('textarea').removeAttribute('maxlength')")
-    page.fill("textarea >> nth=0", "w4 " * 3000)
+    page.fill("textarea >> nth=1", "")
+    page.focus("textarea >> nth=0")
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text("w4 " * 3000)  # as a paste does, which `maxlength` would cut
+    assert page.input_value("textarea >> nth=0") == "w4 " * 3000
+    assert "9,000 characters, and this server reads at most 4,000" in said(page)  # before it is sent, and after
     page.click("button:text-is('Run')")
-    assert "at most 4,000" in said(page)
+    until(page, "document.querySelector('.start .note').textContent.includes('--longest')")
     submitted(page, server, "w5 " * 200)
     assert "tokens" in said(page)
 
@@ -127,6 +130,24 @@ def test_a_cancelled_job_and_a_full_queue_say_so(page: Any, browser: Any, server
 def test_an_unknown_result_says_so(page: Any, server: Served):
     page.goto(f"{server.address}/r/{'0' * 32}")
     assert "Type a text above" in said(page)
+
+
+def test_a_new_text_is_not_paired_with_the_sample(page: Any, server: Served):
+    sample = server.client.get("/api").json()["sample"]
+    page.goto(server.address)
+    page.fill("textarea >> nth=0", SHORT)
+    assert page.input_value("textarea >> nth=1") == ""
+    assert "second text was removed" in page.inner_text(".start .note")
+    page.click("button:text-is('Run')")
+    page.wait_for_url("**/r/*", timeout=90_000)
+    ready(page)
+    assert server.client.get(f"/api/results/{page.url.split('/r/')[1].split('#')[0]}").json()["pair"] is None
+    page.fill("textarea >> nth=1", "w20 w21")
+    page.fill("textarea >> nth=0", f"{SHORT} w9")
+    assert page.input_value("textarea >> nth=1") == "w20 w21"  # the visitor's own stays
+    page.fill("textarea >> nth=0", sample["text"])
+    page.fill("textarea >> nth=1", sample["pair"])
+    assert page.input_value("textarea >> nth=1") == sample["pair"]
 
 
 def test_a_text_and_its_pair_are_shown_again(page: Any, server: Served):

@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 import torch
 
-from identikit.attention.precision import careful_words
+from identikit.attention.precision import careful_words, unresolved_words
 from identikit.errors import InputError
 from identikit.models.reading import Change
 from identikit.results.gathered import strongest
@@ -48,7 +48,7 @@ class AttentionIntervals(Result):
 
     kind = "attention intervals"
     main = ("raw", "lower", "upper")
-    raw = _weight("Attention as the model computes it.", words=_MAP_WORDS)
+    raw = _weight("Attention as the model computes it, in float64 and with a sum of 1.", words=_MAP_WORDS)
     lower = _weight("The least weight that any attention with the same output gives to each edge.", words=_MAP_WORDS)
     upper = _weight("The greatest weight that any attention with the same output gives to each edge.", words=_MAP_WORDS)
     gap = _weight(
@@ -117,7 +117,9 @@ class AttentionIntervals(Result):
         largest = float(gap.nan_to_num(0.0).max())
         if largest > _SHARP:
             words.append(f"The ends are proven, and at most {largest:.1g} from the sharp ones.")
-        words += [*self._widest(gap.isnan()), *careful_words(self.about["row_residual"], self.provenance.dtype)]
+        dtype = self.provenance.dtype
+        words += [*self._widest(gap.isnan()), *careful_words(self.about["row_residual"], dtype)]
+        words += unresolved_words(self.about.get("unresolved", 0), dtype)
         return " ".join(words)
 
     def _widest(self, unknown: Bool[Tensor, "*edge"]) -> list[str]:

@@ -96,7 +96,8 @@ def attention_intervals(
     - `weights`: bound $\\sum_j c_j a_j$ instead, for real numbers $c$ of your own: one for each key, or for each query
       and key; or a mapping from names to these, or to mappings from some keys to numbers, such as
       `{"her over the": {"her": 1, "the@24": -1}}`, whose range says whether one weight is always the larger one
-    - `method`: "exact" finds the sharp ends; "certified" finds valid bounds faster in long texts, with their `gap`;
+    - `method`: "exact" finds the sharp ends, of values read to the rounding of their dtype; "certified" finds valid
+      bounds faster in long texts, with their `gap`;
       "auto" is exact, and certified with `epsilon`
     - `epsilon`: let the head's output move by this share of its norm
     - `seconds`: stop after this time: what is not done keeps the bounds 0 and 1 and a `gap` of NaN. Without it, a
@@ -153,7 +154,8 @@ def intervals_of(
     shape = [len(axis) for axis in axes[:3]]
     held = Held({name: array.unflatten(0, shape) for name, array in arrays.items()}, dims)
     about = {"method": bounding.method, "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {"row_residual": captured.uncaught(places, rows)} | ({"groups": members} if members else {})
+    about |= {"row_residual": captured.uncaught(places, rows), "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum())}
+    about |= {"groups": members} if members else {}
     return AttentionIntervals(
         tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes),
         held,

@@ -315,7 +315,7 @@ class Layer:
         place = {head: at for at, head in enumerate(heads)}
         which = [place[head] for head, _ in places]
         gate = self.gate
-        if gate is None or self.passed.basis is not None:  # a gate acts on values, not in a basis
+        if gate is None or self.passed.back is not None:  # a gate acts on values, not in a basis
             return Lengths(torch.stack(through), which)
         gated = [
             gate[head, query].double()[:, None] * through[at] for (head, query), at in zip(places, which, strict=True)

@@ -107,6 +107,7 @@ def equal_values(call: AttentionCall, tokens: Sequence[str]) -> tuple[Int[Tensor
     Also returns how many more tokens repeat an earlier one's values but for the rounding of the model's dtype.
     """
     V = call.value[0].transpose(0, 1).flatten(1).double().cpu()
+    V = V * linalg.column_scales(V)
     dtype = call.value.dtype
     size = V.abs().amax(-1)
     close = _EQUAL * linalg.rounding_unit(dtype) * float(size.max())
@@ -142,6 +143,16 @@ def careful_words(residual: float, dtype: str) -> list[str]:
         f"Careful: some values are so small beside others that they count as 0, and weights that are taken to have the "
         f"same output miss it by up to {residual:.1g} (relative; the rounding of {dtype} explains {explained:.1g}). "
         "Where they do, an edge that is said to be free may be fixed."
+    ]
+
+
+def unresolved_words(rows: int, dtype: str) -> list[str]:
+    """Say in how many of the rows that were bounded directions of the values are about as small as rounding."""
+    if not rows:
+        return []
+    return [
+        f"In {rows:,} of the rows, some directions of the values are about as small as the rounding of {dtype}. What is "
+        "below it counts as free, so the ends hold there, and can be wider than those of all digits of the values."
     ]
 
 

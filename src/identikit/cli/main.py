@@ -218,7 +218,7 @@ def finetune(
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="A hub id or a folder; repeat for more. Default: the packaged MiniLM."),
+        typer.Option("--model", help="A hub id or a folder; repeat for more. Default: all-MiniLM-L6-v2."),
     ] = None,
     host: Annotated[str, typer.Option("--host", help="The address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 for any free one.")] = 8765,

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 else:
     Context = typer.Context.__base__  # what typer really hands over, where types are checked at run time
 
-Model = Annotated[str | None, typer.Option("--model", help="A hub id or a folder. Default: the packaged MiniLM.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="A hub id or a folder. Default: the packaged model, all-MiniLM-L6-v2."),
+]
 Device = Annotated[str | None, typer.Option("--device", help="Where to compute: cpu, cuda, ….")]
 Tower = Annotated[
     str | None,

@@ -7,7 +7,7 @@ import torch
 from identikit.attention.layer import Layer
 from identikit.attention.precision import equal_values
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.linalg import Resolution, matrix_rank, rounding_unit
+from identikit.maths.linalg import Resolution, column_scales, matrix_rank, rounding_unit
 from identikit.shapes import Int, Tensor
 
 
@@ -72,7 +72,8 @@ def _projection_ranks(part: Layer) -> Int[Tensor, "head"]:
     if part.factors.values is part.plain.values:
         return torch.full((len(part.projection),), part.projection.shape[1])
     resolution = Resolution(rounding_unit(part.projection.dtype))
-    return torch.tensor([matrix_rank(H.double(), resolution) for H in part.projection])
+    H = part.projection.double()
+    return torch.tensor([matrix_rank(rows, resolution) for rows in H * column_scales(H.mT).mT])
 
 
 def _seen_together(part: Layer, pair: tuple[int, int]) -> bool:

@@ -46,8 +46,8 @@ class Heads:
     output: Float[Tensor, "head query d_v"]
     visible: Visible
     eps: float
-    basis: Float[Tensor, "head wide wide"] | None = None
-    """What $V$ was multiplied by, where $H$ does not pass all of it on."""
+    back: Float[Tensor, "head wide wide"] | None = None
+    """What turns `values` into $V$ as $H$ passes it on, where that is not all of it."""
 
     mass: Float[Tensor, "head query"] | None = None
     """The sum of each row of $A$ where a learned sink takes a part of it; None: 1, or 0 for a row that sees no key."""
@@ -97,7 +97,7 @@ def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
 def lengths_through(heads: Heads, projection: Float[Tensor, "head d_v d"], head: int) -> Float[Tensor, "d_v d_v"]:
     """Return the matrix that gives a head's values, after `through_projection`, the lengths of $T = VH$."""
     R = lengths_of(projection[head : head + 1])[0]
-    return R if heads.basis is None else heads.basis[head].mT @ R
+    return R if heads.back is None else heads.back[head] @ R
 
 
 def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) -> Heads:
@@ -105,9 +105,12 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
 
     Nothing changes when $H$ (argument `projection`) has full row rank. Otherwise $LN(VH) = LN(VU)$, where the columns
     of $U$ are an orthonormal basis of $H$'s column space within the $d_v$ value dimensions (its left singular vectors),
-    padded with zero columns. Under grouped-query attention $V$ is then repeated per head.
+    padded with zero columns. Under grouped-query attention $V$ is then repeated per head. Uneven rows of $H$ are brought
+    to one size first, and the value dimensions are multiplied by what they are divided by.
     """
     H = projection.double()
+    scale = linalg.column_scales(H.mT)
+    H = H * scale.mT
     resolution = Resolution(rounding_unit(projection.dtype))
     if bool(linalg.triangular_roots(H @ H.mT, H.shape[2], resolution)[1].all()):
         return heads
@@ -116,8 +119,8 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
     if bool(real.all()):
         return heads
     basis = vectors * real[:, None]
-    values = heads.values.double().repeat_interleave(heads.group, 0)
-    return replace(heads, values=values @ basis, output=heads.output.double() @ basis, basis=basis)
+    values = heads.values.double().repeat_interleave(heads.group, 0) / scale
+    return replace(heads, values=values @ basis, output=heads.output.double() / scale @ basis, back=basis.mT * scale)
 
 
 def keeping_mass(heads: Heads) -> Heads:
@@ -170,14 +173,18 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
 
     The paper projects with the singular vectors of $T$, and treats all rows alike. We restrict each row to the keys
     that it sees, and read the rank from the spectrum of $V$, whose rounding is known (`linalg.Resolution`), not from
-    that of $T$. `tolerance` $\varepsilon$ also counts singular values below $\varepsilon\,\sigma_{max}$ as null; the
+    that of $T$; uneven columns are brought to one size first (`linalg.column_scales`), unless there is a tolerance,
+    which is one of the output's length. `tolerance` $\varepsilon$ also counts singular values below $\varepsilon\,\sigma_{max}$ as null; the
     output is then the same only to about $\varepsilon$. Factorisations are always in float64; `dtype` is that of the
     coefficients that are kept.
     """
     visible = heads.visible
     resolution = Resolution(heads.eps, tolerance)
     V = heads.values[:, visible.keys].double()
-    right = heads.output.double().unflatten(0, (len(V), heads.group))
+    scale = torch.ones_like(V[:, :1]) if tolerance else linalg.column_scales(V)
+    V = V * scale
+    scale = scale[:, None]
+    right = heads.output.double().unflatten(0, (len(V), heads.group)) * scale
     if visible.shared:
         Y, rank = linalg.shared_solve(V, right, resolution)
         attends = visible.stop > 0
@@ -191,6 +198,7 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
         done = [linalg.rowwise_solve(V, right[:, :, part], visible.block(part, keys), resolution) for part in rows]
         Y = torch.cat([part[0] for part in done], 2)
         rank = torch.cat([part[1] for part in done], 1)
+    Y = Y * scale
     return Factors(Y.flatten(0, 1).to(dtype), heads.values, rank.repeat_interleave(heads.group, 0), visible)
 
 

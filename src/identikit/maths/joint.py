@@ -33,7 +33,7 @@ def joint_null_dim(
     every = H.shape[0] * H.shape[1]
     visible = heads.visible
     added = rank.sum(0).tolist()
-    limit = linalg.matrix_rank(H.flatten(0, 1), resolution)
+    limit = linalg.matrix_rank(_even(H.flatten(0, 1)), resolution)
 
     @functools.cache
     def stacked(query: int) -> int:
@@ -41,10 +41,12 @@ def joint_null_dim(
             return limit
         seen = visible.block(torch.tensor([query], device=visible.keys.device), visible.keys)[0]
         V = heads.values[:, visible.keys[seen]].double()
-        singular, vectors = linalg.right_spectrum(V)
+        scale = linalg.column_scales(V)
+        singular, vectors = linalg.right_spectrum(V * scale)
         real = Resolution(heads.eps).real(singular, V.shape[1])
-        spans = [vectors[h // heads.group][:, real[h // heads.group]].mT @ H[h] for h in range(len(H))]
-        return linalg.matrix_rank(torch.cat(spans), resolution)
+        turned = (vectors / scale.mT).mT
+        spans = [turned[h // heads.group][real[h // heads.group]] @ H[h] for h in range(len(H))]
+        return linalg.matrix_rank(_even(torch.cat(spans)), resolution)
 
     if limit == every:
         joint = added
@@ -61,3 +63,8 @@ def joint_null_dim(
     else:
         joint = [stacked(query) for query in range(len(added))]
     return len(rank) * visible.count - torch.tensor(joint, device=rank.device)
+
+
+def _even(matrix: Float[Tensor, "row column"]) -> Float[Tensor, "row column"]:
+    """Bring uneven rows to one size, which leaves the rank as it is."""
+    return matrix * linalg.column_scales(matrix.mT).mT

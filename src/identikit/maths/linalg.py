@@ -24,6 +24,7 @@ from identikit.maths.threads import decomposed
 from identikit.shapes import Bool, Float, Int, Tensor
 
 BYTES = 2**27  # about what a chunk of rows may take
+UNEVEN = 2.0**10  # columns of a matrix whose sizes differ by more than this are brought to one size
 WELL_CONDITIONED = 1e-10  # λ_min/λ_max of a Gram above which its inverse needs no refinement; far above its rounding
 
 
@@ -39,6 +40,21 @@ def rounding_unit(dtype: torch.dtype) -> float:
     mostly real, and equal tokens have equal bits.
     """
     return min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+
+
+def column_scales(matrix: Float[Tensor, "*rows n d"]) -> Float[Tensor, "*rows 1 d"]:
+    r"""Return what columns are multiplied by before a rank is decided: 1, or powers of 2 where their sizes are uneven.
+
+    $V$ and $VD$ with a diagonal $D$ have the same left null space, and powers of 2 round nothing. But a cutoff relative
+    to $\sigma_{max}$ reads every column in the unit of the largest, though each was rounded in its own: where one value
+    dimension is 1e6 times the others, these would count as rounding. Columns of 0 stay as they are.
+    """
+    size = matrix.norm(dim=-2, keepdim=True)
+    if size.shape[-1] == 0:
+        return size
+    smallest = torch.where(size > 0, size, torch.inf).amin(-1, keepdim=True)
+    uneven = size.amax(-1, keepdim=True) > UNEVEN * smallest
+    return torch.where(uneven, torch.ldexp(torch.ones_like(size), -torch.frexp(size).exponent), 1.0)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch.linalg import eigvalsh, svdvals, vector_norm
 
-from identikit.maths.linalg import BYTES
+from identikit.maths.linalg import BYTES, column_scales
 from identikit.maths.threads import decomposed
 from identikit.shapes import Bool, Float, Int, Tensor
 
@@ -66,7 +66,8 @@ def reachable(
     $$\mathrm{eps}\,\Bigl(\sum_p a_p |D_p k_p|^2\Bigr)^{1/2} \quad\text{and}\quad
     \mathrm{eps}\,\Bigl(\sum_p a_p^2\,\bigl(|v_p|^2\,|D_p k_p - \bar k|^2 + |v_p - o|^2\,|D_p k_p|^2\bigr)\Bigr)^{1/2}$$
 
-    Singular values up to 4 times that are rounding.
+    Singular values up to 4 times that are rounding. The dimension is that of keys and values whose uneven columns are
+    brought to one size (`linalg.column_scales`); how far the output moves is measured as it is.
     """
     heads, rows, n = attention.shape
     width = keys.shape[-1] + values.shape[-1]
@@ -78,7 +79,12 @@ def reachable(
         sloped = (keys if keys.shape[1] == 1 else keys[:, some]).double()
         if slope is not None:
             sloped = sloped * slope[:, some, :, None].double()
-        reaches.append(_reach(weights, sloped, values.double(), eps))
+        reach = _reach(weights, sloped, values.double(), eps)
+        by_key = column_scales(sloped)
+        by_value = column_scales(values.double())
+        if bool((by_key != 1).any() | (by_value != 1).any()):
+            reach = reach._replace(dim=_reach(weights, sloped * by_key, values.double() * by_value, eps).dim)
+        reaches.append(reach)
     return Reach(*(torch.cat(field, dim=1) for field in zip(*reaches, strict=True)))
 
 

@@ -20,7 +20,6 @@ from identikit.models.sample import sample_features, sample_tokens
 from identikit.models.surroundings import (
     Makeup,
     makeup,
-    refuse_transforms,
     turn,
     uncompiled,
     undisturbed,
@@ -380,7 +379,6 @@ def _in_one_line(name: str) -> Iterator[None]:
 
 def checked_model(model: object) -> Model:
     """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
-    refuse_transforms()
     if isinstance(model, Model):
         check_in_place(model.hf, model.name)
         with model.alone():  # where it has changed since it was loaded, it is proved anew

@@ -1,7 +1,7 @@
 """What surrounds a call must not change its numbers: other threads, autocast, inference mode, compiled modules.
 
 A model is switched over while it is read, so one thread at a time has it (`turn`). What torch keeps for a thread
-(autocast, inference mode, a default device, gradients) is set aside inside (`undisturbed`), and given back at the end.
+(autocast, inference mode, a default device, gradients, modes that see every call) is set aside inside (`undisturbed`), and given back at the end.
 A user's own forward pass in another thread cannot be held off: while a model is read, nobody else may run it.
 """
 
@@ -15,10 +15,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from identikit.errors import InputError, ModelError
-from identikit.models.load.changes import ASKS_FOR_GRADIENTS, changes
+from identikit.models.load.changes import ON_EVERY_MODULE, changes, only_watches
 from identikit.models.machine import products
 
 Makeup = tuple[object, ...]
@@ -55,6 +57,7 @@ def undisturbed() -> Iterator[None]:
     if getattr(_inside, "undisturbed", False):
         yield
         return
+    refuse_transforms()
     graded = torch.is_grad_enabled()
     try:
         with _set_aside():
@@ -76,6 +79,9 @@ def _set_aside() -> Iterator[None]:
         for kind in _AUTOCAST:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_disable_current_modes())  # such as FlopCounterMode, through which not all derivatives pass
+        while torch._C._len_torch_function_stack():
+            stack.callback(_push_mode, _pop_mode())
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         while (hooks := top(True)) is not None:
@@ -95,6 +101,8 @@ def refuse_transforms() -> None:
         where = "inside torch.jit.trace"
     elif core._get_dispatch_mode(core._TorchDispatchModeKey.FAKE) is not None:
         where = "inside FakeTensorMode"
+    elif core._get_dispatch_mode(core._TorchDispatchModeKey.PROXY) is not None:
+        where = "inside make_fx"
     else:
         return
     raise InputError(f"Reading a model {where}: tensors are not plain numbers there. Call identikit outside of it.")
@@ -135,18 +143,18 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Leave out hooks that change no number: those on gradients, and those of `gradient_checkpointing_enable`."""
+    """Leave out hooks that change no number: those on gradients, and those that only watch."""
     with ExitStack() as stack:
         for module in model.modules():
             for backward in (module._backward_hooks, module._backward_pre_hooks):
                 if backward:  # derivatives cannot have them
                     stack.callback(backward.update, dict(backward))
                     backward.clear()
-            hooks = module._forward_hooks
-            asking = [key for key, hook in hooks.items() if getattr(hook, "__name__", "") == ASKS_FOR_GRADIENTS]
-            if asking:
+        for hooks in (*(module._forward_hooks for module in model.modules()), *ON_EVERY_MODULE):
+            watching = [key for key, hook in hooks.items() if only_watches(hook)]
+            if watching:
                 stack.callback(_put_back, hooks, dict(hooks))
-                for key in asking:
+                for key in watching:
                     del hooks[key]
         yield
 

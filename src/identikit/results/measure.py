@@ -38,6 +38,7 @@ class Measure:
     - `over_texts`: how a dataset's table of heads gathers it over a head's rows, "mean"; None: it has no column
     - `on_request`: it is costly, and made only where it is asked for by name
     - `compute`: makes it from a part of the Result's source; None: it is held
+    - `owner`: the class that declares it; a pickle holds only that and the name
     """
 
     name: str
@@ -50,6 +51,11 @@ class Measure:
     over_texts: str | None = None
     on_request: bool = False
     compute: Callable[..., Tensor] | None = None
+    owner: type | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., "Measure"], tuple[type | None, str]]:
+        """Let a pickle find the measure again where it is declared: its function is not found by its own name."""
+        return _declared, (self.owner, self.name)
 
     @property
     def limits(self) -> tuple[float, float] | None:
@@ -86,7 +92,7 @@ class Attribute:
     def __set_name__(self, owner: type, name: str) -> None:
         label = name.strip("_").replace("_", " ")
         declared: dict[str, Any] = {"name": name, "label": label, **self.declared}
-        self.measure = Measure(axes=self.axes, meaning=self.meaning, compute=self.compute, **declared)
+        self.measure = Measure(axes=self.axes, meaning=self.meaning, compute=self.compute, owner=owner, **declared)
 
     @overload
     def __get__(self, result: None, owner: type) -> "Attribute": ...
@@ -129,6 +135,10 @@ def held(axes: str, meaning: str, **declared: Unpack[Declared]) -> Attribute:
 def sometimes_held(axes: str, meaning: str, **declared: Unpack[Declared]) -> OptionalAttribute:
     """Declare an array that some Results of a class hold."""
     return OptionalAttribute(axes, None, meaning, declared)
+
+
+def _declared(owner: type, name: str) -> Measure:
+    return declared_in(owner)[name]
 
 
 def declared_in(owner: type) -> dict[str, Measure]:

@@ -24,9 +24,12 @@ import torch
 import torch.nn.functional as F
 
 from identikit.maths import threads
-from identikit.maths.linalg import Resolution, rounding_unit
+from identikit.maths.linalg import Resolution, column_scales, rounding_unit
 from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
+
+
+_NEAR = (1 / 8, 4.0)  # of the cutoff: singular values about as large as rounding; noise itself is 13 times below it
 
 
 class Rows(NamedTuple):
@@ -39,6 +42,8 @@ class Rows(NamedTuple):
       columns that are 0; it is known where the output may move
     - `output`: $\\|o\\|$ of each row, likewise
     - `free`: whether the row's visible values are dependent; any other row is the only attention with its output
+    - `resolved`: whether no direction of a group's values is about as small as rounding. Elsewhere what is below it
+      counts as free: bounds hold, and can be wider than those of all digits of the values
     """
 
     attention: Float[Tensor, "row key"]
@@ -48,6 +53,7 @@ class Rows(NamedTuple):
     scale: Float[Tensor, "group rank"]
     output: Float[Tensor, "row"]
     free: Bool[Tensor, "row"]
+    resolved: Bool[Tensor, "group"]
 
     @property
     def right(self) -> Float[Tensor, "row rank"]:
@@ -81,12 +87,13 @@ class Decomposed(NamedTuple):
     r"""Centred values of several heads, $V - 1\mu^\top = L S R^\top$, without what is rounding.
 
     - `left`: $L$, its columns beyond a head's rank 0; `mixed`: $S R^\top$, its rows beyond the rank 0
-    - `rank`: of $V$ itself
+    - `rank`: of $V$ itself; `resolved`: as in `Rows`
     """
 
     left: Float[Tensor, "head key d_v"]
     mixed: Float[Tensor, "head d_v d_v"]
     rank: Int[Tensor, "head"]
+    resolved: Bool[Tensor, "head"]
 
     def basis(self) -> Float[Tensor, "head key rank"]:
         r"""Return $U = [1/\sqrt n, L]$, orthonormal."""
@@ -125,23 +132,28 @@ def decomposed(values: Float[Tensor, "head key d_v"]) -> Decomposed:
 
     $$4\,\mathrm{eps}\,(1 + \sqrt{d_v / n})\,\sigma_{max}(V)$$
 
-    are rounding. The scale is that of $V$ before centring, where it was rounded. By interlacing, this rank is the rank
-    of $V$ under the same tolerance, or one more. $V = U M$ with the small matrix $M = [\sqrt n\,\mu^\top; S R^\top]$,
-    whose singular values are those of $V$: one decomposition serves both ranks.
+    are rounding. The scale is that of $V$ before centring, where it was rounded, and uneven columns are brought to one
+    size first (`linalg.column_scales`). By interlacing, this rank is the rank of $V$ under the same tolerance, or one
+    more. $V = U M$ with the small matrix $M = [\sqrt n\,\mu^\top; S R^\top]$, whose singular values are those of $V$:
+    one decomposition serves both ranks.
     """
     V = values.detach().cpu().double()  # small matrices: the CPU decomposes them sooner than a GPU
     n, d_v = V.shape[1:]
+    scale = column_scales(V)
+    V = V * scale
     mean = V.mean(dim=1, keepdim=True)
     left, singular, right = threads.decomposed(_thin_svd, V - mean)
     mixed = singular[..., None] * right
     own = threads.decomposed(torch.linalg.svdvals, torch.cat([n**0.5 * mean, mixed], dim=1))
     resolution = Resolution(rounding_unit(values.dtype))
     rank = resolution.real(own, n).sum(-1)
-    unit = 4 * resolution.eps * (1 + (d_v / n) ** 0.5)
-    real = singular > unit * own[:, :1]
+    cutoff = 4 * resolution.eps * (1 + (d_v / n) ** 0.5) * own[:, :1]
+    real = singular > cutoff
+    near = (singular > _NEAR[0] * cutoff) & (singular < _NEAR[1] * cutoff)
     left = F.pad(left * real[:, None], (0, d_v - singular.shape[1]))
-    mixed = F.pad(mixed * real[..., None], (0, 0, 0, d_v - singular.shape[1]))
-    return Decomposed(left, mixed, rank.clamp(max=n))
+    mixed = F.pad(mixed * real[..., None] / scale, (0, 0, 0, d_v - singular.shape[1]))
+    resolved = ~near.any(-1) | resolution.exact  # in float64 the decomposition itself rounds as much
+    return Decomposed(left, mixed, rank.clamp(max=n), resolved)
 
 
 @dataclass(frozen=True)
@@ -199,10 +211,12 @@ class Polytopes:
         place = {name: at for at, name in enumerate(distinct)}
         group = torch.tensor([place[name] for name in names], dtype=torch.long, device=attention.device)
         basis, scale = self._bases(distinct, lengths)
+        resolved = [bool(self._decomposed(head, query).resolved[head if query < 0 else 0]) for head, query, _ in distinct]
         output = attention.new_zeros(len(attention))
         if lengths is not None:
             output = self._outputs(heads, attention, lengths)
-        return Rows(attention, visible, group, basis.to(attention), scale.to(attention), output, free)
+        known = torch.tensor(resolved, dtype=torch.bool, device=attention.device)
+        return Rows(attention, visible, group, basis.to(attention), scale.to(attention), output, free, known)
 
     def _bases(
         self, names: Sequence[tuple[int, int, int]], lengths: "Lengths | None"
@@ -293,4 +307,5 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
         torch.cat([F.pad(part.scale, (0, pad), value=torch.inf) for part, pad in zip(parts, padded, strict=True)]),
         torch.cat([part.output for part in parts]),
         torch.cat([part.free for part in parts]),
+        torch.cat([part.resolved for part in parts]),
     )

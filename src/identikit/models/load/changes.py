@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
+from torch.utils.module_tracker import ModuleTracker
 
 from identikit.shapes import Tensor
 
 # Numbers that do not change what is computed, or that a model sets itself while it runs.
 _ASIDE = frozenset(["training", "gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len"])
-ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers; it changes no number
+ON_EVERY_MODULE = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
+_ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
 _SELF_SET = ("dynamic", "longrope")  # kinds of rotary embedding that make their table anew for a long text
 _SMALL = 4096  # entries of an unsaved buffer; larger tables are made from the configuration
 
@@ -51,11 +53,15 @@ def _functions(module: nn.Module) -> Iterator[str]:
 
 
 def _hooks(module: nn.Module) -> Iterator[str]:
-    everywhere = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
-    for hooks in (module._forward_pre_hooks, module._forward_hooks, *everywhere):
-        for hook in hooks.values():
-            if getattr(hook, "__name__", "") != ASKS_FOR_GRADIENTS:
-                yield f"hook={_described(hook)}"
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, *ON_EVERY_MODULE):
+        yield from (f"hook={_described(hook)}" for hook in hooks.values() if not only_watches(hook))
+
+
+def only_watches(hook: Any) -> bool:
+    """Tell whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
+    if isinstance(getattr(hook, "__self__", None), ModuleTracker):
+        return True
+    return getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS
 
 
 def _buffers(module: nn.Module) -> Iterator[str]:

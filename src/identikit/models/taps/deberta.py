@@ -7,6 +7,7 @@ the query and on the key, so a block does not split.
 """
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -53,23 +54,27 @@ def _attend(
     terms = 1 + sum(kind in module.pos_att_type for kind in ("c2p", "p2c"))
     scaling = (query.shape[-1] * terms) ** -0.5
     bias = None
-    position_keys = None
-    places = None
+    bias_keys = None
     if module.relative_attention and terms > 1:
         assert relative_pos is not None and rel_embeddings is not None
         parts = _position_parts(module, rel_embeddings)
         places = _places(module, relative_pos)
         bias = scaling * sum(_scores(kind, query, key, table, places) for kind, table in parts.items())
-        position_keys = parts.get("c2p")
-
-    def bias_keys(row: int, heads: Tensor, queries: Tensor) -> Tensor:
-        assert position_keys is not None and places is not None
-        return position_keys[heads][:, places[queries]]
-
+        bias_keys = partial(_bias_keys, parts["c2p"], places) if "c2p" in parts else None
     seen = attention_mask.bool().expand(-1, -1, query.shape[2], -1)
-    by_query = None if position_keys is None else bias_keys
-    call = AttentionCall(next_layer(), query, key, value, scaling, mask=seen, bias=bias, bias_keys=by_query)
+    call = AttentionCall(next_layer(), query, key, value, scaling, mask=seen, bias=bias, bias_keys=bias_keys)
     return hand_over(call).transpose(1, 2).flatten(2), None
+
+
+def _bias_keys(
+    position_keys: Float[Tensor, "head place d_k"],
+    places: Int[Tensor, "query key"],
+    row: int,
+    heads: Tensor,
+    queries: Tensor,
+) -> Float[Tensor, "head row key d_k"]:
+    """Return what the query is multiplied with in the bias: the position key of each pair, the same for every text."""
+    return position_keys[heads][:, places[queries]]
 
 
 def _scores(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
 
-from identikit.errors import ModelError
+from identikit.errors import InputError, ModelError
 from identikit.shapes import Bool, Float, Int, Tensor
 
 GATE = "identikit_gate"  # where an attention module keeps the gate of its next call
@@ -70,6 +70,11 @@ class RowMask:
         )
         index = torch.meshgrid(batch, head, query[queries], key, indexing="ij")
         return self.rule(*index).expand(index[0].shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.rule is not causal_mask_function:  # a function that transformers puts together
+            raise InputError(f"Copying or pickling attention of {self.length} tokens: its mask is a rule. Use save().")
+        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -163,10 +168,6 @@ class AttentionCall:
         def part(tensor: Tensor) -> Tensor:
             return tensor[row : row + 1, :, positions]
 
-        def keys_of(_: int, heads: Tensor, queries: Tensor) -> Tensor:
-            assert bias_keys is not None
-            return bias_keys(row, heads, places[queries])[:, :, places]
-
         mask = self.mask
         bias = self.bias
         if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(positions, Tensor)):
@@ -182,7 +183,7 @@ class AttentionCall:
             value=part(self.value),
             mask=mask,
             bias=bias,
-            bias_keys=None if bias_keys is None else keys_of,
+            bias_keys=None if bias_keys is None else partial(_keys_of_text, bias_keys, row, places),
             gate=None if self.gate is None else part(self.gate),
         )
 
@@ -219,6 +220,13 @@ class AttentionCall:
             allowed = self.bias[:, :, rows].to(query.dtype).masked_fill(~allowed, -torch.inf)
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=self.scaling)
         return output.masked_fill(~sees_any, 0.0)
+
+
+def _keys_of_text(
+    bias_keys: BiasKeys, row: int, places: Int[Tensor, "n"], _: int, heads: Tensor, queries: Tensor
+) -> Float[Tensor, "head row n d_k"]:
+    """Return the `bias_keys` of one text of a batch, without its padding; not a closure, which cannot be pickled."""
+    return bias_keys(row, heads, places[queries])[:, :, places]
 
 
 def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:

@@ -7,6 +7,7 @@ other two become the additive bias of the call. That bias depends on the query, 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,18 +39,7 @@ def _core(
     if seg_mat is not None:
         segment = torch.einsum("ibnd,snd->ibns", q_head + module.r_s_bias, module.seg_embed)
         bias = bias + torch.einsum("ijbs,ibns->bnij", seg_mat, segment)
-
-    def bias_keys(row: int, heads: Tensor, queries: Tensor) -> Tensor:
-        """Return what the query is multiplied with in the bias: the keys of the relative position and the segment."""
-        n = len(k_head_h)
-        positions = len(k_head_r)
-        place = torch.arange(positions, device=k_head_r.device).expand(1, 1, n, positions)
-        place = module.rel_shift_bnij(place, klen=n)[0, 0, queries]
-        keys = k_head_r[:, min(row, k_head_r.shape[1] - 1), heads][place]
-        if seg_mat is not None:
-            keys = keys + torch.einsum("ijs,snd->ijnd", seg_mat[queries, :, row], module.seg_embed[:, heads])
-        return keys.permute(2, 0, 1, 3)
-
+    segments = None if seg_mat is None else (seg_mat, module.seg_embed.detach().clone())  # of the weights as they are
     call = AttentionCall(
         layer=next_layer(),
         query=(q_head + module.r_w_bias).permute(1, 2, 0, 3),
@@ -58,9 +48,29 @@ def _core(
         scaling=module.scale,
         mask=None if attn_mask is None else attn_mask.permute(2, 3, 0, 1) == 0,
         bias=bias * module.scale,
-        bias_keys=bias_keys,
+        bias_keys=partial(_bias_keys, module.rel_shift_bnij, k_head_r, segments),
     )
     return hand_over(call).permute(2, 0, 1, 3)
+
+
+def _bias_keys(
+    shift: Callable[..., Tensor],
+    by_position: Float[Tensor, "position _ head d_k"],
+    segments: tuple[Tensor, Tensor] | None,
+    row: int,
+    heads: Tensor,
+    queries: Tensor,
+) -> Float[Tensor, "head row key d_k"]:
+    """Return what the query is multiplied with in the bias: the keys of the relative position and the segment."""
+    positions = len(by_position)
+    n = positions // 2  # from n before a query to n - 1 after it
+    place = torch.arange(positions, device=by_position.device).expand(1, 1, n, positions)
+    place = shift(place, klen=n)[0, 0, queries]
+    keys = by_position[:, min(row, by_position.shape[1] - 1), heads][place]
+    if segments is not None:
+        matrix, embedding = segments
+        keys = keys + torch.einsum("ijs,snd->ijnd", matrix[queries, :, row], embedding[:, heads])
+    return keys.permute(2, 0, 1, 3)
 
 
 def switched(model: PreTrainedModel) -> AbstractContextManager[None]:

@@ -51,7 +51,7 @@ let leave = () => {};
 
 /** The form; `known` is what was asked for before. */
 function form(facts, known = null) {
-  const text = element("textarea", { rows: "2", "aria-label": "Text", placeholder: "A text to explain", maxlength: String(facts.limits.characters) });
+  const text = element("textarea", { rows: "2", "aria-label": "Text", placeholder: "A text to explain" });
   const pair = element("textarea", { rows: "1", "aria-label": "Second text, optional", placeholder: "A second text, if it is a pair" });
   const model = element("select", { "aria-label": "Model" }, ...facts.models.map(({ name }) => element("option", {}, name)));
   const said = element("p", { class: "note", role: "status", hidden: true });
@@ -64,6 +64,16 @@ function form(facts, known = null) {
     said.className = `note ${kind}`;
     said.textContent = words;
   };
+  const inputs = () => {
+    const ofSample = pair.value !== "" && pair.value === facts.sample.pair && text.value !== facts.sample.text;
+    if (ofSample) pair.value = ""; // else a new text would be read as a pair with the sample's second sentence
+    const removed = ofSample ? "The sample's second text was removed. Enter a second one if yours is a pair." : "";
+    const length = [...text.value, ...pair.value].length;
+    const long = length > facts.limits.characters;
+    tell(long ? `The text has ${length.toLocaleString("en")} characters, and this server reads at most ${facts.limits.characters.toLocaleString("en")}.` : removed, long ? "failed" : "");
+  };
+  text.addEventListener("input", inputs);
+  pair.addEventListener("input", inputs);
   let running = null;
   const run = button("Run", "Explain this text", async () => {
     run.disabled = true;
