@@ -118,6 +118,7 @@ def test_progress_is_told():
         progress=lambda what, *counts: seen.setdefault(what, []).append(counts),
     )
     assert {what: told[-1] for what, told in seen.items()} == {
+        "effective attention, layers": (3, 3),
         "attribution, tokens": (7, 7),
         "attention intervals, rows": (24, 24),
     }

@@ -1,6 +1,6 @@
 """Effective attention of every layer and head of a text, in factors, with its certificate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,15 +9,17 @@ from identikit.attention.captured import Captured
 from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import float_dtype
+from identikit.checks import float_dtype, function
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
+from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
 from identikit.texts.text import is_several, of_texts
 
 
 @of_texts
+@reporting
 @undisturbed()
 def effective_attention(
     model: Model,
@@ -31,6 +33,7 @@ def effective_attention(
     dtype: torch.dtype = torch.float64,
     truncate: bool = False,
     max_tokens: int | None = None,
+    progress: Watched = None,
 ) -> EffectiveAttention | list[EffectiveAttention]:
     """Compute the effective attention of a text (Eq. 9): an `EffectiveAttention`, or a list for a list of texts.
 
@@ -47,11 +50,13 @@ def effective_attention(
     """
     options = EffectiveOptions(bias, mass, tolerance, float_dtype("dtype", dtype, ("float64", "float32")))
     model = checked_model(model)
+    progress = function("progress", progress)
     which = model.attending(layers), chosen("head", heads, model.n_heads)
-    results = [
-        attend(reading, options, layers=which[0], heads=which[1])
-        for reading in readings(model, text, layers=which[0], truncate=truncate, max_tokens=max_tokens)
-    ]
+    results = []
+    texts = readings(model, text, layers=which[0], truncate=truncate, max_tokens=max_tokens)
+    for reading in texts:
+        results.append(attend(reading, options, layers=which[0], heads=which[1]))
+        progress("effective attention, texts", len(results), len(texts))
     return results if is_several(text) else results[0]
 
 
@@ -64,11 +69,36 @@ def attend(
     return result
 
 
+def attend_while(
+    going: Callable[[int], bool], reading: Reading, options: EffectiveOptions, *, layers: Sequence[int]
+) -> EffectiveAttention:
+    """Compute the effective attention of layers in this order, all heads and whole maps, for as long as `going`.
+
+    `going` is asked after each layer, with how many are done. Layers that are not reached are left out.
+    """
+    heads = tuple(range(reading.model.n_heads))
+    taken: dict[int, Layer] = {}
+    for layer in layers:
+        taken[layer] = Layer.of(reading, layer, heads, options)
+        warn_of([taken[layer]], tolerance=options.tolerance, stacklevel=3)
+        _ = taken[layer].received
+        if not going(len(taken)):
+            break
+    return _captured(reading, options, dict(sorted(taken.items())), heads)
+
+
 def captured_attention(
     reading: Reading, options: EffectiveOptions, *, layers: Sequence[int], heads: Sequence[int]
 ) -> EffectiveAttention:
     """Return the attention of a text that was read; nothing is solved before it is asked for."""
-    taken = tuple(Layer.of(reading, layer, heads, options) for layer in layers)
+    return _captured(reading, options, {at: Layer.of(reading, at, heads, options) for at in layers}, heads)
+
+
+def _captured(
+    reading: Reading, options: EffectiveOptions, of_layers: Mapping[int, Layer], heads: Sequence[int]
+) -> EffectiveAttention:
+    layers = tuple(of_layers)
+    taken = tuple(of_layers.values())
     captured = Captured(reading, taken, EffectiveAttention.measures)
     provenance = reading.model.provenance(
         reading.text,

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,20 +19,20 @@ from identikit.checks import function, known, real_number
 from identikit.errors import InputError
 from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, unbounded
-from identikit.maths.polytope.exact import exact_bounds
+from identikit.maths.polytope.exact import compile_solver, exact_bounds
 from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
+from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.source import Held
 from identikit.texts.text import is_several, of_texts
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
-_FIRST = {"cpu": 8, "cuda": 1024}  # rows in the first batch; later ones grow
+_FIRST = {"cpu": 1, "cuda": 1024}  # rows in the first batch; later ones grow
 _LONGEST_BATCH = 10.0  # seconds between looks at the clock, about
-_WARM_UP = 4  # rows that are solved before the clock starts
+_AT_ONCE = 1e-9  # seconds that are as good as none
 _ROWS = ("layer", "head", "query")
 
 
@@ -62,12 +62,19 @@ class Bounding:
             method = "certified" if epsilon else "exact"
         return cls(method, epsilon, limit)
 
+    def shared(self, started: float, texts: int) -> "Bounding":
+        """Return it with a text's share of the time that is left of the limit; the next so many texts share it."""
+        if self.seconds is None:
+            return self
+        return replace(self, seconds=max((started + self.seconds - time.monotonic()) / texts, _AT_ONCE))
+
 
 EXACTLY = Bounding(seconds=math.inf)
 """Without a limit, where the caller has chosen how many rows."""
 
 
 @of_texts
+@reporting
 @undisturbed()
 def attention_intervals(
     model: Model,
@@ -83,7 +90,7 @@ def attention_intervals(
     epsilon: float = 0.0,
     seconds: float | int | None = None,
     truncate: bool = False,
-    progress: Progress = silent,
+    progress: Watched = None,
 ) -> AttentionIntervals | list[AttentionIntervals]:
     """Find the least and greatest weight that each edge can have while the head's output stays the same.
 
@@ -100,20 +107,23 @@ def attention_intervals(
       bounds faster in long texts, with their `gap`;
       "auto" is exact, and certified with `epsilon`
     - `epsilon`: let the head's output move by this share of its norm
-    - `seconds`: stop after this time: what is not done keeps the bounds 0 and 1 and a `gap` of NaN. Without it, a
-      request that would take more than ten minutes is refused
+    - `seconds`: stop after this time, from the start of the call and for all texts together: what is not done keeps the
+      bounds 0 and 1 and a `gap` of NaN. Without it, a request that would take more than ten minutes is refused
     """
+    started = time.monotonic()
     bounding = Bounding.checked(method, epsilon, seconds)
     progress = function("progress", progress)
     model = checked_model(model)
     layers = model.attending(layer)
     heads = chosen("head", head, model.n_heads)
     results = []
-    for reading in readings(model, text, layers=layers, truncate=truncate):
+    texts = readings(model, text, layers=layers, truncate=truncate)
+    for reading in texts:
         captured = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
         selected = captured.sel(layer=layer, head=head, query=query)
+        limited = bounding.shared(started, len(texts) - len(results))
         results.append(
-            intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding, progress=progress)
+            intervals_of(selected, key=key, groups=groups, weights=weights, bounding=limited, progress=progress)
         )
     return results if is_several(text) else results[0]
 
@@ -142,8 +152,8 @@ def intervals_of(
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
     rounding = _rounding(captured)
     if rounding and not bounding.epsilon:
-        left = math.inf if bounding.seconds is None else max(started + bounding.seconds - time.monotonic(), 1e-9)
-        room = Bounding("certified", rounding, left)
+        left = bounding.shared(started, 1).seconds
+        room = Bounding("certified", rounding, math.inf if left is None else left)
         _, wide = bounds_of(captured, places, wanted, bounding=room, progress=progress)
         arrays |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
     arrays = {name: array[:, list(last.places)] for name, array in arrays.items()}
@@ -154,7 +164,10 @@ def intervals_of(
     shape = [len(axis) for axis in axes[:3]]
     held = Held({name: array.unflatten(0, shape) for name, array in arrays.items()}, dims)
     about = {"method": bounding.method, "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {"row_residual": captured.uncaught(places, rows), "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum())}
+    about |= {
+        "row_residual": captured.uncaught(places, rows),
+        "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum()),
+    }
     about |= {"groups": members} if members else {}
     return AttentionIntervals(
         tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes),
@@ -172,6 +185,9 @@ def bounds_of(
     Returns the rows, with a learned sink as their last key, and the bounds of what is wanted of the text's tokens: of
     all keys, if any, then of objectives.
     """
+    if bounding.seconds != math.inf:
+        compile_solver(captured.layers[0].heads.device)  # that does not count
+    started = time.monotonic()
     rows = captured.rows(places, moving=bounding.epsilon > 0)
     n = len(captured.reading.tokens)
     if bounding.epsilon:
@@ -180,10 +196,6 @@ def bounds_of(
     bounds = unbounded(rows, asked)
     free = rows.free.nonzero()[:, 0]
     batch = _FIRST[free.device.type]
-    if len(free) > batch and bounding.seconds != math.inf:
-        first = free[:_WARM_UP]
-        _solved(rows.some(first), asked.of_rows(first), bounding, math.inf)  # compiling does not count
-    started = time.monotonic()
     limit = math.inf if bounding.seconds is None else started + bounding.seconds
     done = 0
     while done < len(free) and batch and time.monotonic() < limit:

@@ -189,16 +189,32 @@ class Layer:
         return ratio.masked_fill(self.factors.identifiable, 1.0)
 
     @cached_property
-    def sums(self) -> measures.PearsonSums:
-        """What the correlation of raw and effective attention is made from, per head and query."""
+    def _over_maps(self) -> tuple[measures.PearsonSums, Float[Tensor, "3 key"]]:
+        """What one pass over the maps gives: `sums` and `received`."""
         heads = torch.arange(len(self.heads), device=self.heads.device)
         keys = torch.arange(self.call.key.shape[2], device=self.heads.device)
         blocks = []
+        received = torch.zeros(3, len(keys), dtype=torch.float64, device=keys.device)
         for rows in self.row_chunks():
+            seen = self.seen.block(rows, keys)
             raw = self.raw(heads, rows)
-            effective = self.effective(heads, rows, slice(None)).to(raw)
-            blocks.append(measures.pearson_sums(raw, effective, self.seen.block(rows, keys)))
-        return measures.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
+            effective = self.effective(heads, rows, slice(None))
+            blocks.append(measures.pearson_sums(raw, effective.to(raw), seen))
+            for index, weights in enumerate((raw, effective)):
+                received[index] += weights.sum((0, 1), dtype=torch.float64) / len(heads)
+            received[2] += (seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)).sum(0)
+        sums = measures.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
+        return sums, received / self.call.query.shape[2]
+
+    @property
+    def sums(self) -> measures.PearsonSums:
+        """What the correlation of raw and effective attention is made from, per head and query."""
+        return self._over_maps[0]
+
+    @property
+    def received(self) -> Float[Tensor, "3 key"]:
+        """The mean weight that each key receives over all rows of all heads: raw, effective, and with equal weights."""
+        return self._over_maps[1]
 
     def attend(self, call: AttentionCall, heads: Tensor, queries: Tensor) -> Float[Tensor, "1 head query d_v"]:
         """Return this layer's head output with effective attention in place of raw attention in the chosen rows."""

@@ -9,12 +9,13 @@ from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals, edge_name
 from identikit.attention.layer import At, Layer
 from identikit.attention.precision import careful_words, equal_values, unsure_words
-from identikit.checks import known
+from identikit.checks import function, known
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
 from identikit.maths.polytope.least_norm import least_norm
 from identikit.models.reading import Change
 from identikit.models.surroundings import undisturbed
+from identikit.progress import Watched, reporting
 from identikit.results.axis import Index
 from identikit.results.gathered import strongest
 from identikit.results.measure import measure
@@ -245,6 +246,7 @@ class EffectiveAttention(Result):
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
         return captured.change(*(self.axis(name).places for name in ("layer", "head", "query")))
 
+    @reporting
     def intervals(
         self,
         *,
@@ -254,6 +256,7 @@ class EffectiveAttention(Result):
         method: str = "auto",
         epsilon: float = 0.0,
         seconds: float | int | None = None,
+        progress: Watched = None,
         **wanted: Index,
     ) -> AttentionIntervals:
         """Return the sharp range of each selected weight over all attention with the same output.
@@ -264,8 +267,9 @@ class EffectiveAttention(Result):
 
         self.captured("intervals()")
         bounding = Bounding.checked(method, epsilon, seconds)
+        told = function("progress", progress)
         selected = self.sel(**wanted)
-        return intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding)
+        return intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding, progress=told)
 
     @property
     def is_live(self) -> bool:

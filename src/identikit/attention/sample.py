@@ -84,7 +84,7 @@ def sample_rows(
     parts: list[BoundedRows] = []
     sample = RowSample(free[0].numel(), free.sum((1, 2)), _joined(parts, len(attention.tokens), len(groups)))
     done = 0
-    size = _FIRST if seconds is not None else _LARGEST
+    size = 1 if seconds is not None else _LARGEST
     batch = _drawn(waiting, sample, size)
     begun = time.monotonic()
     while batch and begun < limit:
@@ -93,7 +93,7 @@ def sample_rows(
         sample = sample._replace(bounded=_joined(parts, len(attention.tokens), len(groups)))
         now = time.monotonic()
         fitting = (limit - now) * len(batch) / max(now - begun, 1e-6)
-        if fitting < 1 and len(parts) > 1:  # the first batch also compiled
+        if fitting < 1:
             break
         size = int(max(1, min(_GROWTH * size, _LARGEST, _CAREFUL * fitting)))
         batch = _drawn(waiting, sample, size)
@@ -107,7 +107,7 @@ def _drawn(waiting: list[list[Place]], sample: RowSample, size: int) -> list[Pla
         sizes = [len(places) for places in waiting]
     elif fresh := [layer for layer, free in enumerate(sample.free.tolist()) if len(waiting[layer]) == free > 0]:
         sizes = [0] * len(waiting)
-        sizes[max(fresh, key=lambda layer: len(waiting[layer]))] = _FIRST
+        sizes[max(fresh, key=lambda layer: len(waiting[layer]))] = min(_FIRST, size)
     else:
         open_ = torch.tensor([_openness(sample, layer) * bool(places) for layer, places in enumerate(waiting)])
         sizes = (size * open_ / open_.sum().clamp(min=1e-12)).ceil().int().tolist()

@@ -22,7 +22,7 @@ from identikit.models.load.weights import wider_dtype
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
+from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index
 from identikit.results.source import Held
 from identikit.shapes import Tensor
@@ -32,6 +32,7 @@ _DIMS = ("layer", "input", "output")
 
 
 @of_texts
+@reporting
 @undisturbed()
 def token_attribution(
     model: Model,
@@ -46,7 +47,7 @@ def token_attribution(
     seed: Any = 0,
     truncate: bool = False,
     max_tokens: int | None = None,
-    progress: Progress = silent,
+    progress: Watched = None,
 ) -> TokenAttribution | list[TokenAttribution]:
     """Compute how much each input token contributes to each hidden vector (Eq. 11).
 

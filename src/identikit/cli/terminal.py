@@ -5,15 +5,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
-from rich.text import Text
 
-from identikit.progress import Progress
+from identikit.progress import Pace, Progress, bars, per_second, whole_seconds
 from identikit.results.files import plain
 
 NARROWEST = 40  # columns
@@ -33,26 +28,6 @@ def print_json(value: object) -> None:
     print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
-class _Start(NamedTuple):
-    """When work was first reported, and how much of it was done by then: that part took no time here."""
-
-    done: int
-    time: float
-
-    def rate(self, done: int, now: float) -> float | None:
-        """Return parts per second since the start, or None before there is a pace."""
-        return (done - self.done) / (now - self.time) if done > self.done and now > self.time else None
-
-
-class _TimeLeft(ProgressColumn):
-    """Counts down to when a bar is expected to be full."""
-
-    def render(self, task: Task) -> Text:
-        ends = task.fields["ends"]
-        left = "-:--:--" if ends is None else _duration(ends - task.get_time())
-        return Text(f"left: {left}", style="progress.remaining")
-
-
 @contextmanager
 def step_progress() -> Iterator[Progress]:
     """Yield a function that shows progress: what is being done, how many parts of it are done, and of how many.
@@ -63,56 +38,26 @@ def step_progress() -> Iterator[Progress]:
     """
     errors = console(stderr=True)
     if errors.is_terminal:
-        with _bars(errors) as told:
+        with bars(errors) as told:
             yield told
     else:
         yield _lines()
 
 
-@contextmanager
-def _bars(console: Console) -> Iterator[Progress]:
-    counts = (TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    times = (BarColumn(bar_width=None), TimeElapsedColumn(), _TimeLeft())
-    with Bars(*counts, *times, console=console, transient=True) as bars:
-        shown: dict[str, tuple[TaskID, _Start]] = {}
-
-        def told(what: str, done: int, total: int) -> None:
-            now = bars.get_time()
-            if what not in shown:
-                bar = bars.add_task(what, total=total, completed=done, rate="", ends=None)
-                shown[what] = bar, _Start(done, now)
-            bar, start = shown[what]
-            if rate := start.rate(done, now):
-                bars.update(bar, rate=_per_second(rate), ends=now + (total - done) / rate)
-            bars.update(bar, completed=done, total=total)
-            if done >= total:  # a later report with this name is about new work
-                bars.remove_task(shown.pop(what)[0])
-
-        yield told
-
-
 def _lines() -> Progress:
-    started: dict[str, _Start] = {}
+    started: dict[str, Pace] = {}
     printed = time.monotonic()
 
     def told(what: str, done: int, total: int) -> None:
         nonlocal printed
         now = time.monotonic()
-        start = started.setdefault(what, _Start(done, now))
+        start = started.setdefault(what, Pace(done, now))
         if now - printed >= QUIET_SECONDS:
             printed = now
             rate = start.rate(done, now)
-            pace = f" ({_per_second(rate)}, {_duration((total - done) / rate)} left)" if rate else ""
+            pace = f" ({per_second(rate)}, {whole_seconds((total - done) / rate)} left)" if rate else ""
             print(f"identikit: {what}: {done:,} of {total:,}{pace}", file=sys.stderr, flush=True)
         if done >= total:  # a later report with this name is about new work
             del started[what]
 
     return told
-
-
-def _per_second(rate: float) -> str:
-    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=max(round(seconds), 0)))

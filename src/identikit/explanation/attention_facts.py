@@ -5,8 +5,8 @@ Rows are drawn, bounded and averaged by `attention/sample.py`.
 
 import math
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import sample_rows
 from identikit.explanation.causes import causes
 from identikit.explanation.result import Explanation
+from identikit.maths.polytope.exact import compile_solver
 from identikit.progress import Progress
 from identikit.shapes import Bool, Float, Tensor
 
@@ -25,7 +26,11 @@ EDGES_NAMED = 5  # how many edges a list names, each of another head
 VISIBLE = 1e-3  # intervals narrower than this, and weights outside one by less, look the same with three digits
 SINK = 0.3  # a layer's mean weight on one token above which the token is a sink: no content word gets that much
 SEED = 0
+_TRIED = 4  # tokens whose rows tell how long the reachable dimensions of all take
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
+
+
+Answer = TypeVar("Answer")
 
 
 class Limit(NamedTuple):
@@ -34,11 +39,26 @@ class Limit(NamedTuple):
     seconds: float | None
     started: float
 
+    def passed(self, share: float) -> bool:
+        """Tell whether this share of the time has passed."""
+        return self.seconds is not None and time.monotonic() - self.started > share * self.seconds
+
+    def allows(self, seconds: float) -> bool:
+        """Tell whether there is time for something that others wait for: a quarter of what is left, or a second."""
+        return seconds <= max(1.0, self.left() / 4)
+
+    def without(self, work: Callable[[], Answer]) -> tuple[Answer, "Limit"]:
+        """Do something that does not count, and return what it gave with the limit that holds from then on."""
+        begun = time.monotonic()
+        answer = work()
+        return answer, self._replace(started=self.started + time.monotonic() - begun)
+
     def left(self) -> float:
-        """Return the seconds that are left, but at least half of all: what comes last must not be left out."""
+        """Return the seconds that are left; what comes last may take half of all beyond them, so it is not left out."""
         if self.seconds is None:
             return math.inf
-        return max(self.seconds / 2, self.started + self.seconds - time.monotonic())
+        left = self.started + self.seconds - time.monotonic()
+        return max(left, min(0.5 * self.seconds, left + 0.5 * self.seconds), 0.0)
 
 
 def attention_facts(
@@ -52,7 +72,9 @@ def attention_facts(
     sunk = is_sink(raw, even)
     bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
     beside = _beside_intervals(attention)
+    beside["reachable_dim"] = _reachable(attention, limit)
     facts = _free_facts(attention)
+    _, limit = limit.without(lambda: compile_solver(attention.captured().layers[0].heads.device))
     seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
     sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
     ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
@@ -122,9 +144,21 @@ def _beside_intervals(attention: EffectiveAttention) -> dict[str, Float[Tensor, 
         "least_null_dim": null.amin((1, 2)),
         "greatest_null_dim": null.amax((1, 2)),
         "identifiable": (null == 0).double().mean((1, 2)),
-        "reachable_dim": attention.reachable_dim.double().mean((1, 2)),
         "pearson": attention.pearson("layer"),
     }
+
+
+def _reachable(attention: EffectiveAttention, limit: Limit) -> Float[Tensor, "layer"]:
+    """Return the mean reachable dimension of each layer; NaN where there is no time for it, tried on a few rows."""
+    layers = attention.captured().layers
+    _ = layers[0].polytope_dim  # solved once, for all rows
+    begun = time.monotonic()
+    some = attention.axis("query").values[-_TRIED:]
+    _ = attention.sel(layer=list(attention.layers[:1]), query=list(some)).reachable_dim
+    share = len(some) / (len(layers) * len(attention.tokens))
+    if not limit.allows((time.monotonic() - begun) / share):
+        return torch.full((len(layers),), torch.nan, dtype=torch.float64)
+    return attention.reachable_dim.double().mean((1, 2))
 
 
 def _overall(sample: RowSample, mass: Mean, strongest: Mean) -> dict[str, Any]:
@@ -167,21 +201,8 @@ def group_mass(
     attention: EffectiveAttention, groups: Float[Tensor, "group key"]
 ) -> tuple[Float[Tensor, "layer group"], Float[Tensor, "layer group"], Float[Tensor, "layer group"]]:
     """Return the mean weight of all rows of each layer on groups of keys: raw, effective, and with equal weights."""
-    means = []
-    for layer in attention.captured().layers:
-        members = groups.to(layer.heads.device)
-        heads = torch.arange(len(layer.heads), device=members.device)
-        keys = torch.arange(members.shape[1], device=members.device)
-        sums = torch.zeros(3, len(members), dtype=torch.float64, device=members.device)
-        for queries in layer.row_chunks():
-            seen = layer.seen.block(queries, keys)
-            even = seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)
-            raw = layer.raw(heads, queries).double()
-            effective = layer.effective(heads, queries, slice(None)).double()
-            for index, weights in enumerate((raw, effective, even[None])):
-                sums[index] += (weights @ members.mT).mean(0).sum(0)
-        means.append(sums.cpu() / len(attention.tokens))
-    raw, effective, even = torch.stack(means, dim=1)
+    received = torch.stack([layer.received.cpu() for layer in attention.captured().layers], dim=1)
+    raw, effective, even = received @ groups.mT
     return raw, effective, even
 
 

@@ -188,7 +188,7 @@ def _reservations(explanation: Explanation) -> Iterator[Paragraph]:
 def _layers(which: Sequence[int], layers: Axis) -> str:
     """Return layers in words: `every layer`, `layer 3`, `layers 0 to 4`, `layers 0, 2 and 5`."""
     if len(which) == len(layers):
-        return "every layer"
+        return "every layer" if layers.values == tuple(range(len(layers))) else "every layer that was read"
     if len(which) == 1:
         return f"layer {which[0]}"
     if len(which) > 2 and list(which) == list(range(which[0], which[-1] + 1)):
@@ -209,9 +209,9 @@ def _table(explanation: Explanation) -> Table:
         Column("reachable", decimals(1), "right", "reach-\nable"),
         Column("correlation", _two, "right", "corre-\nlation"),
     )
-    frame = explanation.to_frame()
+    frame = {name: explanation.read(name).tolist() for name in explanation.main}
     rows = zip(
-        frame["layer"],
+        explanation.axes[0].values,
         _estimates(frame, "certain_mass"),
         _estimates(frame, "strongest_certain"),
         zip(frame["special_raw"], *_special_ends(explanation), strict=True),
@@ -230,7 +230,7 @@ def _table(explanation: Explanation) -> Table:
     return Table(columns, rows, notes=(joined(_legend(explanation), "note"),))
 
 
-def _estimates(frame: Any, name: str) -> list[ShareEstimate]:
+def _estimates(frame: Mapping[str, Sequence[float]], name: str) -> list[ShareEstimate]:
     """Return a column of means with what says how well each is known."""
     return [ShareEstimate(*row) for row in zip(*(frame[f"{name}{end}"] for end in _ENDS), strict=True)]
 
@@ -296,13 +296,16 @@ def _edges(explanation: Explanation, edges: Sequence[Mapping[str, Any]], note: P
 
 
 def _certificate(explanation: Explanation) -> Paragraph:
-    change = Change(**explanation.about["output_change"])
     residual = explanation.about["largest_residual"]
     dtype = explanation.provenance.dtype
-    beyond = change.beyond(dtype)
-    facts = {"residual": residual, "hidden_change": change.hidden, "logits_change": change.logits}
-    if beyond:
-        facts["beyond_rounding_of"] = dtype
+    facts = {"residual": residual}
+    changed = "There was no time to run the model with it in place of raw attention (attention.verify() does that)"
+    if measured := explanation.about["output_change"]:
+        change = Change(**measured)
+        beyond = change.beyond(dtype)
+        changed = f"In {dtype}, putting it in place of raw attention {change.words()}{beyond}"
+        facts |= {"hidden_change": change.hidden, "logits_change": change.logits}
+        facts |= {"beyond_rounding_of": dtype} if beyond else {}
     outputs = "every head's output"
     rounds = ""
     if dtype in ("bfloat16", "float16"):
@@ -312,8 +315,7 @@ def _certificate(explanation: Explanation) -> Paragraph:
         rounds = f"; {dtype} rounds each number by up to {unit:.1g}"
         facts |= {"outputs_computed_in": wider, "rounding": unit}
     return Paragraph(
-        f"Effective attention reproduces {outputs} to within {residual:.1g} (relative). In {dtype}, putting it in "
-        f"place of raw attention {change.words()}{beyond}{rounds}.",
+        f"Effective attention reproduces {outputs} to within {residual:.1g} (relative). {changed}{rounds}.",
         facts,
         "note",
     )

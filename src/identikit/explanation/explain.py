@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
-from identikit.attention.effective import attend
+from identikit.attention.effective import attend_while
 from identikit.attention.estimate import RowSample
 from identikit.attention.intervals import Bounding
 from identikit.attention.layer import EffectiveOptions
@@ -29,7 +30,7 @@ from identikit.models.machine import duration
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Change, Reading, readings
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
+from identikit.progress import Progress, Watched, reporting
 from identikit.results.axis import Axis
 from identikit.results.source import Held
 from identikit.shapes import Tensor
@@ -40,8 +41,11 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
 _OFFERED = 16  # directions of the attribution that is offered where all of it takes too long
+_FEW_WEIGHTS = 3e7  # in all maps of a text, of which every layer is read in time: some seconds
+_VERIFYING = 2.0  # how much longer than reading a text it takes to run the model with effective attention
 
 
+@reporting
 @calm()
 @undisturbed()
 def explain(
@@ -52,7 +56,7 @@ def explain(
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
     seconds: float | int | None = SECONDS,
     truncate: bool = False,
-    progress: Progress = silent,
+    progress: Watched = None,
 ) -> Explanation:
     """Answer the three questions for a model on a text; without one, on the sample text that comes with the package.
 
@@ -60,9 +64,10 @@ def explain(
       for a short text, and for a longer one estimated from as many as take some seconds, by the sizes of text and model
     - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
       ridge maps fitted once to the sample texts
-    - `seconds`: about how long the whole call may take, but for fitting maps the first time: attribution that would
-      take longer is left out, and rows of attention are bounded, in random order, in what is left of it, or in half of
-      it; None: until all are bounded
+    - `seconds`: about how long the whole call may take, but for what is done once for a model (fitting maps) or on a
+      machine (compiling). Of a long text as many layers are read as fit, spread evenly; attribution that would take
+      longer is left out; and rows of attention are bounded, in random order, in what is left of it, or in half of it.
+      The verdict says what was left out. None: all of it
     """
     model, progress = checked_model(model), function("progress", progress)
     seconds = Bounding.checked("auto", 0.0, seconds).seconds
@@ -76,31 +81,52 @@ def explain(
         raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
     if probes is not None:
         AttributionOptions(probes=probes).checked(model)  # refuses a wrong number before anything is computed
-    fitted = _checked_maps(maps)
-    layers = model.attention_layers
+    maps = _checked_maps(maps)
     limit = Limit(seconds, time.monotonic())
-    (reading,) = readings(model, text, layers=layers, truncate=truncate)
-    attention = attend(reading, EffectiveOptions(), layers=layers, heads=tuple(range(model.n_heads)))
-    change = attention.verify()
-    before = time.monotonic()
-    identity = _identity(reading, fitted, progress)
-    limit = limit._replace(started=limit.started + time.monotonic() - before)
+    (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
+    running = time.monotonic() - limit.started
+    fitted, limit = limit.without(lambda: _fitted(model, maps, progress))
+    identity = _identity(reading, fitted)
+    attention = _attention(reading, limit, progress)
+    change = attention.verify() if limit.allows(_VERIFYING * running) else None
     attribution = _attribution(reading, probes, limit, progress)
     answers = (attention, identity, attribution)
     return _explanation(reading, answers, change, *attention_facts(attention, limit, progress))
 
 
+def _attention(reading: Reading, limit: Limit, progress: Progress) -> EffectiveAttention:
+    """Read all layers of a text, or of a long one as many as fit in a good half of the time, spread evenly."""
+    model = reading.model
+    layers = model.attention_layers
+    unlimited = len(layers) * model.n_heads * len(reading.tokens) ** 2 <= _FEW_WEIGHTS
+
+    def going(done: int) -> bool:
+        progress("effective attention, layers", done, len(layers))
+        return unlimited or not limit.passed(0.6)
+
+    return attend_while(going, reading, EffectiveOptions(), layers=[layers[at] for at in spread(len(layers))])
+
+
+def spread(count: int) -> list[int]:
+    """Return the places 0 to `count` − 1 so that those up to any point lie far apart: last, first, middle and so on."""
+    order = [count - 1, 0][:count]
+    while len(order) < count:
+        before, after = max(pairwise(sorted(order)), key=lambda ends: ends[1] - ends[0])
+        order.append((before + after) // 2)
+    return order
+
+
 def _explanation(
     reading: Reading,
     answers: tuple[EffectiveAttention, IdentityMap | Unavailable, TokenAttribution | Unavailable],
-    change: Change,
+    change: Change | None,
     arrays: dict[str, Tensor],
     facts: Mapping[str, Any],
     bounded: RowSample,
 ) -> Explanation:
     model = reading.model
     attention, identity, attribution = answers
-    layers = list(model.attention_layers)
+    layers = list(attention.layers)
     about = reading.about | {
         "n_layers": model.n_layers,
         "n_heads": model.n_heads,
@@ -109,7 +135,8 @@ def _explanation(
         "pearson_overall": known_numbers([float(attention.pearson())])[0],
         "largest_residual": float(attention.residual.max()),
         "largest_row_residual": float(attention.row_residual.max()),
-        "output_change": change._asdict(),
+        "output_change": None if change is None else change._asdict(),
+        "layers_left_out": len(model.attention_layers) - len(layers),
         "joined_by": _joined_by(reading),
         **facts,
     }
@@ -143,23 +170,38 @@ def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
     return fitted
 
 
-def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
-    unknown = 0.0
-    reads = reading.model.modality
-    if maps is None and reads != "text":
+class _Maps(NamedTuple):
+    """What tokens are recovered with, what it was fitted to, and which share of that the tokenizer does not know."""
+
+    maps: Sequence[FittedMap]
+    fitted_to: str
+    unknown: float
+
+
+def _fitted(model: Model, maps: Sequence[FittedMap] | None, progress: Progress) -> _Maps | Unavailable:
+    if maps is not None:
+        return _Maps(maps, "your texts", 0.0)
+    reads = model.modality
+    if reads != "text":
         return Unavailable(
             f"The sample texts do not fit a model that reads {reads}s. "
             f"Pass maps=identikit.token_identifiability(model, {reads}s)."
         )
-    fitted_to = "your texts"
     try:
-        if maps is None:
-            fitted_to = "the sample texts"
-            maps, unknown = cached_maps(reading.model, sample_texts(), progress=progress)
-        found = identity_of(reading, maps)
-    except InputError as reason:  # a text of one token, or a tokenizer that knows none of the sample texts' words
+        fitted, unknown = cached_maps(model, sample_texts(), progress=progress)
+    except InputError as reason:  # a tokenizer that knows none of the sample texts' words
         return Unavailable(str(reason))
-    return replace(found, about={**found.about, "fitted_to": fitted_to, "unknown": unknown})
+    return _Maps(fitted, "the sample texts", unknown)
+
+
+def _identity(reading: Reading, fitted: _Maps | Unavailable) -> IdentityMap | Unavailable:
+    if isinstance(fitted, Unavailable):
+        return fitted
+    try:
+        found = identity_of(reading, fitted.maps)
+    except InputError as reason:  # a text of one token
+        return Unavailable(str(reason))
+    return replace(found, about={**found.about, "fitted_to": fitted.fitted_to, "unknown": fitted.unknown})
 
 
 def _attribution(reading: Reading, probes: Any, limit: Limit, progress: Progress) -> TokenAttribution | Unavailable:

@@ -69,7 +69,10 @@ class Explanation(Result):
         "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective", "least_null_dim",
         "greatest_null_dim", "identifiable", "reachable_dim", "pearson",
     )  # fmt: skip
-    missing_facts: ClassVar = {"pearson_overall": _UNDEFINED}
+    missing_facts: ClassVar = {
+        "pearson_overall": _UNDEFINED,
+        "output_change": "There was no time to run the model again.",
+    }
 
     certain_mass = _by_layer("Weight that every attention with the same output gives to the same keys", "0 to 1")
     certain_mass_stderr = _by_layer("Standard error of `certain_mass`", "0 or more")
@@ -96,7 +99,13 @@ class Explanation(Result):
     least_null_dim = _by_layer("Least null dimension of a row", "0 to tokens")
     greatest_null_dim = _by_layer("Greatest null dimension of a row", "0 to tokens")
     identifiable = _by_layer("Share of rows that have no null space", "0 to 1")
-    reachable_dim = _by_layer("Dimension of the attention with the same output that queries can reach", "0 to tokens")
+    reachable_dim = held(
+        "layer",
+        "Dimension of the attention with the same output that queries can reach, on average over rows.",
+        range="0 to tokens",
+        missing="There was no time for it.",
+        words={},
+    )
     pearson = held(
         "layer", "Correlation of raw and effective attention.", range="−1 to 1", missing=_UNDEFINED, words={}
     )

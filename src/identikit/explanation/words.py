@@ -32,6 +32,8 @@ def _header(explanation: Explanation) -> Iterator[Block]:
     about = explanation.about
     text = _opening_and_end(explanation.tokens)
     facts = {"n_layers": about["n_layers"], "n_heads": about["n_heads"], "d_value": about["d_value"]}
+    if about["layers_left_out"]:
+        facts |= {"layers_read": explanation.axes[0].values, "limit": about["certain"]["seconds"]}
     yield Heading(explanation.model_name, 0)
     yield Paragraph(
         f"{counted(about['n_layers'], 'layer')}{_attending(explanation)}, {counted(about['n_heads'], 'head')} per "
@@ -58,11 +60,15 @@ def _opening_and_end(tokens: Sequence[str]) -> str:
 
 
 def _attending(explanation: Explanation) -> str:
-    """Say which layers have softmax attention, where not all have."""
+    """Say which layers have softmax attention, where not all have, and of which there was time to read it."""
     layers = explanation.axes[0].values
     if len(layers) == explanation.about["n_layers"]:
         return ""
-    return f" (softmax attention in {', '.join(map(str, layers))}, and only these are read below)"
+    named = ", ".join(map(str, layers))
+    if explanation.about["layers_left_out"]:
+        limit = f"{explanation.about['certain']['seconds']:g} s"
+        return f" (within the limit of {limit}, attention was read in {named}, and all that is said of it is of these)"
+    return f" (softmax attention in {named}, and only these are read below)"
 
 
 def _spaced(token: str) -> str:

@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from identikit.checks import function, shortened
+from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.progress import Progress, silent
+from identikit.progress import Watched
 from identikit.results.axis import Axis, Index
 from identikit.results.files import (
     Files,
@@ -340,11 +340,11 @@ class Result(ABC):
     def plot(self, **options: Any) -> Any:
         """Draw the result in the way that suits what is selected; returns matplotlib axes."""
 
-    def save_html(self, path: str | os.PathLike[str], *, progress: Progress = silent) -> None:
+    def save_html(self, path: str | os.PathLike[str], *, progress: Watched = None) -> None:
         """Write the result as one HTML file with views to explore; it works from disk, without a network."""
         from identikit.web.report import save_report
 
-        save_report(self, path, progress=function("progress", progress))
+        save_report(self, path, progress=progress)
 
     def show(self) -> Any:
         """Show views to explore: in a notebook as a widget (extra `notebook`), elsewhere in the browser.

@@ -18,7 +18,7 @@ from identikit.maths.neighbours import DISTANCES
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
+from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.files import unseal, write_file
 from identikit.results.provenance import text_hash
@@ -36,6 +36,7 @@ from identikit.tokens.states import hidden_states, states_of_trace
 _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was fitted reads a text
 
 
+@reporting
 @undisturbed()
 def token_identifiability(
     model: Model,
@@ -48,7 +49,7 @@ def token_identifiability(
     settings: Settings | None = None,
     truncate: bool = False,
     max_tokens: int | None = None,
-    progress: Progress = silent,
+    progress: Watched = None,
 ) -> TokenIdentifiability:
     """Learn to recover input tokens from hidden vectors, and test how often it works (section 4).
 

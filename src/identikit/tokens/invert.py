@@ -16,7 +16,7 @@ from identikit.models.machine import duration
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
+from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen, one_of
 from identikit.results.source import Held
 from identikit.shapes import Float, Int, Tensor
@@ -84,6 +84,7 @@ class Sought:
 
 
 @of_texts
+@reporting
 @undisturbed()
 def invert(
     model: Model,
@@ -98,7 +99,7 @@ def invert(
     seed: int = 0,
     truncate: bool = False,
     max_tokens: int | None = None,
-    progress: Progress = silent,
+    progress: Watched = None,
 ) -> TokenInversion | list[TokenInversion]:
     r"""Recover the tokens of a causal model's hidden vectors exactly, by trying the whole vocabulary.
 

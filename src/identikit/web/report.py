@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
-from identikit.checks import shortened
+from identikit.checks import function, shortened
 from identikit.errors import InputError
 from identikit.maths.threads import one_thread
-from identikit.progress import Progress, silent
+from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.files import write_file
 from identikit.results.result import Result
 from identikit.web.bundle import bundle, style
@@ -58,10 +58,11 @@ def _hash(content: str) -> str:
     return f"sha256-{b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
-def save_report(result: Result, path: str | os.PathLike[str], *, progress: Progress = silent) -> Path:
+@reporting
+def save_report(result: Result, path: str | os.PathLike[str], *, progress: Watched = None) -> Path:
     """Write the page of a result, whole or not at all; a page that is there already is replaced. Returns its path."""
     target = checked_target(path)
-    page = report(result, progress=progress).encode()
+    page = report(result, progress=function("progress", progress)).encode()
     with _beside(target):
         write_file(target, page)
     return target

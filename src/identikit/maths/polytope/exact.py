@@ -107,6 +107,17 @@ def _solver(rows: Rows) -> Solver:
     return propose_plainly if find_spec("numba") is None else propose
 
 
+def compile_solver(device: torch.device) -> None:
+    """Have rows solved that are as small as can be: what is compiled when it is first used is then ready."""
+    third = torch.full((1, 3), 1 / 3, dtype=torch.float64, device=device)
+    seen = torch.ones_like(third, dtype=torch.bool)
+    first = torch.zeros(1, dtype=torch.long, device=device)
+    output = third[:, 0]
+    rows = Rows(third, seen, first, third[:1, :, None] * 3**0.5, output[:, None] * torch.inf, output, seen[:, 0])
+    exact_bounds(rows, Wanted(seen[0], third[:, :] * 3, top=2))
+    extreme_rows(rows, third[None] * 3)
+
+
 def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
     """Bound rows that are all free."""
     proposed = _solved_again(rows, wanted, solve)

@@ -211,7 +211,9 @@ class Polytopes:
         place = {name: at for at, name in enumerate(distinct)}
         group = torch.tensor([place[name] for name in names], dtype=torch.long, device=attention.device)
         basis, scale = self._bases(distinct, lengths)
-        resolved = [bool(self._decomposed(head, query).resolved[head if query < 0 else 0]) for head, query, _ in distinct]
+        resolved = [
+            bool(self._decomposed(head, query).resolved[head if query < 0 else 0]) for head, query, _ in distinct
+        ]
         output = attention.new_zeros(len(attention))
         if lengths is not None:
             output = self._outputs(heads, attention, lengths)
