@@ -48,12 +48,6 @@ def tables(folder: str | Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-def small_blocks(seconds: float = 0.0, tokens: int = 40) -> None:
-    """Make blocks of few tokens, each written at once."""
-    runs.SHARD_SECONDS = seconds
-    runs.BLOCK_TOKENS = tokens
-
-
 def forked(arguments: Sequence[str], errors: Path | None = None) -> int:
     """Run the command line in a process of its own, forked so that nothing is imported again; return its number."""
     with warnings.catch_warnings():
@@ -69,7 +63,7 @@ def forked(arguments: Sequence[str], errors: Path | None = None) -> int:
         sys.stdout, sys.stderr = (os.fdopen(one, "w", closefd=False) for one in (1, 2))
         warnings.resetwarnings()
         torch.set_num_threads(1)
-        small_blocks()
+        runs.SHARD_SECONDS = 0.0  # each text is written at once
         terminal.QUIET_SECONDS = math.inf  # no progress among the errors, however slow the machine
         sys.argv = ["identikit", *arguments]
         main()

@@ -64,7 +64,6 @@ def check(files: list[Path], compute: Callable[[], Any], folder: Path) -> None:
 
 @pytest.fixture
 def attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    monkeypatch.setattr(runs, "BLOCK_TOKENS", 40)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     texts = made_texts(10)
 
@@ -90,7 +89,7 @@ def test_shards_that_changed_places(attention: Callable[[], Any], tmp_path: Path
     first.write_bytes(other)
     second.write_bytes(one)
     said = computed_again(tmp_path, attention)
-    assert len(said) == 2 and all("its blocks are not those that its name says" in line for line in said)
+    assert len(said) == 2 and all("its texts are not those that its name says" in line for line in said)
     first.write_bytes(other)  # a copy of another
     assert len(computed_again(tmp_path, attention)) == 1
     (tmp_path / "run" / "shard-notes.safetensors").write_bytes(one)

@@ -32,7 +32,7 @@ class DatasetRun:
     data_dir: option.DataDir = None
     columns: option.Column = None
     split: Annotated[str | None, typer.Option("--split", help="Which split of the dataset to read.")] = None
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read only the first N texts.")] = None
+    first: option.First = None
     model: option.Model = None
     tower: option.Tower = None
     device: option.Device = None
@@ -81,16 +81,17 @@ class DatasetRun:
         folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
         engine = engine_of(folder, self.engine, self.workers, self.threads, self.address, self.gpus)
         texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
-        texts = list(islice(texts, self.sample))
+        texts = list(islice(texts, self.first))
         model = identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
-        data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
+        data = {"source": self.data, "columns": self.columns, "split": self.split, "first": self.first}
         if self.skip_long:
             texts, data["skipped"] = _fitting(model, texts, getattr(options, "max_tokens", None))
         settings, recorded = manifest(
             command, model, texts, data=data, options={**asdict(options), **also}, threads=engine.threads
         )
         if part is not None:
-            settings["shard"] = self.shard
+            # Which texts share a computation, and so the last digits, differs between a CPU and a GPU.
+            settings |= {"shard": self.shard, "device": model.device.type}
         store = Store(folder, settings, recorded)
         written: Tables = {}
         with step_progress() as told, store:

@@ -130,9 +130,10 @@ def reproduce(
     ] = None,
     data_dir: option.DataDir = None,
     columns: option.Column = None,
-    sample: Annotated[
+    first: Annotated[
         int | None,
         typer.Option(
+            "--first",
             "--sample",
             min=1,
             help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. How many "
@@ -170,7 +171,7 @@ def reproduce(
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
-    plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
+    plan = Plan(**chosen, data_dir=data_dir, first=first, precision=precision, seed=seed)
     where = engine_of(out, engine, workers, threads, address, gpus)
     with step_progress() as told:
         read = identikit.load(model, device=device, dtype=dtype)

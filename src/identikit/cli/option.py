@@ -25,6 +25,10 @@ Out = Annotated[
 ]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
 Column = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]
+First = Annotated[
+    int | None,
+    typer.Option("--first", "--sample", min=1, help="Read only the first N texts (--sample is its old name)."),
+]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
 Engine = Annotated[

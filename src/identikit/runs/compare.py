@@ -132,7 +132,7 @@ def _has_result(folder: str) -> bool:
 def _compare_runs(one: Store, other: Store, comparison: Comparison) -> None:
     comparison.settings = unequal(one.settings, other.settings)
     for name, values in unequal(one.recorded, other.recorded).items():
-        if name.startswith(("versions", "device")):
+        if name.startswith(("versions", "device", "data", "model")):
             comparison.recorded[name] = values
     tables = _tables(one)
     other_tables = _tables(other)

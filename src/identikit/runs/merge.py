@@ -21,7 +21,7 @@ def merge(folder: str) -> NotedCommand:
     for part in parts:
         _check_complete(folder, part)
         _check_same(folder, parts[0], part)
-    settings = {name: value for name, value in parts[0].settings.items() if name != "shard"}
+    settings = {name: value for name, value in parts[0].settings.items() if name not in ("shard", "device")}
     recorded = parts[0].recorded | {"shards": {str(part.settings["shard"]): part.recorded for part in parts}}
     command = noted_command(parts[0].folder)
     _copy(Store(folder, settings, recorded), _sources(folder, parts))
@@ -76,15 +76,15 @@ def _check_same(folder: str, first: RunState, part: RunState) -> None:
 
 
 def _sources(folder: str, parts: list[RunState]) -> dict[str, Store]:
-    """Return the files to copy, each with its shard; no block and no part is there twice."""
+    """Return the files to copy, each with its shard; no text and no part is there twice."""
     sources: dict[str, Store] = {}
     done: dict[int | str, str] = {}
     for part in parts:
         for piece in part.done:
             if piece in done:
                 raise InputError(
-                    f"Cannot merge {folder}: {part.unit} {piece} is both in {done[piece]} and in {part.folder}. "
-                    "Compute the shards again."
+                    f"Cannot merge {folder}: {part.unit.removesuffix('s')} {piece} is both in {done[piece]} and in "
+                    f"{part.folder}. Compute the shards again."
                 )
             done[piece] = part.folder
         store = Store(part.folder, part.settings)

@@ -124,6 +124,7 @@ class Store:
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
         """Give the lock back; after an error, note it, or leave nothing if nothing was computed."""
         if self._entered == 1 and error is not None:
+            error.add_note(self._left())
             if self._is_new and all(map(_is_ours, self.names())):
                 for name in self.names():  # while nobody else can write
                     self.remove(name)
@@ -136,6 +137,13 @@ class Store:
         self._entered -= 1
         if not self._entered:
             self._lock.release()
+
+    def _left(self) -> str:
+        """Say whether the folder, or one under it, holds anything that was computed."""
+        with suppress(OSError):
+            if not all(_is_ours(path.rpartition("/")[2]) for path in self.files.find(self.folder)):
+                return f"What was computed is kept in {self.folder}. Run the same command again to go on."
+        return "Nothing was computed yet."
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
