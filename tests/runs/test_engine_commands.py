@@ -10,18 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from tests.runs.made import ended, forked, save_model, save_texts, shards, tables, wait_for
+from tests.runs.made import COMMANDS, ended, forked, save_model, save_texts, shards, tables, wait_for
 from tools.soak import wait_until_gone
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = {
-    "attention": ["attention", "--intervals", "2"],
-    "attribution": ["attribution", "--probes", "2"],
-    "tokens": ["tokens", "--map", "naive", "--map", "ridge", "--folds", "2"],
-    "inversion": ["tokens", "--experiment", "inversion", "--noise", "0", "--noise", "1"],
-    "reproduce": ["reproduce", "fig1a", "fig3a", "fig2b", "--first", "30"],
-}
 ENGINES = ("processes", "ray")
 
 

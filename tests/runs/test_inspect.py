@@ -66,9 +66,7 @@ def test_a_sealed_shard_is_not_trusted(store: Store, given: dict[str, Any], why:
     assert why in damaged
 
 
-@pytest.mark.parametrize(
-    "plan", [[0, 4], {"texts": [0, "1"]}, {"texts": "many"}, {"texts": 10**30}, {"parts": 3}]
-)
+@pytest.mark.parametrize("plan", [[0, 4], {"texts": [0, "1"]}, {"texts": "many"}, {"texts": 10**30}, {"parts": 3}])
 def test_a_plan_that_makes_no_sense_is_damaged(store: Store, plan: Any):
     store.write_json("plan.json", plan)
     found = state(store.folder)
