@@ -231,7 +231,7 @@ def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
         ("attention", ["--data", "mrpc"], "data_dir"),
         ("attention", ["--column", "third"], "third"),
         ("attention", ["--intervals", ""], "intervals='' cannot be used"),
-        ("attention", ["--truncate", "--skip-long"], "exclude each other"),
+        ("attention", ["--truncate", "--skip-long"], "cannot be used together"),
         ("attention", ["--shard", "3/2"], "--shard '3/2' cannot be used: expected I/N"),
         ("attribution", ["--norm", "foo"], "norm='foo' is not known"),
         ("attribution", ["--probes", "0"], "probes=0 cannot be used"),

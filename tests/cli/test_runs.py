@@ -111,6 +111,24 @@ def test_a_run_resumes_from_its_folder_alone(
     assert json.loads(run("resume", tmp_path / "run", "--json").stdout)["tables"]
 
 
+@pytest.mark.parametrize("command", JOBS)
+def test_data_and_models_may_move_before_a_run_is_resumed(
+    run: Command, place: Path, stopped: Command, compute: Command, tmp_path: Path, command: str
+):
+    """They are known by their hashes; other texts are another run."""
+    stopped(command, tmp_path / "run")
+    shutil.copytree(place / "model", tmp_path / "renamed")
+    shutil.copy(place / "texts.txt", tmp_path / "moved.txt")
+    given = [*OPTIONS[command], "--model", tmp_path / "renamed", "--out", tmp_path / "run"]
+    (tmp_path / "other.txt").write_text((tmp_path / "moved.txt").read_text().replace("w4", "w5"))
+    assert run(command, "--data", tmp_path / "other.txt", *given).refused("another run, whose data.sha256 is")
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("[sp]*-*")}
+    assert run(command, "--data", tmp_path / "moved.txt", *given).status == 0
+    assert kept and all(path.read_bytes() == content for path, content in kept.items())
+    compute(command, tmp_path / "whole")
+    assert tables(tmp_path / "run") == tables(tmp_path / "whole")
+
+
 def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopped: Command, tmp_path: Path):
     out = tmp_path / "run"
     stopped("attention", out)
@@ -120,7 +138,7 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
     assert lines[3] == "Done: 2 of 21 texts, 16 of 168 tokens (10%)."
     assert lines[4] == "Missing: texts 2 to 20." and lines[5].startswith("Rate: ") and "left at that rate" in lines[5]
     assert lines[6].startswith("The last run ended with an error (20") and lines[6].endswith("): The third failed.")
-    assert lines[7] == f"Nobody is writing to it. `identikit resume {out}` goes on." and len(lines) == 8
+    assert lines[7] == f"Nobody is writing to it. Continue with `identikit resume {out}`." and len(lines) == 8
     lock = FolderLock(Store(out, json.loads((out / "run.json").read_text())["run"]).files, str(out))
     lock.acquire()
     assert "is writing to it" in run("status", out).stdout
@@ -134,8 +152,8 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
     assert told == [
         f"{shards}: a run in 3 shards.",
         "shard-0001-of-0003: complete, 7 of 7 texts, 56 of 56 tokens (100%)",
-        "shard-0002-of-0003: not there",
-        "shard-0003-of-0003: not there",
+        "shard-0002-of-0003: missing",
+        "shard-0003-of-0003: missing",
     ]
     assert run("status", shards / "shard-0001-of-0003").stdout.splitlines()[-1].startswith("Complete: nothing is left")
     assert run("resume", shards).refused("Resume each that is not complete")
@@ -147,7 +165,7 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
     [
         ("{", "command.json there is missing or damaged"),
         ('{"command": "explain", "arguments": {}}', "names the command 'explain'"),
-        ('{"command": "attention", "arguments": {"rm": "/"}}', "'rm' is no argument of attention"),
+        ('{"command": "attention", "arguments": {"rm": "/"}}', "'rm' is not an argument of attention"),
         ('{"command": "attention", "arguments": {"data": {"a": 1}}}', "data has the value {'a': 1}"),
         ('{"command": "attention", "arguments": {"data": "a\\u0000"}}', "data has the value"),
         ('{"command": "attention", "arguments": {"data": "a", "mass": "much"}}', "does not hold a command"),
@@ -184,7 +202,7 @@ def test_what_cannot_be_merged_is_refused(run: Command, compute: Command, tmp_pa
     assert run("merge", out).refused("is damaged (its content does not have its SHA-256)")
     shard.write_bytes(content)
     assert compute("attention", out, "--shard", "1/3").status == 0
-    assert run("merge", out).refused("shards of 2 divisions, of 2 and of 3")
+    assert run("merge", out).refused("shards of different divisions, into 2 and 3")
     shutil.rmtree(out / "shard-0001-of-0003")
     assert not (out / "run.json").exists()  # nothing was written so far
     assert run("merge", out).status == run("merge", out).status == 0
@@ -246,7 +264,7 @@ def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_p
         (lambda: (out / "texts.parquet").write_bytes(b"PAR1"), ["texts.parquet: it is not a Parquet file"]),
         (lambda: (out / "correlation.csv").unlink(), ["correlation.csv: it is missing"]),
         (lambda: (out / "SHA256SUMS").unlink(), ["run: it is not complete: SHA256SUMS is missing"]),
-        (lambda: (out / "SHA256SUMS").write_text("../x"), ["'../x', which is no checksum"]),
+        (lambda: (out / "SHA256SUMS").write_text("../x"), ["'../x', which is not a checksum"]),
         (holed, ["column 'residual' has missing values"]),
         (lambda: flipped("plan.json"), ["plan.json: "]),
         (lambda: flipped("command.json"), ["command.json: "]),

@@ -213,7 +213,7 @@ def test_what_is_damaged_is_told_and_computed_again(model: Model, data: str, tmp
     kept.write_text('[{"a"')
     for path in out.glob("inputs/*/previous/computed.json"):
         path.write_text("")
-    with pytest.warns(UserWarning, match="part-naive.json cannot be used: it is not a sealed JSON file. What it held"):
+    with pytest.warns(UserWarning, match="part-naive.json: it is not a sealed JSON file. Its contents will"):
         report = reproduce.reproduce(model, plan(data, "fig11"), str(out))
     assert report.drawn == ("fig11",) and kept.read_bytes() == before
 

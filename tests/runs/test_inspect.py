@@ -48,14 +48,14 @@ def test_parts_have_names(tmp_path: Path):
     store.write_json("part-naive-1.json", [])
     assert state(str(tmp_path / "run")).complete  # a shard has no tables
     store.write_json("part-naive-2.json", [])
-    assert state(str(tmp_path / "run")).damaged == {"part-naive-2.json": "naive-2 is none of the run's parts"}
+    assert state(str(tmp_path / "run")).damaged == {"part-naive-2.json": "naive-2 is not one of the run's parts"}
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
         ({"numbers": (1, 2)}, "text 2 is also in"),
-        ({"numbers": (7,)}, "7 is none of the run's texts"),
+        ({"numbers": (7,)}, "7 is not one of the run's texts"),
         ({"numbers": (1,), "texts": {"one": "hash"}}, "does not say which texts"),
         ({"numbers": (1,), "tokens": None}, "does not say how much"),
     ],

@@ -111,7 +111,7 @@ class Stops:
         words = f"What was computed is kept in {self.out}. Run the same command again to go on."
         if not self.kept():
             assert not self.out.exists()
-            words = "Nothing was computed yet."
+            words = "Nothing had been computed yet."
         assert self.errors.read_text() == f"identikit: {word}. {words}\n"
 
     def end(self) -> dict[str, str]:

@@ -96,7 +96,7 @@ def test_a_stopped_run_keeps_what_is_finished_and_computes_the_rest(tmp_path: Pa
 def test_a_run_that_is_stopped_before_its_first_result_leaves_nothing_and_says_so(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt) as stopped:
         counted(tmp_path / "run", Count(stop=TEXTS[0]))
-    assert stopped.value.__notes__ == ["Nothing was computed yet."] and not (tmp_path / "run").exists()
+    assert stopped.value.__notes__ == ["Nothing had been computed yet."] and not (tmp_path / "run").exists()
 
 
 def test_what_is_done_is_written_often_at_first_and_then_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -153,7 +153,7 @@ def test_a_shard_that_is_damaged_or_holds_something_else_is_computed_again(tmp_p
     }
     for why, bad in wrong.items():
         shards[0].write_bytes(bad)
-        with pytest.warns(UserWarning, match=f"shard-000000.safetensors cannot be used: {why}. What it held is"):
+        with pytest.warns(UserWarning, match=f"shard-000000.safetensors: {why}. Its contents will be"):
             assert is_whole(counted(tmp_path / "run"))
         kept = unseal(shards[0].read_bytes())
         assert torch.equal(kept.tensors["half"], right["half"]) and kept.about["sha256"] == about["sha256"]

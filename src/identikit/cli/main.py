@@ -109,7 +109,7 @@ class _WithSampleSizes(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from identikit.paper.claims.catalogue import sample_sizes
 
-        with formatter.section("How many texts claims need; with fewer they are undecided"):
+        with formatter.section("How many texts the claims need; with fewer, they are undecided"):
             for line in sample_sizes():
                 formatter.write_text(line)
 
@@ -136,8 +136,8 @@ def reproduce(
             "--first",
             "--sample",
             min=1,
-            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. How many "
-            "texts claims need is listed below.",
+            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. The "
+            "number of texts that claims need is listed below.",
         ),
     ] = None,
     finetuned: Annotated[

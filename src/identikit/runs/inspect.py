@@ -1,4 +1,4 @@
-"""What the folder of a run holds: how far it is, what is missing or damaged, who writes to it. No model is loaded.
+"""What the folder of a run holds: what is done, missing or damaged, and who writes to it. No model is loaded.
 
 The manifest is sealed, so it is as it was written; nothing else is taken for granted.
 """
@@ -102,7 +102,7 @@ def open_run(folder: str) -> Store:
     if not files.isdir(path):
         raise InputError(f"Cannot read {folder}: there is no such folder. Give the folder of a run.")
     if not files.exists(f"{path}/{MANIFEST}"):
-        raise InputError(f"Cannot read {folder}: it has no {MANIFEST}. Give the folder of a run, as --out named it.")
+        raise InputError(f"Cannot read {folder}: it has no {MANIFEST}. Give the folder of a run, as given with --out.")
     manifest = read_manifest(files, path)
     if manifest is None:
         raise InputError(f"Cannot read {folder}: {MANIFEST} is damaged, so it is not known what was computed there.")
@@ -174,7 +174,7 @@ def state(folder: str) -> RunState:
     pieces = holdings.pieces
     missing = tuple(piece for piece in planned if piece not in pieces)
     for piece in pieces.keys() - set(planned) if planned else ():
-        holdings.damaged[pieces[piece]] = f"{piece} is none of the run's {unit}"
+        holdings.damaged[pieces[piece]] = f"{piece} is not one of the run's {unit}"
     return RunState(
         folder=folder,
         settings=store.settings,
@@ -256,14 +256,14 @@ def state_words(run: RunState) -> list[str]:
     """Say what a folder holds, in a few lines."""
     lines = [f"{run.folder}: {_about(run)}.", *_options(run), *_progress(run)]
     for file, why in run.damaged.items():
-        lines.append(f"Damaged: {file} ({why}). What it held is computed again when the run is resumed.")
+        lines.append(f"Damaged: {file} ({why}). Its contents will be computed again when the run is resumed.")
     if run.error is not None:
         lines.append(f"The last run ended with an error ({run.error['date']}): {run.error['error']}")
     return [*lines, _ending(run)]
 
 
 def state_line(run: RunState) -> str:
-    """Say how far a run is, in one line."""
+    """Describe the progress of a run, in one line."""
     line = "complete" if run.complete else "not complete"
     if run.done or run.missing:
         line += f", {_amount(run)}"
@@ -310,13 +310,13 @@ def _amount(run: RunState) -> str:
 def _progress(run: RunState) -> Iterator[str]:
     if not run.done and not run.missing:
         if not run.complete and run.settings.get("command", "reproduce") != "reproduce":
-            yield "Nothing is computed yet."
+            yield "Nothing has been computed yet."
         return
     yield f"Done: {_amount(run)}."
     if run.missing:
         yield f"Missing: {run.unit} {listed(run.missing)}."
     if run.rate is not None:
-        rate = f"Rate: {run.rate:,.0f} tokens/s while it was computed"
+        rate = f"Rate: {run.rate:,.0f} tokens/s while computing"
         if run.missing and run.seconds_left is not None:
             rate += f"; {timedelta(seconds=round(run.seconds_left))} left at that rate"
         yield f"{rate}."
@@ -326,7 +326,7 @@ def _ending(run: RunState) -> str:
     if run.writer is not None:
         return f"Now: {run.writer.words()} is writing to it."
     if not run.complete:
-        return f"Nobody is writing to it. `identikit resume {run.folder}` goes on."
+        return f"Nobody is writing to it. Continue with `identikit resume {run.folder}`."
     if "shard" in run.settings:
         return "Complete: nothing is left to compute."
     return "Complete: all results are written."

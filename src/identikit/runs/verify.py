@@ -69,7 +69,7 @@ def _check(folder: str, report: Verified) -> None:
     report.seals += run.sealed
     if run.missing or not (run.complete or run.damaged):
         rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
-        report.wrong.append((folder, f"it is not complete: {rest}; `identikit resume {folder}` goes on"))
+        report.wrong.append((folder, f"it is not complete: {rest}; continue with `identikit resume {folder}`"))
     checked = (*run.damaged.items(), *_command(store, report), *_checksums(store, report), *_tables(store, report))
     for name, why in checked:
         report.wrong.append((f"{folder}/{name}", why))
@@ -98,7 +98,7 @@ def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
     for line in store.read(CHECKSUMS).decode(errors="replace").splitlines():
         match = _SUM.fullmatch(line)
         if match is None:
-            yield CHECKSUMS, f"it has the line {line[:80]!r}, which is no checksum"
+            yield CHECKSUMS, f"it has the line {line[:80]!r}, which is not a checksum"
             continue
         report.checksums += 1
         digest, name = match.groups()
