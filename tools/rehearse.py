@@ -1,6 +1,6 @@
 """Rehearse the paper on BERT-base: `identikit reproduce all` on a model of that shape with random weights.
 
-    python tools/rehearse.py FOLDER --data-dir DATA --sample 20                  # compute, draw every figure
+    python tools/rehearse.py FOLDER --data-dir DATA --first 20                   # compute, draw every figure
     python tools/rehearse.py FOLDER --data-dir DATA --device cuda --seconds 30   # what the whole would take
 
 The model is saved as its checkpoint on the hub is: the same names of files and weights, and the same vocabulary. Each
@@ -208,7 +208,7 @@ class Rehearsal:
     @property
     def effort(self) -> Effort:
         """How much is computed."""
-        return PAPER if self.given.sample is None else SAMPLE
+        return PAPER if self.given.first is None else SAMPLE
 
     def parts(self, kinds: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str, str | None]]:
         """Yield the dataset, the input and the kind of map of each part that is wanted."""
@@ -225,7 +225,7 @@ class Rehearsal:
         given = self.given
         texts: list[Text] = [PASSAGE, SENTENCE]
         if data != "examples":
-            texts = paper_texts(data, data_dir=given.data_dir, sample=given.sample)
+            texts = paper_texts(data, data_dir=given.data_dir, first=given.first)
         model = self.tuned if name == "finetuned" else self.model
         effort = replace(self.effort, epochs=options.pop("epochs", self.effort.epochs))
         tagger = None if tagger_missing() else penn_tags
@@ -282,7 +282,7 @@ class Rehearsal:
         given = self.given
         command = ["reproduce", "all", "--model", str(self.folders[0]), "--out", str(self.out / "run"), "--json"]
         command += ["--data-dir", given.data_dir, "--device", given.device]
-        command += [] if given.sample is None else ["--sample", str(given.sample)]
+        command += [] if given.first is None else ["--first", str(given.first)]
         command += ["--precision", given.precision, *(word for data in DATA for word in ("--data", data))]
         command += [word for task in ("mrpc", "cola") for word in ("--finetuned", f"{task}={self.folders[1]}")]
 
@@ -324,7 +324,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="full")
-    parser.add_argument("--sample", type=int, help="as in `identikit reproduce`; at least 20. Default: all texts")
+    parser.add_argument("--first", type=int, help="as in `identikit reproduce`; at least 20. Default: all texts")
     parser.add_argument("--seconds", type=float, help="measure each part for about so many seconds, and draw nothing")
     parser.add_argument("--parts", nargs="+", default=["*"], help="only these parts, such as 'mrpc/*' 'cola/*'")
     for name, size in (("layers", 12), ("width", 768), ("heads", 12)):
@@ -338,7 +338,7 @@ def main() -> None:
     given = arguments()
     try:
         for data in DATA:
-            paper_texts(data, data_dir=given.data_dir, sample=1)
+            paper_texts(data, data_dir=given.data_dir, first=1)
         rehearsal = Rehearsal(given)
     except InputError as error:  # before hours of computing
         sys.exit(str(error))

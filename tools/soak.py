@@ -1,7 +1,8 @@
-"""Kill one run at random moments, again and again, resume it each time, and compare its tables: `make soak`.
+"""Stop one run at random moments, again and again, resume it each time, and compare its tables: `make soak`.
 
-A run of `identikit attention` is killed -9 at random moments (on engines with workers, one of these too), started again
-each time, and in the end compared byte for byte with a run that nobody disturbed. Prints what happened.
+A run of `identikit attention` is stopped at random moments by SIGKILL, SIGINT or SIGTERM (on engines with workers, one
+of these is killed too), started again each time, and in the end compared byte for byte with a run that nobody
+disturbed. Prints what happened.
 """
 
 import argparse
@@ -19,18 +20,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.runs.made import ended, forked, killed, save_model, save_texts, shards, tables
+from tests.runs.made import ended, forked, save_model, save_texts, shards, tables
 
 
 @dataclass
 class Soak:
-    """One run that is killed until it was killed often enough, and then left to end."""
+    """One run that is stopped until it was stopped often enough, and then left to end."""
 
     engine: str
     kills: int
     place: Path
     chance: random.Random
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("kills", "worker kills", "starts"), 0))
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("SIGKILL", "SIGINT", "SIGTERM", "worker kills", "starts"), 0)
+    )
 
     @property
     def out(self) -> Path:
@@ -46,7 +49,7 @@ class Soak:
         return forked(line, self.place / f"{self.engine}.log")
 
     def round(self, longest: float) -> bool:
-        """Start the run and kill it after a while, or some of its workers before; say whether it ended by itself."""
+        """Start the run and stop it after a while, and kill workers before; say whether it ended by itself."""
         process = self.start()
         until = time.monotonic() + self.chance.uniform(0, longest)
         while time.monotonic() < until:
@@ -57,8 +60,18 @@ class Soak:
             if self.engine != "local" and self.chance.random() < 0.02:
                 self.kill_a_worker(process)
             time.sleep(0.05)
-        self.counts["kills"] += killed(process)
+        self.stop(process)
         return False
+
+    def stop(self, process: int) -> None:
+        """Send a signal; after one that can be caught, a clean end is expected."""
+        number = self.chance.choice((signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
+        os.kill(process, number)
+        status = ended(process)
+        if status == -number or status == 128 + number:
+            self.counts[number.name] += 1
+        else:
+            assert status == 0, (status, (self.place / f"{self.engine}.log").read_text()[-2000:])
 
     def kill_a_worker(self, process: int) -> None:
         """Kill one of the processes that compute."""
@@ -68,20 +81,20 @@ class Soak:
             self.counts["worker kills"] += 1
 
     def run(self, longest: float) -> str:
-        """Kill until it was often enough; return what happened."""
+        """Stop it until it was often enough; return what happened."""
         started = time.monotonic()
-        blocks = 0
-        while self.counts["kills"] + self.counts["worker kills"] < self.kills:
+        removed = 0
+        while sum(self.counts.values()) - self.counts["starts"] < self.kills:
             if self.round(longest):  # it ended too early: it loses half of what it had, and goes on
                 for path in shards(self.out)[::2]:
                     path.unlink()
-                    blocks += 1
+                    removed += 1
         assert ended(self.start()) == 0, (self.place / f"{self.engine}.log").read_text()[-2000:]
         assert tables(self.out) == tables(self.place / "whole"), "the tables differ"
         wait_until_gone(self.place)
         counts = ", ".join(f"{number} {name}" for name, number in self.counts.items())
         seconds = time.monotonic() - started
-        return f"{self.engine}: {counts}, {blocks} blocks removed and computed again, equal tables, {seconds:.0f} s"
+        return f"{self.engine}: {counts}, {removed} shards removed and computed again, equal tables, {seconds:.0f} s"
 
 
 def command(place: Path, out: Path) -> list[str]:
@@ -137,7 +150,7 @@ def environment(process: int) -> bytes:
 def main() -> None:
     """Soak each engine."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--kills", type=int, default=50, help="how often each engine's run is killed")
+    options.add_argument("--kills", type=int, default=50, help="how often each engine's run is stopped")
     options.add_argument("--engine", action="append", help="local, processes or ray; repeat for more")
     options.add_argument("--texts", type=int, default=400)
     options.add_argument("--seed", type=int, default=0)
@@ -151,7 +164,7 @@ def main() -> None:
         started = time.monotonic()
         assert ended(forked(command(place, place / "whole"), place / "whole.log")) == 0
         whole = time.monotonic() - started
-        print(f"undisturbed: {len(shards(place / 'whole'))} blocks in {whole:.1f} s", flush=True)
+        print(f"undisturbed: {len(shards(place / 'whole'))} shards in {whole:.1f} s", flush=True)
         for engine in chosen.engine or ["local", "processes", "ray"]:
             longest = whole / 4 if engine == "local" else max(whole / 4, 30.0)  # workers take a while to start
             print(Soak(engine, chosen.kills, place, random.Random(chosen.seed)).run(longest), flush=True)

@@ -46,28 +46,28 @@ def arguments(folder: Path) -> dict[str, Any]:
 
 
 def command(figure: Figure, given: dict[str, Any]) -> str:
-    """The command that draws one figure, on the data that the paper used, with the model and sample of a run."""
+    """The command that draws one figure on the paper's data, with the model and the number of texts of a run."""
     data, model = source(figure.data), given.get("model")
     parts = [f"identikit reproduce {figure.name}", f"--data {data} --data-dir GLUE" if data else ""]
     parts += [f"--model {Path(model).name if Path(model).exists() else model}" if model else ""]
-    parts += [f"--sample {given['sample']}" if given.get("sample") else ""]
+    parts += [f"--first {given['first']}" if given.get("first") else ""]
     parts += [f"--finetuned minilm-{data}" if "finetuned" in figure.needs else "", "--out out"]
     return " ".join(filter(None, parts))
 
 
 def claims(folders: Sequence[Path]) -> list[str]:
     """The table of claims."""
-    found, samples = {}, {}
+    found, sizes = {}, {}
     for folder in reversed(folders):
         for one in read_rows(pd.read_parquet(folder / "claims.parquet")):
-            found[one.claim.name], samples[one.claim.name] = one, arguments(folder).get("sample")
+            found[one.claim.name], sizes[one.claim.name] = one, arguments(folder).get("first")
     judged = [found[name] for name in CLAIMS if name in found]
     symbols = ", ".join(f"{verdict.symbol} {verdict}" for verdict in Verdict if verdict != Verdict.MIXED)
     lines = [counted(judged), "", f"{symbols}; `claims.csv` of a run has the rules.", ""]
     lines += ["| claim | data | the paper | measured |", "|---|---|---|---|"]
     for one in [one for claims in by_section(judged).values() for one in claims]:  # our own come last
-        sample = samples[one.claim.name]
-        data = f"{one.data}, {sample} texts" if sample else one.data
+        texts = sizes[one.claim.name]
+        data = f"{one.data}, {texts} texts" if texts else one.data
         lines.append(f"| {one.claim.words} ({one.claim.where}) | {data} | {one.claim.paper} | {cell(one)} |")
     return lines
 
@@ -89,10 +89,12 @@ def figures(page: Path, folders: Sequence[Path]) -> list[str]:
 def main() -> None:
     """Copy the figures and write the page."""
     page, *folders = map(Path, sys.argv[1:])
-    about, *others = [json.loads((folder / "run.json").read_text())["run"] for folder in folders]
+    manifests = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    about, *others = [manifest["run"] for manifest in manifests]
     if any(other["weights"] != about["weights"] for other in others):
         sys.exit("The folders are of different models. A page is about one.")
-    lines = [f"# The paper on {about['model']}", "", (page / "about.md").read_text().strip(), "", "## Claims", ""]
+    model = manifests[0]["recorded"]["model"]["name"]
+    lines = [f"# The paper on {model}", "", (page / "about.md").read_text().strip(), "", "## Claims", ""]
     lines += [*claims(folders), "", "## Figures", "", *figures(page, folders)]
     lines += ["## Provenance", "", f"Weights {about['weights'][:16]}…, identikit {about['version']}.", ""]
     places = [place for folder in folders for place in computed_on(str(folder)).items()]

@@ -101,7 +101,6 @@ def test_short_texts_are_certain_and_long_ones_are_not(tmp_path: Path):
 
 def test_rows_do_not_depend_on_other_texts_or_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = tables("llama", TEXTS, tmp_path / "whole", intervals=9)
-    monkeypatch.setattr(runs, "BLOCK_TEXTS", 1)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     parts = tables("llama", TEXTS[::-1], tmp_path / "parts", intervals=9)
     for name in ("intervals", "groups"):

@@ -52,14 +52,13 @@ def test_types_add_up_and_no_cell_reads_as_missing(tmp_path: Path):
     assert not types.isna().any(axis=None) and set(types["map"]) == {"raw", "effective", "null_space"}
     axes = ["layer", "head", "source", "target"]
     parts = {name: part.set_index(axes)["attention"] for name, part in types.groupby("map")}
-    assert (parts["raw"] - parts["effective"] - parts["null_space"]).abs().max() < 1e-12
+    assert (parts["raw"] - parts["effective"] - parts["null_space"]).abs().max() < 1e-11  # in units of 2^-40
     sums = parts["raw"].groupby(["layer", "head", "source"]).sum()
     assert sums.min() == pytest.approx(1.0) and sums.max() == pytest.approx(1.0)
     assert types["layer"].min() == types["head"].min() == 0
 
 
 def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     model, options = tiny.loaded("bert"), AttentionOptions(intervals=5)
     attention_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), options)
@@ -74,7 +73,6 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_progress_moves_with_tokens_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     check_progress(attention_tables, AttentionOptions(), tmp_path, "effective attention, tokens")
 

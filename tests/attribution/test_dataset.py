@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import identikit as ik
-from identikit.attribution.dataset import AttributionOptions, PerToken, attribution_tables, pack, unpack
+from identikit.attribution.dataset import AttributionOptions, attribution_tables, pack, unpack
 from identikit.errors import InputError
 from identikit.maths.mixing import mixing
 from identikit.runs import run as runs
@@ -25,7 +25,6 @@ def parity(encoded) -> tuple[str, ...]:
 def test_tables_of_shards_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = tiny.loaded("llama", dtype=torch.float64)
     whole = attribution_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), AttributionOptions(), tagger=parity)
-    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     parts = attribution_tables(model, TEXTS, Run(Store(tmp_path / "parts", {})), AttributionOptions(), tagger=parity)
     assert set(whole) == {"texts", "tokens", "own", "groups", "offsets", "tags"}
@@ -44,7 +43,6 @@ def test_tables_of_shards_are_those_of_the_whole(tmp_path: Path, monkeypatch: py
 
 
 def test_every_token_has_its_own_contribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     model = tiny.loaded("bert", dtype=torch.float64)
     run = Run(Store(tmp_path / "run", {}))
@@ -71,12 +69,11 @@ def test_statistics_survive_a_file(tmp_path: Path, marked: bool):
     contribution /= contribution.sum(1, keepdim=True)
     places = {"cls": 0, "separator": 3} if marked else {}
     before = mixing(contribution, causal=not marked, **places, tags=list("aabbcc"))
-    tokens = PerToken(torch.rand(6, 2), torch.rand(6, 2) < 0.5)
     store = Store(tmp_path / "run", {})
-    store.write_tensors("shard.safetensors", pack(before, tokens), {})
-    after, kept = unpack(store.read_tensors("shard.safetensors")[0])
-    packed = pack(after, kept)
-    expected = pack(before, tokens)
+    store.write_tensors("shard.safetensors", pack(before), {})
+    after = unpack(store.read_tensors("shard.safetensors")[0])
+    packed = pack(after)
+    expected = pack(before)
     assert packed.keys() == expected.keys() and after.tokens == 6
     assert all(torch.equal(packed[name], tensor) for name, tensor in expected.items())
     assert set(after.by_tag) == {"a", "b", "c"}
@@ -94,7 +91,6 @@ def test_a_shard_of_one_text_without_cls(tmp_path: Path):
 
 
 def test_progress_moves_with_tokens_over_the_whole_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "BLOCK_TEXTS", 5)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     check_progress(attribution_tables, AttributionOptions(), tmp_path, "attribution, tokens")
 
@@ -113,8 +109,8 @@ def check_progress(tables: Callable[..., object], options: object, folder: Path,
     (folder / "shard-000001.safetensors").unlink()
     told.clear()
     tables(model, TEXTS, Run(store, progress=lambda *report: told.append(report)), options)
-    kept = sum(lengths) - sum(lengths[5:10])
-    assert told[0] == (what, kept, sum(lengths)) and kept < told[1][1] <= kept + lengths[5]
+    kept = sum(lengths) - lengths[1]
+    assert told[0] == (what, kept, sum(lengths)) and kept < told[1][1] <= kept + lengths[1]
     assert kept + lengths[5] in [tokens for _, tokens, _ in told]
     assert told[-1] == (what, sum(lengths), sum(lengths))
 

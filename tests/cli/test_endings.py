@@ -114,13 +114,37 @@ def test_signals_end_in_one_line_also_while_it_starts(number: int, status: int, 
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
         process.send_signal(number)
         _, told = process.communicate(timeout=20)
-    assert process.returncode == status and told.startswith(f"identikit: {word}. Run the same command again:")
+    assert process.returncode == status and told == f"identikit: {word}.\n"  # no folder holds anything
     with subprocess.Popen([*COMMAND, "models"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         time.sleep(1)  # while torch and its like are loaded
         process.send_signal(number)
         _, told = process.communicate(timeout=20)
     assert b"Traceback" not in told and told.count(b"\n") <= 1
     assert process.returncode in (0, status, -number)  # before Python itself has started, a signal just ends it
+
+
+def test_a_second_signal_does_not_stop_what_is_written_at_the_end():
+    script = """
+import time
+from identikit.cli.endings import run
+def command():
+    try:
+        print('begun', flush=True)
+        time.sleep(60)
+    finally:
+        time.sleep(1)
+        print('written', flush=True)
+run(lambda: command)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        printed, told = process.communicate(timeout=20)
+    assert process.returncode == 130 and printed == "written\n" and told == "identikit: Interrupted.\n"
 
 
 def test_a_signal_handler_is_put_back():

@@ -149,7 +149,7 @@ def test_attention_says_how_certain_it_is(run: Command, saved: Path, tmp_path: P
 def test_a_run_says_what_it_was_computed_from(run: Command, saved: Path, tmp_path: Path):
     texts = saved / "texts.txt"
     model = saved / "model"
-    command = ["attribution", "--data", str(texts), "--model", str(model), "--sample", "3", "--probes", "4"]
+    command = ["attribution", "--data", str(texts), "--model", str(model), "--first", "3", "--probes", "4"]
     assert run(*command, "--out", str(tmp_path / "run")).status == 0
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["run"]["command"] == "attribution" and about["run"]["dtype"] == "float32"
@@ -213,7 +213,7 @@ def test_tokens_over_a_file(run: Command, saved: Path, tmp_path: Path):
 
 def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
     save_model(tmp_path / "llama", "llama")
-    command = ["tokens", "--experiment", "inversion", "--data", str(saved / "texts.txt"), "--sample", "2"]
+    command = ["tokens", "--experiment", "inversion", "--data", str(saved / "texts.txt"), "--first", "2"]
     causal = [*command, "--model", str(tmp_path / "llama"), "--max-tokens", "5", "--truncate"]
     done = run(*causal, "--noise", "0", "--noise", "0.1", "--out", str(tmp_path / "run"))
     assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: noise 0: 100.0%, smallest margin 0.")
@@ -231,13 +231,13 @@ def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
         ("attention", ["--data", "mrpc"], "data_dir"),
         ("attention", ["--column", "third"], "third"),
         ("attention", ["--intervals", ""], "intervals='' cannot be used"),
-        ("attention", ["--truncate", "--skip-long"], "exclude each other"),
+        ("attention", ["--truncate", "--skip-long"], "cannot be used together"),
         ("attention", ["--shard", "3/2"], "--shard '3/2' cannot be used: expected I/N"),
         ("attribution", ["--norm", "foo"], "norm='foo' is not known"),
         ("attribution", ["--probes", "0"], "probes=0 cannot be used"),
         ("tokens", ["--experiment", "magic"], "--experiment 'magic' is not known"),
         ("tokens", ["--seed", str(2**70)], "seed=1180591620717411303424 cannot be used"),
-        ("tokens", ["--sample", "2"], "got 2, and at least 20 are needed"),
+        ("tokens", ["--first", "2"], "got 2, and at least 20 are needed"),
         ("tokens", ["--noise", "1"], "--noise and --prefix are for --experiment inversion"),
         ("tokens", ["--experiment", "inversion", "--map", "ridge"], "uses no maps"),
         ("tokens", ["--experiment", "inversion"], "it is not causal"),
@@ -266,7 +266,7 @@ def test_a_place_that_cannot_be_written_to_is_told_first(
 
 def test_reproduce_a_figure_and_a_claim(run: Command, tmp_path: Path):
     out = str(tmp_path / "paper")
-    command = ["reproduce", "fig1a", "fig38", "null-space-bound", "--sample", "3", "--out", out]
+    command = ["reproduce", "fig1a", "fig38", "null-space-bound", "--first", "3", "--out", out]
     done = run(*command)
     assert done.status == 0 and done.stderr == ""
     told = " ".join(done.stdout.split())

@@ -13,6 +13,7 @@ import pytest
 from identikit import effective_attention
 from identikit.attention.dataset import AttentionJob
 from identikit.errors import InputError
+from identikit.results.files import seal_record, unseal_record
 from identikit.runs.lock import FolderLock
 from identikit.runs.store import Store
 from identikit.tokens.dataset import IdentifiabilityJob
@@ -20,14 +21,14 @@ from tests.cli.conftest import Command, Done
 from tests.models import tiny
 from tests.runs.made import save_model, tables
 
-JOBS = {"attention": AttentionJob, "tokens": IdentifiabilityJob}  # of blocks, and of parts
+JOBS = {"attention": AttentionJob, "tokens": IdentifiabilityJob}  # of texts, and of parts
 OPTIONS = {"attention": [], "tokens": ["--folds", "1", "--map", "naive"]}
 
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks have four texts, all are in one shard, and no progress is printed."""
-    monkeypatch.setattr("identikit.runs.run.BLOCK_TEXTS", 4)
+def one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts are in one shard, and no progress is printed."""
+    monkeypatch.setattr("identikit.runs.run.SHARD_LEAST", math.inf)
     monkeypatch.setattr("identikit.runs.run.SHARD_SECONDS", math.inf)
     monkeypatch.setattr("identikit.cli.terminal.QUIET_SECONDS", math.inf)
 
@@ -57,7 +58,7 @@ def compute(run: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> Comma
 
 @pytest.fixture
 def stopped(compute: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command that fails in its third block or part."""
+    """Run a command that fails in its third text or part."""
 
     def stopped(command: str, out: Path, *options: str) -> Done:
         read = JOBS[command].compute
@@ -110,16 +111,34 @@ def test_a_run_resumes_from_its_folder_alone(
     assert json.loads(run("resume", tmp_path / "run", "--json").stdout)["tables"]
 
 
+@pytest.mark.parametrize("command", JOBS)
+def test_data_and_models_may_move_before_a_run_is_resumed(
+    run: Command, place: Path, stopped: Command, compute: Command, tmp_path: Path, command: str
+):
+    """They are known by their hashes; other texts are another run."""
+    stopped(command, tmp_path / "run")
+    shutil.copytree(place / "model", tmp_path / "renamed")
+    shutil.copy(place / "texts.txt", tmp_path / "moved.txt")
+    given = [*OPTIONS[command], "--model", tmp_path / "renamed", "--out", tmp_path / "run"]
+    (tmp_path / "other.txt").write_text((tmp_path / "moved.txt").read_text().replace("w4", "w5"))
+    assert run(command, "--data", tmp_path / "other.txt", *given).refused("another run, whose data.sha256 is")
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("[sp]*-*")}
+    assert run(command, "--data", tmp_path / "moved.txt", *given).status == 0
+    assert kept and all(path.read_bytes() == content for path, content in kept.items())
+    compute(command, tmp_path / "whole")
+    assert tables(tmp_path / "run") == tables(tmp_path / "whole")
+
+
 def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopped: Command, tmp_path: Path):
     out = tmp_path / "run"
     stopped("attention", out)
     lines = run("status", out).stdout.splitlines()
     assert lines[0] == f"{out}: attention, model model in float32, data texts.txt (21 texts)."
     assert lines[1].startswith("Settings: bias True, ") and "seed 0" in lines[1] and "threads 1" in lines[1]
-    assert lines[3] == "Done: 2 of 6 blocks, 8 of 21 texts, 64 of 168 tokens (38%)."
-    assert lines[4] == "Missing: blocks 2 to 5." and lines[5].startswith("Rate: ") and "left at that rate" in lines[5]
+    assert lines[3] == "Done: 2 of 21 texts, 16 of 168 tokens (10%)."
+    assert lines[4] == "Missing: texts 2 to 20." and lines[5].startswith("Rate: ") and "left at that rate" in lines[5]
     assert lines[6].startswith("The last run ended with an error (20") and lines[6].endswith("): The third failed.")
-    assert lines[7] == f"Nobody is writing to it. `identikit resume {out}` goes on." and len(lines) == 8
+    assert lines[7] == f"Nobody is writing to it. Continue with `identikit resume {out}`." and len(lines) == 8
     lock = FolderLock(Store(out, json.loads((out / "run.json").read_text())["run"]).files, str(out))
     lock.acquire()
     assert "is writing to it" in run("status", out).stdout
@@ -132,9 +151,9 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
     told = run("status", shards).stdout.splitlines()
     assert told == [
         f"{shards}: a run in 3 shards.",
-        "shard-0001-of-0003: complete, 2 of 2 blocks, 8 of 8 texts, 64 of 64 tokens (100%)",
-        "shard-0002-of-0003: not there",
-        "shard-0003-of-0003: not there",
+        "shard-0001-of-0003: complete, 7 of 7 texts, 56 of 56 tokens (100%)",
+        "shard-0002-of-0003: missing",
+        "shard-0003-of-0003: missing",
     ]
     assert run("status", shards / "shard-0001-of-0003").stdout.splitlines()[-1].startswith("Complete: nothing is left")
     assert run("resume", shards).refused("Resume each that is not complete")
@@ -144,9 +163,9 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "it has no command.json that can be read"),
+        ("{", "command.json there is missing or damaged"),
         ('{"command": "explain", "arguments": {}}', "names the command 'explain'"),
-        ('{"command": "attention", "arguments": {"rm": "/"}}', "'rm' is no argument of attention"),
+        ('{"command": "attention", "arguments": {"rm": "/"}}', "'rm' is not an argument of attention"),
         ('{"command": "attention", "arguments": {"data": {"a": 1}}}', "data has the value {'a': 1}"),
         ('{"command": "attention", "arguments": {"data": "a\\u0000"}}', "data has the value"),
         ('{"command": "attention", "arguments": {"data": "a", "mass": "much"}}', "does not hold a command"),
@@ -157,7 +176,8 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
 )
 def test_a_noted_command_is_not_trusted(run: Command, tmp_path: Path, content: str, words: str):
     (tmp_path / "run.json").write_text('{"run": {}}')
-    (tmp_path / "command.json").write_text(content)
+    sealed = seal_record(json.loads(content)) if content.endswith("}") else content.encode()
+    (tmp_path / "command.json").write_bytes(sealed)
     done = run("resume", tmp_path)
     assert done.refused(words), done
 
@@ -182,7 +202,7 @@ def test_what_cannot_be_merged_is_refused(run: Command, compute: Command, tmp_pa
     assert run("merge", out).refused("is damaged (its content does not have its SHA-256)")
     shard.write_bytes(content)
     assert compute("attention", out, "--shard", "1/3").status == 0
-    assert run("merge", out).refused("shards of 2 divisions, of 2 and of 3")
+    assert run("merge", out).refused("shards of different divisions, into 2 and 3")
     shutil.rmtree(out / "shard-0001-of-0003")
     assert not (out / "run.json").exists()  # nothing was written so far
     assert run("merge", out).status == run("merge", out).status == 0
@@ -208,7 +228,7 @@ def test_a_merge_that_was_stopped_can_be_run_again(
     with monkeypatch.context() as patched:
         patched.setattr(Store, "write", failing)
         done = run("merge", out)
-    assert done.status == 130 and "Run the same command again" in done.stderr
+    assert done.status == 130 and "What was computed is kept in " in done.stderr
     assert len(list(out.glob("shard-*.safetensors"))) == 1
     assert run("merge", out).status == 0 and run("verify", out).status == 0
 
@@ -220,13 +240,17 @@ def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_p
     done = run("verify", whole)
     assert done.status == 0
     assert done.stdout.startswith(
-        "Checked: 2 sealed files, 18 files against SHA256SUMS, 7 tables against columns.json."
+        "Checked: 3 sealed files, 18 files against SHA256SUMS, 7 tables against columns.json."
     )
 
     def flipped(name: str) -> None:
         content = bytearray((out / name).read_bytes())
         content[len(content) // 2] ^= 4
         (out / name).write_bytes(content)
+
+    def forged(sealed: bool = True, **changes: str) -> None:
+        content = unseal_record((out / "command.json").read_bytes()) | changes
+        (out / "command.json").write_bytes(seal_record(content) if sealed else json.dumps(content).encode())
 
     def holed() -> None:
         frame = pd.read_parquet(out / "null_dimension.parquet")
@@ -240,9 +264,13 @@ def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_p
         (lambda: (out / "texts.parquet").write_bytes(b"PAR1"), ["texts.parquet: it is not a Parquet file"]),
         (lambda: (out / "correlation.csv").unlink(), ["correlation.csv: it is missing"]),
         (lambda: (out / "SHA256SUMS").unlink(), ["run: it is not complete: SHA256SUMS is missing"]),
-        (lambda: (out / "SHA256SUMS").write_text("../x"), ["'../x', which is no checksum"]),
+        (lambda: (out / "SHA256SUMS").write_text("../x"), ["'../x', which is not a checksum"]),
         (holed, ["column 'residual' has missing values"]),
         (lambda: flipped("plan.json"), ["plan.json: "]),
+        (lambda: flipped("command.json"), ["command.json: "]),
+        (lambda: forged(place="/elsewhere", sealed=False), ["command.json: it is not a sealed JSON file."]),
+        (lambda: forged(command="reproduce"), ["command.json: it names the command 'reproduce', and run.json"]),
+        (lambda: (out / "command.json").unlink(), ["command.json: it is missing."]),
     ):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(whole, out)
@@ -274,16 +302,16 @@ def test_diff_says_what_differs(run: Command, compute: Command, tmp_path: Path):
 
 def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run: Command, place: Path, tmp_path: Path):
     out = tmp_path / "run"
-    given = ["--data", place / "texts.txt", "--sample", "12", "--model", place / "model"]
+    given = ["--data", place / "texts.txt", "--first", "12", "--model", place / "model"]
     assert run("reproduce", "fig1a", *given, "--out", out).status == 0
     told = run("status", out).stdout
     assert "Complete: all results are written." in told
-    assert "/attention: complete, 3 of 3 blocks, 12 of 12 texts" in told
+    assert "/attention: complete, 12 of 12 texts" in told
     assert run("verify", out).status == 0 and run("resume", out).status == 0
     assert run("diff", out, out, "--tolerance", "0").status == 0
     (shard,) = out.glob("inputs/*/attention/shard-*")
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert "/attention: not complete, 0 of 3 blocks" in run("status", out).stdout
+    assert "/attention: not complete, 0 of 12 texts" in run("status", out).stdout
     done = run("verify", out)
     assert done.status == 1 and "attention/shard-000000.safetensors: " in done.stdout
 

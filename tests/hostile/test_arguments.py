@@ -150,13 +150,13 @@ def test_odd_values_that_are_taken_mean_what_the_plain_ones_do(
 OPTIONS: dict[str, dict[str, str]] = {
     "explain": {"--probes": "1.5", "--seconds": "nan", "--device": "cuda:99", "--dtype": "float8_e4m3fn",
                 "--tower": "north", "--model": "x" * 5000, "--pair": "  "},
-    "attention": {"--sample": "0", "--intervals": "-1", "--seed": str(2**70), "--column": "third", "--split": "dev",
+    "attention": {"--first": "0", "--intervals": "-1", "--seed": str(2**70), "--column": "third", "--split": "dev",
                   "--data": "nothing.txt", "--data-dir": ".", "--dtype": "nan"},
-    "attribution": {"--probes": "many", "--norm": "l7", "--precision": "half", "--sample": "0"},
+    "attribution": {"--probes": "many", "--norm": "l7", "--precision": "half", "--first": "0"},
     "tokens": {"--experiment": "magic", "--map": "", "--distance": "magic", "--folds": "11", "--seed": "-1",
                "--max-tokens": "2"},
     "tokens --experiment=inversion": {"--noise": "inf", "--prefix": "some"},
-    "reproduce": {"--sample": "-1", "--seed": "-1", "--data": "nothing.tsv"},
+    "reproduce": {"--first": "-1", "--seed": "-1", "--data": "nothing.tsv"},
     "finetune": {"--epochs": "0", "--batch-size": "0", "--learning-rate": "nan"},
 }  # fmt: skip
 

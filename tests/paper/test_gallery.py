@@ -16,7 +16,7 @@ from tests.paper.test_report import made
 
 def a_run(folder: Path, figures: dict[str, bytes], n_claims: int, **given: object) -> Path:
     """A folder as `reproduce` leaves it."""
-    store = Store(folder, {"model": "MiniLM", "weights": "ab12" * 16, "version": "1.0"})
+    store = Store(folder, {"weights": "ab12" * 16, "version": "1.0"}, {"model": {"name": "MiniLM"}})
     write_tables(store, {"claims": DataFrame(rows(made()[:n_claims]), columns=list(COLUMNS))})
     (folder / "command.json").write_text(json.dumps({"arguments": given}))
     (folder / "figures").mkdir()
@@ -26,8 +26,8 @@ def a_run(folder: Path, figures: dict[str, bytes], n_claims: int, **given: objec
 
 
 def test_the_page_shows_new_and_kept_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = a_run(tmp_path / "run", {"fig1a": b"new"}, 1, model=None, sample=None)
-    more = a_run(tmp_path / "more", {"fig1a": b"sampled", "fig3a": b"sampled"}, 9, model="a/hub-id", sample=40)
+    run = a_run(tmp_path / "run", {"fig1a": b"new"}, 1, model=None, first=None)
+    more = a_run(tmp_path / "more", {"fig1a": b"sampled", "fig3a": b"sampled"}, 9, model="a/hub-id", first=40)
     computed = run / "inputs" / "mrpc" / "rates" / COMPUTED
     computed.parent.mkdir(parents=True)
     computed.write_text(json.dumps({"device": "a GPU", "versions": {"torch": "2.0"}}))
@@ -50,4 +50,4 @@ def test_the_page_shows_new_and_kept_pictures(tmp_path: Path, monkeypatch: pytes
     assert not captions["fig1a"].endswith(make.KEPT) and captions["fig38"].endswith(make.KEPT)
     assert (docs / "fig1a.png").read_bytes() == b"new" and (docs / "fig38.png").read_bytes() == b"old"
     assert "identikit reproduce fig1a --data wikitext --data-dir GLUE --out out\n" in page
-    assert "identikit reproduce fig3a --data mrpc --data-dir GLUE --model a/hub-id --sample 40 --out out\n" in page
+    assert "identikit reproduce fig3a --data mrpc --data-dir GLUE --model a/hub-id --first 40 --out out\n" in page

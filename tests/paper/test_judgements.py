@@ -1,6 +1,7 @@
 """Judgements that were once wrong: margins that noise does not reach, and what a rule must not count."""
 
 import re
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy.stats import spearmanr
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.attention.effective import effective_attention
 from identikit.attribution import dataset as attribution_tables
-from identikit.maths.mixing import mixing
+from identikit.maths.mixing import Mixing, mixing
 from identikit.paper.claims.catalogue import CLAIMS
 from identikit.paper.claims.claim import Verdict
 from identikit.paper.claims.estimates import rank_trend
@@ -73,7 +74,7 @@ def evenly_mixed(first: float) -> Evidence:
         mixing(torch.full((6, n, n), 1 / n, dtype=torch.float64), causal=False, cls=0, separator=int(n * first))
         for n in LENGTHS
     ]
-    tables = from_one(attribution_tables.frames(attribution_tables.merged(texts)))
+    tables = from_one(attribution_tables.frames(reduce(Mixing.merge, texts)))
     named = {f"{name} frobenius": table for name, table in tables.items()}
     return Evidence(Subject("even", 6, 12, 32, False), "made", len(texts), sum(LENGTHS), 0, named)
 

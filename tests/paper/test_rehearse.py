@@ -90,7 +90,7 @@ def test_epochs_are_counted(passing: list[float], epochs: list[tuple[float, int]
 def test_it_computes_measures_and_draws(tmp_path: Path):
     """On a tiny model: every figure that two layers have."""
     sizes = ["--layers", "2", "--width", "24", "--heads", "3"]
-    command = [sys.executable, rehearse.__file__, str(tmp_path), "--data-dir", str(SHARED), "--sample", "20", *sizes]
+    command = [sys.executable, rehearse.__file__, str(tmp_path), "--data-dir", str(SHARED), "--first", "20", *sizes]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     costs = json.loads((tmp_path / "costs.json").read_text())

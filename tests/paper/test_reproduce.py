@@ -35,15 +35,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def little() -> Iterator[None]:
-    """Train briefly, and read shards of eight texts."""
+    """Train briefly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduce, "SAMPLE", work.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2))
-        patch.setattr("identikit.runs.run.BLOCK_TEXTS", 8)
         yield
 
 
 def plan(data: str, *names: str, **others: object) -> Plan:
-    return Plan(names or ("all",), (data,), columns=("first", "second"), sample=22, **others)  # pyright: ignore
+    return Plan(names or ("all",), (data,), columns=("first", "second"), first=22, **others)  # pyright: ignore
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +147,7 @@ def test_only_what_is_asked_for_is_computed(model: Model, data: str, tmp_path: P
     report = reproduce.reproduce(model, plan(data, "fig1a", "correlation-falls-with-length"), str(tmp_path / "run"))
     assert report.drawn == ("fig1a",) and [one.claim.name for one in report.claims] == ["correlation-falls-with-length"]
     assert [path.name for path in (tmp_path / "run" / "inputs").glob("*/*")] == ["attention"]
-    few = Plan(("fig1a", "fig2a"), (data,), columns=("first", "second"), sample=6)
+    few = Plan(("fig1a", "fig2a"), (data,), columns=("first", "second"), first=6)
     report = reproduce.reproduce(model, few, str(tmp_path / "few"))  # few texts are no reason to stop
     assert report.drawn == ("fig1a",) and dict(report.listed) == {"fig2a": "needs at least 20 texts"}
 
@@ -217,7 +216,7 @@ def test_what_is_damaged_is_told_and_computed_again(model: Model, data: str, tmp
     kept.write_text('[{"a"')
     for path in out.glob("inputs/*/previous/computed.json"):
         path.write_text("")
-    with pytest.warns(UserWarning, match="part-naive.json cannot be used: it is not a sealed JSON file. What it held"):
+    with pytest.warns(UserWarning, match="part-naive.json: it is not a sealed JSON file. Its contents will"):
         report = reproduce.reproduce(model, plan(data, "fig11"), str(out))
     assert report.drawn == ("fig11",) and kept.read_bytes() == before
 
@@ -261,8 +260,8 @@ def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Repor
     with pytest.raises(InputError, match="say which folder holds it"):
         reproduce.reproduce(model, Plan(("fig1a",), ("mrpc",)), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "inputs").exists()
-    other = Plan(("fig1a",), (data,), columns=("first", "second"), sample=21)
-    with pytest.raises(InputError, match="holds another run, whose texts is"):
+    other = Plan(("fig3a",), (data,), columns=("first", "second"), first=22, seed=1)
+    with pytest.raises(InputError, match="holds another run, whose seed is 0, not 1"):
         reproduce.reproduce(model, other, whole.out)
     (tmp_path / "tuned").mkdir()
     with pytest.raises(InputError, match=r"no finetune.json there names its task. Write --finetuned mrpc="):

@@ -24,6 +24,13 @@ from identikit.runs import run as runs
 from tests.models import tiny
 
 WORDS = [f"w{i}" for i in range(4, 30)]
+COMMANDS = {
+    "attention": ["attention", "--intervals", "2"],
+    "attribution": ["attribution", "--probes", "2"],
+    "tokens": ["tokens", "--map", "naive", "--map", "ridge", "--folds", "2"],
+    "inversion": ["tokens", "--experiment", "inversion", "--noise", "0", "--noise", "1"],
+    "reproduce": ["reproduce", "fig1a", "fig3a", "fig2b", "--first", "30"],
+}
 
 
 def save_model(folder: Path, name: str = "bert") -> str:
@@ -48,14 +55,11 @@ def tables(folder: str | Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-def small_blocks(seconds: float = 0.0, tokens: int = 40) -> None:
-    """Make blocks of few tokens, each written at once."""
-    runs.SHARD_SECONDS = seconds
-    runs.BLOCK_TOKENS = tokens
+def forked(arguments: Sequence[str], errors: Path | None = None, seconds: float = 0.0) -> int:
+    """Run the command line in a process of its own, forked so that nothing is imported again; return its number.
 
-
-def forked(arguments: Sequence[str], errors: Path | None = None) -> int:
-    """Run the command line in a process of its own, forked so that nothing is imported again; return its number."""
+    What is done is written after so many seconds at most: with 0, each text by itself.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # that other threads may hold locks
         process = os.fork()
@@ -69,7 +73,7 @@ def forked(arguments: Sequence[str], errors: Path | None = None) -> int:
         sys.stdout, sys.stderr = (os.fdopen(one, "w", closefd=False) for one in (1, 2))
         warnings.resetwarnings()
         torch.set_num_threads(1)
-        small_blocks()
+        runs.SHARD_SECONDS = seconds
         terminal.QUIET_SECONDS = math.inf  # no progress among the errors, however slow the machine
         sys.argv = ["identikit", *arguments]
         main()

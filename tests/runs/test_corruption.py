@@ -56,7 +56,7 @@ def check(files: list[Path], compute: Callable[[], Any], folder: Path) -> None:
             path.write_bytes(damage(content, chance))
             said = computed_again(folder, compute)
             assert len(said) == 1, (path, name, said)
-            assert said[0].startswith(f"{path} cannot be used: ") and said[0].endswith(" is computed again."), said
+            assert said[0].startswith(f"Cannot use {path}: ") and said[0].endswith(" will be computed again."), said
             assert path.read_bytes() == content or path.name.startswith(("shard-", "collapse"))  # these note times
             path.write_bytes(content)
     assert tables(folder) == before and not computed_again(folder, compute)
@@ -64,7 +64,6 @@ def check(files: list[Path], compute: Callable[[], Any], folder: Path) -> None:
 
 @pytest.fixture
 def attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    monkeypatch.setattr(runs, "BLOCK_TOKENS", 40)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     texts = made_texts(10)
 
@@ -90,7 +89,7 @@ def test_shards_that_changed_places(attention: Callable[[], Any], tmp_path: Path
     first.write_bytes(other)
     second.write_bytes(one)
     said = computed_again(tmp_path, attention)
-    assert len(said) == 2 and all("its blocks are not those that its name says" in line for line in said)
+    assert len(said) == 2 and all("its texts are not those that its name says" in line for line in said)
     first.write_bytes(other)  # a copy of another
     assert len(computed_again(tmp_path, attention)) == 1
     (tmp_path / "run" / "shard-notes.safetensors").write_bytes(one)

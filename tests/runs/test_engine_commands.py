@@ -10,18 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from tests.runs.made import ended, forked, save_model, save_texts, shards, tables, wait_for
+from tests.runs.made import COMMANDS, ended, forked, save_model, save_texts, shards, tables, wait_for
 from tools.soak import wait_until_gone
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = {
-    "attention": ["attention", "--intervals", "2"],
-    "attribution": ["attribution", "--probes", "2"],
-    "tokens": ["tokens", "--map", "naive", "--map", "ridge", "--folds", "2"],
-    "inversion": ["tokens", "--experiment", "inversion", "--noise", "0", "--noise", "1"],
-    "reproduce": ["reproduce", "fig1a", "fig3a", "fig2b", "--sample", "30"],
-}
 ENGINES = ("processes", "ray")
 
 
@@ -71,7 +64,7 @@ def test_ctrl_c_leaves_nothing_behind(place: Path, tmp_path: Path, engine: str, 
     os.killpg(process, signal.SIGINT)
     assert ended(process) == 130
     said = (place / "errors").read_text().splitlines()
-    assert len(said) == 1 and said[0].startswith("identikit: Interrupted. Run the same command again"), said
+    assert len(said) == 1 and said[0].startswith(f"identikit: Interrupted. What was computed is kept in {out}."), said
     wait_until_gone(tmp_path)
     assert len(shards(out)) > 2
 

@@ -42,7 +42,6 @@ def whole(engine: Engine, model: Model, folder: Path) -> dict[str, str]:
 
 def check(engine: Engine, model: Model, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare an engine of two workers with this process, kill a worker, warn in one, and be refused by one."""
-    monkeypatch.setattr(runs, "BLOCK_TOKENS", 40)
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     here = whole(Local(1), model, place / "local")
     assert whole(engine, model, place / "engine") == here and len(here) == 14

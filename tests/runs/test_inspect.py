@@ -16,16 +16,15 @@ from identikit.runs.store import PLAN, Store
 
 
 def shard(store: Store, *numbers: int, **about: Any) -> None:
-    tensors = {f"{number}/x": torch.zeros(2) for number in numbers}
-    noted = {"blocks": {str(number): "hash" for number in numbers}, "texts": 2, "tokens": 30, "seconds": 1.5} | about
-    store.write_tensors(f"shard-{min(numbers):06d}.safetensors", tensors, noted)
+    noted = {"texts": numbers, "sha256": "hash", "tokens": 30, "seconds": 1.5} | about
+    store.write_tensors(f"shard-{min(numbers):06d}.safetensors", {"x": torch.zeros(2)}, noted)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Half a run: blocks 0 and 2 of four."""
+    """Half a run: texts 0 and 2 of four."""
     store = Store(tmp_path / "run", {"command": "attention"}, {"date": "today"})
-    store.write_json(PLAN, {"blocks": [0, 4, 1], "texts": 8, "tokens": 120})
+    store.write_json(PLAN, {"texts": [0, 1, 2, 3], "tokens": 120})
     shard(store, 0)
     shard(store, 2)
     return store
@@ -33,11 +32,11 @@ def store(tmp_path: Path) -> Store:
 
 def test_counts_rate_and_time_left(store: Store):
     found = state(store.folder)
-    assert found.done == (0, 2) and found.missing == (1, 3) and found.unit == "blocks" and not found.complete
-    assert found.texts == Amount(4, 8) and found.tokens == Amount(60, 120) and found.share == 0.5
+    assert found.done == (0, 2) and found.missing == (1, 3) and found.unit == "texts" and not found.complete
+    assert found.tokens == Amount(60, 120) and found.share == 0.5
     assert found.rate == 20 and found.seconds_left == 3 and found.sealed == 3 and found.damaged == {}
     json.dumps(found.to_dict(), allow_nan=False)
-    assert "Missing: blocks 1, 3." in state_words(found)
+    assert "Missing: texts 1, 3." in state_words(found)
 
 
 def test_parts_have_names(tmp_path: Path):
@@ -49,16 +48,16 @@ def test_parts_have_names(tmp_path: Path):
     store.write_json("part-naive-1.json", [])
     assert state(str(tmp_path / "run")).complete  # a shard has no tables
     store.write_json("part-naive-2.json", [])
-    assert state(str(tmp_path / "run")).damaged == {"part-naive-2.json": "naive-2 is none of the run's parts"}
+    assert state(str(tmp_path / "run")).damaged == {"part-naive-2.json": "naive-2 is not one of the run's parts"}
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"numbers": (1, 2)}, "block 2 is also in"),
-        ({"numbers": (7,)}, "7 is none of the run's blocks"),
-        ({"numbers": (1,), "blocks": {"one": "hash"}}, "does not say which blocks"),
-        ({"numbers": (1,), "tokens": None}, "does not say which blocks"),
+        ({"numbers": (1, 2)}, "text 2 is also in"),
+        ({"numbers": (7,)}, "7 is not one of the run's texts"),
+        ({"numbers": (1,), "texts": {"one": "hash"}}, "does not say which texts"),
+        ({"numbers": (1,), "tokens": None}, "does not say how much"),
     ],
 )
 def test_a_sealed_shard_is_not_trusted(store: Store, given: dict[str, Any], why: str):
@@ -67,9 +66,7 @@ def test_a_sealed_shard_is_not_trusted(store: Store, given: dict[str, Any], why:
     assert why in damaged
 
 
-@pytest.mark.parametrize(
-    "plan", [[0, 4], {"blocks": [0, 4, 0]}, {"blocks": "many"}, {"blocks": [0, 10**30, 1]}, {"parts": 3}]
-)
+@pytest.mark.parametrize("plan", [[0, 4], {"texts": [0, "1"]}, {"texts": "many"}, {"texts": 10**30}, {"parts": 3}])
 def test_a_plan_that_makes_no_sense_is_damaged(store: Store, plan: Any):
     store.write_json("plan.json", plan)
     found = state(store.folder)

@@ -6,25 +6,40 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.runs.made import ended, forked, killed, save_model, save_texts, shards, tables, wait_for
+from identikit.attention.dataset import AttentionJob
+from identikit.attribution.dataset import AttributionJob
+from identikit.results.files import unseal
+from identikit.tokens.dataset import IdentifiabilityJob, InversionJob
+from tests.runs.made import COMMANDS, ended, forked, killed, save_model, save_texts, shards, tables, wait_for
 
 KILLS = 3
+SECONDS = 0.2  # that a text takes at least
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+JOBS: dict[str, Any] = {
+    "attention": AttentionJob,
+    "attribution": AttributionJob,
+    "tokens": IdentifiabilityJob,
+    "inversion": InversionJob,
+}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("kill")
-    save_model(place / "model")
-    save_texts(place / "texts.txt", 60)
+    for name in ("bert", "llama"):
+        save_model(place / name, name)
+    save_texts(place / "texts.txt", 30)
     return place
 
 
-def command(place: Path, out: Path) -> list[str]:
-    given = {"--model": place / "model", "--data": place / "texts.txt", "--out": out, "--threads": 1}
-    return ["attention", *(str(part) for pair in given.items() for part in pair)]
+def command(place: Path, out: Path, name: str = "attention") -> list[str]:
+    model = place / ("llama" if name == "inversion" else "bert")
+    given = {"--model": model, "--data": place / "texts.txt", "--out": out, "--threads": 1}
+    return [*COMMANDS[name], *(str(part) for pair in given.items() for part in pair)]
 
 
 def test_killed_at_random_moments(place: Path, tmp_path: Path):
@@ -47,18 +62,88 @@ def test_killed_at_random_moments(place: Path, tmp_path: Path):
     assert not [path for path in out.iterdir() if path.name.endswith(".partial")]
 
 
-def test_ctrl_c_is_one_line_and_keeps_what_is_done(place: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    errors = tmp_path / "errors"
-    process = forked(command(place, out), errors)
-    wait_for(lambda: len(shards(out)) > 1)
-    os.killpg(process, signal.SIGINT)
-    assert ended(process) == 130
-    assert errors.read_text() == (
-        "identikit: Interrupted. Run the same command again: what its folder holds is not computed again.\n"
-    )
-    done = len(shards(out))
-    assert ended(forked(command(place, out))) == 0 and len(shards(out)) > done > 1
+class Stops:
+    """A command whose texts or parts take a while each, which is stopped and resumed; `log` has a line for each."""
+
+    def __init__(self, place: Path, folder: Path, name: str, patch: pytest.MonkeyPatch):
+        self.out = folder / "out"
+        self.arguments = command(place, self.out, name)
+        self.log = folder / "log"
+        self.errors = folder / "errors"
+        job = JOBS[name]
+        compute = job.compute
+
+        def slow(*given: object) -> object:
+            computed = compute(*given)
+            time.sleep(SECONDS)
+            with self.log.open("a") as log:
+                log.write("done\n")
+            return computed
+
+        patch.setattr(job, "compute", slow)
+
+    def computed(self) -> int:
+        """Return how many texts or parts were computed."""
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+    def kept(self) -> int:
+        """Return how many texts or parts the folder holds."""
+        numbers = [number for path in shards(self.out) for number in unseal(path.read_bytes()).about["texts"]]
+        assert len(numbers) == len(set(numbers))
+        return len(numbers) + len(list(self.out.glob("part-*")))
+
+    def stop(self, number: int, after: int) -> None:
+        """Stop the command when so many more texts are computed; what was computed is there, and the words are true."""
+        self.errors.write_text("")
+        already = self.kept()
+        self.log.unlink(missing_ok=True)
+        process = forked(self.arguments, self.errors, seconds=20.0)
+        wait_for(lambda: (self.out / "plan.json").exists() and self.computed() >= after)
+        os.killpg(process, number)
+        status = ended(process)
+        if number == signal.SIGKILL:
+            assert status == -number and self.errors.read_text() == ""
+            assert self.kept() >= already + self.computed() - 1.5 / SECONDS  # it is written every second
+            return
+        assert status == 128 + number
+        assert self.kept() >= already + self.computed() - 1  # a signal may come before the last is handed over
+        word = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}[signal.Signals(number)]
+        words = f"What was computed is kept in {self.out}. Run the same command again to go on."
+        if not self.kept():
+            assert not self.out.exists()
+            words = "Nothing had been computed yet."
+        assert self.errors.read_text() == f"identikit: {word}. {words}\n"
+
+    def end(self) -> dict[str, str]:
+        """Resume the command, let it end, and return its tables; nothing that was kept is computed again."""
+        kept = self.kept()
+        self.log.unlink(missing_ok=True)
+        assert ended(forked(["resume", str(self.out)], self.errors)) == 0, self.errors.read_text()
+        assert self.kept() == kept + self.computed()
+        return tables(self.out)
+
+
+def check_stops(place: Path, folder: Path, name: str, number: int) -> None:
+    """Stop a command before its first result, soon after it, and later; then it ends as one that nobody stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        stops = Stops(place, folder, name, patch)
+        for after in (0, 1, 3):
+            stops.stop(number, after)
+        found = stops.end()
+    whole = [*stops.arguments[:-4], "--out", str(folder / "whole"), "--threads", "1"]
+    assert ended(forked(whole)) == 0 and found == tables(folder / "whole") != {}
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_run_can_be_stopped_from_its_first_second_on(place: Path, tmp_path: Path, number: int):
+    check_stops(place, tmp_path, "attention", number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("name", ["attribution", "tokens", "inversion"])
+def test_every_command_can_be_stopped(place: Path, tmp_path: Path, name: str, number: int):
+    check_stops(place, tmp_path, name, number)
 
 
 def test_another_process_is_told_who_writes(place: Path, tmp_path: Path):

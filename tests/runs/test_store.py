@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +16,17 @@ from identikit.progress import Progress, silent
 from identikit.results.files import Damaged, seal, seal_json, unseal, unseal_json, unseal_record
 from identikit.runs import run as runs
 from identikit.runs.lock import LOCK
-from identikit.runs.run import BLOCK_TEXTS, Run, Stored, blocks_of
+from identikit.runs.run import Numbers, Run, Stored, groups_of
 from identikit.runs.store import ERROR, MANIFEST, Store
+from identikit.texts.text import Encoded
 from tests.models import tiny
 
-TEXTS = [f"text {i}" for i in range(2 * BLOCK_TEXTS + 5)]
+TEXTS = [f"text {i}" for i in range(40)]
 LENGTHS = [len(text) for text in TEXTS]
+ENCODED = [Encoded((), None, (), tuple(text), (), text) for text in TEXTS]  # a token per character
 
 
-STORED = {"tokens": Stored("text"), "mean": Stored(real=True)}
+STORED = {"tokens": Stored("text"), "half": Stored("token", real=True), "sum": Stored()}
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,31 @@ class Count:
     def cost(self, length: int) -> float:
         return float(length)
 
-    def compute(self, model: object, task: list[str], told: Progress) -> dict[str, torch.Tensor]:
+    def merged(self, parts: Sequence[Numbers]) -> Numbers:
+        return {"sum": torch.stack([part["sum"] for part in parts]).sum(0)}
+
+    def compute(self, model: object, task: list[str], told: Progress) -> Numbers:
         if self.stop in task:
             raise KeyboardInterrupt
         if self.refuse in task:
             raise InputError(f"{self.refuse!r} is refused.")
         tokens = torch.tensor([len(text) for text in task])
-        told("of a block", int(tokens[0]), int(tokens.sum()))
-        return {"tokens": tokens, "mean": tokens.double().mean() + self.shift}
+        told("of a text", 3, int(tokens.sum()))
+        half = torch.tensor([ord(character) / 2 for text in task for character in text]) + self.shift
+        return {"tokens": tokens, "half": half, "sum": tokens.sum()}
 
 
 COUNT = Count()
 
 
-def counted(folder: Path, job: Count = COUNT, progress: Progress = silent) -> list[int]:
-    blocks = blocks_of(TEXTS, LENGTHS)
-    found = Run(Store(folder, {"seed": 1}), progress=progress).blocks(tiny.shared("bert"), job, blocks)
-    return [int(one) for part in found for one in part["tokens"]]
+def counted(folder: Path, job: Count = COUNT, progress: Progress = silent, most: int = 1) -> Numbers:
+    run = Run(Store(folder, {"seed": 1}), progress=progress)
+    return run.texts(tiny.shared("bert"), job, TEXTS, ENCODED, most=most)
+
+
+def is_whole(found: Numbers) -> bool:
+    spelled = "".join(chr(round(2 * half)) for half in found["half"].tolist())
+    return found["tokens"].tolist() == LENGTHS and spelled == "".join(TEXTS) and int(found["sum"]) == sum(LENGTHS)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -63,76 +74,103 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def file_per_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def file_per_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
 
 
 def test_a_stopped_run_keeps_what_is_finished_and_computes_the_rest(tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt):
-        counted(tmp_path / "run", Count(stop=TEXTS[-1]))
-    assert (tmp_path / "run" / "shard-000000.safetensors").exists()  # two blocks were done, and are kept
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        counted(tmp_path / "run", Count(stop=TEXTS[3]))
+    assert stopped.value.__notes__ == [
+        f"What was computed is kept in {tmp_path / 'run'}. Run the same command again to go on."
+    ]
+    (shard,) = (tmp_path / "run").glob("shard-*")  # three texts were done, in less than a second
+    assert unseal(shard.read_bytes()).about["texts"] == [0, 1, 2]
     told: list[tuple[str, int, int]] = []
-    assert counted(tmp_path / "run", Count(stop=TEXTS[0]), progress=lambda *step: told.append(step)) == LENGTHS
-    before = sum(LENGTHS[: 2 * BLOCK_TEXTS])
-    total = sum(LENGTHS)
-    steps = (before, before + LENGTHS[2 * BLOCK_TEXTS], total)
-    assert told == [("characters", tokens, total) for tokens in steps]
+    assert is_whole(counted(tmp_path / "run", Count(stop=TEXTS[0]), progress=lambda *step: told.append(step)))
+    before = sum(LENGTHS[:3])
+    steps = (before, before + 3, before + LENGTHS[3])
+    assert told[:3] == [("characters", tokens, sum(LENGTHS)) for tokens in steps]
 
 
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=80), st.integers(1, 40))
-def test_blocks_cover_the_texts_in_order_and_are_small(lengths: list[int], most: int):
-    texts = [str(number) for number in range(len(lengths))]
-    blocks = blocks_of(texts, lengths, most)
-    assert [text for block in blocks for text in block.texts] == texts
-    assert [length for block in blocks for length in block.lengths] == lengths
-    assert [block.number for block in blocks] == list(range(len(blocks)))
-    for block in blocks:
-        assert len(block.texts) == 1 or (len(block.texts) <= most and sum(block.lengths) <= runs.BLOCK_TOKENS)
+def test_a_run_that_is_stopped_before_its_first_result_leaves_nothing_and_says_so(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        counted(tmp_path / "run", Count(stop=TEXTS[0]))
+    assert stopped.value.__notes__ == ["Nothing had been computed yet."] and not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("file_per_block")
+def test_what_is_done_is_written_often_at_first_and_then_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each text takes five seconds of a clock that stands still otherwise."""
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    started = Count.compute
+
+    def slow(job: Count, model: object, task: list[str], told: Progress) -> Numbers:
+        now[0] += 5
+        return started(job, model, task, told)
+
+    monkeypatch.setattr(Count, "compute", slow)
+    counted(tmp_path / "run")
+    sizes = [len(unseal(path.read_bytes()).about["texts"]) for path in sorted((tmp_path / "run").glob("shard-*"))]
+    assert sizes[:10] == [1] * 10 and max(sizes) == sizes[-2] == 4 and sum(sizes) == 40
+
+
+def test_texts_that_are_kept_are_not_computed_again_in_other_groups(tmp_path: Path):
+    """As when a run that was begun on a CPU is resumed on a GPU, which takes several texts at a time."""
+    with pytest.raises(KeyboardInterrupt):
+        counted(tmp_path / "run", Count(stop=TEXTS[7]))
+    assert is_whole(counted(tmp_path / "run", Count(stop=TEXTS[6]), most=4))
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=80), st.integers(1, 40), st.sampled_from([1, 10**8]))
+def test_groups_cover_the_texts_in_order_and_are_small(lengths: list[int], most: int, parameters: int):
+    groups = groups_of(lengths, most, parameters)
+    assert [number for group in groups for number in group] == list(range(len(lengths)))
+    for group in groups:
+        work = sum(lengths[number] for number in group) * parameters
+        assert len(group) == 1 or (len(group) <= most and work <= runs.GROUP_WORK)
+
+
+@pytest.mark.usefixtures("file_per_text")
 def test_a_shard_that_is_damaged_or_holds_something_else_is_computed_again(tmp_path: Path):
-    assert counted(tmp_path / "run") == LENGTHS
+    assert is_whole(counted(tmp_path / "run"))
     whole = content(tmp_path / "run")
     shards = [tmp_path / "run" / name for name in whole if name.startswith("shard-")]
-    assert len(shards) == 3
-    about = unseal(shards[0].read_bytes()).about
-    tokens = torch.tensor(LENGTHS[:BLOCK_TEXTS])
-    mean = torch.ones(())
+    assert len(shards) == len(TEXTS)
+    right, about = unseal(shards[0].read_bytes())
     wrong = {
         "its content does not have its SHA-256": shards[0].read_bytes()[:-1] + b"\0",
         "it is not a sealed safetensors file": b"junk",
-        "'tokens' is missing": seal({"0/mean": mean}, about),
-        "'mean' is missing": seal({"0/tokens": tokens}, about),
-        "'tag' is not expected": seal({"0/tokens": tokens, "0/mean": mean, "0/tag": mean}, about),
-        "'mean' is stored as torch.int64": seal({"0/tokens": tokens, "0/mean": mean.long()}, about),
-        r"'tokens' has the shape \[31\], and 32 rows are expected": seal(
-            {"0/tokens": tokens[1:], "0/mean": mean}, about
-        ),
-        "'mean' has numbers that are not finite": seal({"0/tokens": tokens, "0/mean": mean * torch.nan}, about),
-        "it holds other texts": seal({"0/tokens": tokens}, about | {"blocks": {"0": "of other texts"}}),
-        "it holds no block": seal({"0/tokens": tokens}, {}),
+        "'tokens' is missing": seal({"sum": right["sum"], "half": right["half"]}, about),
+        "'sum' is missing": seal({"tokens": right["tokens"], "half": right["half"]}, about),
+        "'tag' is not expected": seal(right | {"tag": right["sum"]}, about),
+        "'sum' is stored as torch.float32": seal(right | {"sum": right["sum"].float()}, about),
+        r"'half' has the shape \[5\], and 6 rows are expected": seal(right | {"half": right["half"][1:]}, about),
+        "'half' has numbers that are not finite": seal(right | {"half": right["half"] * torch.nan}, about),
+        "it holds other texts": seal(right, about | {"sha256": "of other texts"}),
+        "it holds a text that is there already": seal(right, about | {"texts": [0, 0]}),
+        "it does not say which texts it holds": seal(right, {}),
     }
     for why, bad in wrong.items():
         shards[0].write_bytes(bad)
-        with pytest.warns(UserWarning, match=f"shard-000000.safetensors cannot be used: {why}. What it held is"):
-            assert counted(tmp_path / "run") == LENGTHS
+        with pytest.warns(UserWarning, match=f"shard-000000.safetensors: {why}. Its contents will be"):
+            assert is_whole(counted(tmp_path / "run"))
         kept = unseal(shards[0].read_bytes())
-        assert torch.equal(kept.tensors["0/tokens"], tokens) and kept.about["blocks"] == about["blocks"]
+        assert torch.equal(kept.tensors["half"], right["half"]) and kept.about["sha256"] == about["sha256"]
 
 
 def test_numbers_that_are_not_finite_are_never_kept(tmp_path: Path):
-    with pytest.raises(InputError, match="Computing texts 0 to 31: 'mean' has numbers that are not finite"):
+    with pytest.raises(InputError, match="Computing text 0: 'half' has numbers that are not finite"):
         counted(tmp_path / "run", Count(shift=torch.nan))
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("file_per_block")
+@pytest.mark.usefixtures("file_per_text")
 def test_why_a_run_failed_is_noted_until_it_is_resumed(tmp_path: Path):
-    with pytest.raises(InputError, match="'text 40' is refused"):
-        counted(tmp_path / "run", Count(refuse=TEXTS[40]))
-    assert json.loads((tmp_path / "run" / ERROR).read_text())["error"] == "'text 40' is refused."
-    assert counted(tmp_path / "run") == LENGTHS and not (tmp_path / "run" / ERROR).exists()
+    with pytest.raises(InputError, match="'text 4' is refused"):
+        counted(tmp_path / "run", Count(refuse=TEXTS[4]))
+    assert json.loads((tmp_path / "run" / ERROR).read_text())["error"] == "'text 4' is refused."
+    assert is_whole(counted(tmp_path / "run")) and not (tmp_path / "run" / ERROR).exists()
 
 
 @settings(max_examples=40)
@@ -232,11 +270,16 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_shard_of_a_run_computes_its_own_blocks_alone(tmp_path: Path):
-    blocks = blocks_of(TEXTS, LENGTHS)
+def test_shards_of_a_run_share_the_work_evenly(tmp_path: Path):
+    """The work, not the number of texts, and each shard computes its own texts alone."""
     model = tiny.shared("bert")
-    parts = [Run(Store(tmp_path / str(i), {}), part=(i, 2)).blocks(model, COUNT, blocks) for i in (1, 2)]
-    assert [len(part) for part in parts] == [2, 1]
-    assert parts[1][0]["tokens"].tolist() == LENGTHS[BLOCK_TEXTS : 2 * BLOCK_TEXTS]
-    with pytest.raises(InputError, match=r"--shard 4/4: there is nothing for it to do, .* only 3 blocks"):
-        Run(Store(tmp_path / "4", {}), part=(4, 4)).blocks(model, COUNT, blocks)
+    texts = ["long " * 40, *(f"text {i}" for i in range(40))]
+    encoded = [Encoded((), None, (), tuple(text), (), text) for text in texts]
+    parts = [Run(Store(tmp_path / str(i), {}), part=(i, 2)).texts(model, COUNT, texts, encoded) for i in (1, 2)]
+    assert [len(part["tokens"]) for part in parts] == [21, 20]
+    assert abs(int(parts[0]["sum"]) - int(parts[1]["sum"])) <= 200
+    even = [Run(Store(tmp_path / f"even {i}", {}), part=(i, 2)).texts(model, COUNT, TEXTS, ENCODED) for i in (1, 2)]
+    assert [len(part["tokens"]) for part in even] == [20, 20]
+    with pytest.raises(InputError, match=r"--shard 41/41: there is nothing for it to do, .* divided into 40\."):
+        Run(Store(tmp_path / "41", {}), part=(41, 41)).texts(model, COUNT, TEXTS, ENCODED)
+    assert not (tmp_path / "41").exists()

@@ -1,8 +1,8 @@
 """Attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type, intervals."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from identikit.models.reading import readings
 from identikit.progress import Progress
 from identikit.results.measure import Measure
 from identikit.results.table import texts_table
-from identikit.runs.run import Run, Stored, TextBlock, blocks_of
+from identikit.runs.run import Numbers, Run, Stored, together
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
@@ -80,7 +80,8 @@ _BOUNDED = {  # what `certainty` returns
     "value_size": _CORRELATION,  # undefined for groups that a text does not have
     "group_keys": _COUNT,
 }
-_SUMMED = {"type_sums": Stored(real=True), "type_texts": Stored(real=True)}  # over the texts of a block
+_SUMMED = {"type_sums": Stored(), "type_texts": Stored()}  # over texts
+_UNIT = 2.0**40  # sums are in units of 2^-40: they add exactly, in whatever order, with room for some 10^6 texts
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class AttentionOptions(EffectiveOptions):
 
 @dataclass(frozen=True)
 class AttentionJob:
-    """Reads the attention of a block of texts: everything, or with `only_intervals` what rows are bounded by."""
+    """Reads the attention of texts: everything, or with `only_intervals` what rows are bounded by."""
 
     options: AttentionOptions
     only_intervals: bool = False
@@ -140,9 +141,12 @@ class AttentionJob:
             numbers = self._read(attend(text, options, layers=layers, heads=heads))
             rows.append({name: part.cpu() for name, part in numbers.items()})
             told(self.what, done, int(tokens.sum()))
-        gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        summed = {name: gathered[name].sum(0) for name in _SUMMED if name in gathered}
-        return {"tokens": tokens, **gathered, **summed}
+        gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name not in _SUMMED}
+        return {"tokens": tokens, **gathered, **self.merged(rows)}
+
+    def merged(self, parts: Sequence[Numbers]) -> Numbers:
+        """Return what is summed over texts."""
+        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in _SUMMED if name in parts[0]}
 
     def _read(self, result: EffectiveAttention) -> dict[str, Tensor]:
         numbers: dict[str, Tensor] = {}
@@ -151,14 +155,8 @@ class AttentionJob:
         if not self.only_intervals:
             numbers |= {name: reading.read(result) for name, reading in _READINGS.items()}
             sums, queries = type_sums(result)
-            numbers |= {"type_sums": sums, "type_texts": (queries > 0).double()}
+            numbers |= {"type_sums": (sums * _UNIT).round().long(), "type_texts": (queries > 0).long()}
         return numbers
-
-
-def attention_blocks(model: Model, texts: list[Text], options: AttentionOptions) -> list[TextBlock]:
-    """Return texts as the blocks that are read together."""
-    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    return blocks_of(texts, [len(text) for text in encoded])
 
 
 def attention_tables(
@@ -184,13 +182,10 @@ def attention_statistics(
 
     `layers` are the numbers of the layers that attend.
     """
-    job = AttentionJob(options, only_intervals)
-    parts = run.blocks(model, job, attention_blocks(model, texts, options))
-    numbers = {"layers": torch.tensor(model.attention_layers)}
-    for name, stored in job.stored.items():
-        column = [part[name] for part in parts]
-        numbers[name] = torch.cat(column) if stored.per else reduce(torch.add, column)
-    return numbers
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    most = 1 if options.intervals else together(model)  # rows are bounded on the CPU, which takes longest
+    numbers = run.texts(model, AttentionJob(options, only_intervals), texts, encoded, most=most)
+    return {"layers": torch.tensor(model.attention_layers), **numbers}
 
 
 def frames(numbers: dict[str, Tensor]) -> dict[str, "DataFrame"]:
@@ -209,4 +204,4 @@ def frames(numbers: dict[str, Tensor]) -> dict[str, "DataFrame"]:
         frame = MultiIndex.from_product([axes[name] for name in names], names=names).to_frame(index=False)
         frame.insert(1, "tokens", numbers["tokens"].numpy()[frame["text"]])
         tables[table] = frame.assign(**{name: column.flatten().numpy() for name, column in columns.items()})
-    return tables | {"types": types_table(numbers["type_sums"], numbers["type_texts"], layers)}
+    return tables | {"types": types_table(numbers["type_sums"] / _UNIT, numbers["type_texts"].double(), layers)}

@@ -1,8 +1,9 @@
 """Hidden Token Attribution over a dataset, as tidy tables: what Figures 3, 4, 18 and 26 to 37 are drawn from."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.runs.run import Run, Stored, TextBlock, blocks_of
+from identikit.runs.run import Numbers, Run, Stored, together
 from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import Encoded, Text
@@ -48,7 +49,7 @@ _STORED = {
 
 @dataclass(frozen=True)
 class AttributionJob:
-    """Attributes a block of texts, each by itself; with a `tagger`, own contributions are also counted by tag."""
+    """Attributes texts, each by itself; with a `tagger`, own contributions are also counted by tag."""
 
     options: AttributionOptions
     tagger: Tagger | None = None
@@ -67,7 +68,12 @@ class AttributionJob:
             tags = [self.tagger(text) for text in encoded_texts(model, task, options)]
         readings = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
         results = attribute(readings, options.checked(model), progress=told)
-        return pack(mixing(results, tags), _per_token(results))
+        per_token = _per_token(results)._asdict()
+        return pack(mixing(results, tags)) | {f"token {name}": value for name, value in per_token.items()}
+
+    def merged(self, parts: Sequence[Numbers]) -> Numbers:
+        """Return the statistics of all texts together."""
+        return pack(reduce(Mixing.merge, map(unpack, parts)))
 
 
 def encoded_texts(model: Model, texts: list[Text], options: AttributionOptions) -> list[Encoded]:
@@ -97,19 +103,16 @@ def attribution_statistics(
 ) -> tuple[Mixing, PerToken]:
     """Gather the readings of a dataset, and those of each token; this needs no pandas."""
     encoded = encoded_texts(model, texts, options)
-    blocks = blocks_of(texts, [len(one) for one in encoded])
-    job = AttributionJob(options, tagger)
 
-    def before(missing: list[TextBlock]) -> None:
-        lengths = [length for block in missing for length in block.lengths]
-        if ahead := warning_ahead(model, lengths, options.checked(model)):
+    def before(missing: list[int]) -> None:
+        if ahead := warning_ahead(model, missing, options.checked(model)):
             warnings.warn(ahead, stacklevel=5)
         if tagger is not None:
             tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 
-    parts = run.blocks(model, job, blocks, before=before)
-    tokens = (torch.cat([part[f"token {name}"] for part in parts]) for name in PerToken._fields)
-    return merged(unpack(part)[0] for part in parts), PerToken(*tokens)  # the bins of one block at a time
+    job = AttributionJob(options, tagger)
+    numbers = run.texts(model, job, texts, encoded, most=together(model), before=before)
+    return unpack(numbers), PerToken(*(numbers[f"token {name}"] for name in PerToken._fields))
 
 
 def _per_token(results: list[TokenAttribution]) -> PerToken:
@@ -118,19 +121,9 @@ def _per_token(results: list[TokenAttribution]) -> PerToken:
     return PerToken(own.float(), torch.cat([outweighed(one).mT for one in maps]))
 
 
-def merged(parts: Iterable[Mixing]) -> Mixing:
-    """Return the statistics of all texts together."""
-    parts = iter(parts)
-    whole = next(parts)
-    for part in parts:
-        whole = whole.merge(part)
-    return whole
-
-
-def pack(statistics: Mixing, tokens: PerToken) -> dict[str, Tensor]:
-    """Return statistics and readings per token as named tensors, for a file; of the bins only those with counts."""
+def pack(statistics: Mixing) -> Numbers:
+    """Return statistics as named tensors, for a file; of the bins only those with counts."""
     packed = {name: getattr(statistics, name) for name in _PLAIN} | {"tokens": torch.tensor(statistics.tokens)}
-    packed |= {f"token {name}": value for name, value in tokens._asdict().items()}
     for name in _OFFSETS:
         part: Offsets = getattr(statistics, name)
         packed |= {f"{name} sums": part.sums, f"{name} pairs": part.pairs}
@@ -141,7 +134,7 @@ def pack(statistics: Mixing, tokens: PerToken) -> dict[str, Tensor]:
     return packed
 
 
-def unpack(packed: Mapping[str, Tensor]) -> tuple[Mixing, PerToken]:
+def unpack(packed: Mapping[str, Tensor]) -> Mixing:
     """Return what `pack` was given."""
     fields: dict[str, Any] = {name: packed[name] for name in _PLAIN}
     fields |= {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
@@ -153,8 +146,7 @@ def unpack(packed: Mapping[str, Tensor]) -> tuple[Mixing, PerToken]:
 
     tags = (name.removesuffix(" bins") for name in packed if name.startswith("tag ") and name.endswith(" bins"))
     by_tag = {name.removeprefix("tag "): counts(name) for name in tags}
-    statistics = Mixing(tokens=int(packed["tokens"]), own=counts("own"), by_tag=by_tag, **fields)
-    return statistics, PerToken(*(packed[f"token {name}"] for name in PerToken._fields))
+    return Mixing(tokens=int(packed["tokens"]), own=counts("own"), by_tag=by_tag, **fields)
 
 
 def frames(whole: Mixing) -> dict[str, "DataFrame"]:

@@ -27,19 +27,19 @@ Report = Callable[[Tables], tuple[str, dict[str, Any]]]  # what tables say, in w
 class DatasetRun:
     """What the commands over a dataset share: their options, and the way from texts to a folder of tables."""
 
-    data: Annotated[str, typer.Option("--data", help="A file, a name (mrpc, cola, mnli, wikitext) or datasets:NAME.")]
+    data: Annotated[str, typer.Option("--data", help="A file, mrpc, cola, mnli, wikitext, or datasets:NAME.")]
     out: option.Out
     data_dir: option.DataDir = None
     columns: option.Column = None
     split: Annotated[str | None, typer.Option("--split", help="Which split of the dataset to read.")] = None
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Read only the first N texts.")] = None
+    first: option.First = None
     model: option.Model = None
     tower: option.Tower = None
     device: option.Device = None
     dtype: option.Dtype = "float32"
     truncate: option.Truncate = False
     skip_long: Annotated[
-        bool, typer.Option("--skip-long", help="Leave out texts that are too long for the model, and say which.")
+        bool, typer.Option("--skip-long", help="Leave out texts that are too long for the model, and list them.")
     ] = False
     engine: option.Engine = "local"
     workers: option.Workers = None
@@ -50,8 +50,8 @@ class DatasetRun:
         str | None,
         typer.Option(
             "--shard",
-            help="Compute only the I-th of N shards, as I/N counted from 1, for batch systems; `identikit merge` puts "
-            "them together.",
+            help="For batch systems: compute only shard I of N, given as I/N and counted from 1; `identikit merge` "
+            "merges all of them.",
         ),
     ] = None
     as_json: option.Json = False
@@ -81,16 +81,17 @@ class DatasetRun:
         folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
         engine = engine_of(folder, self.engine, self.workers, self.threads, self.address, self.gpus)
         texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
-        texts = list(islice(texts, self.sample))
+        texts = list(islice(texts, self.first))
         model = identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
-        data = {"source": self.data, "columns": self.columns, "split": self.split, "sample": self.sample}
+        data = {"source": self.data, "columns": self.columns, "split": self.split, "first": self.first}
         if self.skip_long:
             texts, data["skipped"] = _fitting(model, texts, getattr(options, "max_tokens", None))
         settings, recorded = manifest(
             command, model, texts, data=data, options={**asdict(options), **also}, threads=engine.threads
         )
         if part is not None:
-            settings["shard"] = self.shard
+            # Which texts share a computation, and so the last digits, differs between a CPU and a GPU.
+            settings |= {"shard": self.shard, "device": model.device.type}
         store = Store(folder, settings, recorded)
         written: Tables = {}
         with step_progress() as told, store:
@@ -111,10 +112,10 @@ class DatasetRun:
             numbers["tables"] = [f"{self.out}/{name}.parquet" for name in tables]
             words += (
                 f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.\n{self.out}/columns.json "
-                "says what their columns mean."
+                "explains their columns."
             )
         else:
-            words = f"Shard {self.shard} is complete. When all shards are, run `identikit merge {self.out}`."
+            words = f"Shard {self.shard} is complete. Once all shards are complete, run `identikit merge {self.out}`."
             numbers = {"shard": self.shard}
         print_json(numbers) if self.as_json else typer.echo(words)
 
@@ -142,7 +143,7 @@ def _fitting(model: "identikit.Model", texts: list[Any], max_tokens: int | None)
         raise identikit.InputError(f"All {len(texts)} texts are too long for {model.name}. Cut them with --truncate.")
     if skipped:
         some = f"{', '.join(map(str, skipped[:10]))}{', …' if len(skipped) > 10 else ''}"
-        warnings.warn(f"{len(skipped)} of {len(texts)} texts are too long and left out: {some}.", stacklevel=2)
+        warnings.warn(f"Left out {len(skipped)} of {len(texts)} texts, which are too long: {some}.", stacklevel=2)
     return kept, skipped
 
 
@@ -155,7 +156,7 @@ def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
     def called(**given: Any) -> None:
         run = DatasetRun(**{parameter.name: given[parameter.name] for parameter in shared}, given=given)
         if run.truncate and run.skip_long:
-            raise identikit.InputError("--truncate and --skip-long exclude each other. Give one of them.")
+            raise identikit.InputError("--truncate and --skip-long cannot be used together. Give one of them.")
         command(run, **{parameter.name: given[parameter.name] for parameter in special})
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared, *special)]
@@ -272,9 +273,13 @@ def tokens(
         ),
     ] = "same layer",
     maps: Annotated[
-        list[str] | None, typer.Option("--map", help="naive, linear, mlp or ridge; repeat for several.")
+        list[str] | None,
+        typer.Option("--map", help="naive, linear, mlp or ridge; repeat for more. Default: naive, ridge."),
     ] = None,
-    distances: Annotated[list[str] | None, typer.Option("--distance", help="cosine or l2; repeat for both.")] = None,
+    distances: Annotated[
+        list[str] | None,
+        typer.Option("--distance", help="cosine or l2; repeat for both."),
+    ] = None,
     folds: Annotated[int, typer.Option("--folds", min=1, max=10, help="How many of the ten folds to run.")] = 10,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Random seed for folds, initialisation, batch order and noise.")
@@ -284,7 +289,7 @@ def tokens(
         typer.Option(
             "--noise",
             min=0.0,
-            help="Noise on the hidden vectors for the inversion, relative to their norm; repeat for several. Default: "
+            help="Noise on the hidden vectors for the inversion, relative to their norm; repeat for more. Default: "
             "0, 0.1, 0.3, 1 and 3.",
         ),
     ] = None,
@@ -301,7 +306,7 @@ def tokens(
         typer.Option("--max-tokens", min=1, help="Refuse texts of more than N tokens, or cut them with --truncate."),
     ] = None,
 ) -> None:
-    """Learn to recover tokens from hidden vectors over a dataset, and say how often it works."""
+    """Learn to recover tokens from hidden vectors over a dataset, and report how often that works."""
     from identikit.tokens.dataset import (
         IdentifiabilityOptions,
         identifiability_rates,

@@ -6,10 +6,12 @@ Ctrl-C and 143 after SIGTERM. This module is loaded before anything slow, so tha
 
 import codecs
 import errno
+import math
 import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,28 +27,34 @@ FAILED = 1
 INTERNAL = 70
 INTERRUPTED = 130
 _STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
+_ENDING_SECONDS = 5.0  # in which what was computed is written, and another signal changes nothing
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
 
 
 @dataclass
 class _Signals:
-    """The statuses of the signals that came, and whether the command is still being loaded."""
+    """The statuses of the signals that came, when the last did, and whether the command is still being loaded."""
 
     statuses: list[int] = field(default_factory=list)
+    last: float = -math.inf
     loading: bool = True
 
     def end(self, number: int, _: Any) -> None:
         """Note a signal and raise what ends a command.
 
         While libraries are loaded the process ends at once: what is raised inside their C++ aborts it with lines of
-        their own.
+        their own. A signal soon after another is not raised: it would stop the writing of what was computed.
         """
         status = 128 + number
         self.statuses.append(status)
         if self.loading:
-            _tell(_stopped(status))
+            _tell(f"{_STOPPED[status]}.")
             os._exit(status)
+        is_another = time.monotonic() - self.last < _ENDING_SECONDS
+        self.last = time.monotonic()
+        if is_another:
+            return
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(status)
 
 
@@ -71,7 +79,7 @@ def _status(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
         if signals.statuses:  # what a signal raises may be turned into anything on its way
             status = signals.statuses[0]
         if status in _STOPPED:
-            _tell(_stopped(status))
+            _tell(_stopped(status, error))
             return status
         if not isinstance(error, SystemExit):
             return _explained(error)
@@ -80,10 +88,15 @@ def _status(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
         return status if isinstance(status, int) else FAILED
 
 
-def _stopped(status: int) -> str:
-    has_folder = any(given.split("=")[0] in ("--out", "resume", "merge") for given in sys.argv)
-    kept = " Run the same command again: what its folder holds is not computed again." if has_folder else ""
-    return f"{_STOPPED[status]}.{kept}"
+def _stopped(status: int, error: BaseException) -> str:
+    """Say that a command was stopped, and what the outermost folder that it wrote to noted about itself."""
+    words = f"{_STOPPED[status]}."
+    cause: BaseException | None = error
+    while cause is not None:  # typer turns one error into another
+        if notes := getattr(cause, "__notes__", ()):
+            return f"{words} {notes[-1]}"
+        cause = cause.__cause__ or cause.__context__
+    return words
 
 
 def _check_folder() -> None:

@@ -109,7 +109,7 @@ class _WithSampleSizes(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from identikit.paper.claims.catalogue import sample_sizes
 
-        with formatter.section("How many texts claims need; with fewer they are undecided"):
+        with formatter.section("How many texts the claims need; with fewer, they are undecided"):
             for line in sample_sizes():
                 formatter.write_text(line)
 
@@ -130,13 +130,14 @@ def reproduce(
     ] = None,
     data_dir: option.DataDir = None,
     columns: option.Column = None,
-    sample: Annotated[
+    first: Annotated[
         int | None,
         typer.Option(
+            "--first",
             "--sample",
             min=1,
-            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. How many "
-            "texts claims need is listed below.",
+            help="Read only the first N texts, with 16 random directions, 3 folds and one learning rate. The "
+            "number of texts that claims need is listed below.",
         ),
     ] = None,
     finetuned: Annotated[
@@ -170,7 +171,7 @@ def reproduce(
 
     given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
     chosen = {name: tuple(value) for name, value in given.items() if value}
-    plan = Plan(**chosen, data_dir=data_dir, sample=sample, precision=precision, seed=seed)
+    plan = Plan(**chosen, data_dir=data_dir, first=first, precision=precision, seed=seed)
     where = engine_of(out, engine, workers, threads, address, gpus)
     with step_progress() as told:
         read = identikit.load(model, device=device, dtype=dtype)

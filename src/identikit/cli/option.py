@@ -20,30 +20,34 @@ Tower = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", help="float32, float64, bfloat16, float16, or auto: the one that the checkpoint names."),
+    typer.Option("--dtype", help="float32, float64, bfloat16, float16, or auto: as in the checkpoint."),
 ]
 Out = Annotated[
     str,
-    typer.Option("--out", help="The folder for the results. A stopped run resumes there."),
+    typer.Option("--out", help="The folder for the results. If it holds a stopped run, that run is resumed."),
 ]
-DataDir = Annotated[str | None, typer.Option("--data-dir", help="The folder of a dataset given by name.")]
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="The folder that holds a dataset given by name.")]
 Column = Annotated[list[str] | None, typer.Option("--column", help="The column to read; give two for pairs.")]
+First = Annotated[
+    int | None,
+    typer.Option("--first", "--sample", min=1, help="Read only the first N texts."),
+]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
 Engine = Annotated[
     str,
     typer.Option(
-        "--engine", help="Where to compute: local, processes (of this machine), or ray. The results are equal."
+        "--engine", help="Where to compute: local, processes (on this machine) or ray. The results are the same."
     ),
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="How many workers. Default: as many as there are cores for.")
+    int | None, typer.Option("--workers", min=1, help="Number of workers. Default: as many as there are cores for.")
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="CPU threads per worker; they affect the last digits. Default: all cores."),
+    typer.Option("--threads", min=1, help="CPU threads per worker, which affect the last digits. Default: all cores."),
 ]
 Address = Annotated[
-    str | None, typer.Option("--address", help="The address of a Ray cluster. Default: one is started here.")
+    str | None, typer.Option("--address", help="The address of a Ray cluster. Default: start one here.")
 ]
 Gpus = Annotated[float, typer.Option("--gpus-per-worker", min=0.0, help="GPUs per Ray worker.")]

@@ -11,14 +11,14 @@ from identikit.errors import IdentikitError, InputError
 if TYPE_CHECKING:
     from identikit.runs.manifest import NotedCommand
 
-FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as --out named it.")]
+FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as given with --out.")]
 _RESUMED = ("attention", "attribution", "tokens", "reproduce")
 _DIFFERENT = 1  # exit statuses of diff
 _TROUBLE = 2
 
 
 def status(folder: FolderArgument, as_json: option.Json = False) -> None:
-    """Say how far a run is: what is done and missing, how fast it goes, who writes to it, and what is damaged."""
+    """Show the progress of a run: what is done and what is missing, its speed, who is writing to it, and any damage."""
     from identikit.cli.terminal import print_json
     from identikit.runs import inspect
 
@@ -31,7 +31,7 @@ def status(folder: FolderArgument, as_json: option.Json = False) -> None:
             nested[name] = inspect.state(place)
         except InputError as why:
             nested[name] = str(why)
-    nested |= dict.fromkeys(inspect.absent_parts(parts), "not there")
+    nested |= dict.fromkeys(inspect.absent_parts(parts), "missing")
     if as_json:
         reports = {name: part if isinstance(part, str) else part.to_dict() for name, part in sorted(nested.items())}
         print_json({"run": whole and whole.to_dict(), "parts": reports})
@@ -46,20 +46,21 @@ def resume(
     context: option.Context,
     folder: FolderArgument,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="local, processes or ray. Default: what the run was started with.")
+        str | None,
+        typer.Option("--engine", help="local, processes or ray. Default: the one used so far."),
     ] = None,
     workers: option.Workers = None,
     address: option.Address = None,
     gpus: option.Gpus = 0.0,
     as_json: option.Json = False,
 ) -> None:
-    """Resume a run: run the command that it was started with again, from its folder alone."""
+    """Resume a run from its folder, with the command that it was started with."""
     from identikit.runs.inspect import is_run, parts_of
     from identikit.runs.manifest import noted_command
 
     if not is_run(folder) and (parts := parts_of(folder)):
         raise InputError(
-            f"Cannot resume {folder}: it holds shards of a run. Resume each that is not complete, such as with "
+            f"Cannot resume {folder}: it holds the shards of a run. Resume each that is not complete, for example with "
             f"`identikit resume {next(iter(parts.values()))}`, and then run `identikit merge {folder}`."
         )
     noted = noted_command(folder)
@@ -77,8 +78,8 @@ def _run_again(context: option.Context, folder: str, noted: "NotedCommand", chan
     """Run a noted command, with some arguments changed; the parser checks them like what users type."""
     if noted.command not in _RESUMED:
         raise InputError(
-            f"Cannot resume {folder}: command.json names the command {noted.command[:40]!r}, which is none of "
-            f"{', '.join(_RESUMED)}. Run the right command again."
+            f"Cannot resume {folder}: command.json names the command {noted.command[:40]!r}, which cannot be "
+            f"resumed ({', '.join(_RESUMED)} can). Run the right command again."
         )
     commands: Any = getattr(context.parent and context.parent.command, "commands", {})
     command = commands[noted.command]
@@ -102,14 +103,14 @@ def _check_arguments(command: Any, arguments: Mapping[str, Any]) -> None:
     names = {parameter.name for parameter in command.params}
     for name, value in arguments.items():
         if name not in names:
-            raise ValueError(f"{name!r} is no argument of {command.name}")
+            raise ValueError(f"{name!r} is not an argument of {command.name}")
         for entry in value if isinstance(value, list) else [value]:
             if not isinstance(entry, str | int | float | None) or "\0" in str(entry):
                 raise ValueError(f"{name} has the value {entry!r:.40}")
 
 
 def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
-    """Check that the files of a run or of a saved result are as they were written. Nothing is computed again."""
+    """Check that no file of a run or of a saved result has changed since it was written. Nothing is recomputed."""
     from identikit.cli.terminal import print_json
     from identikit.explanation import result  # noqa: F401 - a folder may hold a result of any kind
     from identikit.runs.verify import verify as verified
@@ -123,13 +124,13 @@ def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
         typer.echo(report.words())
         for file, why in report.wrong:
             typer.echo(f"Wrong: {file}: {why.rstrip('.')}.")
-        typer.echo(f"{len(report.wrong)} wrong." if report.wrong else "Nothing is wrong.")
+        typer.echo(f"Problems found: {len(report.wrong)}." if report.wrong else "No problems found.")
     if report.wrong:
         raise typer.Exit(1)
 
 
 def merge(context: option.Context, folder: FolderArgument, as_json: option.Json = False) -> None:
-    """Put the shards of a run together (see --shard), and make its tables, as if it had been computed in one."""
+    """Merge the shards of a run (see --shard) and make its tables, as if it had been computed in one piece."""
     from identikit.runs.merge import merge as merged
 
     _run_again(context, folder, merged(folder), {"as_json": as_json})
@@ -137,11 +138,11 @@ def merge(context: option.Context, folder: FolderArgument, as_json: option.Json 
 
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="The folder of a run, or of a saved result.")],
-    other: Annotated[str, typer.Argument(metavar="B", help="The folder of another.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="The folder to compare it with.")],
     tolerance: Annotated[
         float,
         typer.Option(
-            "--tolerance", min=0.0, help="How far numbers may be apart, relative to the largest of 1 and them."
+            "--tolerance", min=0.0, help="How far apart two numbers may be, relative to the larger one or to 1."
         ),
     ] = 1e-6,
     as_json: option.Json = False,

@@ -75,16 +75,16 @@ class Input(Generic[Gathered]):
 
     def store(self, work: Work, out: str) -> Store:
         """Return the input's folder under `out`; an input that reads tags has another one where there is no tagger."""
-        name = re.sub("[^a-zA-Z0-9.-]+", "_", work.data)
-        if name != work.data:
-            name = f"{name}-{text_hash(work.data)[:8]}"
+        name = re.sub("[^a-zA-Z0-9.-]+", "_", work.data.rpartition("/")[2])
+        if name != work.data:  # a file, which may be moved
+            name = f"{name}-{text_hash(work.texts)[:8]}"
         folder = f"{out}/inputs/{name}/{self.name}"
         if "tags" not in self.reads:
-            return Store(folder, work.settings(self.reads))
-        tagged = Store(folder, work.settings(self.reads) | {"tags": True})
+            return Store(folder, work.settings(self.reads), work.recorded)
+        tagged = Store(folder, work.settings(self.reads) | {"tags": True}, work.recorded)
         if work.tagger is not None or tagged.has(COMPUTED):  # tags that are kept can be read without a tagger
             return tagged
-        return Store(f"{folder}-untagged", work.settings(self.reads))
+        return Store(f"{folder}-untagged", work.settings(self.reads), work.recorded)
 
     def tagged(self, work: Work, out: str) -> bool:
         """Say whether the input's folder has tags, or will have them."""
@@ -136,7 +136,7 @@ def _attribution(norm: str) -> Input:
 
     def unmet(work: Work) -> str | None:
         if norm == "spectral" and work.effort.probes != "exact":
-            return "needs every direction: leave out --sample"
+            return "needs every direction: leave out --first"
         return None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))

@@ -50,7 +50,7 @@ class Plan:
 
     - `names`: figures ("fig1a"), claims, "claims" for all of those, or "all"
     - `data`: datasets and files, by default the embedded texts
-    - `sample`: use only so many texts, with less work on each; `finetuned`: folders of fine-tuned models, by task
+    - `first`: use only so many texts, with less work on each; `finetuned`: folders of fine-tuned models, by task
     - `precision`: that of products on a GPU; `seed`: the random seed for folds and directions
     """
 
@@ -58,7 +58,7 @@ class Plan:
     data: tuple[str, ...] = (SAMPLES,)
     data_dir: str | None = None
     columns: tuple[str, ...] | None = None
-    sample: int | None = None
+    first: int | None = None
     finetuned: tuple[str, ...] = ()
     precision: str = "full"
     seed: int = 0
@@ -137,13 +137,13 @@ def reproduce(
     run = _Run(model, plan, out, engine or Local(), progress)
     about = {
         "command": "reproduce",
-        "model": model.name,
         "weights": model.fingerprint,
         "version": __version__,
         "threads": run.start.engine.threads,
     }
-    page = Store(out, about)
-    files = Store(f"{out}/figures", about)
+    recorded = {"model": {"name": model.name}}
+    page = Store(out, about, recorded)
+    files = Store(f"{out}/figures", about, recorded)
     run.prepare()
     with page:
         if arguments is not None:
@@ -195,7 +195,7 @@ class _Run:
             model,
             EXAMPLES,
             [PASSAGE, SENTENCE],
-            effort=PAPER if plan.sample is None else SAMPLE,
+            effort=PAPER if plan.first is None else SAMPLE,
             precision=plan.precision,
             seed=plan.seed,
             tagger=None if self.no_tagger else penn_tags,
@@ -221,7 +221,7 @@ class _Run:
             known = source(data) in KNOWN
             folder = self.plan.data_dir if known else None
             columns = None if known else self.plan.columns
-            texts = paper_texts(data, data_dir=folder, columns=columns, sample=self.plan.sample)
+            texts = paper_texts(data, data_dir=folder, columns=columns, first=self.plan.first)
             self.works[data] = replace(self.start, data=data, texts=texts)
         return self.works[data]
 
@@ -318,8 +318,8 @@ class _Run:
     def judged(self, claim: Claim) -> JudgedClaim:
         """Judge a claim, under each norm that can be had where it depends on one."""
         data = self.data_of(claim)
-        if self.plan.sample is not None and claim.texts == WHOLE:
-            raise _UnavailableError("needs the whole dataset: leave out --sample")
+        if self.plan.first is not None and claim.texts == WHOLE:
+            raise _UnavailableError("needs the whole dataset: leave out --first")
         findings = {}
         reasons = []
         for norm in NORMS if claim.by_norm else ("",):

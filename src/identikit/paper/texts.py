@@ -37,16 +37,16 @@ def source(data: str) -> str:
 
 
 def paper_texts(
-    data: str, *, data_dir: str | None = None, columns: Sequence[str] | None = None, sample: int | None = None
+    data: str, *, data_dir: str | None = None, columns: Sequence[str] | None = None, first: int | None = None
 ) -> list[Text]:
-    """Return the texts that the figures take from a dataset, or the first `sample` of them."""
+    """Return the texts that the figures take from a dataset, or the `first` so many of them."""
     if data == SAMPLES:
         stream: Iterable[Text] = sample_texts()
     elif data == "wikitext":
         stream = segments(str(paragraph) for paragraph in read_texts(data, data_dir=data_dir))
     else:
         stream = read_texts(source(data), data_dir=data_dir, columns=columns)
-    limits = [limit for limit in (FIRST.get(data), sample) if limit is not None]
+    limits = [limit for limit in (FIRST.get(data), first) if limit is not None]
     return list(islice(stream, min(limits, default=None)))
 
 

@@ -81,16 +81,19 @@ class Work:
         """Return what the numbers made from the texts and from these settings depend on."""
         chosen = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
         return {
-            "data": self.data,
             "texts": text_hash(self.texts),
             "pieces": PIECES,
-            "model": self.model.name,
             "weights": self.model.fingerprint,
             "dtype": str(self.model.dtype),
             "threads": self.engine.threads,
             "version": __version__,
             **{name: chosen[name] for name in reads},
         }
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What the data and the model are called, which the numbers do not depend on."""
+        return {"data": {"source": self.data}, "model": {"name": self.model.name}}
 
     def fit(self, choice: MapChoice, tasks: list[Task], folds: int) -> list[FittedMap]:
         """Fit maps to the hidden vectors, for all tasks together."""

@@ -76,7 +76,7 @@ class Comparison:
         if self.equal:
             lines.append(
                 f"Equal: no number in {columns} differs by more than {self.tolerance:g} (the largest difference is "
-                f"{self.largest:.3g}), relative to the largest of 1 and the two."
+                f"{self.largest:.3g}), relative to the larger of the two, or to 1."
             )
         else:
             lines.append(f"Different: compared {columns} with the tolerance {self.tolerance:g}.")
@@ -132,14 +132,14 @@ def _has_result(folder: str) -> bool:
 def _compare_runs(one: Store, other: Store, comparison: Comparison) -> None:
     comparison.settings = unequal(one.settings, other.settings)
     for name, values in unequal(one.recorded, other.recorded).items():
-        if name.startswith(("versions", "device")):
+        if name.startswith(("versions", "device", "data", "model")):
             comparison.recorded[name] = values
     tables = _tables(one)
     other_tables = _tables(other)
     for store, names in ((one, tables), (other, other_tables)):
         if not names:
             raise InputError(
-                f"Cannot compare {store.folder}: it has no tables. `identikit resume {store.folder}` makes them."
+                f"Cannot compare {store.folder}: it has no tables. Make them with `identikit resume {store.folder}`."
             )
     for name in sorted(tables ^ other_tables):
         comparison.other.append(f"{name} is only in {one.folder if name in tables else other.folder}")

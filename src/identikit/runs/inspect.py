@@ -1,4 +1,4 @@
-"""What the folder of a run holds: how far it is, what is missing or damaged, who writes to it. No model is loaded.
+"""What the folder of a run holds: what is done, missing or damaged, and who writes to it. No model is loaded.
 
 The manifest is sealed, so it is as it was written; nothing else is taken for granted.
 """
@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from identikit.errors import InputError
 from identikit.results.files import Damaged
 from identikit.runs.lock import FolderLock, Owner
-from identikit.runs.run import PART, part_folder, shard_files
+from identikit.runs.run import PART, part_folder, shard_files, texts_held
 from identikit.runs.store import (
     CHECKSUMS,
     COMPUTED,
@@ -32,8 +32,7 @@ from identikit.runs.store import (
 
 INPUTS = "inputs"  # the folder of the inputs of `reproduce`
 _SEALED = re.compile(r"(shard-.*|passage|sentence)\.safetensors|(part-.*|plan|collapse)\.json")
-_NOTED = {"texts": int, "tokens": int, "seconds": float}  # in every shard
-_MOST = 10_000_000  # blocks that a run can have
+_NOTED = {"tokens": int, "seconds": float}  # in every shard
 _SHOWN = 8  # how many of many are listed
 
 
@@ -50,8 +49,8 @@ class RunState:
     """What the folder of one run holds.
 
     - `settings`, `recorded`: what identifies the run, and what else was noted when it was started
-    - `unit`: what the work is cut into, `blocks` of texts or `parts`; `done` and `missing` are their numbers or names
-    - `seconds`: how long it took to compute the blocks that are there
+    - `unit`: what the work consists of, `texts` or `parts`; `done` and `missing` are their numbers or names
+    - `seconds`: how long it took to compute the texts that are there
     - `sealed`, `damaged`: how many files notice when they are damaged, and which are
     - `writer`, `error`: who is writing now, and why the run ended the last time, if it failed
     - `complete`: whether everything is computed and written, the tables too where the run has some
@@ -63,7 +62,6 @@ class RunState:
     unit: str
     done: tuple[int | str, ...]
     missing: tuple[int | str, ...]
-    texts: Amount
     tokens: Amount
     seconds: float
     sealed: int
@@ -82,7 +80,7 @@ class RunState:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second, while blocks were computed."""
+        """Tokens per second, while texts were computed."""
         return self.tokens.done / self.seconds if self.seconds > 0 and self.tokens.done else None
 
     @property
@@ -104,7 +102,7 @@ def open_run(folder: str) -> Store:
     if not files.isdir(path):
         raise InputError(f"Cannot read {folder}: there is no such folder. Give the folder of a run.")
     if not files.exists(f"{path}/{MANIFEST}"):
-        raise InputError(f"Cannot read {folder}: it has no {MANIFEST}. Give the folder of a run, as --out named it.")
+        raise InputError(f"Cannot read {folder}: it has no {MANIFEST}. Give the folder of a run, as given with --out.")
     manifest = read_manifest(files, path)
     if manifest is None:
         raise InputError(f"Cannot read {folder}: {MANIFEST} is damaged, so it is not known what was computed there.")
@@ -113,7 +111,7 @@ def open_run(folder: str) -> Store:
 
 @dataclass
 class _Holdings:
-    """What the sealed files of a folder hold; `pieces` are blocks or parts, each with its file."""
+    """What the sealed files of a folder hold; `pieces` are texts or parts, each with its file."""
 
     pieces: dict[int | str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
@@ -137,35 +135,32 @@ class _Holdings:
             self.damaged[name] = str(why).rstrip(".")
 
     def _add_shard(self, file: str, about: dict[str, Any]) -> None:
+        numbers = texts_held(about)
         try:
-            numbers = [int(key) for key in about["blocks"]]
             noted = {name: kind(about[name]) for name, kind in _NOTED.items()}
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise Damaged("it does not say which blocks it holds") from None
+            raise Damaged("it does not say how much it holds") from None
         for number in numbers:
             if number in self.pieces:
-                raise Damaged(f"block {number} is also in {self.pieces[number]}")
+                raise Damaged(f"text {number} is also in {self.pieces[number]}")
         self.pieces |= dict.fromkeys(numbers, file)
         self.sums.update(noted)
 
-    def amount(self, name: str) -> Amount:
-        """Return how many texts or tokens are done, and of how many."""
-        total = self.plan.get(name)
-        return Amount(self.sums[name], total if isinstance(total, int) else None)
+    def tokens(self) -> Amount:
+        """Return how many tokens are done, and of how many."""
+        total = self.plan.get("tokens")
+        return Amount(self.sums["tokens"], total if isinstance(total, int) else None)
 
     def planned(self) -> tuple[str, Sequence[int | str]]:
-        """Return what the work is cut into, and the numbers or names of all pieces; none where no plan can be read."""
+        """Return what the work consists of, and the numbers or names of all pieces; none where no plan can be read."""
         try:
             if "parts" in self.plan:
                 return "parts", [str(name) for name in self.plan["parts"]]
-            if "blocks" in self.plan:
-                blocks = range(*map(int, self.plan["blocks"]))
-                if len(blocks) <= _MOST:
-                    return "blocks", blocks
-                raise ValueError
-        except (TypeError, ValueError, OverflowError):
+            if "texts" in self.plan:
+                return "texts", texts_held(self.plan)
+        except (TypeError, Damaged):
             self.damaged[PLAN] = "it does not say what there is to do"
-        return ("parts" if any(isinstance(piece, str) for piece in self.pieces) else "blocks"), ()
+        return ("parts" if any(isinstance(piece, str) for piece in self.pieces) else "texts"), ()
 
 
 def state(folder: str) -> RunState:
@@ -179,7 +174,7 @@ def state(folder: str) -> RunState:
     pieces = holdings.pieces
     missing = tuple(piece for piece in planned if piece not in pieces)
     for piece in pieces.keys() - set(planned) if planned else ():
-        holdings.damaged[pieces[piece]] = f"{piece} is none of the run's {unit}"
+        holdings.damaged[pieces[piece]] = f"{piece} is not one of the run's {unit}"
     return RunState(
         folder=folder,
         settings=store.settings,
@@ -187,8 +182,7 @@ def state(folder: str) -> RunState:
         unit=unit,
         done=tuple(sorted(piece for piece in pieces if isinstance(piece, str) == (unit == "parts"))),
         missing=missing,
-        texts=holdings.amount("texts"),
-        tokens=holdings.amount("tokens"),
+        tokens=holdings.tokens(),
         seconds=round(float(holdings.sums["seconds"]), 3),
         sealed=len(sealed),
         damaged=holdings.damaged,
@@ -209,7 +203,7 @@ def _error(store: Store) -> dict[str, str] | None:
 
 
 def _is_written(store: Store, planned: bool) -> bool:
-    """Say whether all was written; of a shard that is its blocks: tables are made when the shards are merged."""
+    """Say whether all was written; of a shard that is its texts: tables are made when the shards are merged."""
     if "shard" in store.settings:
         return planned
     return store.has(CHECKSUMS) or ("command" not in store.settings and store.has(COMPUTED))
@@ -262,14 +256,14 @@ def state_words(run: RunState) -> list[str]:
     """Say what a folder holds, in a few lines."""
     lines = [f"{run.folder}: {_about(run)}.", *_options(run), *_progress(run)]
     for file, why in run.damaged.items():
-        lines.append(f"Damaged: {file} ({why}). What it held is computed again when the run is resumed.")
+        lines.append(f"Damaged: {file} ({why}). Its contents will be computed again when the run is resumed.")
     if run.error is not None:
         lines.append(f"The last run ended with an error ({run.error['date']}): {run.error['error']}")
     return [*lines, _ending(run)]
 
 
 def state_line(run: RunState) -> str:
-    """Say how far a run is, in one line."""
+    """Describe the progress of a run, in one line."""
     line = "complete" if run.complete else "not complete"
     if run.done or run.missing:
         line += f", {_amount(run)}"
@@ -287,20 +281,17 @@ def _about(run: RunState) -> str:
     words = [settings.get("command", "an input of reproduce")]
     if "shard" in settings:
         words.append(f"shard {settings['shard']}")
-    model = settings.get("model")
-    if isinstance(model, dict):
-        model = model["name"]
-    words.append(f"model {model} in {settings['dtype']}" if "dtype" in settings else f"model {model}")
-    data = settings.get("data")
-    if isinstance(data, dict):
-        data = f"{data['source']} ({data['texts']:,} texts)"
-    if data:
-        words.append(f"data {data}")
+    noted = dict(leaves(run.recorded))
+    model = f"model {noted.get('model.name')}"
+    words.append(f"{model} in {settings['dtype']}" if "dtype" in settings else model)
+    if "data.source" in noted:
+        texts = dict(leaves(settings)).get("data.texts")
+        words.append(f"data {noted['data.source']}" + (f" ({texts:,} texts)" if isinstance(texts, int) else ""))
     return ", ".join(words)
 
 
 def _options(run: RunState) -> Iterator[str]:
-    told_above = {"command", "data", "model", "dtype", "options", "shard"}
+    told_above = {"command", "data", "model", "dtype", "options", "shard", "texts", "weights"}
     others = {name: value for name, value in run.settings.items() if name not in told_above}
     chosen = leaves({"": run.settings.get("options", {})} | others)
     yield f"Settings: {', '.join(f'{name} {value}' for name, value in chosen if value is not None)}."
@@ -311,22 +302,21 @@ def _options(run: RunState) -> Iterator[str]:
 
 def _amount(run: RunState) -> str:
     words = f"{len(run.done):,} of {len(run.done) + len(run.missing):,} {run.unit}"
-    for name, amount in (("texts", run.texts), ("tokens", run.tokens)):
-        if amount.total is not None:
-            words += f", {amount.done:,} of {amount.total:,} {name}"
+    if run.tokens.total is not None:
+        words += f", {run.tokens.done:,} of {run.tokens.total:,} tokens"
     return words if run.share is None else f"{words} ({run.share:.0%})"
 
 
 def _progress(run: RunState) -> Iterator[str]:
     if not run.done and not run.missing:
         if not run.complete and run.settings.get("command", "reproduce") != "reproduce":
-            yield "Nothing is computed yet."
+            yield "Nothing has been computed yet."
         return
     yield f"Done: {_amount(run)}."
     if run.missing:
         yield f"Missing: {run.unit} {listed(run.missing)}."
     if run.rate is not None:
-        rate = f"Rate: {run.rate:,.0f} tokens/s while it was computed"
+        rate = f"Rate: {run.rate:,.0f} tokens/s while computing"
         if run.missing and run.seconds_left is not None:
             rate += f"; {timedelta(seconds=round(run.seconds_left))} left at that rate"
         yield f"{rate}."
@@ -336,7 +326,7 @@ def _ending(run: RunState) -> str:
     if run.writer is not None:
         return f"Now: {run.writer.words()} is writing to it."
     if not run.complete:
-        return f"Nobody is writing to it. `identikit resume {run.folder}` goes on."
+        return f"Nobody is writing to it. Continue with `identikit resume {run.folder}`."
     if "shard" in run.settings:
         return "Complete: nothing is left to compute."
     return "Complete: all results are written."

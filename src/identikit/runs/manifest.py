@@ -1,7 +1,6 @@
 """What a folder says about its run: `run.json` what identifies it, `command.json` which command resumes it."""
 
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from identikit.errors import InputError
 from identikit.models.machine import device_name
 from identikit.models.model import Model
-from identikit.results.files import read_through
+from identikit.results.files import Damaged, read_through, seal_record, unseal_record
 from identikit.results.provenance import text_hash
 from identikit.runs.store import COMMAND, Store, opened
 from identikit.texts.text import Text
@@ -28,15 +27,15 @@ def manifest(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what identifies a run, which is compared when it is resumed, and what is recorded about it.
 
-    `data` says where the texts were read from; their own hash is added. `threads` affect the last digits. The date, the
-    device and the versions of packages that only write are recorded: they do not make it another run.
+    Texts and models are known by their hashes. Where the texts were read from (`data`), what the model is called, the
+    date, the device and the versions of packages that only write are recorded: they do not make it another run.
+    `threads` do, as they affect the last digits.
     """
     source = model.provenance("")
-    read = {"name": source.model, "revision": source.revision, "weights": source.weights, "tokenizer": source.tokenizer}
     run = {
         "command": command,
-        "data": {**data, "texts": len(texts), "sha256": text_hash(model.names(texts))},
-        "model": read,
+        "data": {"texts": len(texts), "sha256": text_hash(model.names(texts))},
+        "model": {"weights": source.weights, "tokenizer": source.tokenizer},
         "dtype": source.dtype,
         "options": dict(options),
         "threads": threads,
@@ -45,6 +44,8 @@ def manifest(
     versions = source.versions | {name: importlib.metadata.version(name) for name in _WRITERS}
     recorded = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": dict(data),
+        "model": {"name": source.model, "revision": source.revision},
         "device": device_name(model.device),
         "machine": platform.platform(),
         "versions": versions | {"python": platform.python_version()},
@@ -70,7 +71,7 @@ def note(store: Store, command: str, arguments: Mapping[str, Any]) -> None:
     """Keep a command and its arguments as they were given, and the folder that paths among them start from."""
     kept = {name: value for name, value in arguments.items() if name not in _GIVEN_ANEW}
     content = {"command": command, "arguments": kept, "place": str(Path.cwd())}
-    store.write(COMMAND, json.dumps(content, indent=1, sort_keys=True).encode())
+    store.write(COMMAND, seal_record(content))
 
 
 def noted_command(folder: str) -> NotedCommand:
@@ -79,13 +80,13 @@ def noted_command(folder: str) -> NotedCommand:
     out = str(Path(folder).resolve()) if is_local else folder.rstrip("/")
     try:
         files, path = opened(folder)
-        content = json.loads(read_through(files, f"{path}/{COMMAND}"))
+        content = unseal_record(read_through(files, f"{path}/{COMMAND}"))
         arguments = dict(content["arguments"])
         if arguments.get("shard"):
             out = str(Path(out).parent) if is_local else out.rpartition("/")[0]
         return NotedCommand(str(content["command"]), arguments | {"out": out}, str(content.get("place", "")))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, Damaged, ValueError, KeyError, TypeError):
         raise InputError(
-            f"Cannot resume {folder}: it has no {COMMAND} that can be read, so it is not known which command was run. "
+            f"Cannot resume {folder}: {COMMAND} there is missing or damaged, so it is not known which command was run. "
             "Run that command again."
         ) from None

@@ -21,7 +21,7 @@ def merge(folder: str) -> NotedCommand:
     for part in parts:
         _check_complete(folder, part)
         _check_same(folder, parts[0], part)
-    settings = {name: value for name, value in parts[0].settings.items() if name != "shard"}
+    settings = {name: value for name, value in parts[0].settings.items() if name not in ("shard", "device")}
     recorded = parts[0].recorded | {"shards": {str(part.settings["shard"]): part.recorded for part in parts}}
     command = noted_command(parts[0].folder)
     _copy(Store(folder, settings, recorded), _sources(folder, parts))
@@ -31,12 +31,12 @@ def merge(folder: str) -> NotedCommand:
 def _all_parts(folder: str) -> list[str]:
     parts = parts_of(folder)
     if not parts:
-        raise InputError(f"Cannot merge {folder}: it holds no shards. Give the folder that --out named, with --shard.")
+        raise InputError(f"Cannot merge {folder}: it holds no shards. Give the --out folder of its shards.")
     counts = sorted({count for _, count in parts})
     if len(counts) > 1:
         raise InputError(
-            f"Cannot merge {folder}: it holds shards of {len(counts)} divisions, of {' and of '.join(map(str, counts))}"
-            ". Remove those that are not wanted."
+            f"Cannot merge {folder}: it holds shards of different divisions, into {' and '.join(map(str, counts))}. "
+            "Remove the ones that you do not want."
         )
     if missing := absent_parts(parts):
         raise InputError(
@@ -48,15 +48,17 @@ def _all_parts(folder: str) -> list[str]:
 
 def _check_complete(folder: str, part: RunState) -> None:
     if part.writer is not None:
-        raise InputError(f"Cannot merge {folder}: {part.writer.words()} is writing to {part.folder}. Wait for it.")
+        raise InputError(
+            f"Cannot merge {folder}: {part.writer.words()} is writing to {part.folder}. Wait for it to finish."
+        )
     for file, why in part.damaged.items():
         raise InputError(
             f"Cannot merge {folder}: {part.folder}/{file} is damaged ({why}). `identikit resume {part.folder}` "
-            "computes it again."
+            "will compute it again."
         )
     if not part.complete:
         raise InputError(
-            f"Cannot merge {folder}: {part.folder} is not complete. `identikit resume {part.folder}` goes on."
+            f"Cannot merge {folder}: {part.folder} is not complete. Continue with `identikit resume {part.folder}`."
         )
 
 
@@ -76,15 +78,15 @@ def _check_same(folder: str, first: RunState, part: RunState) -> None:
 
 
 def _sources(folder: str, parts: list[RunState]) -> dict[str, Store]:
-    """Return the files to copy, each with its shard; no block and no part is there twice."""
+    """Return the files to copy, each with its shard; no text and no part is there twice."""
     sources: dict[str, Store] = {}
     done: dict[int | str, str] = {}
     for part in parts:
         for piece in part.done:
             if piece in done:
                 raise InputError(
-                    f"Cannot merge {folder}: {part.unit} {piece} is both in {done[piece]} and in {part.folder}. "
-                    "Compute the shards again."
+                    f"Cannot merge {folder}: {part.unit.removesuffix('s')} {piece} is both in {done[piece]} and in "
+                    f"{part.folder}. Compute the shards again."
                 )
             done[piece] = part.folder
         store = Store(part.folder, part.settings)

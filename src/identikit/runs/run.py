@@ -1,17 +1,18 @@
-"""A run over a dataset: blocks of texts, computed by an engine, and kept as soon as they are done.
+"""A run over a dataset: texts, computed by an engine, and kept as soon as they are done.
 
-A block is a fixed range of texts, read together: which texts share a block depends on nothing but their lengths, so the
-numbers do not depend on who computes them or when. A shard is a file of the blocks that were done in the last seconds,
-so a run that is stopped loses little, however long a text takes.
+The numbers of a text depend on the text alone, and on a GPU also on the few short texts that are computed together with
+it. Which these are follows from the lengths of all texts, so the numbers do not depend on who computes them or when. A
+shard is a file of the texts that were done in the last seconds, so a run that is stopped loses little.
 """
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -21,14 +22,17 @@ from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.results.files import Damaged
 from identikit.results.provenance import text_hash
-from identikit.runs.engines import Engine, Local, RunJob, RunTask, TaskProgress
+from identikit.runs.engines import Engine, Local, RunJob, RunTask, TaskProgress, by_cost
 from identikit.runs.store import PLAN, Store
 from identikit.shapes import Tensor
-from identikit.texts.text import Text
+from identikit.texts.text import Encoded, Text
 
-BLOCK_TEXTS = 32
-BLOCK_TOKENS = 4096
-SHARD_SECONDS = 20.0
+GROUP_TEXTS = 16  # that a GPU computes together: more of them gain little, and take longer than a second
+GROUP_WORK = 1e11  # their tokens times the model's parameters: a larger model is busy with fewer
+SHARD_SECONDS = 20.0  # what is done is written at least so often,
+SHARD_SHARE = 0.1  # or after this share of the time that the run has taken,
+SHARD_LEAST = 1.0  # but not more often than after so many seconds,
+WRITING = 10.0  # nor so often that writing takes a larger part than one in so many
 SHARD_BYTES = 1 << 26
 PART = "part-"
 _SHARD = "shard-"
@@ -49,7 +53,7 @@ class Stored(NamedTuple):
     undefined: bool = False
 
     def flaw(self, tensor: Tensor, lengths: Sequence[int]) -> str | None:
-        """Say what is wrong with the tensor of a block of texts of these lengths, if anything is."""
+        """Say what is wrong with the tensor of texts of these lengths, if anything is."""
         rows = {"text": len(lengths), "token": sum(lengths)}.get(self.per or "")
         if rows is not None and (tensor.ndim == 0 or len(tensor) != rows):
             return f"has the shape {list(tensor.shape)}, and {rows} rows are expected"
@@ -61,8 +65,8 @@ class Stored(NamedTuple):
 
 
 @runtime_checkable
-class BlockJob(RunJob, Protocol):
-    """What is computed for each block: `compute` is given a list of texts, and returns named tensors."""
+class TextJob(RunJob, Protocol):
+    """What is computed for texts: `compute` is given a list of them, and returns named tensors."""
 
     @property
     def what(self) -> str:
@@ -81,41 +85,93 @@ class BlockJob(RunJob, Protocol):
         """Return about how long a text of this length takes, in any unit."""
         ...
 
+    def merged(self, parts: Sequence[Numbers]) -> Numbers:
+        """Return the tensors that have no row per text or token, of all parts together: exact, in whatever order."""
+        ...
+
+
+def together(model: Model) -> int:
+    """Return how many texts are computed together at most: on a CPU each is computed by itself, and little is lost."""
+    return 1 if model.device.type == "cpu" else GROUP_TEXTS
+
+
+def groups_of(lengths: Sequence[int], most: int = 1, parameters: int = 1) -> list[tuple[int, ...]]:
+    """Cut the numbers of texts into groups of at most `most` texts and, if they are several, `GROUP_WORK`."""
+    groups: list[tuple[int, ...]] = []
+    tokens = 0
+    for number, length in enumerate(lengths):
+        tokens += length
+        if not groups or len(groups[-1]) == most or tokens * parameters > GROUP_WORK:
+            groups.append(())
+            tokens = length
+        groups[-1] += (number,)
+    return groups
+
 
 @dataclass(frozen=True)
-class TextBlock:
-    """A range of texts that are read together."""
+class _Dataset:
+    """The texts of a run, and what they were read as; `numbers` in its methods are those of some of them."""
 
-    number: int
-    texts: tuple[Text, ...] = field(repr=False)
-    lengths: tuple[int, ...]
+    texts: Sequence[Text]
+    encoded: Sequence[Encoded]
 
-    @property
-    def hash(self) -> str:
-        """The SHA-256 of the texts."""
-        return text_hash(list(self.texts))
+    @cached_property
+    def lengths(self) -> list[int]:
+        return [len(text) for text in self.encoded]
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens there are in all."""
-        return sum(self.lengths)
+    def chosen(self, numbers: Iterable[int]) -> list[Text]:
+        return [self.texts[number] for number in numbers]
+
+    def hash(self, numbers: Iterable[int]) -> str:
+        """Return the SHA-256 of texts, or of what images and sounds hold, whatever their files are called."""
+        return text_hash([self.encoded[number].text for number in numbers])
+
+    def tokens(self, numbers: Iterable[int]) -> int:
+        return sum(self.lengths[number] for number in numbers)
+
+    def tasks(self, model: Model, job: TextJob, most: int) -> list[RunTask]:
+        """Return groups of at most `most` texts as tasks, each with the numbers of its texts."""
+        parameters = sum(parameter.numel() for parameter in model.hf.parameters())
+        groups = groups_of(self.lengths, most, parameters)
+        costs = [sum(job.cost(self.lengths[number]) for number in group) for group in groups]
+        return [RunTask(*task) for task in zip(range(len(groups)), groups, costs, strict=True)]
+
+    def flaw(self, job: TextJob, numbers: Sequence[int], tensors: Numbers) -> str | None:
+        """Say what is wrong with the tensors of some texts, if anything is: missing ones, rows, undefined numbers."""
+        for name in job.stored:
+            if name not in tensors and not name.endswith("*"):
+                return f"{name!r} is missing"
+        lengths = [self.lengths[number] for number in numbers]
+        for name, tensor in tensors.items():
+            declared = _declared(job, name)
+            if declared is None:
+                return f"{name!r} is not expected"
+            if why := declared.flaw(tensor, lengths):
+                return f"{name!r} {why}"
+        return None
+
+    def ordered(self, job: TextJob, held: Mapping[Sequence[int], Numbers]) -> Numbers:
+        """Return the tensors of all parts together, with rows in the order of the texts."""
+        numbers = [number for part in held for number in part]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        sizes = {"text": [1] * len(numbers), "token": [self.lengths[number] for number in numbers]}
+        whole = joined(job, list(held.values()))
+        for name, tensor in whole.items():
+            declared = _declared(job, name)
+            if declared is not None and declared.per is not None:
+                rows = tensor.split(sizes[declared.per])
+                whole[name] = torch.cat([rows[place] for place in order])
+        return whole
 
 
-def blocks_of(texts: Sequence[Text], lengths: Sequence[int], most: int | None = None) -> list[TextBlock]:
-    """Cut texts into blocks of at most `most` texts (`BLOCK_TEXTS`) and, if they are several, `BLOCK_TOKENS` tokens."""
-    most = most or BLOCK_TEXTS
-    cuts = [0]
-    tokens = 0
-    for place, length in enumerate(lengths):
-        if place > cuts[-1] and (place - cuts[-1] == most or tokens + length > BLOCK_TOKENS):
-            cuts.append(place)
-            tokens = 0
-        tokens += length
-    ends = [*cuts[1:], len(texts)]
-    return [
-        TextBlock(number, tuple(texts[first:last]), tuple(lengths[first:last]))
-        for number, (first, last) in enumerate(zip(cuts, ends, strict=True))
-    ]
+def joined(job: TextJob, parts: Sequence[Numbers]) -> Numbers:
+    """Return the tensors of several parts together, with the rows of one part after those of another."""
+    rows = {name: torch.cat([part[name] for part in parts]) for name, stored in job.stored.items() if stored.per}
+    return rows | job.merged(parts)
+
+
+def _declared(job: TextJob, name: str) -> Stored | None:
+    return next((stored for declared, stored in job.stored.items() if fnmatchcase(name, declared)), None)
 
 
 @dataclass(frozen=True)
@@ -131,62 +187,55 @@ class Run:
     progress: Progress = silent
 
     def mine(self, tasks: Sequence[RunTask]) -> list[RunTask]:
-        """Return the tasks of this part."""
+        """Return the tasks of this part: all parts take about as long."""
         if self.part is None:
             return list(tasks)
         index, count = self.part
-        mine = [task for task in tasks if task.number % count == index - 1]
+        mine = by_cost(tasks)[index - 1 :: count]
         if not mine:
             raise InputError(
-                f"--shard {index}/{count}: there is nothing for it to do, as the run has only {len(tasks)} blocks of "
-                f"texts. Use at most {len(tasks)} shards."
+                f"--shard {index}/{count}: there is nothing for it to do, as the work can only be divided into "
+                f"{len(tasks)}. Use at most {len(tasks)} shards."
             )
-        return mine
+        return sorted(mine, key=lambda task: task.number)
 
-    def blocks(
+    def texts(
         self,
         model: Model,
-        job: BlockJob,
-        blocks: Sequence[TextBlock],
+        job: TextJob,
+        texts: Sequence[Text],
+        encoded: Sequence[Encoded],
         *,
-        before: Callable[[list[TextBlock]], None] = lambda missing: None,
-    ) -> list[Numbers]:
-        """Return what a job computes for each block; what the store holds is not computed again.
+        most: int = 1,
+        before: Callable[[list[int]], None] = lambda missing: None,
+    ) -> Numbers:
+        """Return what a job computes for texts, at most `most` at a time; what the store holds is not computed again.
 
-        `before` is called with the blocks that are missing, before any is computed.
+        `encoded` are the texts as tokens. Rows are in the order of the texts; a part of a run has only its own.
+        `before` is called with the lengths of the texts that are missing, before any is computed.
         """
+        data = _Dataset(texts, encoded)
+        mine = self.mine(data.tasks(model, job, most))
         with self.store:
-            computed = dict(_kept_blocks(self.store, job, blocks))
-            tasks = [RunTask(block.number, list(block.texts), sum(map(job.cost, block.lengths))) for block in blocks]
-            mine = self.mine(tasks)
-            index, count = self.part or (1, 1)
-            plan = {
-                "blocks": [index - 1, len(blocks), count],  # as of a range
-                "texts": sum(len(task.given) for task in mine),
-                "tokens": sum(blocks[task.number].tokens for task in mine),
-            }
-            self.store.write_json(PLAN, plan)
-            missing = [task for task in mine if task.number not in computed]
-            if missing:
-                before([blocks[task.number] for task in missing])
-            shards = _Shards(self.store, model)
-            stored = sum(blocks[number].tokens for number in computed)
-            total = stored + sum(blocks[task.number].tokens for task in missing)
-            told = _token_progress(self.progress, job.what, stored, total)
+            held = _kept(self.store, job, data)
+            done = {number for part in held for number in part}
+            numbers = [number for task in mine for number in task.given]
+            self.store.write_json(PLAN, {"texts": numbers, "tokens": data.tokens(numbers)})
+            left = {task.number: [number for number in task.given if number not in done] for task in mine}
+            tasks = [replace(task, given=data.chosen(left[task.number])) for task in mine if left[task.number]]
+            if tasks:
+                before([data.lengths[number] for task in tasks for number in left[task.number]])
+            stored = data.tokens(done)
+            told = _token_progress(self.progress, job.what, stored, stored + sum(map(data.tokens, left.values())))
+            shards = _Shards(self.store, model, job, data)
             try:
-                with closing(self.engine.run(model, job, missing, told)) as results:
-                    for task, numbers in results:
-                        block = blocks[task.number]
-                        if why := flaw(job, block, numbers):
-                            first = sum(len(earlier.texts) for earlier in blocks[: block.number])
-                            last = first + len(block.texts) - 1
-                            raise InputError(f"Computing texts {first} to {last}: {why}.")
-                        computed[task.number] = numbers
-                        shards.add(block, numbers)
-                        told(task, block.tokens)
+                with closing(self.engine.run(model, job, tasks, told)) as results:
+                    for task, tensors in results:
+                        shards.add(tuple(left[task.number]), tensors)
+                        told(task, data.tokens(left[task.number]))
             finally:
                 shards.write()
-        return [computed[number] for number in sorted(computed)]
+        return data.ordered(job, held | shards.written)
 
     def parts(
         self,
@@ -237,42 +286,54 @@ def _token_progress(progress: Progress, what: str, done_before: int, total: int)
 
 
 class _Shards:
-    """Collects finished blocks, and writes those of some seconds to one file."""
+    """Collects finished texts, and writes those of some seconds to one file; `written` are the tensors of each."""
 
-    def __init__(self, store: Store, model: Model):
+    def __init__(self, store: Store, model: Model, job: TextJob, data: _Dataset):
         self.store = store
         self.model = model
         self.fingerprint = model.fingerprint
-        self.blocks: dict[int, tuple[TextBlock, Numbers]] = {}
+        self.job = job
+        self.data = data
+        self.written: dict[tuple[int, ...], Numbers] = {}
+        self.waiting: dict[tuple[int, ...], Numbers] = {}
         self.bytes = 0
-        self.started = time.monotonic()
+        self.begun = time.monotonic()
+        self.started = self.begun  # with what is waiting
+        self.writing = 0.0  # how long it took the last time
 
-    def add(self, block: TextBlock, numbers: Numbers) -> None:
-        self.blocks[block.number] = block, numbers
-        self.bytes += sum(tensor.nbytes for tensor in numbers.values())
-        if time.monotonic() - self.started >= SHARD_SECONDS or self.bytes >= SHARD_BYTES:
+    def add(self, numbers: tuple[int, ...], tensors: Numbers) -> None:
+        if why := self.data.flaw(self.job, numbers, tensors):
+            which = f"text {numbers[0]}" if len(numbers) == 1 else f"texts {numbers[0]} to {numbers[-1]}"
+            raise InputError(f"Computing {which}: {why}.")
+        self.waiting[numbers] = tensors
+        self.bytes += sum(tensor.nbytes for tensor in tensors.values())
+        now = time.monotonic()
+        due = min(SHARD_SECONDS, max(SHARD_LEAST, SHARD_SHARE * (now - self.begun), WRITING * self.writing))
+        if now - self.started >= due or self.bytes >= SHARD_BYTES:
             self.write()
 
     def write(self) -> None:
-        if self.blocks:
+        if self.waiting:
+            before = time.monotonic()
             self.model.check_unchanged(self.fingerprint)
-            tensors: Numbers = {}
-            for number, (_, numbers) in self.blocks.items():
-                tensors |= {f"{number}/{name}": tensor for name, tensor in numbers.items()}
+            numbers = tuple(number for part in self.waiting for number in part)
+            tensors = joined(self.job, list(self.waiting.values()))
             about = {
-                "blocks": {str(number): block.hash for number, (block, _) in self.blocks.items()},
-                "texts": sum(len(block.texts) for block, _ in self.blocks.values()),
-                "tokens": sum(block.tokens for block, _ in self.blocks.values()),
-                "seconds": round(time.monotonic() - self.started, 3),
+                "texts": numbers,
+                "sha256": self.data.hash(numbers),
+                "tokens": self.data.tokens(numbers),
+                "seconds": round(before - self.started, 3),
             }
-            self.store.write_tensors(_shard_file(self.blocks), tensors, about)
-            self.blocks = {}
+            self.store.write_tensors(_shard_file(numbers), tensors, about)
+            self.written[numbers] = tensors
+            self.waiting = {}
             self.bytes = 0
+            self.writing = time.monotonic() - before
         self.started = time.monotonic()
 
 
-def _shard_file(blocks: Iterable[int]) -> str:
-    return f"{_SHARD}{min(blocks):06d}.safetensors"
+def _shard_file(numbers: Iterable[int]) -> str:
+    return f"{_SHARD}{min(numbers):06d}.safetensors"
 
 
 def shard_files(names: Sequence[str]) -> list[str]:
@@ -280,44 +341,43 @@ def shard_files(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith(_SHARD) and name.endswith(".safetensors")]
 
 
-def _kept_blocks(store: Store, job: BlockJob, blocks: Sequence[TextBlock]) -> Iterator[tuple[int, Numbers]]:
-    """Yield the stored blocks; a shard that is damaged or belongs to other texts is removed with a warning."""
+def texts_held(about: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the numbers of the texts that a shard says it holds, or raise `Damaged`."""
+    numbers = about.get("texts") if isinstance(about, Mapping) else None
+    if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
+        raise Damaged("it does not say which texts it holds")
+    return tuple(numbers)
+
+
+def _kept(store: Store, job: TextJob, data: _Dataset) -> dict[tuple[int, ...], Numbers]:
+    """Return the tensors of stored texts; a shard that is damaged or holds other texts is removed with a warning."""
+    kept: dict[tuple[int, ...], Numbers] = {}
+    done: set[int] = set()
     for file in shard_files(store.names()):
-        yield from (store.usable(file, lambda name: _held(store, name, job, blocks)) or {}).items()
+        if (found := store.usable(file, lambda name: _held(store, name, job, data, done))) is not None:
+            numbers, tensors = found
+            kept[numbers] = tensors
+            done.update(numbers)
+    return kept
 
 
-def _held(store: Store, file: str, job: BlockJob, blocks: Sequence[TextBlock]) -> dict[int, Numbers]:
-    """Return the blocks of one shard, or raise `Damaged`."""
+def _held(
+    store: Store, file: str, job: TextJob, data: _Dataset, done: Collection[int]
+) -> tuple[tuple[int, ...], Numbers]:
+    """Return which texts one shard holds, and their tensors, or raise `Damaged`."""
     tensors, about = store.read_tensors(file)
-    hashes = about.get("blocks") if isinstance(about, dict) else None
-    if not isinstance(hashes, dict) or not hashes:
-        raise Damaged("it holds no block")
-    held: dict[int, Numbers] = {}
-    for key, digest in hashes.items():
-        number = int(key) if key.isdecimal() else len(blocks)
-        if number >= len(blocks) or blocks[number].hash != digest:
-            raise Damaged("it holds other texts")
-        prefix = f"{key}/"
-        held[number] = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-        if why := flaw(job, blocks[number], held[number]):
-            raise Damaged(why)
-    if file != _shard_file(held):
-        raise Damaged("its blocks are not those that its name says")
-    return held
-
-
-def flaw(job: BlockJob, block: TextBlock, numbers: Numbers) -> str | None:
-    """Say what is wrong with the numbers of a block, if anything is: missing tensors, rows, or undefined numbers."""
-    for name in job.stored:
-        if name not in numbers and not name.endswith("*"):
-            return f"{name!r} is missing"
-    for name, tensor in numbers.items():
-        declared = next((declared for declared in job.stored if fnmatchcase(name, declared)), None)
-        if declared is None:
-            return f"{name!r} is not expected"
-        if why := job.stored[declared].flaw(tensor, block.lengths):
-            return f"{name!r} {why}"
-    return None
+    numbers = texts_held(about)
+    if not all(0 <= number < len(data.texts) for number in numbers):
+        raise Damaged("it holds other texts")
+    if len({*numbers}) < len(numbers) or any(number in done for number in numbers):
+        raise Damaged("it holds a text that is there already")
+    if data.hash(numbers) != about.get("sha256"):
+        raise Damaged("it holds other texts")
+    if why := data.flaw(job, numbers, tensors):
+        raise Damaged(why)
+    if file != _shard_file(numbers):
+        raise Damaged("its texts are not those that its name says")
+    return numbers, tensors
 
 
 def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:

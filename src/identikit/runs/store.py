@@ -124,6 +124,7 @@ class Store:
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
         """Give the lock back; after an error, note it, or leave nothing if nothing was computed."""
         if self._entered == 1 and error is not None:
+            error.add_note(self._left())
             if self._is_new and all(map(_is_ours, self.names())):
                 for name in self.names():  # while nobody else can write
                     self.remove(name)
@@ -136,6 +137,13 @@ class Store:
         self._entered -= 1
         if not self._entered:
             self._lock.release()
+
+    def _left(self) -> str:
+        """Say whether the folder, or one under it, holds anything that was computed."""
+        with suppress(OSError):
+            if not all(_is_ours(path.rpartition("/")[2]) for path in self.files.find(self.folder)):
+                return f"What was computed is kept in {self.folder}. Run the same command again to go on."
+        return "Nothing had been computed yet."
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -169,7 +177,7 @@ class Store:
             reason = getattr(error, "strerror", None) or error or "it is not supported there"
             raise InputError(
                 f"Cannot write {name} to {self.folder}: {str(reason).rstrip('.')}. Make room there, or choose another "
-                "folder with --out. What was finished before stays, and is used when the run is resumed."
+                "folder with --out. What was finished is kept, and will be used when the run is resumed."
             ) from None
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -203,7 +211,7 @@ class Store:
         try:
             return read(name)
         except Damaged as why:
-            warnings.warn(f"{self.folder}/{name} cannot be used: {why}. What it held is computed again.", stacklevel=3)
+            warnings.warn(f"Cannot use {self.folder}/{name}: {why}. Its contents will be computed again.", stacklevel=3)
             self.remove(name)
             return None
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from identikit.errors import InputError
-from identikit.results.files import ABOUT
+from identikit.results.files import ABOUT, Damaged, unseal_record
 from identikit.results.result import saved_result
 from identikit.runs.inspect import absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
-from identikit.runs.store import CHECKSUMS, COLUMNS, Store, opened
+from identikit.runs.store import CHECKSUMS, COLUMNS, COMMAND, MANIFEST, Store, opened
 
+FIGURES = "figures"  # the folder of the figures of `reproduce`
 _SUM = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
 
 
@@ -51,7 +52,7 @@ def verify(folder: str) -> Verified:
         _check(folder, report)
     report.wrong += [(f"{folder.rstrip('/')}/{name}", "it is missing") for name in absent_parts(parts)]
     nested = [*parts.values(), *inputs_of(folder)]
-    figures = f"{folder.rstrip('/')}/figures"
+    figures = f"{folder.rstrip('/')}/{FIGURES}"
     if is_run(figures):
         nested.append(figures)
     for place in nested:
@@ -68,9 +69,27 @@ def _check(folder: str, report: Verified) -> None:
     report.seals += run.sealed
     if run.missing or not (run.complete or run.damaged):
         rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
-        report.wrong.append((folder, f"it is not complete: {rest}; `identikit resume {folder}` goes on"))
-    for name, why in (*run.damaged.items(), *_checksums(store, report), *_tables(store, report)):
+        report.wrong.append((folder, f"it is not complete: {rest}; continue with `identikit resume {folder}`"))
+    checked = (*run.damaged.items(), *_command(store, report), *_checksums(store, report), *_tables(store, report))
+    for name, why in checked:
         report.wrong.append((f"{folder}/{name}", why))
+
+
+def _command(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
+    """Check what `identikit resume` would run; the inputs of a reproduction have no command of their own."""
+    if "command" not in store.settings or store.folder.endswith(f"/{FIGURES}"):
+        return
+    if not store.has(COMMAND):
+        yield COMMAND, "it is missing"
+        return
+    report.seals += 1
+    try:
+        command = unseal_record(store.read(COMMAND)).get("command")
+    except Damaged as why:
+        yield COMMAND, str(why)
+        return
+    if command != store.settings["command"]:
+        yield COMMAND, f"it names the command {command!r:.40}, and {MANIFEST} {store.settings['command']!r:.40}"
 
 
 def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
@@ -79,7 +98,7 @@ def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
     for line in store.read(CHECKSUMS).decode(errors="replace").splitlines():
         match = _SUM.fullmatch(line)
         if match is None:
-            yield CHECKSUMS, f"it has the line {line[:80]!r}, which is no checksum"
+            yield CHECKSUMS, f"it has the line {line[:80]!r}, which is not a checksum"
             continue
         report.checksums += 1
         digest, name = match.groups()

@@ -1,6 +1,6 @@
 """Token identifiability and inversion over a dataset, as tidy tables."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from identikit.models.reading import unread
 from identikit.progress import Progress, silent
 from identikit.results.files import plain
 from identikit.results.table import texts_table
-from identikit.runs.run import Run, Stored, TextBlock, blocks_of, restored_row
+from identikit.runs.run import Numbers, Run, Stored, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
@@ -96,14 +96,9 @@ def identifiability_tables(
     return tables
 
 
-_STORED = {  # rows are layers and noises
-    "recovered": Stored(),
-    "winner": Stored(),
-    "runner_up": Stored(),
-    "margin": Stored(real=True),
-    "winner_distance": Stored(real=True),
-    "runner_up_distance": Stored(real=True),
-    "own_distance": Stored(real=True),
+_STORED = {  # columns are layers and noises
+    **dict.fromkeys(("recovered", "winner", "runner_up"), Stored("token")),
+    **dict.fromkeys(("margin", "winner_distance", "runner_up_distance", "own_distance"), Stored("token", real=True)),
 }
 
 
@@ -129,8 +124,12 @@ class InversionJob:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_made": {}}  # not sent to other processes
 
+    def merged(self, parts: Sequence[Numbers]) -> Numbers:
+        """Return nothing: every array has a row per token."""
+        return {}
+
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
-        """Return what was found: arrays (aim, position), with the noises of a layer one after another."""
+        """Return what was found: arrays (position, aim), with the noises of a layer one after another."""
         inversion = self.inversion(model)
         (reading,) = unread(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
         n = len(reading.tokens)
@@ -143,7 +142,8 @@ class InversionJob:
             told("", int(done + 1e-6), n)
 
         sought, text = inversion.read(reading, tuple(range(model.n_layers)), tuple(range(n)))
-        return judged(sought, replace(inversion, tick=tick).find(sought, text), inversion.candidates)
+        found = judged(sought, replace(inversion, tick=tick).find(sought, text), inversion.candidates)
+        return {name: array.mT for name, array in found.items()}
 
 
 def inversion_tables(
@@ -167,28 +167,28 @@ def inversion_tables(
     return tables
 
 
-def inverted(model: Model, texts: list[Text], run: Run, options: InversionOptions) -> list[dict[str, Tensor]]:
-    """Return for each text what was found."""
+def inverted(model: Model, texts: list[Text], run: Run, options: InversionOptions) -> Numbers:
+    """Return what was found, with a row per token of all texts."""
     check_continues(model)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
-    blocks = blocks_of(texts, [len(one) for one in encoded], most=1)
 
-    def before(missing: list[TextBlock]) -> None:
-        Inversion.of(model, options, steps=sum(sum(block.lengths) for block in missing), depth=model.n_layers)
+    def before(missing: list[int]) -> None:
+        Inversion.of(model, options, steps=sum(missing), depth=model.n_layers)  # it warns if that takes long
 
-    return run.blocks(model, InversionJob(options), blocks, before=before)  # before: it warns if that takes long
+    return run.texts(model, InversionJob(options), texts, encoded, before=before)
 
 
-def _token_table(
-    model: Model, encoded: list[Encoded], found: list[dict[str, Tensor]], noises: tuple[float | int, ...]
-) -> "DataFrame":
+def _token_table(model: Model, encoded: list[Encoded], found: Numbers, noises: tuple[float | int, ...]) -> "DataFrame":
     from pandas import DataFrame, MultiIndex, concat
 
     parts = []
-    for number, (one, arrays) in enumerate(zip(encoded, found, strict=True)):
+    first = 0
+    for number, one in enumerate(encoded):
         places = [[number], range(model.n_layers), [float(noise) for noise in noises], range(len(one))]
         index = MultiIndex.from_product(places, names=["text", "layer", "noise", "position"])
-        columns: dict[str, Any] = {name: array.flatten().numpy() for name, array in arrays.items()}
+        rows = slice(first, first + len(one))
+        columns: dict[str, Any] = {name: array[rows].mT.flatten().numpy() for name, array in found.items()}
+        first = rows.stop
         parts.append(DataFrame({"token": one.tokens * (len(index) // len(one)), **columns}, index).reset_index())
     table: Any = concat(parts, ignore_index=True)
     words = token_words(model, {*table["winner"].tolist(), *table["runner_up"].tolist()})
