@@ -12,14 +12,16 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from identikit.errors import IdentikitError, InputError
+from identikit.speech import for_command_line
 
 FAILED = 1
 INTERNAL = 70
@@ -27,6 +29,9 @@ INTERRUPTED = 130
 _STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
+
+OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("OPTIONS", default={})
+"""The options of the command that runs, by their names in Python."""
 
 
 @dataclass
@@ -100,7 +105,7 @@ def _explained(error: BaseException) -> int:
     """Say what went wrong, and return the status."""
     words = " ".join(str(error).split())
     if isinstance(error, IdentikitError):
-        _tell(words)
+        _tell(own_words(words))
     elif isinstance(error, OSError):
         if error.errno != errno.EPIPE:
             where = f" ({error.filename})" if error.filename else ""
@@ -131,6 +136,11 @@ def _report() -> str:
         return ""
 
 
+def own_words(words: str) -> str:
+    """Return what the library says with the options of the command that runs."""
+    return for_command_line(words, OPTIONS.get())
+
+
 def _tell(message: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads the error stream
         print(f"identikit: {' '.join(message.split())}", file=sys.stderr, flush=True)
@@ -150,7 +160,7 @@ def _surroundings() -> Iterator[_Signals]:
         warnings.resetwarnings()
         for category in _QUIET:
             warnings.simplefilter("ignore", category)
-        warnings.showwarning = lambda message, *about, **others: _tell(str(message))
+        warnings.showwarning = lambda message, *about, **others: _tell(own_words(str(message)))
         yield signals
 
 

@@ -4,14 +4,25 @@ import json
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import identikit
 from identikit.cli import option
 from identikit.cli.datasets import attention, attribution, count, tokens
+from identikit.cli.endings import OPTIONS, own_words
 from identikit.cli.runs import diff, merge, resume, status, verify
 
+class _Commands(TyperGroup):
+    """The commands; what the library says while one runs is said with its own options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        OPTIONS.set({one.name: one.opts[0] for one in command.params} if command else {})
+        return name, command, rest
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -80,7 +91,7 @@ def explain(
     if as_json:
         print_json(explanation.to_dict() | ({} if written is None else {"page": str(written)}))
         return
-    console().print(verdict(explanation))
+    console().print(verdict(explanation).spoken(own_words))
     if written is not None:
         size = written.stat().st_size / 1e6
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")

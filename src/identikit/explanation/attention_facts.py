@@ -15,6 +15,7 @@ from identikit.attention.estimate import Mean, RowSample, mean_over_rows, share_
 from identikit.attention.intervals import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import sample_rows
+from identikit.attention.yardstick import shuffled_rows
 from identikit.explanation.causes import causes
 from identikit.explanation.result import Explanation
 from identikit.progress import Progress
@@ -80,6 +81,7 @@ def attention_facts(
         arrays |= {f"{name}_least": estimate.ends()[0], f"{name}_most": estimate.ends()[1]}
     facts |= {
         "certain": _overall(sample, mass, strongest) | {"seconds": limit.seconds},
+        "shuffled": shuffled_rows(attention, sample, seed=SEED),
         "group": "special tokens" if special else "first token",
         "sinks": sinks,
         "least_certain": _at_layers(attention, least_certain(sample)),

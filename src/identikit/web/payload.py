@@ -25,6 +25,7 @@ from identikit.results.files import plain
 from identikit.results.measure import Measure
 from identikit.results.result import Result
 from identikit.shapes import Tensor
+from identikit.speech import for_page
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__
@@ -110,11 +111,11 @@ def _captured(result: Result) -> Captured | None:
 
 
 def _add_explanation(file: File, result: Explanation, progress: Progress) -> None:
-    file.about["verdict"] = verdict(result).to_dict()
+    file.about["verdict"] = verdict(result).spoken(for_page).to_dict()
     for name in ("attention", "identity", "attribution"):
         answer = getattr(result, name)
         if isinstance(answer, Unavailable):
-            file.about["unavailable"][name] = answer.reason
+            file.about["unavailable"][name] = for_page(answer.reason)
     if isinstance(result.attention, EffectiveAttention):
         file.about |= _inputs(result.attention)
         _add_attention(file, result.attention, progress)
