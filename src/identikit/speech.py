@@ -8,9 +8,7 @@ offers it is left out.
 import re
 from collections.abc import Mapping
 
-_OPTION = re.compile(
-    r"(?<![\w.'\"/=-])([a-z][a-z_]*)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[\w…/-]+(?:\.\w+)*)?(?![\w=])"
-)
+_OPTION = re.compile(r"(?<![\w.'\"/=-])([a-z][a-z_]*)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[\w…/-]+(?:\.\w+)*)?(?![\w=])")
 _CODE = re.compile(r"(`[^`]+`)")
 _CALL = re.compile(r"`[a-z_.]+\(")
 _ALL_SOURCES = {"`to_dict()`": ("--json", "Provenance")}  # what has all numbers: on the command line, and on a page

@@ -106,7 +106,7 @@ def test_an_explanation_has_every_part(explanation: Any, content: bytes):
     shares.scatter_(-1, arrays["attribution.input"].long(), arrays["attribution.share"])
     assert (shares.mT - explanation.attribution.contribution).abs().max() < 1e-5
     assert [one["question"] for one in about["verdict"]["sections"]] == [
-        "Which attention is real?",
+        "Which attention is determined?",
         "Which token is this?",
         "Where did it come from?",
     ]

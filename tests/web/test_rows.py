@@ -109,10 +109,10 @@ def test_the_strip_shows_the_mean_certain_mass_of_a_token(page: Any, report_file
     opened(page, report_file)
     every = attention_intervals(tiny.loaded("bert"), TEXT).certain_mass
     for query, one in enumerate(table(page, "verdict")):
-        assert one["certain mass at least"] == pytest.approx(float(every[:, :, query].mean()), abs=1e-5)
-        assert one["at most"] == pytest.approx(one["certain mass at least"]) and one["in words"].endswith("%")
+        assert one["determined share at least"] == pytest.approx(float(every[:, :, query].mean()), abs=1e-5)
+        assert one["at most"] == pytest.approx(one["determined share at least"]) and one["in words"].endswith("%")
     for query, one in enumerate(table(page, "verdict", strip="head", layer=1, head=2)):
-        assert one["certain mass at least"] == pytest.approx(float(every[1, 2, query]), abs=1e-5)
+        assert one["determined share at least"] == pytest.approx(float(every[1, 2, query]), abs=1e-5)
 
 
 def test_a_row_follows_the_mouse_and_the_output_stays(page: Any, report_file: Path, explanation: Any):
@@ -306,7 +306,7 @@ def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
         assert one["moved"] == pytest.approx(float(names["other"].attention[one["position"]]), abs=1e-5)
     exec(code["verdict"], names)
     for one in table(page, "verdict"):
-        assert one["certain mass at least"] == pytest.approx(
+        assert one["determined share at least"] == pytest.approx(
             float(names["row"].certain_mass[one["position"]]), abs=1e-5
         )
     exec(code["provenance"], names)

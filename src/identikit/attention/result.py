@@ -100,7 +100,7 @@ class EffectiveAttention(Result):
     @measure("layer head query", label="polytope dimension", range="0 to tokens", over_texts="mean")
     @staticmethod
     def polytope_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
-        """Dimension of the set of attention with the same output, visible keys − rank([T, 1]).
+        """Dimension of the set of alternatives (attention with the same output), visible keys − rank([T, 1]).
 
         An upper bound where weights are exactly 0.
         """
@@ -109,7 +109,7 @@ class EffectiveAttention(Result):
     @measure("layer head query", label="reachable dimension", range="0 to tokens")
     @staticmethod
     def reachable_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
-        """Dimension of the attention with the same output that the head's own queries can reach near this one.
+        """Dimension of the alternatives that the head's own queries can reach near this one.
 
         The head's keys are given. An upper bound where the model normalises its queries. Never above `polytope_dim`,
         which is never above `null_dim`.
@@ -255,7 +255,7 @@ class EffectiveAttention(Result):
         seconds: float | int | None = None,
         **wanted: Index,
     ) -> AttentionIntervals:
-        """Return the sharp range of each selected weight over all attention with the same output.
+        """Return the sharp range of each selected weight over all alternatives (attention with the same output).
 
         As `attention_intervals`, on what was captured already: `layer`, `head` and `query` select further.
         """
@@ -280,23 +280,24 @@ class EffectiveAttention(Result):
         return self.source
 
     def said(self) -> str:
-        """Say how much of the attention is fixed by the output, and how closely effective attention follows it."""
+        """Say how much of the attention is determined by the output, and how closely effective attention follows."""
         if "rank" not in self.source.dims:
             return self._edges()
         null = self.null_dim
         free = float((null > 0).double().mean())
         if free == 0:
-            fixed = "Every selected row is identifiable: only its own attention gives its output."
+            fixed = "Every selected row is determined by the output: no other attention gives the same."
             return " ".join([fixed, *self._reservations()])
         dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
-        rows = f"{percent(free)} of the rows have" if null.numel() > 1 else "The row has"
+        rows = f"{percent(free)} of the rows are" if null.numel() > 1 else "The row is"
         pearson = float(self.pearson())
         correlation = f"Raw and effective attention correlate at {pearson:.2f}."
         if math.isnan(pearson):
             correlation = "Raw or effective attention is constant, so their correlation is not defined."
         residual = float(self.residual.max())
         certificate = f"Effective attention reproduces the head outputs to within {residual:.1g} (relative)."
-        words = " ".join([f"{rows} a null space ({dims} dimensions).", correlation, certificate, *self._reservations()])
+        freedom = f"{rows} free (null space of {dims} dimensions)."
+        words = " ".join([freedom, correlation, certificate, *self._reservations()])
         return f"{words}\n{self._edges()}" if self.axis("head").single else words
 
     def _reservations(self) -> list[str]:

@@ -29,9 +29,8 @@ INTERRUPTED = 130
 _STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
-
-OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("OPTIONS", default={})
-"""The options of the command that runs, by their names in Python."""
+OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("OPTIONS", default=None)
+"""The options of the command that runs, by their names in Python; None before one does."""
 
 
 @dataclass
@@ -138,7 +137,7 @@ def _report() -> str:
 
 def own_words(words: str) -> str:
     """Return what the library says with the options of the command that runs."""
-    return for_command_line(words, OPTIONS.get())
+    return for_command_line(words, OPTIONS.get() or {})
 
 
 def _tell(message: str) -> None:

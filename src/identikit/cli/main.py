@@ -12,6 +12,7 @@ from identikit.cli.datasets import attention, attribution, count, tokens
 from identikit.cli.endings import OPTIONS, own_words
 from identikit.cli.runs import diff, merge, resume, status, verify
 
+
 class _Commands(TyperGroup):
     """The commands; what the library says while one runs is said with its own options."""
 
@@ -33,7 +34,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Say which attention is real, which token a hidden vector stands for, and where it came from."""
+    """Say which attention the output determines, which token a hidden vector stands for, and where it came from."""
     if show:
         typer.echo(f"identikit {identikit.__version__}")
         raise typer.Exit
@@ -68,7 +69,7 @@ def explain(
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Explain a text: which attention is real, which token is which, where it came from."""
+    """Explain a text: which attention the output determines, which token is which, where it came from."""
     from identikit import explain as explained
     from identikit.cli.terminal import console, print_json, step_progress
     from identikit.explanation.words import verdict
@@ -250,7 +251,7 @@ def serve(
         ),
     ] = 20.0,
 ) -> None:
-    """Serve the explorer: type a text, see which attention is real, and drag its weights."""
+    """Serve the explorer: type a text, see which attention the output determines, and drag its weights."""
     from identikit.web.server import Limits, ModelSource, Serving
     from identikit.web.server import serve as served
 

@@ -111,7 +111,7 @@ def _at_layers(attention: EffectiveAttention, edges: list[dict[str, Any]]) -> li
 
 
 def _certainty(attention: EffectiveAttention, sample: RowSample) -> tuple[Mean, Mean]:
-    """Return the certain mass, and the share of rows whose strongest edge is certain; a learned sink's is not."""
+    """Return the determined share, and in what share of rows the strongest edge is; a learned sink's weight is not."""
     fixed = (attention.null_dim == 0).cpu()
     kept = ((1 - attention.sink.double().cpu()) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
     mass = mean_over_rows(sample, sample.bounded.lower.sum(-1).clamp(max=1.0), kept.tolist())
@@ -130,7 +130,7 @@ def _beside_intervals(attention: EffectiveAttention) -> dict[str, Float[Tensor, 
 
 
 def _overall(sample: RowSample, mass: Mean, strongest: Mean) -> dict[str, Any]:
-    """Return how much is certain overall, with standard errors, and how many rows that was read from."""
+    """Return how much is determined overall, with standard errors, and how many rows that was read from."""
     facts: dict[str, Any] = {}
     for name, mean in (("mass", mass.overall()), ("strongest", strongest.overall())):
         facts |= dict(zip((name, f"{name}_stderr"), known_numbers([float(mean.mean), float(mean.stderr)]), strict=True))

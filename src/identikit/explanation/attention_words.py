@@ -11,13 +11,13 @@ from identikit.explanation.result import Explanation
 from identikit.models.reading import Change
 from identikit.results.axis import Axis
 from identikit.results.words import (
+    UNKNOWN_SHARE,
     Block,
     Column,
     Heading,
     Paragraph,
     ShareEstimate,
     Table,
-    UNKNOWN_SHARE,
     counted,
     decimals,
     estimate,
@@ -91,8 +91,9 @@ def _headline(explanation: Explanation) -> Paragraph:
         tokens = len(explanation.tokens)
         width = explanation.about["d_value"]
         return Paragraph(
-            f"All of it: no other weights give the same head output. With {counted(tokens, 'token')} and values of "
-            f"{width} dimensions, the values that a query sees are linearly independent.",
+            "All of it is determined by the output: no row has an alternative, which is other attention with the same "
+            f"head output. With {counted(tokens, 'token')} and values of {width} dimensions, the values that a query "
+            "sees are linearly independent.",
             {"free_rows": free, "tokens": tokens, "d_value": width},
         )
     facts |= {"fixed_rows": rows - free}
@@ -102,10 +103,7 @@ def _headline(explanation: Explanation) -> Paragraph:
         shares.append(estimate(percent)(found))
         long = {"mass": "certain_mass", "strongest": "strongest_certain"}[name]
         facts |= {long: found.share, f"{long}_stderr": found.stderr, f"{long}_range": certain[f"{name}_range"]}
-    words = (
-        f"{_determined(shares[0])} An alternative is other attention with which the head's output is the same; what "
-        f"all alternatives share is determined by the output, and the rest is free. {_strongest(shares[1])}"
-    )
+    words = f"{_determined(shares[0])} The rest is free. {_strongest(shares[1])}"
     others = f"; the other {rows - free:,} are determined" if free < rows else ""
     if bounded == free:
         return Paragraph(f"{words} All {free:,} free rows were bounded ({_BOUNDED}){others}.", facts)
@@ -116,11 +114,12 @@ def _headline(explanation: Explanation) -> Paragraph:
 
 
 def _determined(share: str) -> str:
-    """Say how much of a row is determined by the output; what that means is said next."""
-    row = "a row (one token's attention in one head)"
+    """Say how much of a row is determined by the output, and what that means."""
+    row = "a row (one token's attention in one head) is determined by the output"
+    means = "the same in every alternative, which is other attention with the same head output"
     if share == UNKNOWN_SHARE:
-        return f"Too few rows were bounded to say how much of {row} is determined."
-    return f"On average, {share} of {row} is determined."
+        return f"Too few rows were bounded to say how much of {row}, that is, {means}."
+    return f"On average, {share} of {row}: it is {means}."
 
 
 def _strongest(share: str) -> str:
@@ -136,8 +135,8 @@ def _yardstick(explanation: Explanation) -> Iterator[Paragraph]:
     if found is not None:
         error = percent(found["shuffled_stderr"])
         yield Paragraph(
-            f"As a yardstick: in {found['rows']} free rows drawn at random, {percent(found['mass'])} is determined, "
-            f"and {percent(found['shuffled'])}±{error} would be if each row's values were shuffled over its keys.",
+            f"As a yardstick: with each row's values shuffled over its keys, {percent(found['shuffled'])}±{error} of a "
+            f"free row would be determined ({found['rows']} rows drawn at random: {percent(found['mass'])} is).",
             {f"yardstick_{name}": value for name, value in found.items()},
         )
 

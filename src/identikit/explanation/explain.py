@@ -171,7 +171,8 @@ def _attribution(reading: Reading, probes: Any, limit: Limit, progress: Progress
         if probes is None and not is_affordable(model, n, options):
             seconds = expected_seconds(model, [n], options)
             if seconds > limit.left():
-                taken = f"Attribution takes about {duration(seconds)}, more than is left (seconds={limit.seconds:g})."
+                left = f"more than is left of the time limit (seconds={limit.seconds:g})"
+                taken = f"Attribution takes about {duration(seconds)}, {left}."
                 return Unavailable(f"{taken} {_offer(reading)}".strip())
         if ahead := warning_ahead(model, [n], options):
             warnings.warn(ahead, stacklevel=4)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH = 100  # columns of plain text
 ROUNDING = 1e-6  # how far the programs' tolerance may put a share from 0 or 1
 LARGE = 0.1  # from this standard error on a share is written as a range
-NOTHING_SAID = 0.9  # a range of a share that is wider says nothing
+NOTHING_SAID = 0.98  # a range of a share that is wider says nothing
 UNKNOWN_SHARE = "unknown"  # what is written then
 _WIDEST = 100_000  # columns of text that is not to be broken
 
@@ -142,7 +142,7 @@ class Document:
         return Document(tuple(blocks))
 
     def spoken(self, speak: Callable[[str], str]) -> "Document":
-        """Return the document as another place than Python says it; see `speech.py`. A text's tokens stay as they are."""
+        """Return the document as another place than Python says it (see `speech.py`); a text's tokens stay."""
         blocks: list[Block] = []
         for block in self.blocks:
             if isinstance(block, Paragraph) and block.offers:
@@ -217,9 +217,18 @@ def decimals(digits: int) -> Callable[[float], str]:
 
 
 def mean_and_error(digits: int) -> Callable[[tuple[float, float]], str]:
-    """Return how a mean is written with its standard error, where that is known."""
+    """Return how a mean is written with its standard error, where that is known; as a range where it is as large."""
     form = decimals(digits)
-    return lambda values: form(values[0]) if values[1] != values[1] else f"{form(values[0])}±{form(values[1])}"
+
+    def written(values: tuple[float, float]) -> str:
+        mean, error = values
+        if error != error:
+            return form(mean)
+        if error >= max(abs(mean), 0.5 * 10**-digits):  # both look like 0 where they are smaller
+            return f"{form(mean - 2 * error)} to {form(mean + 2 * error)}"
+        return f"{form(mean)}±{form(error)}"
+
+    return written
 
 
 def percent(share: float) -> str:

@@ -15,6 +15,7 @@ from fsspec import AbstractFileSystem
 
 from identikit.errors import InputError
 from identikit.results.files import Damaged
+from identikit.results.words import percent
 from identikit.runs.lock import FolderLock, Owner
 from identikit.runs.run import PART, part_folder, shard_files
 from identikit.runs.store import (
@@ -314,7 +315,7 @@ def _amount(run: RunState) -> str:
     for name, amount in (("texts", run.texts), ("tokens", run.tokens)):
         if amount.total is not None:
             words += f", {amount.done:,} of {amount.total:,} {name}"
-    return words if run.share is None else f"{words} ({run.share:.0%})"
+    return words if run.share is None else f"{words} ({percent(run.share)})"
 
 
 def _progress(run: RunState) -> Iterator[str]:

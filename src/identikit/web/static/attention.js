@@ -155,7 +155,7 @@ function attentionPicture(site, sheet, state) {
   };
 }
 
-/** How certain each drawn row is, NaN where that is not known; kept until rows are added. */
+/** How much of each drawn row is determined, NaN where that is not known; kept until rows are added. */
 function attentionCertain(site, sheet, { layer, head }) {
   if (sheet.certain?.rows !== site.rows.rows?.size) {
     const shares = sheet.shown.groups.map((group) => {
@@ -225,7 +225,7 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   told.push(
     state.shape === "lines"
       ? `About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`
-      : "Below each map: what each key receives on average. Left: the certain share of each row.",
+      : "Below each map: what each key receives on average. Left: the determined share of each row.",
   );
   const [left, long] = [!state.special && about.tokens.some((_, at) => isSpecial(about, at)), shown.n > WINDOW];
   const special = about.attention.special_group === "first token" ? "The first token is" : "Special tokens are";

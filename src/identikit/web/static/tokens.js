@@ -32,7 +32,7 @@ export class TokensView {
 
   unavailable() {
     if (this.about) return null;
-    return this.site.view.about.unavailable?.identity ?? "This page was made without token identity: explain(model, text) has it.";
+    return this.site.view.about.unavailable?.identity ?? "This page was made without token identity; the page of an explanation has it.";
   }
 
   size() {
