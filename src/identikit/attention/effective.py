@@ -14,6 +14,7 @@ from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.several import Results
 from identikit.texts.text import is_several, of_texts
 
 
@@ -31,7 +32,7 @@ def effective_attention(
     dtype: torch.dtype = torch.float64,
     truncate: bool = False,
     max_tokens: int | None = None,
-) -> EffectiveAttention | list[EffectiveAttention]:
+) -> EffectiveAttention | Results[EffectiveAttention]:
     """Compute the effective attention of a text (Eq. 9): an `EffectiveAttention`, or a list for a list of texts.
 
     `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or
@@ -52,7 +53,7 @@ def effective_attention(
         attend(reading, options, layers=which[0], heads=which[1])
         for reading in readings(model, text, layers=which[0], truncate=truncate, max_tokens=max_tokens)
     ]
-    return results if is_several(text) else results[0]
+    return Results(results) if is_several(text) else results[0]
 
 
 def attend(

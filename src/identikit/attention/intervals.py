@@ -26,6 +26,7 @@ from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.gathered import joined, word_groups
+from identikit.results.several import Results
 from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several, of_texts, shown
@@ -87,7 +88,7 @@ def attention_intervals(
     seconds: float | int | None = None,
     truncate: bool = False,
     progress: Progress = silent,
-) -> AttentionIntervals | list[AttentionIntervals]:
+) -> AttentionIntervals | Results[AttentionIntervals]:
     """Find the least and greatest weight that each edge can have while the head's output stays the same.
 
     The range is over all attention rows: weights of at least 0 that sum to 1, or to at most 1 where a learned sink
@@ -112,7 +113,7 @@ def attention_intervals(
         captured = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
         selected = captured.sel(layer=layer, head=head, query=query)
         results.append(intervals_of(selected, key=key, groups=groups, bounding=bounding, progress=progress))
-    return results if is_several(text) else results[0]
+    return Results(results) if is_several(text) else results[0]
 
 
 @undisturbed()
