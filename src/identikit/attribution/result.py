@@ -117,7 +117,8 @@ class TokenAttribution(Result):
         sources = []
         largest = strongest(self, "contribution", count)
         errors = self.stderr
-        order = self.contribution.flatten().abs().nan_to_num(-1).topk(min(count, self.contribution.numel())).indices.tolist()
+        shares = self.contribution.flatten()
+        order = shares.abs().nan_to_num(-1).topk(min(count, len(shares))).indices.tolist()
         for (share, labels), at in zip(largest, order, strict=True):
             error = 0.0 if errors is None else float(errors.flatten()[at])
             source = f"{labels.get('input', self.axis('input').label)} {mean_and_error(2)((share, error or nan))}"

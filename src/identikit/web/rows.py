@@ -105,7 +105,8 @@ def _add_certain(file: File, attention: EffectiveAttention, bounded: BoundedRows
     }
     drawn = (heads.rows < heads.free).flatten().tolist()
     file.about["sampled"] = {"certain_mass": {"said": heads.words(weight), "sampled": drawn}}
-    file.about["certain"] = {"tokens": tokens.words(percent)}
+    counts = {"bounded": len(bounded.places), "free": int(free.sum())}
+    file.about["certain"] = {"tokens": tokens.words(percent), **counts}
 
 
 def _ranked(result: Explanation, bounded: BoundedRows) -> list[int]:

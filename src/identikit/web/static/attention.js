@@ -7,7 +7,7 @@ import { element, number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
 import { attentionControls } from "./controls.js";
-import { figureCanvas, headCode, headName, pointOn, say, tiny } from "./figure.js";
+import { callCode, figureCanvas, headCode, headName, pointOn, say, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -256,7 +256,7 @@ function attentionTable(sheet) {
 }
 
 function attentionPython(site, state, shown) {
-  const lines = ["attention = ik.effective_attention(model, text)", `head = attention.sel(${headCode(site.view, state)})`];
+  const lines = [`attention = ik.effective_attention(model, text${callCode(site.view, "attention")})`, `head = attention.sel(${headCode(site.view, state)})`];
   if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
   lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
   if (shown.size < shown.all) {

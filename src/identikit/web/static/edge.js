@@ -1,6 +1,6 @@
 // Edge: how far each weight of one row could go while the head's output stays the same, and a hand on it.
 import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointOn, quoted, say, slider } from "./figure.js";
+import { callCode, activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointOn, quoted, say, slider } from "./figure.js";
 import { button, element, number, percent } from "./parts.js";
 
 const EDGE_MOST = 24; // bars that are shown at first
@@ -330,11 +330,14 @@ export class EdgeView {
   python(state) {
     const query = activeQuery(state);
     const where = `${headCode(this.site.view, state)}, query=${query}`;
+    const [cut, given] = ["text", "attention"].map((name) => callCode(this.site.view, name));
     const epsilon = this.site.rows.epsilons[state.epsilon];
-    const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""})`, "print(row.to_frame())"];
+    const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""}${cut})`, "print(row.to_frame())"];
+    if (this.row(state).effective) lines.push(`effective = ik.effective_attention(model, text${given}).sel(${where}).effective`);
     if (state.moved?.query === query) {
-      const { key, end } = state.moved;
-      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${key}, end="${end}")`, "print(other)");
+      const { key, end, share } = state.moved;
+      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${key}, end="${end}"${cut})`, "print(other)");
+      lines.push(`moved = other.raw + ${share} * (other.attention - other.raw)`);
     }
     return lines.join("\n");
   }

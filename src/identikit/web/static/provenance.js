@@ -1,6 +1,6 @@
 // Provenance: where one token's hidden vector comes from, layer by layer: a stack of its sources.
 import { SERIES, mixed } from "./colour.js";
-import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, callCode, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
 import { element, estimatedShare, percent } from "./parts.js";
 
 const SOURCES_LEFT = 64;
@@ -256,7 +256,7 @@ export class ProvenanceView {
   python(state) {
     const { norm, probes } = this.about;
     const how = `${norm ? `, norm="${norm}"` : ""}${probes === null ? "" : `, probes=${probes}`}`;
-    return `found = ik.token_attribution(model, text${how})\nprint(found.sel(output=${activeQuery(state)}).to_frame())`;
+    return `found = ik.token_attribution(model, text${how}${callCode(this.site.view, "text")})\nprint(found.sel(output=${activeQuery(state)}).to_frame())`;
   }
 
   describe(state) {

@@ -1,7 +1,7 @@
 // Verdict: the answers in words, and the text itself, each token shaded by how much of its attention is determined.
 import { css, mixed } from "./colour.js";
 import { canvasPen } from "./pen.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, callCode, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointOn, quoted, sampledCode, say, wordsWidth } from "./figure.js";
 import { element, percent } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
@@ -213,8 +213,12 @@ export class VerdictView {
   }
 
   python(state) {
-    if (state.strip !== "head" || !this.site.view.about.attention) return "found = ik.explain(model, text)\nprint(found)";
-    return `row = ik.attention_intervals(model, text, ${headCode(this.site.view, state)})\nprint(row.certain_mass)`;
+    const { view } = this.site;
+    if (state.strip === "head" && view.about.attention) {
+      return `row = ik.attention_intervals(model, text, ${headCode(view, state)}${callCode(view, "text")})\nprint(row.certain_mass)`;
+    }
+    const shares = this.known() ? [...sampledCode(view), "share = found.attention.intervals().certain_mass.mean((0, 1))", "print(share)"] : [];
+    return [`found = ik.explain(model, text${callCode(view, "explain")})`, "print(found)", ...shares].join("\n");
   }
 
   describe(state) {
