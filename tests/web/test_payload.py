@@ -245,9 +245,7 @@ def test_shares_are_written_alike_in_python_and_on_the_page():
     written = [percent(share) for share in shares]
     assert [words for words in written if words == "100%"] == ["100%"] and written[-2] == written[-3] == ">99.9%"
     scatter = (static() / "scatter.js").read_text().replace('import { css, mixed } from "./colour.js";', "")
-    readings = "{shares}.map((share) => readingNumber({digits: 2, range: [0, 1]}, share))".replace(
-        "{shares}", str(shares)
-    )
+    readings = f"{shares}.map((share) => readingNumber({{digits: 2, range: [0, 1]}}, share))"
     estimates = "[[0.2, 0.01], [0.01, 0.01], [0.001, 0.2], [0.3, null]].map((pair) => estimatedShare(...pair))"
     told = f"\nconsole.log(JSON.stringify([{shares}.map(percent), {readings}, {estimates}]));"
     script = (static() / "parts.js").read_text() + scatter + told

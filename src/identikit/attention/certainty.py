@@ -209,7 +209,7 @@ _MEANS = {
     "determined share": "certain_mass",
     "strongest raw": "strongest",
     "strongest width": "width",
-    "strongest certain": "certain",
+    "strongest determined": "certain",
     "first raw": "first_raw",
     "first effective": "first_effective",
     "first least": "first_lower",

@@ -32,10 +32,11 @@ FREEST = "The edges that are most free"
 OUTSIDE = "Where effective attention is outside the interval"
 
 _LEGEND = (
-    "Means over a layer's rows. [min, max]: over all alternatives. Null dim, reachable: in how many independent ways a "
-    "row can change with the same output, if weights may be negative, and by a change of its query. Correlation: of "
-    "raw and effective attention."
+    "Means over a layer's rows. [min, max]: over all alternatives. Null dim{reachable}: in how many independent ways a "
+    "row can change with the same output, if weights may be negative{query}. Correlation: of raw and effective "
+    "attention."
 )
+_REACHED = {"reachable": ", reachable", "query": ", and by a change of its query"}
 _WIDE_BY_SELECTION = (
     "An interval is the range of a weight over all alternatives. These are the widest of {count:,}: the table above "
     "says what is usual."
@@ -136,7 +137,7 @@ def _yardstick(explanation: Explanation) -> Iterator[Paragraph]:
         error = percent(found["shuffled_stderr"])
         yield Paragraph(
             f"As a yardstick: with each row's values shuffled over its keys, {percent(found['shuffled'])}±{error} of a "
-            f"free row would be determined ({found['rows']} rows drawn at random: {percent(found['mass'])} is).",
+            f"free row would be determined ({found['rows']} rows at random; as they are, {percent(found['mass'])}).",
             {f"yardstick_{name}": value for name, value in found.items()},
         )
 
@@ -273,12 +274,13 @@ def _of(counts: tuple[int, int]) -> str:
 
 
 def _legend(explanation: Explanation) -> Iterator[Paragraph]:
-    yield Paragraph(_LEGEND)
+    certain = explanation.about["certain"]
+    all_bounded = certain["bounded_rows"] == certain["free_rows"]
+    yield Paragraph(_LEGEND.format_map(_REACHED if all_bounded else dict.fromkeys(_REACHED, "")))
     if bool(explanation.array("pearson").isnan().any()):
         words = "A correlation of – is not defined: raw or effective attention is constant."
         yield Paragraph(words, {"constant_attention": "some"})
-    certain = explanation.about["certain"]
-    if certain["bounded_rows"] < certain["free_rows"]:
+    if not all_bounded:
         yield Paragraph("Min and max hold two standard errors.", {"bounded_rows": certain["bounded_rows"]})
 
 
