@@ -81,7 +81,7 @@ def compare(case: str, row: tuple[torch.Tensor, torch.Tensor], repeats: int) -> 
     return [
         *time_rows(case, taken, {LINPROG: IDENTIKIT}),
         Row(case, "largest difference of an end", float(max(differences))),
-        Row(case, "certain mass", float(bounds.lower.sum())),
+        Row(case, "determined share", float(bounds.lower.sum())),
     ]
 
 
@@ -102,7 +102,7 @@ def whole_text(model: Model, tokens: int) -> list[Row]:
         Row(case, "rows that were certified", len(part.group)),
         Row(case, "median gap, certified", float(certified.gap[part.visible].median())),
         Row(case, "largest gap, certified", float(certified.gap.max())),
-        Row(case, "certain mass", float(exact.lower.sum(-1).mean())),
+        Row(case, "determined share", float(exact.lower.sum(-1).mean())),
     ]
     if find_spec("scipy") is not None:
         plainly, known = seconds(lambda: bounds_plainly(rows.some(some)))

@@ -69,11 +69,11 @@ def test_numbers_of_the_readme():
     assert sample_text() == ik.sample_texts()[30]  # what `explain` reads without a text
     raw, least, effective = (f"{float(one):.2f}" for one in (first.raw, first.lower, row.effective[0]))
     assert f"to the {len(row.tokens)} tokens of a pair" in readme and f"only {model.d_value} dimensions" in readme
-    assert f"`[CLS]` gets a weight of {raw}. No attention with the same output gives it less than {least}." in readme
+    assert f"`[CLS]` gets a weight of {raw}. No alternative gives it less than {least}." in readme
     assert f"the measure of the paper, gives it {effective}." in readme and f"at least {least} on `[CLS]`" in readme
     (measured,) = re.findall(r"\| 193–256 \| 29 .*", (ROOT / "docs" / "reading.md").read_text())  # MiniLM's
     cells = [float(cell.split("±")[0]) for cell in measured.split("|")[4:8]]
-    assert f"{cells[0]:.0%} of the weight is certain" in readme and f"{cells[3]:.0%} of the rows. On" in readme
+    assert f"{cells[0]:.0%} of the weight is determined" in readme and f"{cells[3]:.0%} of the rows. On" in readme
     needs = (ROOT / "pyproject.toml").read_text()
     assert "Python 3.11 or" in readme and 'requires-python = ">=3.11"' in needs
     assert "transformers 5.17 or" in readme and '"transformers>=5.17"' in needs

@@ -1,7 +1,8 @@
 """What a transformer's attention and hidden vectors really say.
 
-Three questions about any Hugging Face transformer and a text: which attention is real, which token a hidden vector
-still stands for, and where it came from. After Brunner et al., *On Identifiability in Transformers* (ICLR 2020).
+Three questions about any Hugging Face transformer and a text: which attention the output determines, which token a
+hidden vector still stands for, and where it came from. After Brunner et al., *On Identifiability in Transformers*
+(ICLR 2020).
 """
 
 from importlib import import_module

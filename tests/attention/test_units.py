@@ -81,7 +81,9 @@ def row_of(spectrum: torch.Tensor, seed: int, n: int = 130) -> tuple[Rows, torch
     """A row over values in float32 that have this spectrum."""
     generator = torch.Generator().manual_seed(seed)
     d_v = len(spectrum)
-    left, right = (torch.linalg.qr(torch.randn(size, d_v, dtype=torch.float64, generator=generator)).Q for size in (n, d_v))
+    left, right = (
+        torch.linalg.qr(torch.randn(size, d_v, dtype=torch.float64, generator=generator)).Q for size in (n, d_v)
+    )
     values = (10 * left * spectrum @ right.mT).float()
     attention = torch.softmax(2 * torch.randn(1, n, dtype=torch.float64, generator=generator), -1)
     rank = row_ranks(attention_heads(values[None], (attention @ values.double())[None]))[0]

@@ -136,7 +136,7 @@ def test_intervals(saved: str):
     for case in (single, of_model):
         assert rows[case, intervals.LINPROG].to == intervals.IDENTIKIT
         assert rows[case, "largest difference of an end"].figure < 1e-7
-        assert 0 <= rows[case, "certain mass"].figure <= 1 + 1e-9
+        assert 0 <= rows[case, "determined share"].figure <= 1 + 1e-9
     for slower in (intervals.CERTIFIED, intervals.BY_ROW):
         assert rows[text, slower].to == intervals.EXACT and rows[text, slower].ratio > 0
     assert rows[text, "largest gap, exact"].figure < 1e-9

@@ -31,13 +31,13 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     assert all(line.startswith(steps) for line in done.stderr.splitlines())
     told = " ".join(done.stdout.split())
     assert "all-MiniLM-L6-v2 6 layers, 12 heads per layer, values of 32 dimensions per head, bidirectional." in told
-    share = re.search(r"Which attention is real\? (\d+)%(?:±[\d.]+%)? of it is certain", told)
+    share = re.search(r"Which attention is determined\? On average, (\d+)%(?:±[\d.]+%)? of a row ", told)
     assert share and 42 <= int(share[1]) <= 62  # 52 if there is time for all rows
     assert "a query sees up to 55 keys, and a head's values have only 32 dimensions (every layer)" in told
-    assert "3,960 rows with a null space" in told
+    assert "3,960 free rows" in told
     assert "[CLS] is a sink in layers 1 to 4: on average it gets 0.45" in told
     assert re.search(r"the final hidden states (by \de-\d|bit-identical)", told)
-    assert "Which token is this? After layers 0 to 5, 100%, 100%, 100%" in told
+    assert "Which token is this? The token is recovered from 100% of the hidden vectors after layer 0" in told
     assert "Where did it come from? A token contributes" in told
 
 

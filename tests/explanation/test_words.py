@@ -11,6 +11,7 @@ from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation, Sources, TokenSource
 from identikit.explanation.words import LONGEST_LISTED, LONGEST_TEXT, _opening_and_end, sources_table, verdict
 from identikit.results.words import ShareEstimate, Table, estimate, percent
+from identikit.speech import for_command_line, for_page
 from tests.explanation.test_result import MAPS
 from tests.explanation.truth import unfounded
 from tests.models import tiny
@@ -49,7 +50,7 @@ LONG = [f"t{place}" for place in range(40)]
 def test_of_a_long_text_the_most_mixed_tokens_are_listed(tokens: list[str], outweighed, rows: list[str], caption: str):
     table = listed(tokens, outweighed)
     assert table.column("token") == rows and len(rows) <= LONGEST_LISTED
-    assert caption in table.caption and ("--json" in table.caption) == (len(tokens) > LONGEST_LISTED)
+    assert caption in table.caption and ("`to_dict()` has all" in table.caption) == (len(tokens) > LONGEST_LISTED)
     assert bool(table.notes) == any(row.endswith(" *") for row in rows)
 
 
@@ -138,5 +139,11 @@ def test_attribution_that_does_not_fit_in_the_time_offers_what_does(monkeypatch:
     monkeypatch.setattr(explaining, "expected_seconds", slow)
     found = explain(tiny.loaded("bert"), "w5 w6 w7", maps=MAPS, seconds=20)
     assert isinstance(found.attribution, Unavailable)
-    assert "token_attribution(model, text, targets=[4], probes=16) takes about" in found.attribution.reason
+    assert "`token_attribution(model, text, targets=[4], probes=16)` takes about" in found.attribution.reason
+    document = verdict(found)
+    assert "left of the time limit (seconds=20). Of the last" in document.to_text(None)
+    page = document.spoken(for_page).to_dict()["sections"][2]["paragraphs"]
+    assert page == ["Not answered: Attribution takes about 67 minutes, more than is left of the time limit."]
+    typed = document.spoken(lambda words: for_command_line(words, {"seconds": "--seconds"})).to_text(None)
+    assert "left of the time limit (--seconds 20). Of the last" in typed and "probes=16)` in Python takes" in typed
     assert "layers=range(1)" in found.attribution.reason

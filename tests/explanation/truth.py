@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 import identikit as ik
-from identikit.explanation.attention_words import LEAST_CERTAIN, OUTSIDE, QUESTION
+from identikit.explanation.attention_words import FREEST, OUTSIDE, QUESTION
 from identikit.explanation.result import Explanation
 from identikit.explanation.words import verdict
-from identikit.results.words import Document, Paragraph, Value
+from identikit.results.words import Document, Paragraph, Table, Value
 from tests.reference import intervals as reference
 
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?|(?<=[LH])\d+")
@@ -133,16 +133,16 @@ def check(model: ik.Model, text: Any, explanation: Explanation) -> Counter[str]:
                 counts[sentence.kind] += 1
         assert not unchecked, f"facts that nobody checked: {unchecked}"
     group = "special tokens" if any(explanation.about["special"]) else "first token"
-    (layers, *_) = document.tables
+    layers = document.tables[0] if truth.attention.null_dim.any() else Table((), ())
     for row, cells in zip(layers.rows, layers.cells(), strict=True):
         _layer(truth, dict(zip([column.name for column in layers.columns], row, strict=True)), group)
         counts["layer"] += 1
         for value, cell in zip(row, cells, strict=True):
             assert not unfounded(Paragraph(cell, {"value": value})), (value, cell)
-    for heading in (LEAST_CERTAIN, OUTSIDE):
+    for heading in (FREEST, OUTSIDE):
         heads = _edges(truth, document.under(heading), heading)
         counts[heading] = len(heads)
-        if heading == LEAST_CERTAIN:
+        if heading == FREEST:
             _widest_of_their_heads(truth, heads)
     return counts
 
@@ -164,16 +164,25 @@ def _certain(truth: Truth, facts: Mapping[str, Any]) -> None:
     assert facts["free_rows"] == facts["bounded_rows"] == int(free.sum()) > 0
     assert facts["rows"] == free.numel() and facts["fixed_rows"] == int((~free).sum())
     for name in ("certain_mass", "strongest_certain"):
-        assert facts[f"{name}_stderr"] == 0 and facts[f"{name}_range"] == [facts[name]] * 2
+        assert facts[f"{name}_stderr"] == 0
+        assert all(near(end, facts[name], 1e-12) for end in facts[f"{name}_range"])
+
+
+def _yardstick(truth: Truth, facts: Mapping[str, Any]) -> None:
+    """The drawn rows are like all free ones, and what shuffled ones would have is a share with its error."""
+    free = truth.intervals.certain_mass[truth.attention.null_dim > 0]
+    reach = 5 * float(free.std()) / facts["yardstick_rows"] ** 0.5
+    assert 8 <= facts["yardstick_rows"] <= len(free) / 20 and near(facts["yardstick_mass"], float(free.mean()), reach)
+    assert 0 <= facts["yardstick_shuffled"] <= 1 and facts["yardstick_shuffled_stderr"] < 0.2
 
 
 def _layer(truth: Truth, row: Mapping[str, Any], group: str) -> None:
     at = row["layer"]
     special = [place for place, is_special in enumerate(truth.attention.about["special"]) if is_special]
     assert (group == "special tokens") == bool(special)
-    assert row["certain mass"].stderr == row["strongest certain"].stderr == 0
-    assert near(row["certain mass"].share, float(truth.intervals.certain_mass[at].mean()))
-    assert near(row["strongest certain"].share, float(truth.intervals.strongest_is_certain[at].mean()))
+    assert row["determined"].stderr == row["strongest determined"].stderr == 0
+    assert near(row["determined"].share, float(truth.intervals.certain_mass[at].mean()))
+    assert near(row["strongest determined"].share, float(truth.intervals.strongest_is_certain[at].mean()))
     weights = (*row[f"{group} raw [min, max]"], row["effective"])
     for value, true in zip(weights, truth.ends(tuple(special or [0])), strict=True):
         assert near(value, float(true[at])), (row, true)
@@ -316,6 +325,11 @@ class Sentence(NamedTuple):
 
 
 SENTENCES = (
+    Sentence(
+        "yardstick",
+        ("yardstick_rows", "yardstick_mass", "yardstick_shuffled", "yardstick_shuffled_stderr"),
+        _yardstick,
+    ),
     Sentence("all", ("tokens", "d_value", "free_rows"), _all),
     Sentence(
         "certain",

@@ -119,7 +119,7 @@ def test_ids_are_read_as_they_are_or_refused(ids: list[Any]):
 def test_an_odd_text_is_explained_by_the_command_line(text: str):
     told = strict_json(command("explain", text, "--model", saved("bert"), "--json").stdout)
     assert told["tokens"] == tiny.tokenizer().convert_ids_to_tokens(ids_of(text))
-    assert "Which attention is real?" in command("explain", text, "--model", saved("bert")).stdout
+    assert "Which attention is determined?" in command("explain", text, "--model", saved("bert")).stdout
 
 
 @pytest.mark.parametrize("text", ["w5", ("w5", "w6"), [0, 0, 0]], ids=str)

@@ -37,7 +37,7 @@ def test_the_verdict_says_where_the_same_output_is_not_the_same(case: Case, dtyp
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         document = explained(case, dtype)
-    names = [set(paragraph.facts) for paragraph in document.under("Which attention is real?").paragraphs]
+    names = [set(paragraph.facts) for paragraph in document.under("Which attention is determined?").paragraphs]
     assert names[1] == {"row_residual", "rounding"}  # right below the headline
     assert document.facts["row_residual"] > document.facts["rounding"]  # pyright: ignore[reportOperatorIssue]
 

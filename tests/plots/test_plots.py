@@ -194,7 +194,7 @@ SURE = np.random.default_rng(5).random((LAYERS, HEADS, N)) > 0.3
         ("pearson", None, "Pearson, raw with effective", lambda value: f"{value:.2f}".lstrip("0"), (0, 1)),
         ("pearson", MIXED, "Pearson, raw with effective", lambda value: f"{abs(value):.2f}"[1:], (-1, 1)),
         ("null_dim", None, "mean null dimension", lambda value: f"{value:.0f}", None),
-        ("certain_mass", SURE / 2, "mean certain mass (%)", lambda value: f"{100 * value:.0f}", (0, 1)),
+        ("certain_mass", SURE / 2, "mean determined share (%)", lambda value: f"{100 * value:.0f}", (0, 1)),
         ("rank_is_sure", SURE, "mean rank is sure (%)", lambda value: f"{100 * value:.0f}", (0, 1)),
         ("norm_ratio", -0.9 * SURE, "mean norm ratio", lambda value: f"{value:.2f}".replace("0.", "."), None),
         ("residual", np.full((LAYERS, HEADS), 3e-7), "residual", lambda _: "3e-07", None),
@@ -216,7 +216,7 @@ def test_head_grid_holds_one_number_per_head(by: str, values: Any, title: str, w
 
 
 def test_intervals_draw_heads_by_certain_mass():
-    assert intervals().plot().get_title("left") == "mean certain mass (%)"
+    assert intervals().plot().get_title("left") == "mean determined share (%)"
 
 
 NAMED = ["[CLS]", "the@1", "cat", "$", "sees", "the@5", "dog", "[SEP]"]

@@ -261,14 +261,14 @@ def test_heads_are_the_apis_and_open_by_mouse_and_keys(page: Any, report_file: P
     expected = {
         "correlation": attention.pearson("head"),
         "null dimension": attention.null_dim.double().mean(-1),
-        "certain mass": attention.intervals().certain_mass.mean(-1),
+        "determined share": attention.intervals().certain_mass.mean(-1),
         "sink mass": attention.raw.double()[..., special].sum(-1).mean(-1),
         "residual": attention.residual,
     }
     for name, values in expected.items():
         found = np.array([row[columns.index(name)] for row in rows])
         assert np.abs(found - values.double().numpy().reshape(-1)).max() < 1e-5, name
-    for x, y in [("correlation", "null dimension"), ("sink mass", "certain mass")]:
+    for x, y in [("correlation", "null dimension"), ("sink mass", "determined share")]:
         for place, name in enumerate((x, y)):
             page.locator(".heads select").nth(place).select_option(name)
         scope = {"ik": ik, "model": tiny.loaded("bert"), "text": TEXT}

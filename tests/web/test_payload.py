@@ -15,7 +15,7 @@ from identikit import attention_intervals, effective_attention, open_result, tok
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.explanation.explain import explain
-from identikit.results.words import percent
+from identikit.results.words import percent, weight
 from identikit.web import file, payload, rows
 from identikit.web.bundle import static
 from identikit.web.payload import packed, packed_simplex
@@ -106,7 +106,7 @@ def test_an_explanation_has_every_part(explanation: Any, content: bytes):
     shares.scatter_(-1, arrays["attribution.input"].long(), arrays["attribution.share"])
     assert (shares.mT - explanation.attribution.contribution).abs().max() < 1e-5
     assert [one["question"] for one in about["verdict"]["sections"]] == [
-        "Which attention is real?",
+        "Which attention is determined?",
         "Which token is this?",
         "Where did it come from?",
     ]
@@ -244,6 +244,12 @@ def test_shares_are_written_alike_in_python_and_on_the_page():
     shares = [0.0, 1e-7, 1e-4, 0.001, 0.004, 0.0051, 0.45, 0.9949, 0.9951, 0.999, 0.9994, 0.9996, 0.99999, 1.0]
     written = [percent(share) for share in shares]
     assert [words for words in written if words == "100%"] == ["100%"] and written[-2] == written[-3] == ">99.9%"
-    script = (static() / "parts.js").read_text() + f"\nconsole.log(JSON.stringify({shares}.map(percent)));"
+    scatter = (static() / "scatter.js").read_text().replace('import { css, mixed } from "./colour.js";', "")
+    readings = f"{shares}.map((share) => readingNumber({{digits: 2, range: [0, 1]}}, share))"
+    estimates = "[[0.2, 0.01], [0.01, 0.01], [0.001, 0.2], [0.3, null]].map((pair) => estimatedShare(...pair))"
+    told = f"\nconsole.log(JSON.stringify([{shares}.map(percent), {readings}, {estimates}]));"
+    script = (static() / "parts.js").read_text() + scatter + told
     done = subprocess.run([node, "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == written
+    percentages, numbers, estimated = json.loads(done.stdout)
+    assert percentages == written and numbers == [weight(share) for share in shares]
+    assert estimated == ["20% ± 1%", "at most 3%", "at most 40%", "30%"]

@@ -11,6 +11,7 @@ import identikit
 from identikit import attention_intervals, effective_attention, load
 from identikit.errors import IdentikitError
 from identikit.explanation.explain import explain
+from identikit.results.words import percent
 from identikit.web import payload, rows
 from identikit.web.report import save_report
 from tests.models import tiny
@@ -109,10 +110,10 @@ def test_the_strip_shows_the_mean_certain_mass_of_a_token(page: Any, report_file
     opened(page, report_file)
     every = attention_intervals(tiny.loaded("bert"), TEXT).certain_mass
     for query, one in enumerate(table(page, "verdict")):
-        assert one["certain mass at least"] == pytest.approx(float(every[:, :, query].mean()), abs=1e-5)
-        assert one["at most"] == pytest.approx(one["certain mass at least"]) and one["in words"].endswith("%")
+        assert one["determined share at least"] == pytest.approx(float(every[:, :, query].mean()), abs=1e-5)
+        assert one["at most"] == pytest.approx(one["determined share at least"]) and one["in words"].endswith("%")
     for query, one in enumerate(table(page, "verdict", strip="head", layer=1, head=2)):
-        assert one["certain mass at least"] == pytest.approx(float(every[1, 2, query]), abs=1e-5)
+        assert one["determined share at least"] == pytest.approx(float(every[1, 2, query]), abs=1e-5)
 
 
 def test_a_row_follows_the_mouse_and_the_output_stays(page: Any, report_file: Path, explanation: Any):
@@ -278,7 +279,7 @@ def test_keys_move_through_the_strip_the_tokens_and_the_sources(page: Any, repor
     share = next(
         one["contribution"] for one in table(page, "provenance") if (one["layer"], one["position"]) == (0, key)
     )
-    assert f"{100 * share:.1f}" in page.locator("#panel-provenance .figure-readout").inner_text()
+    assert percent(share) in page.locator("#panel-provenance .figure-readout").inner_text()
 
 
 def test_small_sources_are_gathered(page: Any, report_file: Path):
@@ -304,9 +305,10 @@ def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
     for one in table(page, "edge"):
         assert one["lower"] == pytest.approx(float(names["row"].lower[one["position"]]), abs=1e-5)
         assert one["moved"] == pytest.approx(float(names["other"].attention[one["position"]]), abs=1e-5)
+        assert one["effective"] == pytest.approx(float(names["effective"][one["position"]]), abs=1e-5)
     exec(code["verdict"], names)
     for one in table(page, "verdict"):
-        assert one["certain mass at least"] == pytest.approx(
+        assert one["determined share at least"] == pytest.approx(
             float(names["row"].certain_mass[one["position"]]), abs=1e-5
         )
     exec(code["provenance"], names)
@@ -317,6 +319,61 @@ def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
     for one in table(page, "tokens"):
         margin = float(names["found"].identity.margin[one["layer"], one["position"]])
         assert one["margin"] == pytest.approx(margin, abs=1e-5)
+
+
+def test_the_python_of_a_view_gives_what_is_moved_part_of_the_way(page: Any, report_file: Path):
+    opened(page, report_file)
+    layer, head, query = movable(page)
+    state(page, layer=layer, head=head, query=query)
+    canvas = page.locator(".edge canvas")
+    canvas.press("ArrowDown")
+    for _ in range(3):
+        canvas.press("ArrowRight")
+    names = {"ik": identikit, "model": tiny.loaded("bert"), "text": TEXT, "print": lambda *_: None}
+    code = page.evaluate(f"() => {{ {ROOT} return views.edge.python(store.get()); }}")
+    exec(code, names)
+    assert 0 < state_of(page)["moved"]["share"] < 1
+    for one in table(page, "edge"):
+        assert one["moved"] == pytest.approx(float(names["moved"][one["position"]]), abs=1e-5)
+
+
+def test_the_python_of_a_sampled_page_gives_its_estimates_and_says_what_is_not_sampled(page: Any, tmp_path: Path):
+    """Other options than the defaults, and some rows: as many directions, the same verdict, and all rows by token."""
+    model = tiny.loaded("bert")
+    found = explain(model, TEXT, probes=4, seconds=1e-9)
+    opened(page, save_report(found, tmp_path / "sampled.html"), "tab=provenance&query=4")
+    names: dict[str, Any] = {"ik": identikit, "model": model, "text": TEXT, "print": lambda *_: None}
+    code = {name: page.evaluate(f"() => {{ {ROOT} return views.{name}.python(store.get()); }}") for name in VIEWS}
+    exec(code["provenance"], names)
+    for one in table(page, "provenance"):
+        share = float(names["found"].contribution[one["layer"], one["position"], 4])
+        assert one["contribution"] == pytest.approx(share, abs=1e-6)
+    free = int((found.attention.null_dim > 0).sum())  # pyright: ignore[reportAttributeAccessIssue]
+    assert "ik.explain(model, text, probes=4, seconds=1e-09)" in code["verdict"]
+    assert f"# The page bounded 0 of {free} free rows; this bounds all of them." in code["verdict"]
+    exec(code["verdict"], names)
+    assert str(names["found"]) == str(found)
+    for one in table(page, "verdict"):
+        share = float(names["share"][one["position"]])
+        assert one["determined share at least"] - 1e-6 <= share <= one["at most"] + 1e-6
+
+
+def test_the_python_of_a_page_names_the_options_that_gave_it(page: Any, tmp_path: Path):
+    model = tiny.loaded("bert")
+    found = effective_attention(model, "w5 w6 w7 " * 40, truncate=True, bias=False, layers=[1, 2])
+    opened(page, save_report(found, tmp_path / "options.html"))
+    names: dict[str, Any] = {"ik": identikit, "model": model, "text": "w5 w6 w7 " * 40}
+    exec(page.evaluate(f"() => {{ {ROOT} return views.attention.python(store.get()); }}"), names)
+    assert torch.equal(names["attention"].effective, found.effective)
+
+
+def test_numbers_has_every_view(page: Any, report_file: Path):
+    opened(page, report_file, "tab=numbers&query=4")
+    for view, column in (("tokens", "winner"), ("provenance", "contribution")):
+        page.locator("#panel-numbers select").select_option(view)
+        frames(page)
+        assert column in page.locator("#panel-numbers th").all_inner_texts()
+        assert page.locator("#panel-numbers tbody tr").count() > 5
 
 
 def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, tmp_path: Path, monkeypatch: Any):
@@ -338,13 +395,13 @@ def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypat
     assert [one["position"] for one in table(page, "edge", query=5)] == list(range(6))
     assert {one["position"] for one in table(page, "provenance", query=5)} <= set(range(6))
     state(page, query=0)
-    assert page.locator("#panel-edge .figure-says").inner_text().endswith("Only this attention gives this output.")
+    assert page.locator("#panel-edge .figure-says").inner_text().endswith("it has no alternative.")
 
 
 def test_pages_of_one_question_say_what_is_not_there(page: Any, tmp_path: Path):
     model = tiny.loaded("bert")
     opened(page, save_report(effective_attention(model, TEXT), tmp_path / "attention.html"))
-    assert "explain(model, text) has it" in page.locator("#panel-tokens .note").inner_text()
+    assert "the page of an explanation has it" in page.locator("#panel-tokens .note").inner_text()
     assert "no intervals for this row" in page.locator("#panel-edge").inner_text()
     found = attention_intervals(model, TEXT, layer=1, head=2, query=7)
     opened(page, save_report(found, tmp_path / "intervals.html"), "query=7")

@@ -1,1 +1,1 @@
-"""Which attention is real? Effective attention, intervals, and other attention with the same output."""
+"""Which attention is determined by the output? Effective attention, intervals and alternatives."""

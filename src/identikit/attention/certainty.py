@@ -1,6 +1,6 @@
 """How certain attention is over a dataset: rows drawn at random, bounded, and summed up by text, layer and head.
 
-A row's interval is the range of a weight over all attention with the same output; see `intervals`. Sums over the drawn
+A row's interval is the range of a weight over all alternatives; see `intervals`. Sums over the drawn
 rows of a text are kept by layer and head, so texts can be gathered in any order.
 """
 
@@ -206,10 +206,10 @@ def _bin(tokens: int) -> tuple[int, int]:
 
 
 _MEANS = {
-    "certain mass": "certain_mass",
+    "determined share": "certain_mass",
     "strongest raw": "strongest",
     "strongest width": "width",
-    "strongest certain": "certain",
+    "strongest determined": "certain",
     "first raw": "first_raw",
     "first effective": "first_effective",
     "first least": "first_lower",
@@ -220,7 +220,7 @@ _MEANS = {
 def length_table(frame: "DataFrame") -> Table:
     """Return the table by length in words: means over texts with their standard errors.
 
-    `free` is the share of rows that see linearly dependent values; all others are certain. Below `strongest` stands
+    `free` is the share of rows that see linearly dependent values; all others are determined. Below `strongest` stands
     what holds of a row's strongest edge, below `first` what the first token receives.
     """
     columns = [

@@ -15,6 +15,7 @@ from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.several import Results
 from identikit.texts.text import is_several, of_texts
 
 
@@ -34,7 +35,7 @@ def effective_attention(
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
-) -> EffectiveAttention | list[EffectiveAttention]:
+) -> EffectiveAttention | Results[EffectiveAttention]:
     """Compute the effective attention of a text (Eq. 9): an `EffectiveAttention`, or a list for a list of texts.
 
     `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or
@@ -57,7 +58,7 @@ def effective_attention(
     for reading in texts:
         results.append(attend(reading, options, layers=which[0], heads=which[1]))
         progress("effective attention, texts", len(results), len(texts))
-    return results if is_several(text) else results[0]
+    return Results(results) if is_several(text) else results[0]
 
 
 def attend(

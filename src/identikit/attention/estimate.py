@@ -26,7 +26,7 @@ class BoundedRows(NamedTuple):
 
     - `places`: layer, head and query of each; `seen`: how many keys it sees; `free`: whether it is free
     - `attention`, `effective`, `lower`, `upper`: of every key; `groups`: raw, lower and upper of every group of keys
-    - `order`: how many of the strongest edges have a certain order; -1: not even the strongest is decided
+    - `order`: how many of the strongest edges have a determined order; -1: not even the strongest is decided
     """
 
     places: Int[Tensor, "row 3"]
@@ -41,7 +41,7 @@ class BoundedRows(NamedTuple):
 
     @property
     def strongest(self) -> Float[Tensor, "row"]:
-        """Whether the strongest edge is the strongest in every attention with the same output; NaN: not decided."""
+        """Whether the strongest edge is the strongest in every alternative; NaN: not decided."""
         return strongest_certain(self.order)
 
     def some(self, chosen: Tensor) -> "BoundedRows":
@@ -167,7 +167,7 @@ def share_of_rows(sample: RowSample, holds: Float[Tensor, "row"]) -> Mean:
 
 
 def certain_rows(attention: EffectiveAttention, bounded: BoundedRows) -> Float[Tensor, "layer head query"]:
-    """Return how much of each row is certain: what a learned sink leaves where it is not free, NaN if not bounded."""
+    """Return the determined share of each row: what a learned sink leaves if it is not free, NaN if not bounded."""
     certain = (1 - attention.sink.double().cpu()).masked_fill(attention.null_dim.cpu() > 0, torch.nan)
     certain[tuple(bounded.places.mT)] = bounded.lower.sum(-1).clamp(max=1.0)
     return certain

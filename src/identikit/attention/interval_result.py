@@ -18,6 +18,7 @@ _LISTED = 4  # groups that are named in words
 _ROW = "layer head query"
 _MAP_WORDS = {"query": "mean", "key": "sum"}
 _KEY_WORDS = {"key": "sum"}
+_MEANT = "in all alternatives, which are attention with the same output"
 
 
 def edge_name(result: Result, labels: dict[str, str]) -> str:
@@ -28,7 +29,7 @@ def edge_name(result: Result, labels: dict[str, str]) -> str:
 
 
 def strongest_certain(order: Int[Tensor, "*row"]) -> Float[Tensor, "*row"]:
-    """Return, from a `certain_order`, whether a row's strongest edge is certain: 1 or 0, NaN where undecided."""
+    """Return, from a `certain_order`, whether a row's strongest edge is determined: 1 or 0, NaN where undecided."""
     return torch.where(order < 0, torch.nan, (order > 0).double())
 
 
@@ -39,30 +40,32 @@ def _weight(meaning: str, **declared: Unpack[Declared]) -> Attribute:
 
 
 class AttentionIntervals(Result):
-    """The sharp range of every edge over all attention with the same output.
+    """The sharp range of every edge over all alternatives: all attention with the same output.
 
-    The last axis is `group` for groups of keys and `quantity` for sums with weights of one's own, and the row's own
-    readings are left out. Of a model in half precision, `rounded_lower` and `rounded_upper` are the ends when its
-    output may move by `rounding`, the dtype's, of its norm.
+    What all alternatives share is determined by the output, and the rest is free. The last axis is `group` for groups of
+    keys and `quantity` for sums with weights of one's own, and the row's own readings are left out. Of a model in half
+    precision, `rounded_lower` and `rounded_upper` are the ends when its output may move by `rounding`, the dtype's, of
+    its norm.
     """
 
     kind = "attention intervals"
     main = ("raw", "lower", "upper")
     raw = _weight("Attention as the model computes it, in float64 and with a sum of 1.", words=_MAP_WORDS)
-    lower = _weight("The least weight that any attention with the same output gives to each edge.", words=_MAP_WORDS)
-    upper = _weight("The greatest weight that any attention with the same output gives to each edge.", words=_MAP_WORDS)
+    lower = _weight("The least weight that any alternative gives to each edge.", words=_MAP_WORDS)
+    upper = _weight("The greatest weight that any alternative gives to each edge.", words=_MAP_WORDS)
     gap = _weight(
         "How far the ends can be from the sharp ones: about 0 where they are exact, NaN where nothing is known.",
         missing="The edge was not bounded in time.",
     )
     certain_mass = held(
         _ROW,
-        "Weight that every attention with the same output gives to the same keys: the sum of a row's lower bounds.",
+        "Share of a row's weight that is determined by the output: the sum of its lower ends.",
+        label="determined share",
         range="0 to 1",
     )
     certain_order = held(
         _ROW,
-        "How many of the strongest edges have the same order in all attention; -1: not decided.",
+        "How many of the strongest edges have the same order in all alternatives; -1: not decided.",
         range="−1 to 5",
     )
     rounded_lower = _weight("The least weight when the output may move by half precision's rounding.")
@@ -73,7 +76,7 @@ class AttentionIntervals(Result):
 
     @property
     def strongest_is_certain(self) -> Any:
-        """Whether the row's strongest edge is the strongest in every attention with the same output.
+        """Whether the row's strongest edge is the strongest in every alternative.
 
         True, False, or None where it is not decided. For several rows, a tensor with 1, 0 and NaN.
         """
@@ -92,15 +95,16 @@ class AttentionIntervals(Result):
         return super().words()
 
     def said(self) -> str:
-        """Say how much of the attention is certain, and which edges are least so."""
+        """Say how much of the attention is determined by the output, and which edge is most free."""
         has = self.source.dims
         gap = self.gap if "gap" in has else torch.zeros_like(self.raw)
         late = int(gap.isnan().sum())
         words = []
         if "certain_mass" in has:
             mean = float(self.certain_mass.mean())
-            average = " on average" if self.certain_mass.numel() > 1 else ""
-            words += [f"Certain mass {'at least ' if late else ''}{mean:.2f}{average}.", *self._strongest()]
+            of_rows = "a row on average" if self.certain_mass.numel() > 1 else "the row"
+            least = "At least " if late else ""
+            words += [f"{least}{percent(mean)} of {of_rows} is determined by the output.", *self._strongest()]
         if self._sums:
             words.append(self._of_sums())
         if late:
@@ -123,38 +127,36 @@ class AttentionIntervals(Result):
         return " ".join(words)
 
     def _widest(self, unknown: Bool[Tensor, "*edge"]) -> list[str]:
-        """Say which interval is the widest, or that all weights are fixed."""
+        """Say which interval is the widest, or that all weights are determined."""
         width = (self.upper - self.lower).masked_fill(unknown, 0.0)
         ((widest, labels),) = strongest(self, "raw", 1, width)
         if widest > 0:
             at = int(width.argmax())
             raw, lower, upper = (float(self.array(name).flatten()[at]) for name in self.main)
             which = "The widest interval is " if width.numel() > 1 else ""
-            output = "such an output" if self.about.get("epsilon") else "the same output"
-            edge = f"{edge_name(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f}"
-            return [f"{which}{edge} in every attention with {output}."]
+            return [f"{which}{edge_name(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} {_MEANT}."]
         if bool(unknown.all()):
             return []
-        return [f"Every {'other ' if bool(unknown.any()) else ''}weight is fixed by the output."]
+        return [f"Every {'other ' if bool(unknown.any()) else ''}weight is determined by the output."]
 
     def _strongest(self) -> list[str]:
-        """Say of one row how many of its strongest edges are in a certain order; of several, in what share they are."""
+        """Say of one row how many of its strongest edges have a determined order; of several, in what share one has."""
         certain = self.strongest_is_certain
         if certain is None:
-            return ["Whether its strongest edge is certainly the strongest is not decided."]
+            return ["Whether its strongest edge is determined is not decided."]
         if certain is False:
-            return ["Another edge could have been the strongest."]
+            return ["In some alternative another edge is the strongest."]
         if certain is True:
             order = int(self.certain_order)
-            several = f"The order of its {order} strongest edges is certain."
-            return [several if order > 1 else "Its strongest edge is certain."]
+            several = f"The order of its {order} strongest edges is determined."
+            return [several if order > 1 else "Its strongest edge is determined."]
         known = certain[~certain.isnan()]
         if not len(known):
             return []
         rows = "rows"
         if len(known) < certain.numel():
             rows = f"{len(known):,} rows of {certain.numel():,} for which this is decided"
-        return [f"The strongest edge is certainly the strongest in {percent(float(known.mean()))} of the {rows}."]
+        return [f"The strongest edge is determined in {percent(float(known.mean()))} of the {rows}."]
 
     @property
     def _sums(self) -> str | None:
@@ -172,7 +174,7 @@ class AttentionIntervals(Result):
         ]
         more = f" and {len(named) - _LISTED} more {self._sums}" if len(named) > _LISTED else ""
         what = "weight" if self._sums == "groups" else "value"
-        return f"Mean {what}, and what it could have been: {', '.join(named[:_LISTED])}{more}."
+        return f"Mean {what}, and its range over all alternatives: {', '.join(named[:_LISTED])}{more}."
 
     def plot(self, by: str = "certain_mass", **options: Any) -> Any:
         """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array."""
@@ -187,9 +189,10 @@ class AttentionIntervals(Result):
 
 
 class AlternativeAttention(Result):
-    """Another attention row with the same output, put into the model; arrays are over all keys, invisible ones 0.
+    """An alternative of a row: another attention row with the same output, put into the model.
 
-    `attention` = `raw` + `step` · `direction`. `output_change` is measured, with the row put in.
+    Arrays are over all keys, invisible ones 0. `attention` = `raw` + `step` · `direction`. `output_change` is measured,
+    with the row put in.
     """
 
     kind = "alternative attention"

@@ -26,6 +26,7 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.several import Results
 from identikit.results.source import Held
 from identikit.texts.text import is_several, of_texts
 
@@ -91,7 +92,7 @@ def attention_intervals(
     seconds: float | int | None = None,
     truncate: bool = False,
     progress: Watched = None,
-) -> AttentionIntervals | list[AttentionIntervals]:
+) -> AttentionIntervals | Results[AttentionIntervals]:
     """Find the least and greatest weight that each edge can have while the head's output stays the same.
 
     The range is over all attention rows: weights of at least 0 that sum to 1, or to at most 1 where a learned sink
@@ -125,7 +126,7 @@ def attention_intervals(
         results.append(
             intervals_of(selected, key=key, groups=groups, weights=weights, bounding=limited, progress=progress)
         )
-    return results if is_several(text) else results[0]
+    return Results(results) if is_several(text) else results[0]
 
 
 @undisturbed()

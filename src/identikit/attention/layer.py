@@ -294,7 +294,7 @@ class Layer:
             values = F.pad(values, (0, 0, 0, 1))
         return reachable.reachable(weights, keys, values, eps=linalg.rounding_unit(call.value.dtype), slope=slope)
 
-    # All attention with the same output
+    # All alternatives
 
     @cached_property
     def polytopes(self) -> Polytopes:

@@ -142,7 +142,7 @@ def careful_words(residual: float, dtype: str) -> list[str]:
     return [
         f"Careful: some values are so small beside others that they count as 0, and weights that are taken to have the "
         f"same output miss it by up to {residual:.1g} (relative; the rounding of {dtype} explains {explained:.1g}). "
-        "Where they do, an edge that is said to be free may be fixed."
+        "Where they do, an edge that is said to be free may be determined."
     ]
 
 

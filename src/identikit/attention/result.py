@@ -8,13 +8,13 @@ import torch
 from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals, edge_name
 from identikit.attention.layer import At, Layer
+from identikit.attention.pearson import Pearson
 from identikit.attention.precision import careful_words, equal_values, unsure_words
-from identikit.checks import function, known
+from identikit.checks import function
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
 from identikit.maths.polytope.least_norm import least_norm
 from identikit.models.reading import Change
-from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Index
 from identikit.results.gathered import strongest
@@ -23,7 +23,6 @@ from identikit.results.result import Result
 from identikit.results.words import percent
 from identikit.shapes import Bool, Float, Int, Tensor
 
-_POOLS = ("layer", "head", "visible")
 _MAP_WORDS = {"query": "mean", "key": "sum"}
 
 
@@ -101,7 +100,7 @@ class EffectiveAttention(Result):
     @measure("layer head query", label="polytope dimension", range="0 to tokens", over_texts="mean")
     @staticmethod
     def polytope_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
-        """Dimension of the set of attention with the same output, visible keys − rank([T, 1]).
+        """Dimension of the set of alternatives (attention with the same output), visible keys − rank([T, 1]).
 
         An upper bound where weights are exactly 0.
         """
@@ -110,7 +109,7 @@ class EffectiveAttention(Result):
     @measure("layer head query", label="reachable dimension", range="0 to tokens")
     @staticmethod
     def reachable_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
-        """Dimension of the attention with the same output that the head's own queries can reach near this one.
+        """Dimension of the alternatives that the head's own queries can reach near this one.
 
         The head's keys are given. An upper bound where the model normalises its queries. Never above `polytope_dim`,
         which is never above `null_dim`.
@@ -211,29 +210,13 @@ class EffectiveAttention(Result):
         """Sums over keys that the correlation is made from."""
         return at.rows(torch.stack(layer.sums, dim=-1))
 
-    @undisturbed()
-    def pearson(self, by: str | None = None) -> Tensor:
-        """Return the correlation of raw and effective attention over the visible entries of the selected rows.
+    @property
+    def pearson(self) -> Pearson:
+        """The correlation of raw and effective attention: call it, `pearson()` or `pearson(by="layer")`.
 
-        Overall it is one number over all layers and heads. `by="layer"` and `by="head"` give one for each layer or
-        head; `by="visible"` gives entry c over the rows that see c keys, NaN where no row does (rows without a null
-        space correlate perfectly, and inflate the pool).
+        Overall it is one number; `by` "layer", "head" or "visible" (number of keys that a row sees) gives several.
         """
-        if by is not None:
-            known("pearson(by", by, _POOLS)
-        if "_pearson_sums" not in self.source.dims:
-            raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")
-        sums = correlation.PearsonSums(*self.read("_pearson_sums").unbind(-1))
-        if by is None:
-            return correlation.pearson(sums.pooled())
-        if by == "visible":
-            seen = sums.entries.long()
-            groups = [correlation.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
-            return torch.stack([correlation.pearson(group.pooled()) for group in groups])
-        heads = sums.pooled(-1)
-        pooled = heads if by == "head" else heads.pooled(-1)
-        single = [self.axis(name).single for name in ("layer", "head")[: pooled.entries.ndim]]
-        return correlation.pearson(pooled)[tuple(0 if alone else slice(None) for alone in single)]
+        return Pearson(self)
 
     def verify(self) -> Change:
         """Run the model with effective attention in place of raw attention in the selected rows.
@@ -259,7 +242,7 @@ class EffectiveAttention(Result):
         progress: Watched = None,
         **wanted: Index,
     ) -> AttentionIntervals:
-        """Return the sharp range of each selected weight over all attention with the same output.
+        """Return the sharp range of each selected weight over all alternatives (attention with the same output).
 
         As `attention_intervals`, on what was captured already: `layer`, `head` and `query` select further.
         """
@@ -278,31 +261,37 @@ class EffectiveAttention(Result):
 
     def captured(self, wanted: str = "This") -> Captured:
         """Return the captured run, or say what cannot be done without it."""
+        if self.about.get("words", ()) is None:
+            raise InputError(
+                f"{wanted} needs the model's own tokens, and this result was gathered into words. Call it before "
+                'words(); for intervals of words, intervals(groups="words").'
+            )
         if not isinstance(self.source, Captured):
             raise InputError(
-                f"{wanted} needs the model, and this result holds only numbers: it was opened from a folder, "
-                "gathered into words or subtracted. Compute it again with effective_attention(model, text)."
+                f"{wanted} needs the model, and this result holds only numbers: it was opened from a folder or "
+                "subtracted. Compute it again with effective_attention(model, text)."
             )
         return self.source
 
     def said(self) -> str:
-        """Say how much of the attention is fixed by the output, and how closely effective attention follows it."""
+        """Say how much of the attention is determined by the output, and how closely effective attention follows."""
         if "rank" not in self.source.dims:
             return self._edges()
         null = self.null_dim
         free = float((null > 0).double().mean())
         if free == 0:
-            fixed = "Every selected row is identifiable: only its own attention gives its output."
+            fixed = "Every selected row is determined by the output: no other attention gives the same."
             return " ".join([fixed, *self._reservations()])
         dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
-        rows = f"{percent(free)} of the rows have" if null.numel() > 1 else "The row has"
+        rows = f"{percent(free)} of the rows are" if null.numel() > 1 else "The row is"
         pearson = float(self.pearson())
         correlation = f"Raw and effective attention correlate at {pearson:.2f}."
         if math.isnan(pearson):
             correlation = "Raw or effective attention is constant, so their correlation is not defined."
         residual = float(self.residual.max())
         certificate = f"Effective attention reproduces the head outputs to within {residual:.1g} (relative)."
-        words = " ".join([f"{rows} a null space ({dims} dimensions).", correlation, certificate, *self._reservations()])
+        freedom = f"{rows} free (null space of {dims} dimensions)."
+        words = " ".join([freedom, correlation, certificate, *self._reservations()])
         return f"{words}\n{self._edges()}" if self.axis("head").single else words
 
     def _reservations(self) -> list[str]:

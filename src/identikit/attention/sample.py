@@ -1,7 +1,7 @@
 """Rows of attention that are drawn and bounded, in limited time; `estimate.py` says what they tell of all rows.
 
 A row is *free* where other weights give the same output, linearly (its null dimension is above 0). Any other row is
-certain as it is and needs no bounds.
+determined and needs no bounds.
 """
 
 import math
@@ -75,7 +75,7 @@ def sample_rows(
 
     Within a layer rows are drawn at random without replacement, whatever they cost, so those of a layer are a random
     sample. The first are two of each layer, one layer after the other while there is time; the others go to layers in
-    proportion to how open their certain mass still is.
+    proportion to how open their determined share still is.
     """
     limit = math.inf if seconds is None else time.monotonic() + seconds
     free = attention.null_dim.cpu() > 0
@@ -119,7 +119,7 @@ def _drawn(waiting: list[list[Place]], sample: RowSample, size: int) -> list[Pla
 
 
 def _openness(sample: RowSample, layer: int) -> float:
-    """Return how open a layer's certain mass is: the error of its mean, of which few rows that agree leave some."""
+    """Return how open a layer's determined share is: the error of its mean, of which few rows that agree leave some."""
     x = sample.of_layer(layer, sample.bounded.lower.sum(-1))
     m = max(1, len(x))
     spread = float(x.var(correction=0)) if len(x) else 1.0

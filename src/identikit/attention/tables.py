@@ -96,18 +96,19 @@ ATTENTION: Mapping[str, DataTable] = {
         },
     ),
     "intervals": DataTable(
-        "How certain attention is, measured on rows of attention (one query in one head) drawn at random. An interval "
-        "is the range of a weight over all attention with the same output. Written with `--intervals`.",
+        "How much of attention is determined by the output, measured on rows (one query in one head) drawn at random. "
+        "An alternative is other attention with the same head output, an interval the range of a weight over all "
+        "alternatives, and what all of them share is determined. Written with `--intervals`.",
         "one row per text, layer and head that rows were drawn from",
         {
             **_OF_HEAD,
             "rows": count("number of rows drawn", "1 or more"),
-            "free": count("number of them that see linearly dependent values; all other rows are certain"),
-            "certain_mass": number("sum of a row's lower bounds, mean over rows", "0 to 1"),
+            "free": count("number of free ones: they see linearly dependent values; all other rows are determined"),
+            "certain_mass": number("determined share of a row, the sum of its lower ends; mean over rows", "0 to 1"),
             "strongest": number("largest raw weight of a row, mean over rows", "0 to 1"),
             "width": number("width of that weight's interval, mean over rows", "0 to 1"),
             "certain": number(
-                "share of the decided rows whose strongest edge is the strongest in all attention with the same output",
+                "share of the decided rows whose strongest edge is determined: the strongest in all alternatives",
                 "0 to 1",
                 "no row is decided",
             ),
@@ -123,22 +124,18 @@ ATTENTION: Mapping[str, DataTable] = {
             "texts": count("number of texts", "1 or more"),
             "rows": count("number of rows drawn", "1 or more"),
             "tokens": number("mean number of tokens", "1 or more"),
-            **_with_error("free", "share of rows that see linearly dependent values", "0 to 1"),
-            **_with_error("certain_mass", "sum of a row's lower bounds", "0 to 1"),
+            **_with_error("free", "share of rows that are free", "0 to 1"),
+            **_with_error("certain_mass", "determined share of a row", "0 to 1"),
             **_with_error("strongest", "largest raw weight of a row", "0 to 1"),
             **_with_error("width", "width of that weight's interval", "0 to 1"),
             **_with_error(
-                "certain", "share of decided rows whose strongest edge is certain", "0 to 1", "no row is decided"
+                "certain", "share of decided rows whose strongest edge is determined", "0 to 1", "no row is decided"
             ),
             "undecided": count("number of rows for which that was not decided"),
             **_with_error("first_raw", "what the first token receives", "0 to 1"),
             **_with_error("first_effective", "effective attention to the first token", "any number"),
-            **_with_error(
-                "first_lower", "the least that the first token receives in any attention with the same output", "0 to 1"
-            ),
-            **_with_error(
-                "first_upper", "the most that the first token receives in any attention with the same output", "0 to 1"
-            ),
+            **_with_error("first_lower", "the least that the first token receives in any alternative", "0 to 1"),
+            **_with_error("first_upper", "the most that the first token receives in any alternative", "0 to 1"),
         },
     ),
     "groups": DataTable(
@@ -156,8 +153,8 @@ ATTENTION: Mapping[str, DataTable] = {
             "rows": count("number of rows drawn; the next four are means over them"),
             "raw": number("attention to all keys of the group together", "0 to 1", _DRAWN),
             "effective": number("effective attention to them", "any number", _DRAWN),
-            "lower": number("the least that they receive in any attention with the same output", "0 to 1", _DRAWN),
-            "upper": number("the most that they receive in any attention with the same output", "0 to 1", _DRAWN),
+            "lower": number("the least that they receive in any alternative", "0 to 1", _DRAWN),
+            "upper": number("the most that they receive in any alternative", "0 to 1", _DRAWN),
             "value_size": number(
                 "mean norm of their values, as the output projection passes them on, over the median of the other keys",
                 "0 or more",

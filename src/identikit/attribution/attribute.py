@@ -24,6 +24,7 @@ from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index
+from identikit.results.several import Results
 from identikit.results.source import Held
 from identikit.shapes import Tensor
 from identikit.texts.text import is_several, of_texts
@@ -48,7 +49,7 @@ def token_attribution(
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
-) -> TokenAttribution | list[TokenAttribution]:
+) -> TokenAttribution | Results[TokenAttribution]:
     """Compute how much each input token contributes to each hidden vector (Eq. 11).
 
     One text gives one Result, a list of texts a list. A text is a string, a pair of strings or token ids (or
@@ -74,7 +75,7 @@ def token_attribution(
     if targets is None and (ahead := warning_ahead(model, [len(reading.tokens) for reading in texts], options)):
         warnings.warn(ahead, stacklevel=3)
     results = attribute(texts, options, targets=targets, progress=progress)
-    return results if is_several(text) else results[0]
+    return Results(results) if is_several(text) else results[0]
 
 
 def attribute(

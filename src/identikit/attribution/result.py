@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import nan
 from typing import Any
 
 from identikit.errors import InputError
@@ -9,8 +10,10 @@ from identikit.maths.mixing import outweighed, own_contribution
 from identikit.results.gathered import strongest, word_groups
 from identikit.results.measure import held, sometimes_held
 from identikit.results.result import Fact, Result
-from identikit.results.words import percent
+from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
+
+_LISTED = 5  # how many targets print names
 
 
 class TokenAttribution(Result):
@@ -90,15 +93,16 @@ class TokenAttribution(Result):
         how = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
         output = self.axis("output")
         if output.single:
-            sources = []
-            for weight, labels in strongest(self, "contribution", 5):
-                source = f"{labels.get('input', self.axis('input').label)} {weight:.2f}"
-                sources.append(source + (f" (layer {labels['layer']})" if labels.get("layer") else ""))
-            return f"Largest sources of {output.label} ({self.norm} norm, {how}): {', '.join(sources)}."
+            return f"Largest sources of {output.label} ({self.norm} norm, {how}): {self._sources(5)}."
         try:
             whole = self.whole()
         except InputError:
-            return f"Contributions of some of the text's tokens ({self.norm} norm, {how})."
+            after = self.axis("layer").label if self.axis("layer").single else self.layers[-1]
+            last = self if self.axis("layer").single else self.sel(layer=self.layers[-1])
+            some = list(enumerate(self.targets))[:_LISTED]
+            named = [f"{output.name_of(at)}: {last.sel(output=position)._sources(3)}" for at, position in some]
+            more = f"; and {len(self.targets) - _LISTED} more" if len(self.targets) > _LISTED else ""
+            return f"Largest sources after layer {after} ({self.norm} norm, {how}): {'; '.join(named)}{more}."
         own = own_contribution(whole).median(-1).values
         first = self.layers[0]
         last = self.layers[-1]
@@ -107,6 +111,19 @@ class TokenAttribution(Result):
             f"A token contributes {percent(float(own[0]))} to its own hidden vector after layer {first}{more} "
             f"(medians; {self.norm} norm, {how}). {self.largest_words()}{self._underflowed()}"
         )
+
+    def _sources(self, count: int) -> str:
+        """Return the largest sources of the selected vector, each with its standard error where it is estimated."""
+        sources = []
+        largest = strongest(self, "contribution", count)
+        errors = self.stderr
+        shares = self.contribution.flatten()
+        order = shares.abs().nan_to_num(-1).topk(min(count, len(shares))).indices.tolist()
+        for (share, labels), at in zip(largest, order, strict=True):
+            error = 0.0 if errors is None else float(errors.flatten()[at])
+            source = f"{labels.get('input', self.axis('input').label)} {mean_and_error(2)((share, error or nan))}"
+            sources.append(source + (f" (layer {labels['layer']})" if labels.get("layer") else ""))
+        return ", ".join(sources)
 
     def largest_words(self) -> str:
         """Say of the last layer how many tokens are their own largest contributor, and what no input moves."""

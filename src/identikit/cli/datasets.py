@@ -176,7 +176,7 @@ def attention(
         typer.Option(
             "--intervals",
             help="Also compute intervals for N random rows of attention per text, or for 'all': the range of each "
-            "weight over every attention with the same output.",
+            "weight over all attention with the same output.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for the rows of --intervals.")] = 0,
@@ -211,8 +211,8 @@ def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
         numbers["intervals_by_length"] = by_length.to_dict("records")
         words += (
             f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
-            "any attention with the same output.\nFree rows see linearly dependent values; all others are certain. "
-            "Means over texts ± standard errors:\n\n"
+            "any alternative, that is,\nin any attention with the same output. Free rows see linearly dependent "
+            "values; all others are determined.\nMeans over texts ± standard errors:\n\n"
             f"{length_table(by_length).to_text()}\n"
         )
     return words, numbers

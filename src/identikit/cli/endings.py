@@ -14,14 +14,16 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from identikit.errors import IdentikitError, InputError
+from identikit.speech import for_command_line
 
 FAILED = 1
 INTERNAL = 70
@@ -30,6 +32,8 @@ _STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
 _ENDING_SECONDS = 5.0  # in which what was computed is written, and another signal changes nothing
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
+OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("OPTIONS", default=None)
+"""The options of the command that runs, by their names in Python; None before one does."""
 
 
 @dataclass
@@ -113,7 +117,7 @@ def _explained(error: BaseException) -> int:
     """Say what went wrong, and return the status."""
     words = " ".join(str(error).split())
     if isinstance(error, IdentikitError):
-        _tell(words)
+        _tell(own_words(words))
     elif isinstance(error, OSError):
         if error.errno != errno.EPIPE:
             where = f" ({error.filename})" if error.filename else ""
@@ -144,6 +148,11 @@ def _report() -> str:
         return ""
 
 
+def own_words(words: str) -> str:
+    """Return what the library says with the options of the command that runs."""
+    return for_command_line(words, OPTIONS.get() or {})
+
+
 def _tell(message: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads the error stream
         print(f"identikit: {' '.join(message.split())}", file=sys.stderr, flush=True)
@@ -163,7 +172,7 @@ def _surroundings() -> Iterator[_Signals]:
         warnings.resetwarnings()
         for category in _QUIET:
             warnings.simplefilter("ignore", category)
-        warnings.showwarning = lambda message, *about, **others: _tell(str(message))
+        warnings.showwarning = lambda message, *about, **others: _tell(own_words(str(message)))
         yield signals
 
 

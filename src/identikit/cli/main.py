@@ -4,14 +4,26 @@ import json
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import identikit
 from identikit.cli import option
 from identikit.cli.datasets import attention, attribution, count, tokens
+from identikit.cli.endings import OPTIONS, own_words
 from identikit.cli.runs import diff, merge, resume, status, verify
 
+
+class _Commands(TyperGroup):
+    """The commands; what the library says while one runs is said with its own options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        OPTIONS.set({one.name: one.opts[0] for one in command.params} if command else {})
+        return name, command, rest
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -22,7 +34,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Say which attention is real, which token a hidden vector stands for, and where it came from."""
+    """Say which attention the output determines, which token a hidden vector stands for, and where it came from."""
     if show:
         typer.echo(f"identikit {identikit.__version__}")
         raise typer.Exit
@@ -57,7 +69,7 @@ def explain(
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Explain a text: which attention is real, which token is which, where it came from."""
+    """Explain a text: which attention the output determines, which token is which, where it came from."""
     from identikit import explain as explained
     from identikit.cli.terminal import console, print_json, step_progress
     from identikit.explanation.words import verdict
@@ -80,7 +92,7 @@ def explain(
     if as_json:
         print_json(explanation.to_dict() | ({} if written is None else {"page": str(written)}))
         return
-    console().print(verdict(explanation))
+    console().print(verdict(explanation).spoken(own_words))
     if written is not None:
         size = written.stat().st_size / 1e6
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
@@ -240,7 +252,7 @@ def serve(
         ),
     ] = 20.0,
 ) -> None:
-    """Serve the explorer: type a text, see which attention is real, and drag its weights."""
+    """Serve the explorer: type a text, see which attention the output determines, and drag its weights."""
     from identikit.web.server import Limits, ModelSource, Serving
     from identikit.web.server import serve as served
 

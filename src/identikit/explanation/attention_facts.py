@@ -15,6 +15,7 @@ from identikit.attention.estimate import Mean, RowSample, mean_over_rows, share_
 from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import sample_rows
+from identikit.attention.yardstick import shuffled_rows
 from identikit.explanation.causes import causes
 from identikit.explanation.result import Explanation
 from identikit.maths.polytope.exact import compile_solver
@@ -102,6 +103,7 @@ def attention_facts(
         arrays |= {f"{name}_least": estimate.ends()[0], f"{name}_most": estimate.ends()[1]}
     facts |= {
         "certain": _overall(sample, mass, strongest) | {"seconds": limit.seconds},
+        "shuffled": shuffled_rows(attention, sample, seed=SEED),
         "group": "special tokens" if special else "first token",
         "sinks": sinks,
         "least_certain": _at_layers(attention, least_certain(sample)),
@@ -131,7 +133,7 @@ def _at_layers(attention: EffectiveAttention, edges: list[dict[str, Any]]) -> li
 
 
 def _certainty(attention: EffectiveAttention, sample: RowSample) -> tuple[Mean, Mean]:
-    """Return the certain mass, and the share of rows whose strongest edge is certain; a learned sink's is not."""
+    """Return the determined share, and in what share of rows the strongest edge is; a learned sink's weight is not."""
     fixed = (attention.null_dim == 0).cpu()
     kept = ((1 - attention.sink.double().cpu()) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
     mass = mean_over_rows(sample, sample.bounded.lower.sum(-1).clamp(max=1.0), kept.tolist())
@@ -162,7 +164,7 @@ def _reachable(attention: EffectiveAttention, limit: Limit) -> Float[Tensor, "la
 
 
 def _overall(sample: RowSample, mass: Mean, strongest: Mean) -> dict[str, Any]:
-    """Return how much is certain overall, with standard errors, and how many rows that was read from."""
+    """Return how much is determined overall, with standard errors, and how many rows that was read from."""
     facts: dict[str, Any] = {}
     for name, mean in (("mass", mass.overall()), ("strongest", strongest.overall())):
         facts |= dict(zip((name, f"{name}_stderr"), known_numbers([float(mean.mean), float(mean.stderr)]), strict=True))

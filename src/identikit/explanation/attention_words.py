@@ -11,6 +11,7 @@ from identikit.explanation.result import Explanation
 from identikit.models.reading import Change
 from identikit.results.axis import Axis
 from identikit.results.words import (
+    UNKNOWN_SHARE,
     Block,
     Column,
     Heading,
@@ -26,33 +27,33 @@ from identikit.results.words import (
 )
 
 HEADS_NAMED = 5  # how many heads with a rank-deficient projection are named
-QUESTION = "Which attention is real?"
-LEAST_CERTAIN = "The least certain edges"
+QUESTION = "Which attention is determined?"
+FREEST = "The edges that are most free"
 OUTSIDE = "Where effective attention is outside the interval"
 
 _LEGEND = (
-    "Means over a layer's rows. certain mass: how much of a row's weight stays on the same tokens in every attention "
-    "with the same output; strongest certain: rows whose strongest edge is the strongest in every such attention; "
-    "{group}: a row's weight on {them}, the least and the greatest that such attention can give, and what effective "
-    "attention gives; null dim: in how many independent ways a row's weights can change with the same output, if they "
-    "may be negative; reachable: in how many the head's own query could change them, its keys being what they are; "
-    "correlation: of raw and effective attention."
+    "Means over a layer's rows. [min, max]: over all alternatives. Null dim{reachable}: in how many independent ways a "
+    "row can change with the same output, if weights may be negative{query}. Correlation: of raw and effective "
+    "attention."
 )
+_REACHED = {"reachable": ", reachable", "query": ", and by a change of its query"}
 _WIDE_BY_SELECTION = (
-    "These are the widest of {count:,} intervals, so they are wide by selection: the table says what is usual."
+    "An interval is the range of a weight over all alternatives. These are the widest of {count:,}: the table above "
+    "says what is usual."
 )
 _NOT_AN_ATTENTION = (
     "Effective attention is the least-norm set of weights with this output. It can be negative and need not sum to 1, "
-    "so it is not what the attention could have been: that is the interval."
+    "so it is not an alternative."
 )
 
+_BOUNDED = "the intervals of their weights are known"
 _ENDS = ("", "_stderr", "_least", "_most")
 _two = decimals(2)
 _three = decimals(3)
 
 
 def attention_blocks(explanation: Explanation) -> Iterator[Block]:
-    """Yield how much of the attention is certain, why the rest is not, and on which edges that shows."""
+    """Yield how much of the attention is determined by the output, why the rest is free, and on which edges."""
     about = explanation.about
     yield Heading(QUESTION)
     yield _headline(explanation)
@@ -61,16 +62,17 @@ def attention_blocks(explanation: Explanation) -> Iterator[Block]:
     for words in careful_words(residual, dtype):
         yield Paragraph(words, {"row_residual": residual, "rounding": rounding_of(getattr(torch, dtype))}, "warning")
     if about["certain"]["free_rows"]:
-        yield joined(_causes(explanation))
+        yield joined((*_causes(explanation), *_yardstick(explanation)))
     if reservations := [*_reservations(explanation)]:
         yield joined(reservations)
-    yield _table(explanation)
+    if about["certain"]["free_rows"]:  # otherwise it says of every layer that all is determined
+        yield _table(explanation)
     if about["sinks"]:
         yield Heading("Sinks", 2)
         for sink in about["sinks"]:
-            yield _sink(sink, explanation.axes[0])
+            yield _sink(sink, explanation)
     if about["least_certain"]:
-        yield Heading(LEAST_CERTAIN, 2)
+        yield Heading(FREEST, 2)
         count = about["certain"]["bounded_edges"]
         note = Paragraph(_WIDE_BY_SELECTION.format(count=count), {"bounded_edges": count}, "note")
         yield _edges(explanation, about["least_certain"], note, effective=False)
@@ -90,8 +92,9 @@ def _headline(explanation: Explanation) -> Paragraph:
         tokens = len(explanation.tokens)
         width = explanation.about["d_value"]
         return Paragraph(
-            "All of it. In every row, the values of the visible keys are linearly independent, so the head's output "
-            f"determines each weight: {counted(tokens, 'token')}, values of {width} dimensions.",
+            "All of it is determined by the output: no row has an alternative, which is other attention with the same "
+            f"head output. With {counted(tokens, 'token')} and values of {width} dimensions, the values that a query "
+            "sees are linearly independent.",
             {"free_rows": free, "tokens": tokens, "d_value": width},
         )
     facts |= {"fixed_rows": rows - free}
@@ -101,18 +104,42 @@ def _headline(explanation: Explanation) -> Paragraph:
         shares.append(estimate(percent)(found))
         long = {"mass": "certain_mass", "strongest": "strongest_certain"}[name]
         facts |= {long: found.share, f"{long}_stderr": found.stderr, f"{long}_range": certain[f"{name}_range"]}
-    words = (
-        f"{shares[0]} of it is certain: on average, this share of a row (one token's attention in one head) stays on "
-        f"the same tokens in every attention with the same output. In {shares[1]} of the rows, the strongest edge is "
-        "the strongest in every such attention."
-    )
-    others = f"; in the other {rows - free:,}, the output determines each weight" if free < rows else ""
+    words = f"{_determined(shares[0])} The rest is free. {_strongest(shares[1])}"
+    others = f"; the other {rows - free:,} are determined" if free < rows else ""
     if bounded == free:
-        return Paragraph(f"{words} All {free:,} rows with a null space were bounded{others}.", facts)
+        return Paragraph(f"{words} All {free:,} free rows were bounded ({_BOUNDED}){others}.", facts)
     facts["seconds"] = certain["seconds"]
-    drawn = f"{counted(bounded, 'was', 'were')} bounded within the limit of {certain['seconds']:g} s, drawn at random"
-    how = "± is the standard error, and a range holds two of them, or what is known for certain"
-    return Paragraph(f"{words} Of the {free:,} rows with a null space, {drawn}{others} ({how}).", facts)
+    drawn = f"{counted(bounded, 'was', 'were')} bounded ({_BOUNDED}), drawn at random, in {certain['seconds']:g} s"
+    how = "± is the standard error, and a range holds two of them, or all that is possible"
+    return Paragraph(f"{words} Of the {free:,} free rows, {drawn}{others}; {how}.", facts)
+
+
+def _determined(share: str) -> str:
+    """Say how much of a row is determined by the output, and what that means."""
+    row = "a row (one token's attention in one head) is determined by the output"
+    means = "the same in every alternative, which is other attention with the same head output"
+    if share == UNKNOWN_SHARE:
+        return f"Too few rows were bounded to say how much of {row}, that is, {means}."
+    return f"On average, {share} of {row}: it is {means}."
+
+
+def _strongest(share: str) -> str:
+    """Say in how many rows it is determined which edge is the strongest."""
+    if share == UNKNOWN_SHARE:
+        return "In how many rows the strongest edge is determined is not known either."
+    return f"In {share} of the rows the strongest edge is determined: it is the strongest in every alternative."
+
+
+def _yardstick(explanation: Explanation) -> Iterator[Paragraph]:
+    """Yield how much would be determined if weights met values at random."""
+    found = explanation.about.get("shuffled")
+    if found is not None:
+        error = percent(found["shuffled_stderr"])
+        yield Paragraph(
+            f"As a yardstick: with each row's values shuffled over its keys, {percent(found['shuffled'])}±{error} of a "
+            f"free row would be determined ({found['rows']} rows at random; as they are, {percent(found['mass'])}).",
+            {f"yardstick_{name}": value for name, value in found.items()},
+        )
 
 
 def _known(number: float | None) -> float:
@@ -126,7 +153,7 @@ def _causes(explanation: Explanation) -> Iterator[Paragraph]:
     width = explanation.about["d_value"]
     if causes["keys"]:
         yield Paragraph(
-            f"Rows have a null space because a query sees up to {causes['most_keys']} keys, and a head's values have "
+            f"Rows are free because a query sees up to {causes['most_keys']} keys, and a head's values have "
             f"only {width} dimensions ({_layers(causes['keys'], layers)}).",
             {"most_keys": causes["most_keys"], "d_value": width, "keys_in_layers": causes["keys"]},
         )
@@ -174,8 +201,8 @@ def _reservations(explanation: Explanation) -> Iterator[Paragraph]:
         mean = sum(by_layer) / len(by_layer)
         yield Paragraph(
             f"A learned sink takes {mean:.2f} of a row's weight on average ({min(by_layer):.2f} to "
-            f"{max(by_layer):.2f} by layer). It is not a token: the tokens' weights sum to the rest, and certain mass "
-            "cannot be more. Other attention with the same output may give it more or less.",
+            f"{max(by_layer):.2f} by layer). It is not a token: the tokens' weights sum to the rest, and no more can "
+            "be determined. Alternatives may give it more or less.",
             {"learned_sink": mean, "learned_sink_by_layer": by_layer},
         )
     unsure = explanation.about["unsure"]
@@ -201,8 +228,8 @@ def _table(explanation: Explanation) -> Table:
     group = explanation.about["group"]
     columns = (
         Column("layer", align="right"),
-        Column("certain mass", estimate(weight), "right", "certain\nmass"),
-        Column("strongest certain", estimate(percent), "right", "strongest\ncertain"),
+        Column("determined", estimate(weight), "right", "deter-\nmined"),
+        Column("strongest determined", estimate(percent), "right", "strongest\ndetermined"),
         Column(f"{group} raw [min, max]", _weight_in_interval, "right", f"{group}\nraw [min, max]"),
         Column("effective", _two, "right", "effec-\ntive"),
         Column("null dim", _range, "right", "null\ndim"),
@@ -247,22 +274,19 @@ def _of(counts: tuple[int, int]) -> str:
 
 
 def _legend(explanation: Explanation) -> Iterator[Paragraph]:
-    group = explanation.about["group"]
-    yield Paragraph(_LEGEND.format(group=group, them="them" if group == "special tokens" else "it"))
+    certain = explanation.about["certain"]
+    all_bounded = certain["bounded_rows"] == certain["free_rows"]
+    yield Paragraph(_LEGEND.format_map(_REACHED if all_bounded else dict.fromkeys(_REACHED, "")))
     if bool(explanation.array("pearson").isnan().any()):
         words = "A correlation of – is not defined: raw or effective attention is constant."
         yield Paragraph(words, {"constant_attention": "some"})
-    certain = explanation.about["certain"]
-    if certain["bounded_rows"] < certain["free_rows"]:
-        yield Paragraph(
-            "Not all rows with a null space were bounded: a mean has its standard error (±), or stands as a range of "
-            "two standard errors to each side, or of what is known for certain; min and max hold two standard errors.",
-            {"bounded_rows": certain["bounded_rows"]},
-        )
+    if not all_bounded:
+        yield Paragraph("Min and max hold two standard errors.", {"bounded_rows": certain["bounded_rows"]})
 
 
-def _sink(sink: Mapping[str, Any], layers: Axis) -> Paragraph:
-    """Say what a sink gets in the layers where it is one: means over these layers."""
+def _sink(sink: Mapping[str, Any], explanation: Explanation) -> Paragraph:
+    """Say what a sink gets in the layers where it is one, and could get if rows are free: means over these layers."""
+    layers = explanation.axes[0]
     places = [layers.values.index(layer) for layer in sink["layers"]]
     facts = {"sink": sink["token"], "keys": len(sink["keys"]), "layers": sink["layers"]}
     for name in ("raw", "lower", "upper", "effective", "value_size"):
@@ -271,12 +295,15 @@ def _sink(sink: Mapping[str, Any], layers: Axis) -> Paragraph:
             facts[name] = sum(values) / len(values)
     several = f" ({len(sink['keys'])} of them)" if len(sink["keys"]) > 1 else ""
     ends = ""
-    if "lower" in facts and "upper" in facts:
-        ends = f", and between {facts['lower']:.2f} and {facts['upper']:.2f} in any attention with the same output"
+    if explanation.about["certain"]["free_rows"]:
+        alternatives = ""
+        if "lower" in facts and "upper" in facts:
+            alternatives = f", and {facts['lower']:.2f} to {facts['upper']:.2f} in its alternatives"
+        ends = f"{alternatives} (effective: {facts['effective']:.2f})"
     return Paragraph(
         f"{sink['token']}{several} is a sink in {_layers(sink['layers'], layers)}: on average it gets "
-        f"{facts['raw']:.2f} of a row's weight there{ends} (effective: {facts['effective']:.2f}). Its value is "
-        f"{facts['value_size']:.2f} times as long as the median of the others.",
+        f"{facts['raw']:.2f} of a row's weight there{ends}. Its value is {facts['value_size']:.2f} times as long as "
+        "the median of the others.",
         facts,
     )
 

@@ -184,8 +184,8 @@ def _fitted(model: Model, maps: Sequence[FittedMap] | None, progress: Progress) 
     reads = model.modality
     if reads != "text":
         return Unavailable(
-            f"The sample texts do not fit a model that reads {reads}s. "
-            f"Pass maps=identikit.token_identifiability(model, {reads}s)."
+            f"The sample texts do not fit a model that reads {reads}s. Fit maps to {reads}s of your own: "
+            f"`explain(model, {reads}, maps=token_identifiability(model, {reads}s))`."
         )
     try:
         fitted, unknown = cached_maps(model, sample_texts(), progress=progress)
@@ -213,7 +213,8 @@ def _attribution(reading: Reading, probes: Any, limit: Limit, progress: Progress
         if probes is None and not is_affordable(model, n, options):
             seconds = expected_seconds(model, [n], options)
             if seconds > limit.left():
-                taken = f"Attribution takes about {duration(seconds)}, more than is left of seconds={limit.seconds:g}."
+                left = f"more than is left of the time limit (seconds={limit.seconds:g})"
+                taken = f"Attribution takes about {duration(seconds)}, {left}."
                 return Unavailable(f"{taken} {_offer(reading)}".strip())
         if ahead := warning_ahead(model, [n], options):
             warnings.warn(ahead, stacklevel=4)
@@ -236,7 +237,7 @@ def _offer(reading: Reading) -> str:
             options = AttributionOptions(probes=probes).checked(model, list(range(layers)))
             seconds = expected_seconds(model, [n], replace(options, targets=(n - 1,)))
             some = f", layers=range({layers})" if layers < model.n_layers else ""
-            asked = f"token_attribution(model, text, targets=[{n - 1}], probes={probes}{some})"
+            asked = f"`token_attribution(model, text, targets=[{n - 1}], probes={probes}{some})`"
             offers.append(f"{asked} takes about {duration(seconds)}")
     return f"Of the last token alone, {'; '.join(offers)}." if offers else ""
 

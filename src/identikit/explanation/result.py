@@ -45,11 +45,14 @@ def _by_layer(meaning: str, values: str) -> Attribute:
 class Explanation(Result):
     """What can be said about a model on one text: the answers to all three questions.
 
-    Arrays by layer are means over rows; `special_…` is the weight on special tokens, or on the first token where there
-    are none. What intervals give has a standard error (`…_stderr`), which is 0 where all free rows were bounded, and
-    NaN where none was. `…_least` and `…_most` enclose it, also where no free row was bounded.
+    An alternative is other attention with the same head output. What all alternatives share is determined by the
+    output, and the rest is free. Arrays by layer are means over rows; `special_…` is the weight on special tokens, or
+    on the first token where there are none. What intervals give has a standard error (`…_stderr`), which is 0 where all
+    free rows were bounded, and NaN where none was. `…_least` and `…_most` enclose it, also where no free row was
+    bounded.
 
-    `about` has what is said beyond these: `certain` (overall, and how many rows were bounded), the `causes` of freedom,
+    `about` has what is said beyond these: `certain` (what is determined overall, and how many rows were bounded), what
+    would be with `shuffled` values, the `causes` of freedom,
     the `sinks`, what a `learned_sink` takes by layer, in what share of a layer's rows the rank is `unsure`, the edges
     that are `least_certain`, and those whose effective weight is `outside` the interval.
 
@@ -74,7 +77,7 @@ class Explanation(Result):
         "output_change": "There was no time to run the model again.",
     }
 
-    certain_mass = _by_layer("Weight that every attention with the same output gives to the same keys", "0 to 1")
+    certain_mass = _by_layer("Share of a row's weight that is determined by the output", "0 to 1")
     certain_mass_stderr = _by_layer("Standard error of `certain_mass`", "0 or more")
     certain_mass_least = _by_layer(
         "The least that `certain_mass` is: two standard errors below, or what is known", "0 to 1"
@@ -82,7 +85,7 @@ class Explanation(Result):
     certain_mass_most = _by_layer(
         "The most that `certain_mass` is: two standard errors above, or what is known", "0 to 1"
     )
-    strongest_certain = _by_layer("Share of rows whose strongest edge is certainly the strongest", "0 to 1")
+    strongest_certain = _by_layer("Share of rows whose strongest edge is determined", "0 to 1")
     strongest_certain_stderr = _by_layer("Standard error of `strongest_certain`", "0 or more")
     strongest_certain_least = _by_layer(
         "The least that `strongest_certain` is: two standard errors below, or what is known", "0 to 1"
@@ -91,17 +94,17 @@ class Explanation(Result):
         "The most that `strongest_certain` is: two standard errors above, or what is known", "0 to 1"
     )
     special_raw = _by_layer("Weight of all special tokens (or of the first token, if there are none)", "0 to 1")
-    special_lower = _by_layer("The least that attention with the same output can give them", "0 to 1")
+    special_lower = _by_layer("The least that they get in any alternative", "0 to 1")
     special_lower_stderr = _by_layer("Standard error of `special_lower`", "0 or more")
-    special_upper = _by_layer("The greatest that attention with the same output can give them", "0 to 1")
+    special_upper = _by_layer("The greatest that they get in any alternative", "0 to 1")
     special_upper_stderr = _by_layer("Standard error of `special_upper`", "0 or more")
     special_effective = _by_layer("Effective attention to them", "any number")
     least_null_dim = _by_layer("Least null dimension of a row", "0 to tokens")
     greatest_null_dim = _by_layer("Greatest null dimension of a row", "0 to tokens")
-    identifiable = _by_layer("Share of rows that have no null space", "0 to 1")
+    identifiable = _by_layer("Share of rows that are not free", "0 to 1")
     reachable_dim = held(
         "layer",
-        "Dimension of the attention with the same output that queries can reach, on average over rows.",
+        "Dimension of the alternatives that queries can reach, on average over rows.",
         range="0 to tokens",
         missing="There was no time for it.",
         words={},
@@ -223,9 +226,12 @@ class Sources(NamedTuple):
 
 
 def strongest_sources(attribution: TokenAttribution) -> list[Sources]:
-    """Return the strongest sources of every token at the first, middle and last layer."""
+    """Return the strongest sources of every token at the first, middle and last layer, without mere estimates of 0."""
     tokens = attribution.tokens
-    three = attribution.contribution[list(first_middle_last(len(attribution.layers)))]
+    at = list(first_middle_last(len(attribution.layers)))
+    three = attribution.contribution[at]
+    if attribution.stderr is not None:
+        three = three.masked_fill(attribution.stderr[at] >= three, 0.0)  # it may be no source at all
     top = three.topk(min(SOURCES_NAMED, len(tokens)), dim=1)
     found = []
     for place, token in enumerate(tokens):

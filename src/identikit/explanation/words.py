@@ -13,8 +13,9 @@ from identikit.tokens.result import IdentityMap
 
 NAMED = 6  # how many lost tokens are named
 LONGEST_TEXT = 120  # tokens of a text that is shown whole; of a longer one, half as many from each end
-MOST_IN_A_ROW = 10  # percentages of layers that are named one after the other
+MOST_LAYERS = 10  # columns of the table of tokens that are recovered
 LONGEST_LISTED = 24  # at most how many tokens' sources are listed
+ALL_SOURCES = "`to_dict()` has all"
 
 
 def verdict(explanation: Explanation) -> Document:
@@ -81,19 +82,20 @@ def _identity(explanation: Explanation) -> Iterator[Block]:
     yield Heading("Which token is this?")
     identity = explanation.identity
     if isinstance(identity, Unavailable):
-        yield Paragraph(f"Not answered: {identity.reason}", {"unavailable": identity.reason})
+        yield Paragraph(f"Not answered: {identity.reason}", {"unavailable": identity.reason}, offers=True)
         return
     yield joined(_recovered(identity))
-    if len(identity.axes[0]) > MOST_IN_A_ROW:
+    if len(identity.axes[0]) > 2:
         yield _recovered_table(identity)
     unknown = identity.about.get("unknown", 0.0)
     if unknown > UNKNOWN:
         yield Paragraph(
             f"Careful: the tokenizer does not know {percent(unknown)} of the tokens in the sample texts that the maps "
-            "were fitted to. Fit maps to texts of your own: explain(model, text, "
-            "maps=token_identifiability(model, texts)).",
+            "were fitted to. Fit maps to texts of your own: `explain(model, text, "
+            "maps=token_identifiability(model, texts))`.",
             {"unknown": unknown},
             "warning",
+            offers=True,
         )
 
 
@@ -102,14 +104,11 @@ def _recovered(identity: IdentityMap) -> Iterator[Paragraph]:
     shares = identity.recovered.double().mean(-1).tolist()
     layers, positions = identity.axes
     ends = (layers.values[0], layers.values[-1])
-    after = f"layer {ends[0]}" if len(layers) == 1 else f"layers {ends[0]} to {ends[1]}"
-    told = ", ".join(map(percent, shares))
-    if len(shares) > MOST_IN_A_ROW:
-        told = f"{percent(min(shares))} to {percent(max(shares))}"
+    last = f" and from {percent(shares[-1])} after layer {ends[1]}" if len(layers) > 1 else ""
     yield Paragraph(
-        f"After {after}, {told} of the hidden vectors still point to their "
-        f"own token ({identity.map} maps fitted to {identity.about.get('fitted_to', 'texts')}, {identity.distance} "
-        "distance).",
+        f"The token is recovered from {percent(shares[0])} of the hidden vectors after layer {ends[0]}{last}: mapped "
+        f"back, they are nearest to their own token ({identity.map} maps fitted to "
+        f"{identity.about.get('fitted_to', 'texts')}, {identity.distance} distance).",
         {"recovered": shares, "recovered_after_layers": ends, "distance": identity.distance},
     )
     if identity.repeated:
@@ -134,17 +133,17 @@ def _recovered_table(identity: IdentityMap) -> Table:
     """Return the share of recovered tokens after some layers, the first and the last among them."""
     layers = identity.axes[0].values
     last = len(layers) - 1
-    places = sorted({round(last * step / (MOST_IN_A_ROW - 1)) for step in range(MOST_IN_A_ROW)})
+    places = sorted({round(last * step / (MOST_LAYERS - 1)) for step in range(MOST_LAYERS)})
     shares = identity.recovered.double().mean(-1).tolist()
     columns = [Column(str(layers[place]), percent, "right") for place in places]
-    return Table((Column("after layer"), *columns), (("still their own", *(shares[place] for place in places)),))
+    return Table((Column("after layer"), *columns), (("recovered", *(shares[place] for place in places)),))
 
 
 def _origin(explanation: Explanation) -> Iterator[Block]:
     yield Heading("Where did it come from?")
     attribution = explanation.attribution
     if isinstance(attribution, Unavailable):
-        yield Paragraph(f"Not answered: {attribution.reason}", {"unavailable": attribution.reason})
+        yield Paragraph(f"Not answered: {attribution.reason}", {"unavailable": attribution.reason}, offers=True)
         return
     yield joined(_mixing(explanation, attribution))
     yield sources_table(strongest_sources(attribution))
@@ -215,10 +214,10 @@ def _listed(tokens: Sequence[Sources]) -> tuple[str, Sequence[Sources]]:
         return "each token", tokens
     lost = [token for token in tokens if token.outweighed]
     if 0 < len(lost) <= LONGEST_LISTED:
-        share = f"{len(lost)} of {len(tokens)}; --json lists all"
+        share = f"{len(lost)} of {len(tokens)}; {ALL_SOURCES}"
         return f"each token that is no longer its own largest contributor ({share})", lost
     least = sorted(lost or tokens, key=lambda token: token.own)[:LONGEST_LISTED]
     those = f"of {len(lost)} that are no longer" if lost else f"all {len(tokens)} are still"
-    words = f"own contribution after the last layer ({those} their own largest contributor; --json lists all)"
+    words = f"own contribution after the last layer ({those} their own largest contributor; {ALL_SOURCES})"
     in_order = sorted(least, key=lambda token: token.position)
     return f"the {LONGEST_LISTED} tokens with the smallest {words}", in_order

@@ -52,6 +52,8 @@ def product_rate(device: torch.device, dtype: torch.dtype, precision: str) -> fl
 
 def duration(seconds: float) -> str:
     """Return a time in words, such as '5 minutes'."""
+    if seconds < 1.5:
+        return "a second"
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     if seconds < 5400:

@@ -54,7 +54,7 @@ def part_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
         asked = "" if tower is None else f", and tower={tower!r:.60} is neither"
         raise InputError(
             f"Loading {named}: it has a text tower and a vision tower{asked}. Choose one with tower='text' or "
-            "tower='vision' (command line: --tower)."
+            "tower='vision'."
         )
     if tower is not None:
         raise InputError(f"Loading {named}: tower={tower!r:.60}, but it has no towers to choose from. Leave tower out.")

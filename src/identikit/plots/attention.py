@@ -26,6 +26,7 @@ from identikit.plots.style import (
     sheet_of,
     token_axis,
 )
+from identikit.results import words
 from identikit.results.result import Result
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ _SHARES = ("certain_mass", "sink")
 _LABELS: Mapping[str, str] = {
     "pearson": "Pearson, raw with effective",
     "null_dim": "null dimension",
-    "polytope_dim": "dimension of the attention with the same output",
+    "polytope_dim": "dimension of the set of alternatives",
     "reachable_dim": "reachable dimension",
+    "certain_mass": "determined share",
     "sink": "weight of the learned sink",
 }
 
@@ -95,13 +97,13 @@ def _write(axes: Axes, cells: Cells, scale: Scale, *, share: bool) -> None:
     room = axes.bbox.width / sheet_of(axes).dpi * 72 / cells.shape[1]
     form = _short
     if share:
-        form = "{:.0%}".format
+        form = words.percent
     elif 0 < np.nanmax(np.abs(cells), initial=0.0) < 0.005:
         form = "{:.0e}".format
-    words = {place: form(value).removesuffix("%") for place, value in np.ndenumerate(cells)}
-    if room < max(map(len, words.values())) * SMALL * 0.68:
+    written = {place: form(value).removesuffix("%") for place, value in np.ndenumerate(cells)}
+    if room < max(map(len, written.values())) * SMALL * 0.68:
         return
-    for (row, column), word in words.items():
+    for (row, column), word in written.items():
         if not np.isnan(cells[row, column]):
             shade = (cells[row, column] - scale.least) / (scale.most - scale.least)
             dark = np.dot(scale.colours(shade)[:3], (0.30, 0.59, 0.11)) < 0.5
@@ -175,7 +177,7 @@ def _effective_row(effective: Result, data: "Dataset") -> Cells:
 
 
 def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int = 20, footer: str = "") -> Axes:
-    """Draw the raw attention of one row and another with the same output, a pair of bars per key.
+    """Draw the raw attention of one row and an alternative, a pair of bars per key.
 
     The `most` keys with the largest weight in either are shown.
     """
@@ -187,7 +189,7 @@ def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int =
     rows = np.arange(len(chosen))
     with drawing(ax, SINGLE, 1.1 + 0.16 * len(chosen), footer) as axes:
         axes.barh(rows - 0.19, raw[chosen], height=0.36, color=BLUE, label="raw")
-        axes.barh(rows + 0.19, other[chosen], height=0.36, color=ORANGE, label="same output")
+        axes.barh(rows + 0.19, other[chosen], height=0.36, color=ORANGE, label="alternative")
         _key_rows(axes, [names[place] for place in chosen], len(names))
         legend(axes, columns=2, title=_row_of(data))
     return axes

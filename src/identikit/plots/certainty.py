@@ -1,4 +1,4 @@
-"""Plots of how certain attention is over a dataset, from the tables that `identikit attention --intervals` writes."""
+"""Plots of how much of attention is determined, from the tables that `identikit attention --intervals` writes."""
 
 from collections.abc import Iterable
 
@@ -43,18 +43,18 @@ def certain_mass_by_length(
     correlation: DataFrame | None = None,
     footer: str = "",
 ) -> Axes:
-    """Draw the certain mass of texts by their length, a point per text, from the table `intervals`.
+    """Draw the determined share of texts by their length, a point per text, from the table `intervals`.
 
-    Certain mass is the weight that all attention with the same output agrees on. With the table `correlation`, that of
-    raw with effective attention stands beside it. Up to the line, at `d_value` tokens, everything is certain.
+    It is the weight that all alternatives share. With the table `correlation`, that of raw with effective attention
+    stands beside it. Up to the line, at `d_value` tokens, everything is determined.
     """
     texts = mean_over_rows(intervals, ["certain_mass"], ["text", "tokens"])
     with drawing(ax, SINGLE, 2.7, footer) as axes:
-        label = "certain mass"
+        label = "determined share"
         if correlation is not None:
-            label = "correlation, certain mass"
+            label = "correlation, determined share"
             _points(axes, correlation, "pearson", BLUE, "o", label=_PEARSON)
-        _points(axes, texts, "certain_mass", ORANGE, "s", label="certain mass")
+        _points(axes, texts, "certain_mass", ORANGE, "s", label="determined share")
         _length_axis(axes, d_value)
         axes.set_ylabel(label)
         axes.set_ylim(top=1.03)
@@ -98,7 +98,7 @@ def sinks(
 ) -> Panels:
     """Draw what a sink receives and how large its values are, from the table `groups`; return two axes.
 
-    (a) The raw attention to the group, its range over all attention with the same output, and its effective attention,
+    (a) The raw attention to the group, its range over all alternatives, and its effective attention,
     by layer, averaged over heads and texts. (b) The size of its values against the median of the other keys, a point
     per head. With `layer`, both are by head of that layer.
     """

@@ -95,7 +95,7 @@ def head_maps(
     """Draw maps of one head side by side, on one diverging scale with one colour bar; return their axes.
 
     `maps` are any of raw, effective and null, and with `intervals` of lower, upper and width (upper − lower); by
-    default all of them. If asked for, "simplex" is the attention of least norm with the same output, which needs the
+    default all of them. If asked for, "simplex" is the alternative of least norm, which needs the
     model. Keys that a query cannot see, and intervals that were not computed, are hatched, not zero. Of a text with
     more than 512 tokens, a cell is the largest of several weights, and the label says of how many.
     """
@@ -152,7 +152,7 @@ def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
 def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None, footer: str = "") -> Panels:
     """Draw raw weight, lower and upper end of one head side by side, on one scale; return their axes.
 
-    Edges that no attention with the same output can use, such as invisible keys, are hatched.
+    Edges that no alternative can use, such as invisible keys, are hatched.
     """
     check("interval_maps", intervals, _ENDS, axes=("query", "key"))
 

@@ -6,7 +6,7 @@ words it holds the numbers in them as values, so that what is said can be checke
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 WIDTH = 100  # columns of plain text
 ROUNDING = 1e-6  # how far the programs' tolerance may put a share from 0 or 1
 LARGE = 0.1  # from this standard error on a share is written as a range
+NOTHING_SAID = 0.98  # a range of a share that is wider says nothing
+UNKNOWN_SHARE = "unknown"  # what is written then
 _WIDEST = 100_000  # columns of text that is not to be broken
 
 Value = int | float | str | None | Sequence[Any]
@@ -35,11 +37,12 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Sentences, with the numbers and names in them as `facts`."""
+    """Sentences, with the numbers and names in them as `facts`; `offers`: they name options or calls of Python."""
 
     words: str
     facts: Mapping[str, Value] = field(default_factory=dict)
     tone: Tone = "plain"
+    offers: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,17 @@ class Document:
                 level = block.level
         return Document(tuple(blocks))
 
+    def spoken(self, speak: Callable[[str], str]) -> "Document":
+        """Return the document as another place than Python says it (see `speech.py`); a text's tokens stay."""
+        blocks: list[Block] = []
+        for block in self.blocks:
+            if isinstance(block, Paragraph) and block.offers:
+                block = replace(block, words=speak(block.words))
+            elif isinstance(block, Table):
+                block = replace(block, caption=speak(block.caption))
+            blocks.append(block)
+        return Document(tuple(blocks))
+
     def __str__(self) -> str:
         return self.to_text()
 
@@ -203,9 +217,18 @@ def decimals(digits: int) -> Callable[[float], str]:
 
 
 def mean_and_error(digits: int) -> Callable[[tuple[float, float]], str]:
-    """Return how a mean is written with its standard error, where that is known."""
+    """Return how a mean is written with its standard error, where that is known; as a range where it is as large."""
     form = decimals(digits)
-    return lambda values: form(values[0]) if values[1] != values[1] else f"{form(values[0])}±{form(values[1])}"
+
+    def written(values: tuple[float, float]) -> str:
+        mean, error = values
+        if error != error:
+            return form(mean)
+        if error >= max(abs(mean), 0.5 * 10**-digits):  # both look like 0 where they are smaller
+            return f"{form(mean - 2 * error)} to {form(mean + 2 * error)}"
+        return f"{form(mean)}±{form(error)}"
+
+    return written
 
 
 def percent(share: float) -> str:
@@ -237,13 +260,15 @@ class ShareEstimate(NamedTuple):
 
 
 def estimate(form: Callable[[float], str]) -> Callable[[ShareEstimate], str]:
-    """Return how estimates are written: with their error, or as a range where that is large or nothing is known."""
+    """Return how estimates are written: with their error, as a range where that is large, or as unknown."""
 
     def written(found: ShareEstimate) -> str:
         if found.stderr == 0:
             return form(found.share)
         if found.stderr < min(found.share, LARGE):  # not where it is NaN
             return f"{form(found.share)}±{form(found.stderr)}"
+        if found.most - found.least > NOTHING_SAID:
+            return UNKNOWN_SHARE
         return f"{form(found.least)} to {form(found.most)}"
 
     return written

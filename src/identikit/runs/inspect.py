@@ -15,6 +15,7 @@ from fsspec import AbstractFileSystem
 
 from identikit.errors import InputError
 from identikit.results.files import Damaged
+from identikit.results.words import percent
 from identikit.runs.lock import FolderLock, Owner
 from identikit.runs.run import PART, part_folder, shard_files, texts_held
 from identikit.runs.store import (
@@ -304,7 +305,7 @@ def _amount(run: RunState) -> str:
     words = f"{len(run.done):,} of {len(run.done) + len(run.missing):,} {run.unit}"
     if run.tokens.total is not None:
         words += f", {run.tokens.done:,} of {run.tokens.total:,} tokens"
-    return words if run.share is None else f"{words} ({run.share:.0%})"
+    return words if run.share is None else f"{words} ({percent(run.share)})"
 
 
 def _progress(run: RunState) -> Iterator[str]:

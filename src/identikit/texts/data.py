@@ -156,8 +156,7 @@ def _chosen_columns(table: TextTable, names: tuple[str, ...] | None) -> tuple[st
     if names is None:
         if len(table.text_columns) != 1:
             raise InputError(
-                f"Reading {table.name}: name the column of the texts, or two for pairs (command line: --column). It "
-                f"has {present}."
+                f"Reading {table.name}: name the column of the texts with columns=, or two for pairs. It has {present}."
             )
         return table.text_columns
     if len(names) > 2:

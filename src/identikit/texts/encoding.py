@@ -68,7 +68,7 @@ class Room:
         if not self.truncate:
             raise TooLongError(
                 f"Reading {name}: it has {counted}{tokens} tokens and {self.reason}. Shorten it, or cut it with "
-                "truncate=True (command line: --truncate)."
+                "truncate=True."
             )
         return True
 

@@ -59,7 +59,7 @@ def split_tables(name: str, data_dir: str | os.PathLike[str] | None, split: str 
         raise InputError(f"Reading {name}: there is no split {split!r}. It has {', '.join(dataset.layouts)}.")
     if data_dir is None:
         raise InputError(
-            f"Reading {name}: say which folder holds it with data_dir (command line: --data-dir), or read "
+            f"Reading {name}: say which folder holds it with data_dir=, or read "
             f"'{HUB}{dataset.hub}' with columns and split."
         )
     tables = dataset.tables(data_dir, split)

@@ -18,6 +18,7 @@ from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen, one_of
+from identikit.results.several import Results
 from identikit.results.source import Held
 from identikit.shapes import Float, Int, Tensor
 from identikit.texts.text import is_several, of_texts
@@ -100,7 +101,7 @@ def invert(
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
-) -> TokenInversion | list[TokenInversion]:
+) -> TokenInversion | Results[TokenInversion]:
     r"""Recover the tokens of a causal model's hidden vectors exactly, by trying the whole vocabulary.
 
     $$\hat t_i = \arg\min_{t} \|h^l(t_1, \ldots, t_{i-1}, t) - h_i^l\|$$
@@ -146,7 +147,7 @@ def invert(
     results = [inversion.result(source, wanted, axis) for source, axis in zip(sources, places, strict=True)]
     if layer is not None:
         results = [result.sel(layer=wanted[0]) for result in results]
-    return results if several else results[0]
+    return Results(results) if several else results[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ class File:
         if size > LARGEST:
             raise InputError(
                 f"A page of this result would take {size / 2**20:,.0f} MiB, and browsers get slow above "
-                f"{LARGEST / 2**20:,.0f}. Show fewer layers: effective_attention(model, text, layers=…).save_html(…)."
+                f"{LARGEST / 2**20:,.0f}. Show fewer layers: `effective_attention(model, text, layers=…).save_html(…)`."
             )
         about = json.dumps(plain(self.about), ensure_ascii=False, allow_nan=False)
         return tensor_file(self.arrays, {"identikit": about})

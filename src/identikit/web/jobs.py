@@ -58,7 +58,7 @@ class Service:
             raise RefusedError(
                 "too_long",
                 f"The text has {length:,} characters, and this server reads at most {self.limits.characters:,}.",
-                "Shorten it, or start a server of your own with a larger --longest.",
+                "Shorten it, or start a server of your own, which can be told to read longer texts.",
             )
         id = self._id(name, text)
         if not self._is_useful(id):

@@ -25,12 +25,14 @@ from identikit.results.files import plain
 from identikit.results.measure import Measure
 from identikit.results.result import Result
 from identikit.shapes import Tensor
+from identikit.speech import for_page
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__
 from identikit.web.factors import bits, factors
 from identikit.web.file import FORMAT, SHORT, File
 from identikit.web.rows import add_bounded, add_intervals
+from identikit.web.snippets import arguments, is_too_long
 
 SOURCES = 32  # sources that a file holds of each hidden vector of a long text; of a short one it holds all
 _AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a reader chooses others
@@ -55,7 +57,7 @@ def packed(result: Result, *, progress: Progress = silent) -> bytes:
     """Return everything that the views show of a result."""
     for kind, add in _PARTS.items():
         if isinstance(result, kind):
-            file = File(about=_header(result))
+            file = File(about=_header(result) | {"calls": arguments(result)})
             add(file, result, progress)
             return file.bytes()
     raise InputError(
@@ -96,6 +98,10 @@ def _inputs(result: Result) -> dict[str, Any]:
     if source is not None and Path(source).is_absolute():
         source = f"path/to/{Path(source).name}"
     text: object = captured.reading.text
+    if model.modality == "text" and isinstance(text, str | tuple) and not is_too_long(captured.reading):
+        (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.reading.tokens))
+        if len(cut.ids) < len(model.encode(text)[0].ids):  # cut by choice: its tokens say what is left
+            text = cut.ids
     if isinstance(text, tuple | list) and all(isinstance(item, str | int) for item in text):
         return {"source": source, "text": list(text)}
     return {"source": source, "text": text if isinstance(text, str) else None}
@@ -110,11 +116,11 @@ def _captured(result: Result) -> Captured | None:
 
 
 def _add_explanation(file: File, result: Explanation, progress: Progress) -> None:
-    file.about["verdict"] = verdict(result).to_dict()
+    file.about["verdict"] = verdict(result).spoken(for_page).to_dict()
     for name in ("attention", "identity", "attribution"):
         answer = getattr(result, name)
         if isinstance(answer, Unavailable):
-            file.about["unavailable"][name] = answer.reason
+            file.about["unavailable"][name] = for_page(answer.reason)
     if isinstance(result.attention, EffectiveAttention):
         file.about |= _inputs(result.attention)
         _add_attention(file, result.attention, progress)

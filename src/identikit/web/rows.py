@@ -28,7 +28,7 @@ ALL_VERTICES = 64  # the same for a row that was asked for
 GRID_WORK = 4e7  # what the grid of epsilons may cost, as `_grid_rows` counts it: about two seconds
 ROW_WORK = 1.5e8  # above, one row would cost too much
 ROW_SECONDS = 20.0  # how long to bound a row that was asked for
-_VAGUE = 0.2  # a head whose certain mass has a larger error, or is only known to within this, has no place
+_VAGUE = 0.2  # a head whose determined share has this error, or one as large as itself, has no place
 NARROW = 1e-6  # an interval that is narrower does not move
 
 
@@ -97,15 +97,17 @@ def _add_certain(file: File, attention: EffectiveAttention, bounded: BoundedRows
     heads = mean_by_head(certain, free)
     tokens = mean_by_token(certain, free)
     least, most = heads.ends()
-    middle = ((least + most) / 2).masked_fill(most - least > _VAGUE, torch.nan)
+    middle = ((least + most) / 2).masked_fill((most - least > _VAGUE) | (least <= 0), torch.nan)
+    known = heads.stderr < heads.mean.clamp(min=NARROW, max=_VAGUE)  # not where it is NaN
     file.arrays |= {
         "certain": certain.float(),
-        "heads.certain_mass": torch.where(heads.stderr < _VAGUE, heads.mean, middle).float(),
+        "heads.certain_mass": torch.where(known, heads.mean, middle).float(),
         "tokens.certain": torch.stack([tokens.least, tokens.most]).float(),
     }
     drawn = (heads.rows < heads.free).flatten().tolist()
     file.about["sampled"] = {"certain_mass": {"said": heads.words(weight), "sampled": drawn}}
-    file.about["certain"] = {"tokens": tokens.words(percent)}
+    counts = {"bounded": len(bounded.places), "free": int(free.sum())}
+    file.about["certain"] = {"tokens": tokens.words(percent), **counts}
 
 
 def _ranked(result: Explanation, bounded: BoundedRows) -> list[int]:

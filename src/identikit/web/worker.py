@@ -14,10 +14,12 @@ from identikit.attention.effective import effective_attention
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import IdentikitError, ModelError, TooLongError
 from identikit.explanation.explain import explain
+from identikit.explanation.words import verdict
 from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.results.files import plain
 from identikit.runs.engines import end_with_parent
+from identikit.speech import for_page
 from identikit.texts.data import sample_text
 from identikit.web import messages
 from identikit.web.payload import packed, packed_simplex
@@ -99,7 +101,8 @@ class Desk:
         except Cancelled:
             return CANCELLED
         except Exception as error:
-            return Answer(problem=_problem(error))
+            problem = _problem(error)
+            return Answer(problem=problem.model_copy(update={"message": for_page(problem.message)}))
 
     def _contents(self, task: WorkerTask) -> tuple[bytes, ...]:
         match task.question:
@@ -122,7 +125,8 @@ class Desk:
             warnings.simplefilter("always", UserWarning)
             explanation = explain(model, text, seconds=seconds, progress=report)
             view = packed(explanation, progress=report)
-        words = {"verdict": str(explanation), "warnings": [str(warning.message) for warning in warned]}
+        said = f"{explanation!r}\n{verdict(explanation).spoken(for_page)}"
+        words = {"verdict": said, "warnings": [for_page(str(warning.message)) for warning in warned]}
         content = plain(explanation.to_dict() | words)
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode(), view
 

@@ -28,7 +28,6 @@ from identikit.maths.linalg import Resolution, column_scales, rounding_unit
 from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
 
-
 _NEAR = (1 / 8, 4.0)  # of the cutoff: singular values about as large as rounding; noise itself is 13 times below it
 
 

@@ -1,7 +1,7 @@
-"""Claims of ours, beside the paper's: what is certain of attention where effective attention loses it.
+"""Claims of ours, beside the paper's: what of attention is determined where effective attention loses it.
 
-Attention with the same output is any row of weights of at least 0 that sum to 1 and give the head's output. What all of
-it agrees on is certain. Numbers are means over texts, each text by the rows that were drawn from it.
+An alternative is any row of weights of at least 0 that sum to 1 and give the head's output. What all alternatives share
+is determined. Numbers are means over texts, each text by the rows that were drawn from it.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ claim = Claims()
 
 
 def _certain_mass(evidence: Evidence) -> Table:
-    """The certain mass of each text."""
+    """The determined share of each text."""
     return mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
 
 
@@ -41,16 +41,16 @@ def _certain_mass(evidence: Evidence) -> Table:
 def _certain_where_short(evidence: Evidence) -> Finding:
     """Up to d_v tokens, no other attention gives the same output.
 
-    Holds if: certain mass at least 1 − 1e-6 in every text of at most d_v tokens.
+    Holds if: determined share at least 1 − 1e-6 in every text of at most d_v tokens.
     """
     return all_one_in_short_texts(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
 @claim("certain-mass-falls-with-length", f"{BESIDE}, next to Fig. 1a", _INTERVALS, paper=NEW)
 def _falls(evidence: Evidence) -> Finding:
-    """Beyond d_v tokens, the certain mass falls with length.
+    """Beyond d_v tokens, the determined share falls with length.
 
-    Holds if: over texts of more than d_v tokens, the Spearman correlation of length with certain mass is negative with
+    Holds if: over texts of more than d_v tokens, the Spearman correlation of length with this share is negative with
     p < 0.01.
     """
     return falls_with_length(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
@@ -75,10 +75,10 @@ def _over_texts(numbers: Table, why: str = "") -> Measurement:
 
 @claim("special-mass-certain-where-effective-loses-it", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
 def _kept_where_lost(evidence: Evidence) -> Finding:
-    """Where effective attention loses special tokens' mass, all attention with the same output keeps most of it.
+    """Where effective attention loses special tokens' mass, all alternatives keep most of it.
 
     Holds if: in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of
-    that of effective attention, more than half of the raw mass is certain; texts of more than d_v tokens.
+    that of effective attention, more than half of the raw mass is determined; texts of more than d_v tokens.
     """
     groups = _long(evidence, "groups")
     group = "special" if (groups["group"] == "special").any() else "first"
@@ -89,7 +89,7 @@ def _kept_where_lost(evidence: Evidence) -> Finding:
     kept = _over_texts(texts["lower"] / texts["raw"], nowhere)
     raw, effective, lower, upper = (sum(lost[name] * lost["rows"]) / sum(lost["rows"]) for name in WEIGHTS)
     measured = (
-        f"{percent(kept.value)} ± {100 * kept.error:.1f} is certain in the {lost['rows'].sum():,} of "
+        f"{percent(kept.value)} ± {100 * kept.error:.1f} is determined in the {lost['rows'].sum():,} of "
         f"{weights['rows'].sum():,} rows that lose it: raw {raw:.2f}, effective {effective:.3f}, possible {lower:.2f} "
         f"to {upper:.2f}"
     )
@@ -98,7 +98,7 @@ def _kept_where_lost(evidence: Evidence) -> Finding:
 
 @claim("sep-peak-certain", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
 def _peak_is_certain(evidence: Evidence) -> Finding:
-    """The peak of raw attention to [SEP] in middle layers is in all attention with the same output.
+    """The peak of raw attention to [SEP] in middle layers is in all alternatives.
 
     Holds if: the least possible attention to [SEP] in the layers that lie wholly within the middle half of the depth is
     above the greatest possible elsewhere; not applicable where raw attention there is below 1.5 times that elsewhere.
@@ -121,11 +121,11 @@ def _peak_is_certain(evidence: Evidence) -> Finding:
 
 @claim("strongest-edge-certain", f"{BESIDE}, next to Section 3.5", _INTERVALS, paper=NEW)
 def _strongest_is_certain(evidence: Evidence) -> Finding:
-    """Beyond d_v tokens, the strongest edge of most rows is the strongest in all attention with the same output.
+    """Beyond d_v tokens, the strongest edge of most rows is the strongest in all alternatives.
 
     Holds if: in more than half of the rows of texts of more than d_v tokens.
 
-    Judge a share of rows, of which some are not decided: they count as uncertain, and then as certain.
+    Judge a share of rows, of which some are not decided: they count as free, and then as determined.
     """
     rows = _long(evidence, "intervals")
     counted = rows.assign(sure=rows["certain"].fillna(0.0) * (rows["rows"] - rows["undecided"]))

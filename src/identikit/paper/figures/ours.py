@@ -13,7 +13,7 @@ from identikit.plots import forms as form
 from identikit.plots.certainty import GROUPS, certain_mass_by_length, mass_band, value_points
 from identikit.plots.style import BLACK, BLUE, DOUBLE, RED, Style, layer_axis, legend
 
-_POSSIBLE = "over all attention with the same output"
+_POSSIBLE = "over all alternatives (attention with the same output)"
 _COLLAPSED = {
     (which, quantity): Style(f"{words}, {label}", colour, marker, line)
     for which, words, line in (("query-key", "Q·Kᵀ", "-"), ("value", "V·H", "--"))
@@ -35,14 +35,14 @@ def _label(evidence: Evidence, data: DataFrame) -> str:
 
 @figure(
     "fig1a-sharp",
-    "Not in the paper: the mass of attention that is certain, that is the same in all attention with the same output, "
+    "Not in the paper: the share of attention that is determined, that is the same in all alternatives, "
     "beside the correlation of Figure 1a; each point is a text.",
     needs=("correlation", "intervals"),
     shows="pearson, certain_mass by text",
     data="wikitext",
 )
 def certain_by_length(evidence: Evidence) -> Drawing:
-    """Certain mass beside the correlation of raw with effective attention, a row per text."""
+    """Determined share beside the correlation of raw with effective attention, a row per text."""
     mass = mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
     correlation = evidence.tables["correlation"].filter(["text", "tokens", "pearson"])
     data = correlation.merge(mass.filter(["text", "rows", "certain_mass"]), on="text")

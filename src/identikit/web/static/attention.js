@@ -7,7 +7,7 @@ import { element, number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
 import { attentionControls } from "./controls.js";
-import { figureCanvas, headCode, headName, pointOn, say, tiny } from "./figure.js";
+import { callCode, figureCanvas, headCode, headName, pointOn, say, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -155,7 +155,7 @@ function attentionPicture(site, sheet, state) {
   };
 }
 
-/** How certain each drawn row is, NaN where that is not known; kept until rows are added. */
+/** How much of each drawn row is determined, NaN where that is not known; kept until rows are added. */
 function attentionCertain(site, sheet, { layer, head }) {
   if (sheet.certain?.rows !== site.rows.rows?.size) {
     const shares = sheet.shown.groups.map((group) => {
@@ -225,7 +225,7 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   told.push(
     state.shape === "lines"
       ? `About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`
-      : "Below each map: what each key receives on average. Left: the certain share of each row.",
+      : "Below each map: what each key receives on average. Left: the determined share of each row.",
   );
   const [left, long] = [!state.special && about.tokens.some((_, at) => isSpecial(about, at)), shown.n > WINDOW];
   const special = about.attention.special_group === "first token" ? "The first token is" : "Special tokens are";
@@ -256,7 +256,7 @@ function attentionTable(sheet) {
 }
 
 function attentionPython(site, state, shown) {
-  const lines = ["attention = ik.effective_attention(model, text)", `head = attention.sel(${headCode(site.view, state)})`];
+  const lines = [`attention = ik.effective_attention(model, text${callCode(site.view, "attention")})`, `head = attention.sel(${headCode(site.view, state)})`];
   if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
   lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
   if (shown.size < shown.all) {

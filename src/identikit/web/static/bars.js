@@ -101,7 +101,7 @@ function barsOne(pen, row, key, top, look) {
   pen.text(weight.toFixed(3), pen.width - 6, middle, row.moved ? colours.plus : colours.ink, { size: 12, align: "right" });
 }
 
-/** From 0 to the lower end the weight is certain; from there to the upper end it could be anything. */
+/** From 0 to the lower end the weight is determined; from there to the upper end it is free. */
 function barsInterval(pen, row, key, middle, { scale, colours }) {
   const [zero, lower, upper] = [scale.x(0), scale.x(row.lower[key]), scale.x(row.upper[key])];
   pen.rect(zero, middle - 5, Math.max(0, lower - zero), 10, colours.sure);
@@ -117,8 +117,8 @@ function barsHandle(pen, x, middle, held, colours) {
 
 function barsLegend(pen, row, y, { colours, scale }) {
   const marks = [
-    row.lower && ["certain", (x) => pen.rect(x, y - 4, 14, 8, colours.sure)],
-    row.lower && ["could be", (x) => pen.rect(x, y - 4, 14, 8, css(mixed(colours.paper, colours.sure, 0.3)))],
+    row.lower && ["determined", (x) => pen.rect(x, y - 4, 14, 8, colours.sure)],
+    row.lower && ["free", (x) => pen.rect(x, y - 4, 14, 8, css(mixed(colours.paper, colours.sure, 0.3)))],
     ["raw", (x) => pen.line(x + 7, y - 7, x + 7, y + 7, row.moved ? colours.soft : colours.ink, { width: row.moved ? 1.5 : 2.5 })],
     row.moved && ["moved", (x) => pen.line(x + 7, y - 7, x + 7, y + 7, colours.plus, { width: 2.5 })],
     row.effective && ["effective", (x) => pen.circle(x + 7, y, 3.5, colours.minus)],

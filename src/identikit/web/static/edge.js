@@ -1,7 +1,7 @@
 // Edge: how far each weight of one row could go while the head's output stays the same, and a hand on it.
 import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointOn, quoted, say, slider } from "./figure.js";
-import { button, element, number } from "./parts.js";
+import { callCode, activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointOn, quoted, say, slider } from "./figure.js";
+import { button, element, number, percent } from "./parts.js";
 
 const EDGE_MOST = 24; // bars that are shown at first
 const EDGE_NARROW = 1e-6; // an interval that is narrower does not move
@@ -33,7 +33,7 @@ export class EdgeView {
     this.more.classList.add("edge-more");
     this.readout = element("p", { class: "figure-readout" });
     this.ends = { lower: button("Lower end", "", () => this.pull("lower", 1)), upper: button("Upper end", "", () => this.pull("upper", 1)) };
-    this.share = slider("Between the ends", { least: -100, most: 100, step: 1 }, (percent) => this.slide(percent / 100));
+    this.share = slider("Between the ends", { least: -100, most: 100, step: 1 }, (hundredths) => this.slide(hundredths / 100));
     this.share.input.addEventListener("change", () => this.measure());
     this.reset = button("Reset", "Back to raw attention (Escape)", () => this.letGo());
     const pulls = element("div", { class: "edge-pulls" }, this.ends.lower, this.share.input, this.ends.upper, this.reset);
@@ -61,7 +61,7 @@ export class EdgeView {
     const found = rows.find(state.layer, state.head, query);
     const raw = head.row("raw", query) ?? found?.raw ?? null;
     const keys = raw ? names.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
-    // A row that was never bounded and is certain all the same has only one attention: its own.
+    // A row that was never bounded and is determined all the same has no alternative.
     const fixed = !found && !state.epsilon && !Number.isNaN(rows.certain(state.layer, state.head, query));
     const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
     const widest = lower ? keys.reduce((most, key) => Math.max(most, upper[key] - lower[key]), 0) : NaN;
@@ -112,14 +112,14 @@ export class EdgeView {
     if (!row.raw) return `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}: this row was not computed.`;
     const name = `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])} sees ${row.keys.length} ${row.keys.length === 1 ? "key" : "keys"}.`;
     if (!row.lower) return name;
-    if (row.widest < EDGE_NARROW) return `${name} Only this attention gives this output.`;
+    if (row.widest < EDGE_NARROW) return `${name} It is determined by the output: it has no alternative.`;
     const certain = row.keys.reduce((sum, key) => sum + row.lower[key], 0);
     const strongest = row.keys.reduce((best, key) => (row.raw[key] > row.raw[best] ? key : best), row.keys[0]);
     const sure = {
-      1: ` Its strongest edge, to ${quoted(this.site.names[strongest])}, is certain.`,
-      0: " Another edge could have been the strongest.",
+      1: ` Its strongest edge, to ${quoted(this.site.names[strongest])}, is determined.`,
+      0: " In some alternative another edge is the strongest.",
     }[state.epsilon ? NaN : row.found.strongest];
-    return `${name} Certain mass ${certain.toFixed(2)}.${sure ?? ""}`;
+    return `${name} ${percent(certain)} of it is determined by the output.${sure ?? ""}`;
   }
 
   /** The numbers of the active bar. */
@@ -139,8 +139,7 @@ export class EdgeView {
     this.epsilon.element.hidden = !(source.live ? epsilons.length > 1 : rows.withGrid().length);
     this.epsilon.input.value = state.epsilon;
     const share = epsilons[state.epsilon] ?? 0;
-    const percent = `${Number((100 * share).toPrecision(2))}%`;
-    const words = share ? `the output may move by ${percent}` : "the output stays the same";
+    const words = share ? `the output may move by ${Number((100 * share).toPrecision(2))}%` : "the output stays the same";
     say(this.epsilon.words, words);
     this.epsilon.element.title = "How far the head's output may move, as a share of its length.";
     this.epsilon.input.setAttribute("aria-valuetext", words);
@@ -331,11 +330,14 @@ export class EdgeView {
   python(state) {
     const query = activeQuery(state);
     const where = `${headCode(this.site.view, state)}, query=${query}`;
+    const [cut, given] = ["text", "attention"].map((name) => callCode(this.site.view, name));
     const epsilon = this.site.rows.epsilons[state.epsilon];
-    const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""})`, "print(row.to_frame())"];
+    const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""}${cut})`, "print(row.to_frame())"];
+    if (this.row(state).effective) lines.push(`effective = ik.effective_attention(model, text${given}).sel(${where}).effective`);
     if (state.moved?.query === query) {
-      const { key, end } = state.moved;
-      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${key}, end="${end}")`, "print(other)");
+      const { key, end, share } = state.moved;
+      lines.push(`other = ik.alternative_attention(model, text, ${where}, toward=${key}, end="${end}"${cut})`, "print(other)");
+      lines.push(`moved = other.raw + ${share} * (other.attention - other.raw)`);
     }
     return lines.join("\n");
   }

@@ -1,6 +1,7 @@
 // What can be taken away from a view: PNG, SVG, CSV, the Python that gives it; and of all heads, HeadVis' tree of JSON.
 
 import { canvasPen, svgPen } from "./pen.js";
+import { callCode } from "./figure.js";
 import { element } from "./parts.js";
 
 const KEYS_KEPT = 8; // of each row in HeadVis' tree
@@ -106,7 +107,8 @@ function pythonValue(value) {
 
 function pythonOf(site, view) {
   const { source, text } = site.view.about;
-  const lines = ["import identikit as ik", "", `model = ik.load(${source ? pythonValue(source) : ""})`];
+  const loading = `${source ? pythonValue(source) : ""}${callCode(site.view, "load")}`.replace(/^, /, "");
+  const lines = ["import identikit as ik", "", `model = ik.load(${loading})`];
   lines.push(`text = ${text === null ? "...  # the text of this page" : pythonValue(text)}`);
   return `${lines.join("\n")}\n${view.python(site.store.get()).trim()}\n`;
 }

@@ -65,6 +65,15 @@ export function headCode(view, state) {
   return `layer=${layers[state.layer]}, head=${heads[state.head]}`;
 }
 
+/** What a call of the library needs beside model and text to give what the page shows: of "text", "attention", …. */
+export const callCode = (view, name) => view.about.calls?.[name] ?? "";
+
+/** A comment in Python where a page rests on some rows, and what it stands above gives all; otherwise nothing. */
+export function sampledCode({ about }) {
+  const { bounded = 0, free = 0 } = about.certain ?? {};
+  return bounded < free ? [`# The page bounded ${bounded} of ${free} free rows; this bounds all of them.`] : [];
+}
+
 /** How wide words are in the figures' font. */
 export function wordsWidth(words, size = 12) {
   figureRuler ??= document.createElement("canvas").getContext("2d");

@@ -2,7 +2,7 @@
 
 import { css, mixed } from "./colour.js";
 import { pickList } from "./controls.js";
-import { choice, figureCanvas, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { callCode, choice, figureCanvas, inkOn, pointOn, quoted, sampledCode, say, wordsWidth } from "./figure.js";
 import { canvasPen } from "./pen.js";
 import { paintScatter, readingNumber, readingWords, scatterPoints } from "./scatter.js";
 import { element } from "./parts.js";
@@ -76,7 +76,7 @@ export class HeadsView {
   }
 
   python(state) {
-    return headsPython(this.data, state);
+    return headsPython(this.site.view, this.data, state);
   }
 
   describe(state) {
@@ -253,10 +253,11 @@ function headsTable(data, residual) {
   return { columns: ["layer", "head", ...data.readings.map(({ label }) => label), ...worded.map(({ label }) => `${label} in words`), ...(residual ? ["residual"] : [])], rows };
 }
 
-function headsPython(data, state) {
+function headsPython(view, data, state) {
   const { x, y } = headsAxes(data, state);
-  const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).map(({ name, code }) => `${name} = ${code}`);
-  return ["attention = ik.effective_attention(model, text)", ...lines].join("\n");
+  const coded = ({ name, code, sampled }) => [...(sampled ? sampledCode(view) : []), `${name} = ${code}`];
+  const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).flatMap(coded);
+  return [`attention = ik.effective_attention(model, text${callCode(view, "attention")})`, ...lines].join("\n");
 }
 
 /** All readings of one head in words. */

@@ -162,7 +162,9 @@ function makeViews(site, page) {
   const panels = Object.entries(kinds).map(([name, View]) => panelOf(site, new View(site), page.places[name]));
   const tabs = element("div", { role: "tablist", class: "tabs", "aria-label": "More views" });
   page.places.bottom.append(tabs);
-  const below = [new TokensView(site), new ProvenanceView(site), numbersView(site, panels)].map((view) => {
+  const lower = [new TokensView(site), new ProvenanceView(site)];
+  const numbers = numbersView(site, [...panels, ...lower.map((view) => ({ view }))]);
+  const below = [...lower, numbers].map((view) => {
     const panel = panelOf(site, view, page.places.bottom);
     panel.tab = element("button", { type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": `panel-${view.id}` }, view.title);
     panel.tab.addEventListener("click", () => site.store.set({ tab: view.id }));

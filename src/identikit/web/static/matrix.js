@@ -1,4 +1,4 @@
-// Four maps of one head side by side on one scale, with one cursor, what keys receive, and how certain rows are.
+// Four maps of one head side by side on one scale, with one cursor, what keys receive, and how much of each row is determined.
 
 import { css, diverging } from "./colour.js";
 import { number } from "./parts.js";
@@ -8,7 +8,7 @@ const MATRIX_HEADER = 22;
 const MATRIX_MARGINAL = 26;
 const MATRIX_LABELS = 58;
 const MATRIX_LEGEND = 44;
-const MATRIX_STRIP = 12; // how certain each row is
+const MATRIX_STRIP = 12; // how much of each row is determined
 const MATRIX_GAP = 14;
 
 /** Where the maps stand in a figure of this width: four beside one another, or two by two. */
@@ -118,7 +118,7 @@ function matrixKeys(pen, { side }, { x, y }, labels, cursor, colours) {
   }
 }
 
-/** Names of queries, and how certain their rows are. */
+/** Names of queries, and how much of their rows is determined. */
 function matrixRows(pen, layout, { x, y }, { labels, cursor, certain, colours }) {
   const cell = layout.side / labels.length;
   const bar = x - MATRIX_STRIP - 2;

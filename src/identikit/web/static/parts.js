@@ -25,6 +25,12 @@ export function percent(share) {
   return `${(100 * share).toFixed(near ? 1 : 0)}%`;
 }
 
+/** A share with its standard error, if it is estimated; where that is as large, only what it is at most. */
+export function estimatedShare(share, error) {
+  if (error === null) return percent(share);
+  return error < share ? `${percent(share)} ± ${percent(error)}` : `at most ${percent(Math.min(1, share + 2 * error))}`;
+}
+
 /** A number as it is shown: three digits, or with an exponent where it is tiny. */
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not known";

@@ -1,7 +1,7 @@
 // Provenance: where one token's hidden vector comes from, layer by layer: a stack of its sources.
 import { SERIES, mixed } from "./colour.js";
-import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
-import { element, percent } from "./parts.js";
+import { activeKey, activeQuery, callCode, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { element, estimatedShare, percent } from "./parts.js";
 
 const SOURCES_LEFT = 64;
 const SOURCES_TOP = 26;
@@ -21,7 +21,7 @@ export class ProvenanceView {
     this.canvas = figureCanvas();
     this.says = element("p", { class: "figure-says" });
     this.readout = element("p", { class: "figure-readout" });
-    this.threshold = slider("Name sources of at least", { least: 0, most: 25, step: 0.5 }, (percent) => site.store.set({ threshold: percent / 100 }));
+    this.threshold = slider("Name sources of at least", { least: 0, most: 25, step: 0.5 }, (hundredths) => site.store.set({ threshold: hundredths / 100 }));
     this.element = element(
       "div", {}, this.says, element("div", { class: "figure-controls" }, this.threshold.element),
       element("div", { class: "figure-holder" }, this.canvas), this.readout,
@@ -32,7 +32,7 @@ export class ProvenanceView {
   unavailable() {
     if (this.about) return null;
     const why = this.site.view.about.unavailable?.attribution;
-    return why ? `Not answered: ${why}` : "This page was made without attribution: explain(model, text) has it.";
+    return why ? `Not answered: ${why}` : "This page was made without attribution; the page of an explanation has it.";
   }
 
   get right() {
@@ -111,17 +111,16 @@ export class ProvenanceView {
     if (source === -1) return `${after} all others contribute ${percent(stacks[layer].others)} to ${name}.`;
     const part = this.sources(layer, output).find(({ input }) => input === source);
     if (!part) return `${after} nothing is known to come from there.`;
-    const error = part.error === null ? "" : ` ± ${(100 * part.error).toFixed(1)}`;
     const whose = source === output ? `${name} itself contributes` : `${quoted(this.site.names[source])} contributes`;
-    return `${after} ${whose} ${(100 * part.share).toFixed(1)}${error}% to ${source === output ? "its vector" : name}.`;
+    return `${after} ${whose} ${estimatedShare(part.share, part.error)} to ${source === output ? "its vector" : name}.`;
   }
 
   /** What the active key contributes, layer by layer. */
   keyWords(state, output) {
     const key = activeKey(state);
     if (key < 0) return "";
-    const shares = this.about.layers.map((_, layer) => this.sources(layer, output).find(({ input }) => input === key)?.share);
-    const told = shares.map((share) => (share === undefined ? "–" : percent(share)));
+    const parts = this.about.layers.map((_, layer) => this.sources(layer, output).find(({ input }) => input === key));
+    const told = parts.map((part) => (part ? estimatedShare(part.share, part.error) : "–"));
     const whom = key === output ? "itself" : quoted(this.site.names[output]);
     return `${quoted(this.site.names[key])} contributes to ${whom}, layer by layer: ${told.join(", ")}.`;
   }
@@ -158,12 +157,12 @@ export class ProvenanceView {
   paintStack(pen, state, stack, { layer, y, left, right, named, colours }) {
     const [top, height] = [y + 3, this.high - 7];
     const spans = this.spans(stack, left, right);
-    for (const { input, share, from, to } of spans) {
+    for (const { input, share, error, from, to } of spans) {
       const fill = input < 0 ? colours.faint : this.colour(named, input);
       pen.rect(from, top, Math.max(0.5, to - from - 1), height, fill);
-      const told = percent(share);
+      const told = error === null || error < share ? percent(share) : "";
       const name = input < 0 ? "others" : this.site.names[input];
-      const words = [`${name} ${told}`, told].find((one) => wordsWidth(one, 11) < to - from - 8);
+      const words = [`${name} ${told}`.trim(), told].find((one) => wordsWidth(one, 11) < to - from - 8);
       const ink = inkOn(mixed(fill, fill, 0), colours);
       if (words) pen.text(words, from + 5, top + height / 2, ink, { size: 11 });
     }
@@ -257,7 +256,7 @@ export class ProvenanceView {
   python(state) {
     const { norm, probes } = this.about;
     const how = `${norm ? `, norm="${norm}"` : ""}${probes === null ? "" : `, probes=${probes}`}`;
-    return `found = ik.token_attribution(model, text${how})\nprint(found.sel(output=${activeQuery(state)}).to_frame())`;
+    return `found = ik.token_attribution(model, text${how}${callCode(this.site.view, "text")})\nprint(found.sel(output=${activeQuery(state)}).to_frame())`;
   }
 
   describe(state) {

@@ -92,7 +92,7 @@ export class RowBook {
     return [...this.rows.values()].filter(wanted).sort(order);
   }
 
-  /** The share of a row that is certain; NaN where it is not known. */
+  /** The share of a row that is determined; NaN where it is not known. */
   certain(layer, head, query) {
     const row = this.rows.get(`${layer},${head},${query}`);
     if (row) return Math.min(1, row.lower.reduce((sum, weight) => sum + weight, 0));

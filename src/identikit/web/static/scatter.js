@@ -4,8 +4,15 @@ import { css, mixed } from "./colour.js";
 
 const SCATTER = { left: 50, right: 14, top: 14, bottom: 64, unknown: 16 };
 
-/** A value of a reading, with as many digits as the file declares. */
-export const readingNumber = ({ digits }, value) => (Number.isFinite(value) ? value.toFixed(digits) : "unknown");
+/** A value of a reading, with as many digits as the file declares; a share is 0 or 1 only where it is. */
+export function readingNumber({ digits, range }, value) {
+  if (!Number.isFinite(value)) return "unknown";
+  const unit = 10 ** -digits;
+  const share = range?.[0] === 0 && range[1] === 1;
+  if (share && value < 1 - 1e-6 && value >= 1 - unit / 2) return `>${(1 - unit).toFixed(digits)}`;
+  if (share && value > 1e-6 && value < unit / 2) return `<${unit.toFixed(digits)}`;
+  return value.toFixed(digits);
+}
 
 /** A reading in words: as the file says it of the head at a place, where that is an estimate or a range. */
 export const readingWords = (reading, value, at) => `${reading.label} ${reading.said?.[at] ?? readingNumber(reading, value)}`;

@@ -1,6 +1,6 @@
 // Tokens: after each layer, is each hidden vector still nearest to its own token, by what margin, and if not, who won?
 import { css, mixed } from "./colour.js";
-import { activeKey, activeQuery, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, callCode, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
 import { element, percent } from "./parts.js";
 
 const TOKENS_LEFT = 64; // pixels for the layers' names
@@ -32,7 +32,7 @@ export class TokensView {
 
   unavailable() {
     if (this.about) return null;
-    return this.site.view.about.unavailable?.identity ?? "This page was made without token identity: explain(model, text) has it.";
+    return this.site.view.about.unavailable?.identity ?? "This page was made without token identity; the page of an explanation has it.";
   }
 
   size() {
@@ -227,7 +227,7 @@ export class TokensView {
 
   python() {
     if (this.about.candidates) return "found = ik.invert(model, text)\nprint(found.to_frame())";
-    return "found = ik.explain(model, text)\nprint(found.identity.to_frame())";
+    return `found = ik.explain(model, text${callCode(this.site.view, "explain")})\nprint(found.identity.to_frame())`;
   }
 
   describe(state) {

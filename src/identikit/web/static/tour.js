@@ -3,10 +3,10 @@
 import { button, element } from "./parts.js";
 
 const STEPS = [
-  ["verdict", "The verdict says it in words. Below it is the text: the darker a token, the more of its attention is certain, which means that every attention with the same output agrees on it. Click a token to follow it through all views."],
-  ["heads", "Each head is a point. By certain mass, heads at the top are certain; those at the bottom could have attended elsewhere with the same output. Click a head to open it."],
-  ["attention", "The chosen head, four times. Raw: what the model computes. Effective: the smallest weights with the same output, which may be negative. Simplex: the smallest that are still attention, none of them negative. Null: raw less effective, which the output does not depend on."],
-  ["edge", "One token's row. Each bar is all that a weight could have been. Drag the end of a bar: the whole row moves to another attention, and the head's output stays where it is."],
+  ["verdict", "The verdict says it in words. Below it is the text: the darker a token, the more of its attention is determined by the output: the same in every alternative, which is other attention with the same output. Click a token to follow it through all views."],
+  ["heads", "Each head is a point. Up is the determined share: heads at the bottom could have attended elsewhere with the same output. Click a head to open it."],
+  ["attention", "The chosen head, four times. Raw: what the model computes. Effective: the smallest weights with the same output, which may be negative. Simplex: the alternative with the smallest weights, none of them negative. Null: raw less effective, which the output does not depend on."],
+  ["edge", "One token's row. Each bar is an interval: what a weight is over all alternatives. Drag the end of a bar: the whole row moves to an alternative, and the head's output stays where it is."],
   ["bottom", "Layer by layer: which token each hidden vector still points to, and where it came from. Numbers has every number as a table. Export saves a view as a figure, as numbers, or as the Python that gives it."],
 ];
 

@@ -1,33 +1,33 @@
-// Verdict: the answers in words, and the text itself, each token shaded by how certain its attention is.
+// Verdict: the answers in words, and the text itself, each token shaded by how much of its attention is determined.
 import { css, mixed } from "./colour.js";
 import { canvasPen } from "./pen.js";
-import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointOn, quoted, say, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, callCode, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointOn, quoted, sampledCode, say, wordsWidth } from "./figure.js";
 import { element, percent } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
 const STRIP_LINE = 30;
 const STRIP_LEGEND = 30;
-const STRIP_DARKEST = 0.85; // how much of the colour a certain token has
+const STRIP_DARKEST = 0.85; // how much of the colour a determined token has
 
 export class VerdictView {
   constructor(site) {
     this.site = site;
     this.id = "verdict";
     this.title = "Verdict";
-    this.help = "The answers in words, and below them the text: the darker a token, the more of its attention is certain. Click one to follow it through all views.";
+    this.help = "The answers in words, and below them the text: the darker a token, the more of its attention is determined by the output. Click one to follow it through all views.";
     this.n = site.names.length;
-    this.means = null; // certainty over all heads
+    this.means = null; // determined shares over all heads
     this.laid = null;
     this.canvas = figureCanvas();
     this.readout = element("p", { class: "figure-readout" });
-    this.whose = choice("Certainty in", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
+    this.whose = choice("Determined in", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
     this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
     const { verdict } = site.view.about;
-    const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of explain(model, text) says it in words, too.")];
+    const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of an explanation says it in words, too.")];
     const words = element("div", { class: "verdict-words" }, ...said);
     const scale = element("span", { class: "verdict-scale" }, "0%", element("i"), "100%");
     this.unbounded = element("span", { class: "verdict-scale" }, element("i", { class: "unbounded" }), "at least: not all rows were bounded");
-    this.shades = element("div", { class: "figure-controls" }, "Certain in", this.whose.element, scale, this.unbounded);
+    this.shades = element("div", { class: "figure-controls" }, "Determined in", this.whose.element, scale, this.unbounded);
     const text = element("div", {}, this.shades, this.holder, this.readout);
     this.element = element("div", { class: "verdict" }, words, text);
     this.listen();
@@ -38,12 +38,12 @@ export class VerdictView {
     return about.tokens.length ? null : "There is no text to show.";
   }
 
-  /** Whether anything is known of certainty. */
+  /** Whether anything is known of what is determined. */
   known() {
     return this.site.view.has("certain");
   }
 
-  /** How much of each token's attention is certain at least, and at most, and the same in words. */
+  /** How much of each token's attention is determined at least, and at most, and the same in words. */
   certainty(state) {
     const { rows, view } = this.site;
     if (state.strip === "head") {
@@ -125,7 +125,7 @@ export class VerdictView {
     if (!this.known()) return name;
     const where = state.strip === "head" ? `in ${headName(this.site.view, state)}` : "over all heads";
     if (!said) return `${name}: its attention was not bounded ${where}.`;
-    return `${name}: how much of its attention is certain ${where}: ${said}.`;
+    return `${name}: how much of its attention is determined ${where}: ${said}.`;
   }
 
   paint(pen, state) {
@@ -160,8 +160,8 @@ export class VerdictView {
   }
 
   paintLegend(pen, y, colours, certain) {
-    pen.text("0% certain", 0, y, colours.soft, { size: 11 });
-    let x = wordsWidth("0% certain", 11) + 8;
+    pen.text("0% determined", 0, y, colours.soft, { size: 11 });
+    let x = wordsWidth("0% determined", 11) + 8;
     for (let step = 0; step <= 8; step += 1, x += 12) pen.rect(x, y - 5, 12, 10, css(mixed(colours.paper, colours.sure, (STRIP_DARKEST * step) / 8)));
     pen.text("100%", x + 8, y, colours.soft, { size: 11 });
     if (!certain.some(({ share, most }) => !(most - share < 1e-6))) return;
@@ -209,12 +209,16 @@ export class VerdictView {
 
   table(state) {
     const rows = this.certainty(state).map(({ share, most, said }, place) => [place, this.site.names[place], share, most, said ?? "not bounded"]);
-    return { columns: ["position", "token", "certain mass at least", "at most", "in words"], rows };
+    return { columns: ["position", "token", "determined share at least", "at most", "in words"], rows };
   }
 
   python(state) {
-    if (state.strip !== "head" || !this.site.view.about.attention) return "found = ik.explain(model, text)\nprint(found)";
-    return `row = ik.attention_intervals(model, text, ${headCode(this.site.view, state)})\nprint(row.certain_mass)`;
+    const { view } = this.site;
+    if (state.strip === "head" && view.about.attention) {
+      return `row = ik.attention_intervals(model, text, ${headCode(view, state)}${callCode(view, "text")})\nprint(row.certain_mass)`;
+    }
+    const shares = this.known() ? [...sampledCode(view), "share = found.attention.intervals().certain_mass.mean((0, 1))", "print(share)"] : [];
+    return [`found = ik.explain(model, text${callCode(view, "explain")})`, "print(found)", ...shares].join("\n");
   }
 
   describe(state) {
@@ -222,7 +226,7 @@ export class VerdictView {
     const shares = known.map(({ share }) => share);
     if (!shares.length) return `The text, ${this.n} tokens. ${this.words(state)}`;
     const [least, most] = [Math.min(...shares), Math.max(...known.map(({ most }) => most))].map(percent);
-    return `The text, ${this.n} tokens; between ${least} and ${most} of a token's attention is certain. ${this.words(state)}`;
+    return `The text, ${this.n} tokens; between ${least} and ${most} of a token's attention is determined. ${this.words(state)}`;
   }
 }
 
