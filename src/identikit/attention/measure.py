@@ -1,4 +1,4 @@
-"""What people read from attention, with its exact range over all attention with the same computation."""
+"""What people read from attention, with its exact range over all alternatives."""
 
 import math
 import time
@@ -21,7 +21,7 @@ from identikit.maths.chain import Chain, greatest_through_layers, through_layers
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
+from identikit.progress import Progress, Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.source import Held
 from identikit.shapes import Int, Tensor
@@ -38,6 +38,7 @@ class _Numbers(NamedTuple):
     gap: Tensor
 
 
+@reporting
 @undisturbed()
 def attention_measure(
     model: Model,
@@ -49,12 +50,12 @@ def attention_measure(
     heads: Index = None,
     seconds: float | int | None = None,
     truncate: bool = False,
-    progress: Progress = silent,
+    progress: Watched = None,
 ) -> AttentionMeasure:
-    """Read attention as people do, with the exact range of the reading over all attention with the same computation.
+    """Read attention as people do, with the exact range of the reading over all alternatives.
 
-    Where every head's output stays the same, so does all that the model computes, and each row of attention moves
-    in a set of its own. The ends hold for all of these rows together, and are attained.
+    An alternative is other attention with the same head outputs: all else that the model computes is the same too, and
+    each row moves in a set of its own. The ends hold for all of these rows together, and are attained.
 
     - `name`: of one head, "attention", "value norm" (‖a v H‖), "output share" and "gradient" (gradient × attention);
       of a layer, "mean" over its heads; through layers, "rollout", "rollout without residual" and "relevance" (Chefer)
@@ -176,7 +177,7 @@ def _clock(until: float) -> Callable[[], bool]:
 
 
 def certain_order(numbers: Any, *, others_only: bool) -> Int[Tensor, "*row"]:
-    """Count the strongest sources, up to `TOP`, whose ends show that their order is the same in all attention.
+    """Count the strongest sources, up to `TOP`, whose ends show that their order is the same in all alternatives.
 
     With `others_only`, a token is not a source of itself.
     """

@@ -15,7 +15,7 @@ _WORDS = {"query": "mean", "key": "sum", "output": "mean", "input": "sum"}
 
 
 class AttentionMeasure(Result):
-    """A reading of attention, with its range over all attention with the same computation.
+    """A reading of attention, with its range over all alternatives: other attention with the same head outputs.
 
     Axes are (layer, head, query, key) for readings of one head, (layer, query, key) for a layer's mean, and (layer,
     output, input) for readings through layers.
@@ -25,13 +25,13 @@ class AttentionMeasure(Result):
     main = ("raw", "effective", "lower", "upper")
     raw = held(_EDGE, "The reading of attention as the model computes it.", words=_WORDS)
     effective = held(_EDGE, "The reading of effective attention.", words=_WORDS)
-    lower = held(_EDGE, "The least reading of any attention with the same computation.", words=_WORDS)
-    upper = held(_EDGE, "The greatest reading of any attention with the same computation.", words=_WORDS)
+    lower = held(_EDGE, "The least reading of any alternative.", words=_WORDS)
+    upper = held(_EDGE, "The greatest reading of any alternative.", words=_WORDS)
     gap = held(_EDGE, "How far the ends can be from the sharp ones; NaN where nothing was bounded.", range="0 or more")
     certain_order = held(
         "layer head query",
-        "How many of the strongest sources come in this order in all attention with the same computation, as far as "
-        "their ends tell; through layers, of the other tokens.",
+        "How many of the strongest sources come in this order in all alternatives, as far as their ends tell; through "
+        "layers, of the other tokens.",
         range="0 to 5",
     )
     measure = Fact("Which reading it is.")
@@ -41,14 +41,14 @@ class AttentionMeasure(Result):
 
     @property
     def certain_share(self) -> Tensor:
-        """Share of each row of `raw` that every attention with the same computation gives to the same sources."""
+        """Share of each row of `raw` that every alternative gives to the same sources."""
         certain = self.read("lower").clamp(min=0) + (-self.read("upper")).clamp(min=0)
         total = self.read("raw").abs().sum(-1)
         share = torch.where(total > 0, certain.sum(-1) / total, 1.0)
         return share[tuple(0 if axis.single else slice(None) for axis in self.axes[:-1])]
 
     def said(self) -> str:
-        """Say what the reading is, how much of it is the same in all attention, and which entries are largest."""
+        """Say what the reading is, how much of it is determined, and which entries are largest."""
         words = [f"{self.meaning}"]
         if self.target is not None:
             words.append(f"Target: {self.target}; gradients are held.")
@@ -56,8 +56,8 @@ class AttentionMeasure(Result):
             rows = self.read("certain_order")
             first = float((rows > 0).double().mean())
             share = percent(float(self.certain_share.mean()))
-            words.append(f"{share} of it is the same in all attention with this computation.")
-            words.append(f"The strongest source stays the strongest in {percent(first)} of the rows.")
+            words.append(f"{share} of it is determined by the outputs of the heads.")
+            words.append(f"The strongest source is determined in {percent(first)} of the rows.")
         late = float(self.read("gap").isnan().double().mean()) if "gap" in self.source.dims else 0.0
         if late:
             words.append(f"{percent(late)} of the entries were not bounded in time.")

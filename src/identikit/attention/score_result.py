@@ -12,17 +12,18 @@ _SAME = 0.005  # a range that is narrower is said as one number
 
 
 class HeadScores(Result):
-    """How far each head has each role: raw, effective, and the range over all attention with the same outputs.
+    """How far each head has each role: raw, effective, and the range over all alternatives.
 
-    A score is the mean over the rows with a target in each text, then over texts.
+    A score is the mean over the rows with a target in each text, then over texts. An alternative is other attention with
+    the same outputs; a score that is the same in all of them is determined by the outputs.
     """
 
     kind = "head scores"
     main = ("raw", "effective", "lower", "upper")
     raw = held(_HEAD, "The score of attention as the model computes it.", missing=_NO_TARGET)
     effective = held(_HEAD, "The score of effective attention.", missing=_NO_TARGET)
-    lower = held(_HEAD, "The least score of any attention with the same outputs.", missing=_NO_TARGET)
-    upper = held(_HEAD, "The greatest score of any attention with the same outputs.", missing=_NO_TARGET)
+    lower = held(_HEAD, "The least score of any alternative.", missing=_NO_TARGET)
+    upper = held(_HEAD, "The greatest score of any alternative.", missing=_NO_TARGET)
     gap = held(
         _HEAD, "How far the ends can be from the sharp ones; NaN where rows are not bounded.", missing=_NO_TARGET
     )
@@ -58,8 +59,8 @@ class HeadScores(Result):
         raw, effective, lower, upper = (float(self.read(name)[at, layer, head]) for name in self.main)
         where = f"L{self.axis('layer').values[layer]}H{self.axis('head').values[head]}"
         ends = f"between {lower:.2f} and {upper:.2f}"
-        always = f"{ends} in every attention with the same outputs" if upper - lower > _SAME else f"always {raw:.2f}"
-        return f"{where} {raw:.2f}, {always} (effective {effective:.2f})"
+        fixed = f"{ends} in all alternatives" if upper - lower > _SAME else "determined by the outputs"
+        return f"{where} {raw:.2f}, {fixed} (effective {effective:.2f})"
 
     def plot(self, **options: Any) -> Any:
         """Draw one score of all heads, the first if none is selected, each with its range and its effective score."""

@@ -1,4 +1,4 @@
-"""Which role a head has, and whether it has it in every attention with the same output.
+"""Which role a head has, and whether it has it in every alternative with the same outputs.
 
 A role is a pattern c of numbers over queries and keys: the weight on the previous token, on the token after an earlier
 copy of this one, and so on. A head's score is the mean of $\\sum_j c_{ij} a_{ij}$ over the rows that have a target.
@@ -23,7 +23,7 @@ from identikit.maths.polytope.bounds import Wanted
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, silent
+from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.source import Held
 from identikit.shapes import Bool, Float, Int, Tensor
@@ -126,6 +126,7 @@ def sink_rate(text: ScoredText) -> Tensor:
     return first_token.pattern(text)
 
 
+@reporting
 @undisturbed()
 def head_scores(
     model: Model,
@@ -136,13 +137,13 @@ def head_scores(
     heads: Index = None,
     seconds: float | int | None = None,
     truncate: bool = False,
-    progress: Progress = silent,
+    progress: Watched = None,
 ) -> HeadScores:
-    """Score the role of every head on a text or a list of texts: raw, effective, and in all attention with the output.
+    """Score the role of every head on a text or a list of texts: raw, effective, and over all alternatives.
 
     A score is the mean over the rows that see a target, in each text, and then over texts: a `HeadScores` with `raw`,
     `effective`, `lower` and `upper` (score, layer, head), and with several texts their standard errors. The ends are
-    exact: no attention with the same outputs has a lower or a higher score.
+    exact: no alternative (other attention with the same outputs) has a lower or a higher score.
 
     - `scores`: only these; None is all of "self", "previous", "first", "special", "same token", "induction", "distance"
       and "sink rate". `repeated_tokens` makes texts on which induction shows
