@@ -31,6 +31,16 @@ def output_share(weights: Array, values: Array, projection: Array, raw: Array) -
     )
 
 
+def norm(weights: Array, values: Array, projections: Array) -> Array:
+    """‖Σ_h a v H‖, of weights (head, query, key), values (head, key, d_v) and projections (head, d_v, d)."""
+    heads, n, _ = weights.shape
+    found = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            found[i, j] = np.linalg.norm(sum(weights[h, i, j] * values[h, j] @ projections[h] for h in range(heads)))
+    return found
+
+
 def rollout(layers: list[Array], residual: float) -> list[Array]:
     """The product of residual·I + (1 − residual)·mean_h A, after each layer; layers are (head, query, key)."""
     n = layers[0].shape[-1]

@@ -17,6 +17,7 @@ from identikit.attention.quantities import TOP, edges_wanted
 from identikit.attention.targets import Target, target_of
 from identikit.checks import function, known
 from identikit.errors import InputError
+from identikit.maths.boxes import CORNERS, norm_ends, norm_of
 from identikit.maths.chain import Chain, greatest_through_layers, through_layers
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
@@ -58,7 +59,8 @@ def attention_measure(
     each row moves in a set of its own. The ends hold for all of these rows together, and are attained.
 
     - `name`: of one head, "attention", "value norm" (‖a v H‖), "output share" and "gradient" (gradient × attention);
-      of a layer, "mean" over its heads; through layers, "rollout", "rollout without residual" and "relevance" (Chefer)
+      of a layer, "mean" over its heads and "norm" (‖Σ a v H‖, `exact` up to 12 heads); through layers, "rollout",
+      "rollout without residual" and "relevance" (Chefer)
     - `target`: what gradients are of, for "gradient" and "relevance": a next token or a class (a string or its number;
       None: what the model itself predicts), or a function of the logits and the last hidden vectors. Gradients are
       those of the model as it is, and held
@@ -97,7 +99,8 @@ def attention_measure(
     head = [Axis("head", which)] if "head" in kind.axes else []
     arrays = numbers._asdict() | {"certain_order": certain_order(numbers, others_only=kind.through)}
     dims = dict.fromkeys(numbers._fields, kind.axes) | {"certain_order": kind.axes[:-1]}
-    about = {"measure": name, "meaning": kind.meaning, "target": None if aim is None else aim.name, "exact": True}
+    about = {"measure": name, "meaning": kind.meaning, "target": None if aim is None else aim.name}
+    about["exact"] = not kind.joint or model.n_heads <= CORNERS
     provenance = model.provenance(reading.text, measure=name, target=about["target"], layers=shown, heads=which)
     axes = (Axis("layer", shown), *head, *ends)
     return AttentionMeasure(axes, Held(arrays, dims), provenance, reading.about | about)
@@ -129,6 +132,8 @@ def _edges(
     raw = rows.attention[:, :n].reshape(shape)
     effective = captured.effective_rows(places).reshape(shape)
     lower, upper, gap = (part.reshape(shape) for part in bounds[:3])
+    if kind.joint:
+        return _norms(measured, _Numbers(raw, effective, lower, upper, gap))
     assert kind.factor is not None
     factor = torch.stack([kind.factor(layer).expand(heads, n, n) for layer in measured])
     ends = factor * lower, factor * upper
@@ -136,6 +141,23 @@ def _edges(
     if "head" not in kind.axes:
         numbers = _Numbers(*(part.mean(1) for part in numbers))
     return _Numbers(*(part.cpu() for part in numbers))
+
+
+def _norms(measured: Sequence[MeasuredLayer], weights: _Numbers) -> _Numbers:
+    """Read the length of what each key adds to a layer's output, all heads together."""
+    layers = []
+    for at, layer in enumerate(measured):
+        if layer.layer.gate is not None:
+            raise InputError("'norm' cannot be read where a gate multiplies the head outputs: what a key adds varies.")
+        vectors = (layer.values @ layer.layer.projection.double()).transpose(0, 1)  # key, head, d
+        n = len(vectors)
+        products = (vectors @ vectors.mT).repeat(n, 1, 1)  # an edge after the other, by query
+        raw, effective, lower, upper, gap = (part[at].flatten(1).mT for part in weights)
+        ends = norm_ends(products, lower, upper)
+        off = (gap * products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()).sum(-1)
+        found = norm_of(products, raw), norm_of(products, effective), ends.least, ends.greatest, ends.gap + off
+        layers.append([part.reshape(n, n) for part in found])
+    return _Numbers(*(torch.stack(part).cpu() for part in zip(*layers, strict=True)))
 
 
 def _through(

@@ -48,6 +48,7 @@ class ReadingKind:
     - `axes`: "layer head query key", "layer query key" for the mean over heads, or "layer output input" through layers
     - `factor`: the numbers; None: 1
     - `needs_target`: whether it needs the derivative of a target
+    - `joint`: it is the length of the sum over heads of what a key adds, not a number times the weight
     - `keep`, `give`: through layers, what a token keeps of what it had, and takes of what its heads bring
     """
 
@@ -56,6 +57,7 @@ class ReadingKind:
     axes: tuple[str, ...]
     factor: Callable[[MeasuredLayer], Factor] | None = None
     needs_target: bool = False
+    joint: bool = False
     keep: float = 0.0
     give: float = 1.0
 
@@ -78,7 +80,7 @@ def reading(
 
     def declare(factor: Callable[[MeasuredLayer], Factor]) -> ReadingKind:
         meaning = " ".join((factor.__doc__ or "").split())
-        READINGS[name] = ReadingKind(name, meaning, axes, factor, needs_target, keep, give)
+        READINGS[name] = ReadingKind(name, meaning, axes, factor, needs_target, keep=keep, give=give)
         return READINGS[name]
 
     return declare
@@ -127,6 +129,11 @@ def _derivative(measured: MeasuredLayer) -> Factor:
 def gradient(measured: MeasuredLayer) -> Factor:
     """Weight times the derivative of the target by it, a·∂y/∂a (gradient × attention)."""
     return _derivative(measured)
+
+
+READINGS["norm"] = ReadingKind(
+    "norm", "Length of what a key adds to the layer's output, ‖Σ_h a v H‖ (Kobayashi et al., 2020).", _MEAN, joint=True
+)
 
 
 @reading("rollout", _THROUGH, keep=0.5, give=0.5)

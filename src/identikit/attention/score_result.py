@@ -14,8 +14,8 @@ _SAME = 0.005  # a range that is narrower is said as one number
 class HeadScores(Result):
     """How far each head has each role: raw, effective, and the range over all alternatives.
 
-    A score is the mean over the rows with a target in each text, then over texts. An alternative is other attention with
-    the same outputs; a score that is the same in all of them is determined by the outputs.
+    A score is the mean over the rows with a target in each text, then over texts. An alternative is other attention
+    with the same outputs; a score that is the same in all of them is determined by the outputs.
     """
 
     kind = "head scores"

@@ -113,7 +113,8 @@ def compile_solver(device: torch.device) -> None:
     seen = torch.ones_like(third, dtype=torch.bool)
     first = torch.zeros(1, dtype=torch.long, device=device)
     output = third[:, 0]
-    rows = Rows(third, seen, first, third[:1, :, None] * 3**0.5, output[:, None] * torch.inf, output, seen[:, 0])
+    basis = third[:1, :, None] * 3**0.5
+    rows = Rows(third, seen, first, basis, output[:, None] * torch.inf, output, seen[:, 0], seen[:, 0])
     exact_bounds(rows, Wanted(seen[0], third[:, :] * 3, top=2))
     extreme_rows(rows, third[None] * 3)
 
