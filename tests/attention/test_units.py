@@ -81,7 +81,9 @@ def row_of(spectrum: torch.Tensor, seed: int, n: int = 130) -> tuple[Rows, torch
     """A row over values in float32 that have this spectrum."""
     generator = torch.Generator().manual_seed(seed)
     d_v = len(spectrum)
-    left, right = (torch.linalg.qr(torch.randn(size, d_v, dtype=torch.float64, generator=generator)).Q for size in (n, d_v))
+    left, right = (
+        torch.linalg.qr(torch.randn(size, d_v, dtype=torch.float64, generator=generator)).Q for size in (n, d_v)
+    )
     values = (10 * left * spectrum @ right.mT).float()
     attention = torch.softmax(2 * torch.randn(1, n, dtype=torch.float64, generator=generator), -1)
     rank = row_ranks(attention_heads(values[None], (attention @ values.double())[None]))[0]
@@ -89,7 +91,7 @@ def row_of(spectrum: torch.Tensor, seed: int, n: int = 130) -> tuple[Rows, torch
 
 
 def proven_upper(rows: Rows, values: torch.Tensor, key: int) -> tuple[float, float]:
-    """The greatest weight with the same output, all digits of the values counted: as found, and as proven in fractions."""
+    """The greatest weight with the same output, of all digits of the values: as found, and as proven in fractions."""
     matrix = reference.augmented(values.double().numpy())
     Q, R = np.linalg.qr(matrix)
     cost = -np.eye(len(matrix))[key]

@@ -130,7 +130,9 @@ def test_every_question_can_be_asked(name: str):
     assert torch.allclose(shares, torch.ones_like(shares), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [slow_unless(name, {"xlnet", "deberta-v2", "bloom"}) for name in [*OWN, "xlnet", "bert"]])
+@pytest.mark.parametrize(
+    "name", [slow_unless(name, {"xlnet", "deberta-v2", "bloom"}) for name in [*OWN, "xlnet", "bert"]]
+)
 def test_a_result_can_be_copied_and_pickled(name: str):
     """With its model and all that was captured, so that it can still be asked everything."""
     attention = ik.effective_attention(tiny.loaded(name), "w5 w6 w7 w8 w9 w10 w11 w12 w13")

@@ -114,7 +114,10 @@ SURROUNDINGS = {
 
 @pytest.mark.parametrize(
     "name",
-    [slow_unless(name, {"autocast", "inference", "float64", "device", "saved tensors", "modes"}) for name in SURROUNDINGS],
+    [
+        slow_unless(name, {"autocast", "inference", "float64", "device", "saved tensors", "modes"})
+        for name in SURROUNDINGS
+    ],
 )
 def test_surroundings_change_no_number(name: str, expected: dict[str, torch.Tensor]):
     hf = tiny.build("gpt2").train()

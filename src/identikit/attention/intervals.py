@@ -96,8 +96,8 @@ def attention_intervals(
     - `layer`, `head`, `query`, `key`: what is bounded; None is all
     - `groups`: bound what groups of keys receive together instead, one program per row and end: a mapping from names to
       keys, or some of "special", "first", "words" and "sentences"
-    - `method`: "exact" finds the sharp ends, of values read to the rounding of their dtype; "certified" finds valid bounds faster in long texts, with their `gap`;
-      "auto" is exact, and certified with `epsilon`
+    - `method`: "exact" finds the sharp ends (for values as far as their dtype resolves them); "certified" finds valid
+      bounds faster in long texts, with their `gap`; "auto" is exact, and certified with `epsilon`
     - `epsilon`: let the head's output move by this share of its norm
     - `seconds`: stop after this time: what is not done keeps the bounds 0 and 1 and a `gap` of NaN. Without it, a
       request that would take more than ten minutes is refused
@@ -145,7 +145,10 @@ def intervals_of(
     shape = [len(axis) for axis in axes[:3]]
     held = Held({name: array.unflatten(0, shape) for name, array in arrays.items()}, dims)
     about = {"method": bounding.method, "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {"row_residual": captured.uncaught(places, rows), "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum())}
+    about |= {
+        "row_residual": captured.uncaught(places, rows),
+        "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum()),
+    }
     about |= {"groups": members} if members else {}
     return AttentionIntervals(
         tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes),

@@ -28,7 +28,6 @@ from identikit.maths.linalg import Resolution, column_scales, rounding_unit
 from identikit.maths.visible import Visible, visible_from_mask
 from identikit.shapes import Bool, Float, Int, Tensor
 
-
 _NEAR = (1 / 8, 4.0)  # of the cutoff: singular values about as large as rounding; noise itself is 13 times below it
 
 
@@ -211,7 +210,9 @@ class Polytopes:
         place = {name: at for at, name in enumerate(distinct)}
         group = torch.tensor([place[name] for name in names], dtype=torch.long, device=attention.device)
         basis, scale = self._bases(distinct, lengths)
-        resolved = [bool(self._decomposed(head, query).resolved[head if query < 0 else 0]) for head, query, _ in distinct]
+        resolved = [
+            bool(self._decomposed(head, query).resolved[head if query < 0 else 0]) for head, query, _ in distinct
+        ]
         output = attention.new_zeros(len(attention))
         if lengths is not None:
             output = self._outputs(heads, attention, lengths)
