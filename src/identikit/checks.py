@@ -6,6 +6,7 @@ Numbers and truth values of NumPy and torch become Python's own. True, False, st
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, cast
@@ -100,6 +101,20 @@ def known_names(name: str, value: object, names: Sequence[str]) -> tuple[str, ..
 def is_collection(value: object) -> TypeGuard[Collection[object]]:
     """Whether an argument holds several things; an iterator does not, for it can be read only once, or without end."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0
+
+
+def no_effect(name: str, value: object, reason: str) -> None:
+    """Refuse an option that was given where it changes nothing."""
+    if value is not None:
+        raise InputError(f"{name}={shortened(value)} has no effect here: {reason}. Leave it out.")
+
+
+def is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether an argument can be the path of a file: not empty, and made of what names of files can hold."""
+    with suppress(TypeError, ValueError):  # not a path, or a lone surrogate
+        path = os.fspath(cast(str, value))
+        return isinstance(path, str) and path != "" and b"\0" not in os.fsencode(path)
+    return False
 
 
 def as_whole(value: object) -> int | None:

@@ -91,7 +91,7 @@ def row_of(spectrum: torch.Tensor, seed: int, n: int = 130) -> tuple[Rows, torch
 
 
 def proven_upper(rows: Rows, values: torch.Tensor, key: int) -> tuple[float, float]:
-    """The greatest weight with the same output, all digits of the values counted: as found, and as proven in fractions."""
+    """The greatest weight with the same output, of all digits of the values: as found, and as proven in fractions."""
     matrix = reference.augmented(values.double().numpy())
     Q, R = np.linalg.qr(matrix)
     cost = -np.eye(len(matrix))[key]

@@ -1,6 +1,7 @@
 """Values that are of the right type and still cannot be meant: each is refused in one line, or used as it is."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,52 @@ def test_a_forged_result_is_refused(what: str, tmp_path: Path):
     file.write_bytes(seal_json(FORGED[what](unseal_json(file.read_bytes()))))
     with refused("damaged|not known"):
         str(ik.open_result(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize("kind", ["intervals", "alternative", "attribution", "inversion"])
+def test_a_result_with_forged_facts_is_refused_or_says_something(kind: str, tmp_path: Path):
+    """Every fact as something else, in turn: refused as it is opened, and never a traceback where it is used."""
+    row = {"layer": 0, "head": 0, "query": 3}
+    makers: dict[str, Callable[[], ik.Result]] = {
+        "intervals": lambda: ik.attention_intervals(tiny.shared("bert"), TEXT, **row),
+        "alternative": lambda: ik.alternative_attention(tiny.shared("bert"), TEXT, **row),
+        "attribution": lambda: ik.token_attribution(tiny.shared("bert"), TEXT),
+        "inversion": lambda: ik.invert(tiny.shared("llama"), TEXT, layers=[0]),
+    }
+    makers[kind]().save(tmp_path / "saved")
+    file = tmp_path / "saved" / "result.json"
+    about = unseal_json(file.read_bytes())
+    facts = [("about", name) for name in about["about"]] + [("provenance", name) for name in about["provenance"]]
+    opened = []
+    for where, name in facts:
+        for value in ("x", None, []):
+            file.write_bytes(seal_json(about | {where: about[where] | {name: value}}))
+            with suppress(ik.InputError):
+                opened.append(str(ik.open_result(tmp_path / "saved")))
+    assert 0 < len(opened) < 3 * len(facts)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", ""])
+def test_what_cannot_be_the_name_of_a_file_is_refused(name: str):
+    result = ik.attention_intervals(tiny.shared("bert"), TEXT, layer=0, head=0, query=3)
+    calls = (result.save, result.save_html, ik.open_result, lambda name: list(ik.read_texts(name)), ik.load)
+    for call in calls:
+        with refused("expected"):
+            call(name)
+
+
+def test_what_a_result_says_cannot_be_set():
+    result = ik.attention_intervals(tiny.shared("bert"), TEXT, layer=0, head=0, query=3)
+    for name in ("raw", "gap", "epsilon", "axes"):
+        with pytest.raises(AttributeError):
+            setattr(result, name, 5)
+
+
+def test_an_option_without_effect_is_refused():
+    attention = ik.effective_attention(tiny.shared("bert"), TEXT, layers=0)
+    for part in (attention.sel(layer=0, head=0), attention.intervals(layer=0, head=0)):
+        with refused("by='zebra' has no effect here"):
+            part.plot(by="zebra")
 
 
 def test_a_long_cell_is_read(tmp_path: Path):

@@ -36,6 +36,14 @@ def patched(model: Any) -> None:
     mlp.forward = lambda x: own(x) * 2
 
 
+def kept_buffer(model: Any) -> None:
+    model.get_buffer("kept").add_(1)
+
+
+def set_tensor(model: Any) -> None:
+    model.model.layers[0].self_attn.scale_of_mine.mul_(2)
+
+
 def set_buffer(model: Any) -> None:
     model.model.rotary_emb.inv_freq.mul_(1.1)
 
@@ -43,7 +51,7 @@ def set_buffer(model: Any) -> None:
 NOTICED: dict[str, Callable[[Any], Any]] = {
     "a weight": lambda model: model.model.layers[0].mlp.up_proj.weight.data.add_(0.1),
     "a configuration": lambda model: setattr(model.config, "rms_norm_eps", 0.1),
-    "a saved buffer": lambda model: model.register_buffer("kept", torch.ones(2)),
+    "a saved buffer": lambda model: model.register_buffer("another", torch.ones(2)),
     "an unsaved buffer": set_buffer,
     "the scaling of attention": lambda model: setattr(model.model.layers[0].self_attn, "scaling", 0.9),
     "the epsilon of a norm": lambda model: setattr(model.model.layers[0].input_layernorm, "variance_epsilon", 0.5),
@@ -54,6 +62,9 @@ NOTICED: dict[str, Callable[[Any], Any]] = {
     "a partial hook": lambda model: model.model.layers[0].mlp.register_forward_hook(partial(doubled)),
     "a patched forward": patched,
     "a function in a module's place": lambda model: setattr(model.model.layers[0].mlp, "act_fn", nn.Tanh()),
+    "what a saved buffer holds": kept_buffer,
+    "a tensor that is set on a module": set_tensor,
+    "a module of another class": lambda model: setattr(model.model.layers[0], "mlp", nn.Identity()),
 }
 SAME: dict[str, Callable[[Any], Any]] = {
     "training": lambda model: model.train(),
@@ -65,9 +76,17 @@ SAME: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def built() -> Any:
+    """A model with a buffer that is saved, and a tensor that is neither buffer nor parameter."""
+    own: Any = tiny.build("llama")
+    own.register_buffer("kept", torch.zeros(3))
+    own.model.layers[0].self_attn.scale_of_mine = torch.ones(2)
+    return own
+
+
 @pytest.mark.parametrize("what", NOTICED)
 def test_what_changes_what_is_computed_makes_it_another(what: str):
-    own = tiny.build("llama")
+    own = built()
     model = ik.load(own, tiny.tokenizer())
     result = ik.effective_attention(model, TEXT)
     result.verify()
@@ -107,6 +126,40 @@ def test_the_scale_of_an_adapter_is_part_of_it():
             module.set_scale("default", 3.0)
     with pytest.raises(ik.ModelError, match=CHANGED):
         model.check_unchanged()
+
+
+@pytest.mark.parametrize("change", ["switched", "off"])
+def test_which_adapter_is_active_is_part_of_it(change: str):
+    config = peft.LoraConfig(target_modules=["v_proj"], r=2, init_lora_weights=False)
+    adapted: Any = peft.get_peft_model(tiny.build("llama"), config)
+    adapted.add_adapter("other", config)
+    model = ik.load(adapted, tiny.tokenizer())
+    result = ik.effective_attention(model, TEXT)
+    result.verify()
+    adapted.set_adapter("other") if change == "switched" else adapted.base_model.disable_adapter_layers()
+    for check in (model.check_unchanged, result.verify):
+        with pytest.raises(ik.ModelError, match=CHANGED):
+            check()
+
+
+def test_another_tokenizer_makes_it_another():
+    model = ik.load(tiny.build("llama"), tiny.tokenizer())
+    result = ik.effective_attention(model, TEXT)
+    model.tokenizer.add_tokens(["zebra"])
+    for check in (model.check_unchanged, result.verify):
+        with pytest.raises(ik.ModelError, match=CHANGED):
+            check()
+
+
+def test_a_method_that_is_patched_on_a_class_is_proved_anew_and_leaves_the_fingerprint(monkeypatch: Any):
+    """As limits.md says: a class is shared by all models, and its code is not part of a fingerprint."""
+    own: Any = tiny.build("llama")
+    model = ik.load(own, tiny.tokenizer())
+    before = ik.effective_attention(model, TEXT).provenance.weights
+    kind = type(own.model.layers[0].mlp)
+    plain = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: plain(self, x) * 2)
+    assert ik.effective_attention(model, TEXT).provenance.weights == before
 
 
 def flat(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, **terms: Any) -> Any:

@@ -246,3 +246,13 @@ def test_recipes_of_the_packaged_model_and_of_one_in_memory():
     model = ik.load(device="cpu")
     assert model.recipe == Recipe(None) and model.recipe.load().name == model.name
     assert ik.load(tiny.build("bert"), tiny.tokenizer()).recipe is None
+
+
+def test_the_packaged_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The one that it prints; a folder of that name is what its path says."""
+    named = ik.load(ik.load().name)
+    assert named.name == "all-MiniLM-L6-v2" and named.recipe == Recipe(None)
+    monkeypatch.chdir(tmp_path)
+    Path(named.name).mkdir()
+    with pytest.raises(ik.ModelError, match=r"the folder has no \.safetensors file"):
+        ik.load(named.name)

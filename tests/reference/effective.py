@@ -12,6 +12,18 @@ def left_null_space(T: Tensor, cutoff: float = 1e-9) -> Tensor:
     return U[:, rank:]
 
 
+def in_own_units(values: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
+    """V and H with each value dimension in its own unit: columns of V and rows of H divided by their lengths.
+
+    That leaves LN(VH) as it is where H has full row rank, since it is LN(V) then; elsewhere V and H stay as they are.
+    """
+    lengths, rows = values.norm(dim=0), projection.norm(dim=1)
+    even = projection / torch.where(rows > 0, rows, 1.0)[:, None]
+    if int(torch.linalg.matrix_rank(even, rtol=1e-6)) < len(projection):
+        return values, projection
+    return values / torch.where(lengths > 0, lengths, 1.0), even
+
+
 def effective_attention(
     attention: Tensor,
     values: Tensor,
@@ -32,7 +44,8 @@ def effective_attention(
         V = values[head // (n_heads // len(values))]
         for query in range(n_queries):
             keys = visible[query].nonzero()[:, 0]
-            T = V[keys] @ projection[head]
+            own, passing = in_own_units(V[keys], projection[head])
+            T = own @ passing
             if mass:
                 T = torch.cat([T, torch.ones(len(keys), 1, dtype=T.dtype)], dim=1)
             null = left_null_space(T, cutoff)

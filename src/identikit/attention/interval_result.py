@@ -5,6 +5,7 @@ from typing import Any, Unpack
 import torch
 
 from identikit.attention.precision import careful_words, unresolved_words
+from identikit.checks import no_effect
 from identikit.errors import InputError
 from identikit.models.reading import Change
 from identikit.results.gathered import strongest
@@ -176,16 +177,18 @@ class AttentionIntervals(Result):
         what = "weight" if self._sums == "groups" else "value"
         return f"Mean {what}, and its range over all alternatives: {', '.join(named[:_LISTED])}{more}."
 
-    def plot(self, by: str = "certain_mass", **options: Any) -> Any:
+    def plot(self, by: str | None = None, **options: Any) -> Any:
         """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array."""
         from identikit import plots
 
         single = [self.axis(name).single for name in ("layer", "head", "query")]
+        if all(single[:2]) or self._sums:
+            no_effect("by", by, "no grid of heads is drawn")
         if all(single) or self._sums:
             return plots.interval_bars(self, **options)
         if all(single[:2]):
             return plots.interval_maps(self, **options)
-        return plots.head_grid(self, by=by, **options)
+        return plots.head_grid(self, by=by or "certain_mass", **options)
 
 
 class AlternativeAttention(Result):

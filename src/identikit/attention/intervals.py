@@ -104,9 +104,8 @@ def attention_intervals(
     - `weights`: bound $\\sum_j c_j a_j$ instead, for real numbers $c$ of your own: one for each key, or for each query
       and key; or a mapping from names to these, or to mappings from some keys to numbers, such as
       `{"her over the": {"her": 1, "the@24": -1}}`, whose range says whether one weight is always the larger one
-    - `method`: "exact" finds the sharp ends, of values read to the rounding of their dtype; "certified" finds valid
-      bounds faster in long texts, with their `gap`;
-      "auto" is exact, and certified with `epsilon`
+    - `method`: "exact" finds the sharp ends (for values as far as their dtype resolves them); "certified" finds valid
+      bounds faster in long texts, with their `gap`; "auto" is exact, and certified with `epsilon`
     - `epsilon`: let the head's output move by this share of its norm
     - `seconds`: stop after this time, from the start of the call and for all texts together: what is not done keeps the
       bounds 0 and 1 and a `gap` of NaN. Without it, a request that would take more than ten minutes is refused

@@ -151,8 +151,8 @@ def unresolved_words(rows: int, dtype: str) -> list[str]:
     if not rows:
         return []
     return [
-        f"In {rows:,} of the rows, some directions of the values are about as small as the rounding of {dtype}. What is "
-        "below it counts as free, so the ends hold there, and can be wider than those of all digits of the values."
+        f"In {rows:,} of the rows, some directions of the values are about as small as the rounding of {dtype}. What "
+        "is below it counts as free, so the ends hold there, but can be wider than those of all digits of the values."
     ]
 
 

@@ -10,7 +10,7 @@ from identikit.attention.interval_result import AttentionIntervals, edge_name
 from identikit.attention.layer import At, Layer
 from identikit.attention.pearson import Pearson
 from identikit.attention.precision import careful_words, equal_values, unsure_words
-from identikit.checks import function
+from identikit.checks import function, no_effect
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
 from identikit.maths.polytope.least_norm import least_norm
@@ -309,10 +309,11 @@ class EffectiveAttention(Result):
         edges = [f"{edge_name(self, labels)} {weight:.2f}" for weight, labels in strongest(self, "raw", 5)]
         return f"Largest raw weights: {', '.join(edges)}."
 
-    def plot(self, by: str = "pearson", **options: Any) -> Any:
+    def plot(self, by: str | None = None, **options: Any) -> Any:
         """Draw the maps of one selected head, or a grid of heads coloured `by` an array over heads or rows."""
         from identikit import plots
 
         if self.axis("layer").single and self.axis("head").single:
+            no_effect("by", by, "a head is selected")
             return plots.head_maps(self, **options)
-        return plots.head_grid(self, by=by, **options)
+        return plots.head_grid(self, by=by or "pearson", **options)

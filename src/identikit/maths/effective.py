@@ -105,8 +105,8 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
 
     Nothing changes when $H$ (argument `projection`) has full row rank. Otherwise $LN(VH) = LN(VU)$, where the columns
     of $U$ are an orthonormal basis of $H$'s column space within the $d_v$ value dimensions (its left singular vectors),
-    padded with zero columns. Under grouped-query attention $V$ is then repeated per head. Uneven rows of $H$ are brought
-    to one size first, and the value dimensions are multiplied by what they are divided by.
+    padded with zero columns. Under grouped-query attention $V$ is then repeated per head. Uneven rows of $H$ are first
+    brought to one size, and $V$'s columns take over what they lose.
     """
     H = projection.double()
     scale = linalg.column_scales(H.mT)
@@ -174,14 +174,14 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
     The paper projects with the singular vectors of $T$, and treats all rows alike. We restrict each row to the keys
     that it sees, and read the rank from the spectrum of $V$, whose rounding is known (`linalg.Resolution`), not from
     that of $T$; uneven columns are brought to one size first (`linalg.column_scales`), unless there is a tolerance,
-    which is one of the output's length. `tolerance` $\varepsilon$ also counts singular values below $\varepsilon\,\sigma_{max}$ as null; the
-    output is then the same only to about $\varepsilon$. Factorisations are always in float64; `dtype` is that of the
-    coefficients that are kept.
+    which is relative to the length of the output. `tolerance` $\varepsilon$ also counts singular values below
+    $\varepsilon\,\sigma_{max}$ as null; the output is then the same only to about $\varepsilon$. Factorisations are
+    always in float64; `dtype` is that of the coefficients that are kept.
     """
     visible = heads.visible
     resolution = Resolution(heads.eps, tolerance)
     V = heads.values[:, visible.keys].double()
-    scale = torch.ones_like(V[:, :1]) if tolerance else linalg.column_scales(V)
+    scale = V.new_ones(len(V), 1, V.shape[2]) if tolerance else linalg.column_scales(V)
     V = V * scale
     scale = scale[:, None]
     right = heads.output.double().unflatten(0, (len(V), heads.group)) * scale

@@ -1,8 +1,9 @@
 """What surrounds a call must not change its numbers: other threads, autocast, inference mode, compiled modules.
 
 A model is switched over while it is read, so one thread at a time has it (`turn`). What torch keeps for a thread
-(autocast, inference mode, a default device, gradients, modes that see every call) is set aside inside (`undisturbed`), and given back at the end.
-A user's own forward pass in another thread cannot be held off: while a model is read, nobody else may run it.
+(autocast, inference mode, a default device, gradients, modes that see every call) is set aside inside
+(`undisturbed`), and given back at the end. A user's own forward pass in another thread cannot be held off: while a
+model is read, nobody else may run it.
 """
 
 import threading

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from identikit.checks import shortened
+from identikit.checks import is_path, shortened
 from identikit.errors import InputError
 from identikit.shapes import Tensor
 
@@ -248,7 +248,7 @@ def description_of(files: Files, where: str) -> dict[str, Any]:
 
 
 def _path(call: str, folder: object, expected: str) -> Path:
-    if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
+    if not is_path(folder):
         raise InputError(f"{call}({shortened(folder)}): expected {expected}.")
     return Path(folder)
 

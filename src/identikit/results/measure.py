@@ -79,7 +79,14 @@ class Declared(TypedDict, total=False):
     on_request: bool
 
 
-class Attribute:
+class ReadOnly:
+    """An attribute of a Result that cannot be set: what a result says stays as it is."""
+
+    def __set__(self, result: "Result", value: object) -> None:
+        raise AttributeError(f"The attributes of a {result.kind} result cannot be set.")
+
+
+class Attribute(ReadOnly):
     """Where a Result class declares a measure; on a Result, the attribute reads the array."""
 
     def __init__(self, axes: str, compute: Callable[..., Tensor] | None, meaning: str, declared: Declared):

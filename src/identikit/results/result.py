@@ -31,7 +31,7 @@ from identikit.results.files import (
     tensor_file,
     write_folder,
 )
-from identikit.results.measure import NOT_FINITE, Measure, declared_in
+from identikit.results.measure import NOT_FINITE, Measure, ReadOnly, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
 from identikit.shapes import Tensor
@@ -49,7 +49,7 @@ CLASSES: dict[str, type["Result"]] = {}
 """The kinds of results there are."""
 
 
-class Fact:
+class Fact(ReadOnly):
     """An attribute of a Result that reads the fact of its own name, with the words that explain it."""
 
     def __init__(self, words: str):
@@ -381,7 +381,9 @@ def result_of(files: Files, where: str) -> Result:
     if not isinstance(about.get("kind"), str) or about["kind"] not in CLASSES:
         raise InputError(f"Opening {where}: results of the kind {about.get('kind')!r} are not known to this version.")
     try:
-        return CLASSES[about["kind"]]._opened(files, about, where)
+        opened = CLASSES[about["kind"]]._opened(files, about, where)
+        str(opened)  # facts that are not what they must be are found now, and not wherever they are used
+        return opened
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError) as error:
@@ -394,7 +396,5 @@ def _numpy(array: Tensor) -> Any:
 
 
 def _axis_of(saved: Mapping[str, Any]) -> Axis:
-    tokens = saved["tokens"]
-    return Axis(
-        saved["name"], tuple(saved["values"]), None if tokens is None else tuple(tokens), single=saved["single"]
-    )
+    tokens = None if saved["tokens"] is None else tuple(saved["tokens"])
+    return Axis(saved["name"], tuple(saved["values"]), tokens, single=saved["single"])

@@ -6,7 +6,7 @@ from importlib.resources import files
 from itertools import chain
 from pathlib import PurePosixPath
 
-from identikit.checks import is_collection, shortened
+from identikit.checks import is_collection, is_path, shortened
 from identikit.errors import InputError
 from identikit.texts.known import KNOWN, split_tables
 from identikit.texts.tables import HUB, READERS, Row, Rows, TextTable, first_repeated, hub_table, kind_at
@@ -171,10 +171,9 @@ def _chosen_columns(table: TextTable, names: tuple[str, ...] | None) -> tuple[st
 
 
 def _path(name: str, value: object, expected: str) -> str:
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(path, str) or "\0" in path:
+    if not is_path(value):
         raise InputError(f"{name}={shortened(value)} cannot be used: expected {expected}.")
-    return path
+    return os.fspath(value)
 
 
 def _names(columns: object) -> tuple[str, ...]:

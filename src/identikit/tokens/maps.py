@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from identikit.checks import shortened
+from identikit.checks import is_path, shortened
 from identikit.errors import InputError
 from identikit.results.files import Damaged, plain, seal, unseal
 from identikit.shapes import Float, Tensor
@@ -81,7 +81,7 @@ def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ..
 
 def save_maps(path: str | os.PathLike[str], maps: Iterable[FittedMap]) -> None:
     """Write fitted maps to one safetensors file: their parameters as tensors, all else as JSON in its header."""
-    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+    if not is_path(path):
         raise InputError(f"save_maps({shortened(path)}): expected the path of a new file.")
     try:
         Path(path).write_bytes(sealed_maps(maps))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
-from identikit.checks import function, shortened
+from identikit.checks import function, is_path, shortened
 from identikit.errors import InputError
 from identikit.maths.threads import one_thread
 from identikit.progress import Progress, Watched, reporting, silent
@@ -70,12 +70,9 @@ def save_report(result: Result, path: str | os.PathLike[str], *, progress: Watch
 
 def checked_target(path: str | os.PathLike[str]) -> Path:
     """Return where a page is to be written, or refuse it before anything is computed."""
-    try:
-        target = Path(path)
-        if b"\0" in os.fsencode(target):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise InputError(f"Writing a page: expected the path of a file, and got {shortened(path)}.") from None
+    if not is_path(path):
+        raise InputError(f"Writing a page: expected the path of a file, and got {shortened(path)}.")
+    target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"Writing a page to {shortened(str(path))}: expected a name that ends in .html.")
     with _beside(target):

@@ -37,6 +37,8 @@ def _numbers(module: nn.Module) -> Iterator[str]:
             continue
         if isinstance(value, int | float):
             yield f"{name}={float(value)!r}"
+        elif isinstance(value, Tensor):  # one that is neither a parameter nor a buffer
+            yield f"{name}={_value(value)}"
         elif isinstance(value, dict):  # such as the scales of adapters
             yield from (f"{name}.{key}={entry!r}" for key, entry in value.items() if isinstance(entry, float))
 

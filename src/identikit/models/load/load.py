@@ -18,7 +18,7 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from identikit.checks import flag, shortened
+from identikit.checks import flag, is_path, shortened
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models.families import FAMILIES
 from identikit.models.load.check import prove
@@ -172,7 +172,7 @@ def _described(value: object) -> str:
 
 def _source(model: object) -> tuple[str, str]:
     """Return the folder or hub id to read from, and the name that the model goes by."""
-    if not isinstance(model, str | os.PathLike) or not str(model).strip():
+    if not is_path(model) or not str(model).strip():
         raise InputError(
             f"Loading a model: got {_described(model)}, expected a hub id, a folder, or a transformers model with its "
             "tokenizer: load(model, tokenizer)."

@@ -67,7 +67,7 @@ def _attend(
 
 
 def _bias_keys(
-    position_keys: Float[Tensor, "head place d_k"],
+    position_keys: Float[Tensor, "all_heads place d_k"],
     places: Int[Tensor, "query key"],
     row: int,
     heads: Tensor,

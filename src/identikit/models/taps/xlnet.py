@@ -55,7 +55,7 @@ def _core(
 
 def _bias_keys(
     shift: Callable[..., Tensor],
-    by_position: Float[Tensor, "position _ head d_k"],
+    by_position: Float[Tensor, "position _ all_heads d_k"],
     segments: tuple[Tensor, Tensor] | None,
     row: int,
     heads: Tensor,
