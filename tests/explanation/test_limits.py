@@ -2,6 +2,7 @@
 
 import math
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def test_places_are_spread_from_the_last_on(count: int):
     assert sorted(order) == list(range(count)) and order[0] == count - 1
     for taken in range(2, count):
         ends = sorted(order[:taken])
-        gaps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(ends)]
         assert ends[0] == 0 and max(gaps) <= 2 * math.ceil((count - 1) / (taken - 1))
 
 
@@ -65,6 +66,28 @@ def test_the_limit_and_what_comes_last_are_within_one_and_a_half(monkeypatch: py
         assert limit.left() == pytest.approx(left)
     assert limit.passed(1.5) and not limit.passed(2.5) and not Limit(None, 0.0).passed(0.1)
     assert Limit(None, 0.0).allows(1e9) and not limit.allows(2.0)
+
+
+def test_rows_come_before_attribution_which_keeps_its_time_free(monkeypatch: pytest.MonkeyPatch):
+    """Attribution of some seconds runs whatever the clock says: after it, a busy machine had no time left for rows."""
+    model = tiny.loaded("bert")
+    told: list[str] = []
+    explain(model, LONG, maps=MAPS, seconds=20, progress=lambda what, done, total: told.append(what))
+    assert told.index("attention intervals, rows") < told.index("attribution, tokens")
+    limits: list[Limit] = []
+    facts = attention_facts.attention_facts
+
+    def noted(attention: Any, limit: Limit, progress: Any) -> Any:
+        limits.append(limit)
+        return facts(attention, limit, progress)
+
+    monkeypatch.setattr(explaining, "attention_facts", noted)
+    monkeypatch.setattr(explaining, "is_affordable", lambda *given: False)
+    monkeypatch.setattr(explaining, "expected_seconds", lambda *given: 300.0)
+    assert not isinstance(explain(model, LONG, maps=MAPS, seconds=1000).attribution, Unavailable)
+    assert 600 < limits[0].left() < 700
+    assert isinstance(explain(model, LONG, maps=MAPS, seconds=200).attribution, Unavailable)
+    assert limits[1].left() > 190
 
 
 def test_what_is_done_once_does_not_count():

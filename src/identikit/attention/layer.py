@@ -24,6 +24,8 @@ from identikit.models.reading import Reading
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Bool, Float, Int, Tensor
 
+_BLOCK_BYTES = 1 << 23  # of a map that is gone through at a time: more leaves the cache, and new memory costs more
+
 
 @dataclass(frozen=True)
 class EffectiveOptions:
@@ -195,7 +197,8 @@ class Layer:
         keys = torch.arange(self.call.key.shape[2], device=self.heads.device)
         blocks = []
         received = torch.zeros(3, len(keys), dtype=torch.float64, device=keys.device)
-        for rows in self.row_chunks():
+        step = max(1, _BLOCK_BYTES // (8 * len(heads) * len(keys)))
+        for rows in (some for chunk in self.row_chunks() for some in chunk.split(step)):
             seen = self.seen.block(rows, keys)
             raw = self.raw(heads, rows)
             effective = self.effective(heads, rows, slice(None))

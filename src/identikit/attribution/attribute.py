@@ -18,6 +18,7 @@ from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
+from identikit.maths.threads import calm
 from identikit.models.load.weights import wider_dtype
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
@@ -78,6 +79,7 @@ def token_attribution(
     return Results(results) if is_several(text) else results[0]
 
 
+@calm()
 def attribute(
     texts: Sequence[Reading], options: Request, *, targets: Index = None, progress: Progress = silent
 ) -> list[TokenAttribution]:

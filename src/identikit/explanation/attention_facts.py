@@ -48,6 +48,10 @@ class Limit(NamedTuple):
         """Tell whether there is time for something that others wait for: a quarter of what is left, or a second."""
         return seconds <= max(1.0, self.left() / 4)
 
+    def earlier(self, seconds: float) -> "Limit":
+        """Return the limit that keeps so many seconds free for what comes later."""
+        return self._replace(started=self.started - seconds)
+
     def without(self, work: Callable[[], Answer]) -> tuple[Answer, "Limit"]:
         """Do something that does not count, and return what it gave with the limit that holds from then on."""
         begun = time.monotonic()

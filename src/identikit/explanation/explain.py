@@ -18,7 +18,7 @@ from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.attribute import attribute
 from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
-from identikit.attribution.request import AttributionOptions
+from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function, shortened
 from identikit.errors import InputError, Unavailable
@@ -41,7 +41,7 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
 _OFFERED = 16  # directions of the attribution that is offered where all of it takes too long
-_FEW_WEIGHTS = 3e7  # in all maps of a text, of which every layer is read in time: some seconds
+_FEW_WEIGHTS = 4e6  # in all maps of a text: so few are read whatever the clock says, in a second or two
 _VERIFYING = 2.0  # how much longer than reading a text it takes to run the model with effective attention
 
 
@@ -89,9 +89,10 @@ def explain(
     identity = _identity(reading, fitted)
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
-    attribution = _attribution(reading, probes, limit, progress)
-    answers = (attention, identity, attribution)
-    return _explanation(reading, answers, change, *attention_facts(attention, limit, progress))
+    asked, limit = _asked(reading, probes, limit)
+    facts = attention_facts(attention, limit, progress)
+    attribution = asked if isinstance(asked, Unavailable) else _attribution(reading, asked, progress)
+    return _explanation(reading, (attention, identity, attribution), change, *facts)
 
 
 def _attention(reading: Reading, limit: Limit, progress: Progress) -> EffectiveAttention:
@@ -204,24 +205,32 @@ def _identity(reading: Reading, fitted: _Maps | Unavailable) -> IdentityMap | Un
     return replace(found, about={**found.about, "fitted_to": fitted.fitted_to, "unknown": fitted.unknown})
 
 
-def _attribution(reading: Reading, probes: Any, limit: Limit, progress: Progress) -> TokenAttribution | Unavailable:
-    """Return a text's attribution, or why there is none."""
+def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unavailable, Limit]:
+    """Return what is asked of attribution, or why it is left out, and the limit for what is done before it.
+
+    What takes some seconds by its sizes is done whatever the clock says; more than that is kept free for it.
+    """
     model = reading.model
     n = len(reading.tokens)
     try:
         options = AttributionOptions(affordable_probes(model, n) if probes is None else probes).checked(model)
-        if probes is None and not is_affordable(model, n, options):
+        if not is_affordable(model, n, options):
             seconds = expected_seconds(model, [n], options)
-            if seconds > limit.left():
+            if probes is None and seconds > limit.left():
                 left = f"more than is left of the time limit (seconds={limit.seconds:g})"
                 taken = f"Attribution takes about {duration(seconds)}, {left}."
-                return Unavailable(f"{taken} {_offer(reading)}".strip())
+                return Unavailable(f"{taken} {_offer(reading)}".strip()), limit
+            limit = limit.earlier(seconds)
         if ahead := warning_ahead(model, [n], options):
             warnings.warn(ahead, stacklevel=4)
     except InputError as refusal:
-        return Unavailable(f"{refusal} {_offer(reading)}".strip())
+        return Unavailable(f"{refusal} {_offer(reading)}".strip()), limit
+    return options, limit
+
+
+def _attribution(reading: Reading, asked: Request, progress: Progress) -> TokenAttribution | Unavailable:
     try:
-        return attribute([reading], options, progress=progress)[0]
+        return attribute([reading], asked, progress=progress)[0]
     except InputError as refusal:
         return Unavailable(str(refusal))
 
