@@ -117,9 +117,9 @@ def test_data_and_models_may_move_before_a_run_is_resumed(
 ):
     """They are known by their hashes; other texts are another run."""
     stopped(command, tmp_path / "run")
-    shutil.copytree(place / "model", tmp_path / "renamed")
+    shutil.copytree(place / "model", tmp_path / "moved" / "model")
     shutil.copy(place / "texts.txt", tmp_path / "moved.txt")
-    given = [*OPTIONS[command], "--model", tmp_path / "renamed", "--out", tmp_path / "run"]
+    given = [*OPTIONS[command], "--model", tmp_path / "moved" / "model", "--out", tmp_path / "run"]
     (tmp_path / "other.txt").write_text((tmp_path / "moved.txt").read_text().replace("w4", "w5"))
     assert run(command, "--data", tmp_path / "other.txt", *given).refused("another run, whose data.sha256 is")
     kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("[sp]*-*")}
@@ -127,6 +127,11 @@ def test_data_and_models_may_move_before_a_run_is_resumed(
     assert kept and all(path.read_bytes() == content for path, content in kept.items())
     compute(command, tmp_path / "whole")
     assert tables(tmp_path / "run") == tables(tmp_path / "whole")
+    (tmp_path / "moved" / "model").rename(tmp_path / "moved" / "renamed")
+    given[given.index("--model") + 1] = tmp_path / "moved" / "renamed"
+    assert run(command, "--data", tmp_path / "moved.txt", *given).status == 0
+    if command == "tokens":
+        assert set(pd.read_parquet(tmp_path / "run" / "rates.parquet")["model"]) == {"renamed"}
 
 
 def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopped: Command, tmp_path: Path):

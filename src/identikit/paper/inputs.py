@@ -185,7 +185,7 @@ def _identity(name: str, kinds: Callable[[Work], tuple[str, ...]], measure: Call
     def gather(work: Work, store: Store) -> Rows:
         tasks = {kind: kind for kind in kinds(work)}
         rates = work.run(store, silent).parts(work.model, _RatesJob(measure, work), tasks, what=name)
-        return [row for rows in rates for row in rows]
+        return [row | {"model": work.model.name} for rows in rates for row in rows]  # it may have been renamed since
 
     def frames(rows: Rows) -> "dict[str, DataFrame]":
         return from_one({name: _frame(rows)})

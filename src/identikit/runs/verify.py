@@ -85,7 +85,7 @@ def _command(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
     report.seals += 1
     try:
         command = unseal_record(store.read(COMMAND)).get("command")
-    except Damaged as why:
+    except (Damaged, InputError) as why:
         yield COMMAND, str(why)
         return
     if command != store.settings["command"]:
