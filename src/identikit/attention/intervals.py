@@ -26,10 +26,10 @@ from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.gathered import joined, word_groups
-from identikit.results.several import Results
+from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import is_several, of_texts, shown
+from identikit.texts.text import is_several, shown
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 TOP = 5  # of how many of the strongest edges the order is found
