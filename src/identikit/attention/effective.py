@@ -15,8 +15,8 @@ from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
-from identikit.results.several import Results
-from identikit.texts.text import is_several, of_texts
+from identikit.results.several import Results, of_texts
+from identikit.texts.text import is_several
 
 
 @of_texts

@@ -26,9 +26,9 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
-from identikit.results.several import Results
+from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
-from identikit.texts.text import is_several, of_texts
+from identikit.texts.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 _FIRST = {"cpu": 1, "cuda": 1024}  # rows in the first batch; later ones grow

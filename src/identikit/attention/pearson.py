@@ -22,7 +22,7 @@ _CALL = 'call it: pearson() for one number, or pearson(by="layer"), "head" or "v
 class Pearson:
     """The correlation of raw and effective attention over the visible entries of the selected rows, when called.
 
-    It stands among arrays, so what is asked of it uncalled says how to call it.
+    `attention` is what it is read from. It stands among arrays, so what is asked of it uncalled says how to call it.
     """
 
     attention: "EffectiveAttention"

@@ -25,10 +25,10 @@ from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index
-from identikit.results.several import Results
+from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
 from identikit.shapes import Tensor
-from identikit.texts.text import is_several, of_texts
+from identikit.texts.text import is_several
 
 _DIMS = ("layer", "input", "output")
 

@@ -1,6 +1,7 @@
-"""The results of several texts as one table."""
+"""The results of several texts: a list with one table, from functions of one text or of a list."""
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from identikit.results.result import Result
 
@@ -8,6 +9,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 R = TypeVar("R", bound=Result)
+_Options = ParamSpec("_Options")
+_Reader = TypeVar("_Reader", contravariant=True)
 
 
 class Results(list[R]):
@@ -19,3 +22,29 @@ class Results(list[R]):
 
         frames = [result.to_frame(*names) for result in self]
         return concat(frames, keys=range(len(frames)), names=["text"]).reset_index("text").reset_index(drop=True)
+
+
+@runtime_checkable
+class OfTexts(Protocol[_Reader, _Options, R]):
+    """A function of a model and a text that gives one result, and of a list of texts a list of results."""
+
+    # The kinds of text overlap on purpose: token ids are a list too, and are one text.
+    @overload
+    def __call__(  # pyright: ignore[reportOverlappingOverload]
+        self, model: _Reader, text: list[int], *args: _Options.args, **options: _Options.kwargs
+    ) -> R: ...
+    @overload
+    def __call__(  # pyright: ignore[reportOverlappingOverload]
+        self, model: _Reader, text: list[Any], *args: _Options.args, **options: _Options.kwargs
+    ) -> Results[R]: ...
+    @overload
+    def __call__(
+        self, model: _Reader, text: str | tuple[Any, ...], *args: _Options.args, **options: _Options.kwargs
+    ) -> R: ...
+    @overload
+    def __call__(self, model: _Reader, text: Any, *args: _Options.args, **options: _Options.kwargs) -> Any: ...
+
+
+def of_texts(function: Callable[Concatenate[_Reader, Any, _Options], R | Results[R]]) -> OfTexts[_Reader, _Options, R]:
+    """Tell type checkers that a function returns a list for a list of texts, and one result otherwise."""
+    return cast(Any, function)

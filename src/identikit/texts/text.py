@@ -5,10 +5,10 @@ A *text* is a string, a pair of strings, or a sequence of token ids. `encoding.e
 """
 
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeGuard, TypeVar, cast, overload, runtime_checkable
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -19,9 +19,6 @@ Text = str | tuple[str, str] | tuple[int, ...]
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
-_Options = ParamSpec("_Options")
-_Reader = TypeVar("_Reader", contravariant=True)
-_Found = TypeVar("_Found", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -94,34 +91,6 @@ class TokenBatch:
 def is_several(texts: object) -> TypeGuard[list[Any]]:
     """Whether an argument holds several texts: a list does, unless it is a list of token ids, which is one text."""
     return isinstance(texts, list) and not (texts and _is_number(texts[0]))
-
-
-@runtime_checkable
-class OfTexts(Protocol[_Reader, _Options, _Found]):
-    """A function of a model and a text that gives one result, and of a list of texts a list of results."""
-
-    # The kinds of text overlap on purpose: token ids are a list too, and are one text.
-    @overload
-    def __call__(  # pyright: ignore[reportOverlappingOverload]
-        self, model: _Reader, text: list[int], *args: _Options.args, **options: _Options.kwargs
-    ) -> _Found: ...
-    @overload
-    def __call__(  # pyright: ignore[reportOverlappingOverload]
-        self, model: _Reader, text: list[Any], *args: _Options.args, **options: _Options.kwargs
-    ) -> list[_Found]: ...
-    @overload
-    def __call__(
-        self, model: _Reader, text: str | tuple[Any, ...], *args: _Options.args, **options: _Options.kwargs
-    ) -> _Found: ...
-    @overload
-    def __call__(self, model: _Reader, text: Any, *args: _Options.args, **options: _Options.kwargs) -> Any: ...
-
-
-def of_texts(
-    function: Callable[Concatenate[_Reader, Any, _Options], Result | list[Result]],
-) -> OfTexts[_Reader, _Options, Result]:
-    """Tell type checkers that a function returns a list for a list of texts, and one result otherwise."""
-    return cast(Any, function)
 
 
 def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen, one_of
-from identikit.results.several import Results
+from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
 from identikit.shapes import Float, Int, Tensor
-from identikit.texts.text import is_several, of_texts
+from identikit.texts.text import is_several
 from identikit.tokens.continuation import Continuations, Position, check_continues, ids_batch
 from identikit.tokens.result import TokenInversion
 from identikit.tokens.search import LONG_SECONDS, Aims, Found, Tick, Vocabulary, expected_seconds, search, vocabulary
