@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from identikit.attention.estimate import RowSample
-from identikit.attention.intervals import edges_wanted
+from identikit.attention.quantities import edges_wanted
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.polytope.exact import exact_bounds
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Result)
 _Options = ParamSpec("_Options")
 _Reader = TypeVar("_Reader", contravariant=True)
+_Found = TypeVar("_Found", bound=Result, covariant=True)
 
 
 class Results(list[R]):
@@ -25,22 +26,22 @@ class Results(list[R]):
 
 
 @runtime_checkable
-class OfTexts(Protocol[_Reader, _Options, R]):
+class OfTexts(Protocol[_Reader, _Options, _Found]):
     """A function of a model and a text that gives one result, and of a list of texts a list of results."""
 
     # The kinds of text overlap on purpose: token ids are a list too, and are one text.
     @overload
     def __call__(  # pyright: ignore[reportOverlappingOverload]
         self, model: _Reader, text: list[int], *args: _Options.args, **options: _Options.kwargs
-    ) -> R: ...
+    ) -> _Found: ...
     @overload
     def __call__(  # pyright: ignore[reportOverlappingOverload]
         self, model: _Reader, text: list[Any], *args: _Options.args, **options: _Options.kwargs
-    ) -> Results[R]: ...
+    ) -> Results[_Found]: ...
     @overload
     def __call__(
         self, model: _Reader, text: str | tuple[Any, ...], *args: _Options.args, **options: _Options.kwargs
-    ) -> R: ...
+    ) -> _Found: ...
     @overload
     def __call__(self, model: _Reader, text: Any, *args: _Options.args, **options: _Options.kwargs) -> Any: ...
 

@@ -78,7 +78,7 @@ def identifiability_rates(model: Model, texts: list[Text], run: Run, options: Id
     parts = {f"{kind}-{layer}": (kind, layer) for kind in options.maps for layer in range(model.n_layers)}
     found = run.parts(model, job, parts, what="maps", before=lambda: job.states(model, run.progress))
     rows = [restored_row(row) for part in found for row in part]
-    return [Rate(**row | {"model": model.name}) for row in rows]  # it may have been renamed since a part was kept
+    return [Rate(**row)._replace(model=model.name) for row in rows]  # it may have been renamed since a part was kept
 
 
 def identifiability_tables(
