@@ -73,14 +73,15 @@ def bars(console: "Console | None" = None, *, patience: float = 0.0) -> Iterator
     """Yield a function that shows a bar for each piece of work, after so many seconds; nothing is left of them."""
     from rich import progress as rich
     from rich.console import Console
+    from rich.text import Text
 
     class TimeLeft(rich.ProgressColumn):
         """Counts down to when a bar is expected to be full."""
 
-        def render(self, task: rich.Task) -> rich.Text:
+        def render(self, task: rich.Task) -> Text:
             ends = task.fields["ends"]
             left = "-:--:--" if ends is None else whole_seconds(ends - task.get_time())
-            return rich.Text(f"left: {left}", style="progress.remaining")
+            return Text(f"left: {left}", style="progress.remaining")
 
     counts = (rich.TextColumn("{task.description}"), rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[rate]}"))
     times = (rich.BarColumn(bar_width=None), rich.TimeElapsedColumn(), TimeLeft())
