@@ -77,8 +77,9 @@ def identifiability_rates(model: Model, texts: list[Text], run: Run, options: Id
     job = IdentifiabilityJob(tuple(texts), options)
     parts = {f"{kind}-{layer}": (kind, layer) for kind in options.maps for layer in range(model.n_layers)}
     found = run.parts(model, job, parts, what="maps", before=lambda: job.states(model, run.progress))
-    rows = [restored_row(row) for part in found for row in part]
-    return [Rate(**row | {"model": model.name}) for row in rows]  # it may have been renamed since a part was kept
+    rows = [row for part in found for row in part]
+    rates = [Rate(**restored_row(row)) for row in rows]
+    return [rate._replace(model=model.name) for rate in rates]  # it may have been renamed since a part was kept
 
 
 def identifiability_tables(
