@@ -150,7 +150,7 @@ class _Dataset:
                 return f"{name!r} {why}"
         return None
 
-    def ordered(self, job: TextJob, held: Mapping[Sequence[int], Numbers]) -> Numbers:
+    def ordered(self, job: TextJob, held: Mapping[tuple[int, ...], Numbers]) -> Numbers:
         """Return the tensors of all parts together, with rows in the order of the texts."""
         numbers = [number for part in held for number in part]
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
