@@ -8,7 +8,9 @@ offers it is left out.
 import re
 from collections.abc import Mapping
 
-_OPTION = re.compile(r"(?<![\w.'\"/=-])([a-z][a-z_]*)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[\w…/-]+(?:\.\w+)*)?(?![\w=])")
+_VALUE = r"'[^']*'|'\S*…|\"[^\"]*\"|\[[^\]]*\]|[\w…/-]+(?:\.\w+)*"
+_OPTION = re.compile(rf"(?<![\w.'\"/=-])([a-z][a-z_]*)=({_VALUE})?(?![\w=])")
+_QUOTES = "'\""
 _CODE = re.compile(r"(`[^`]+`)")
 _CALL = re.compile(r"`[a-z_.]+\(")
 _ALL_SOURCES = {"`to_dict()`": ("--json", "Provenance")}  # what has all numbers: on the command line, and on a page
@@ -21,7 +23,9 @@ def for_command_line(words: str, options: Mapping[str, str]) -> str:
         name, value = found.groups()
         if name not in options or value in ("False", "None"):
             return found[0]
-        return options[name] if value in (None, "True") else f"{options[name]} {value.strip(chr(39) + chr(34))}"
+        if value in (None, "True"):
+            return options[name]
+        return f"{options[name]} {value.strip(_QUOTES) or value}"
 
     parts = _CODE.split(words)
     for place, part in enumerate(parts):

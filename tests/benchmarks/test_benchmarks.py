@@ -258,6 +258,7 @@ def test_inversion(tmp_path: Path):
         inversion.run(inversion.Options())
 
 
+@pytest.mark.slow
 def test_runs(saved: str, tmp_path: Path):
     (tmp_path / "texts.txt").write_text("w5 w6 w7\nw8 w9\n")
     given = {"model": saved, "data": str(tmp_path / "texts.txt"), "counts": (3, 6), "tasks": 5, "engines": ("local",)}
@@ -315,6 +316,7 @@ def test_a_ratio_is_shown_with_what_it_is_to(capsys: pytest.CaptureFixture[str])
     assert "3 × fast" in told and "6 s" in told
 
 
+@pytest.mark.slow
 def test_a_page_has_a_size_and_frames(saved: str):
     """In a process of its own: tests of the web keep a browser open, and Playwright allows one at a time."""
     given = f"-m benchmarks page --tokens 12 --seconds 1 --model {saved} --json"

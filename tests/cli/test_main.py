@@ -58,11 +58,11 @@ def test_explain_short_text_as_json(run: Command):
         (["--pair", "b"], "--pair needs a first text"),
         (["word " * 600], "602 tokens and the model reads at most 512"),
         (["a", "--model", "a\n\nb"], "Loading a b: there is no such folder"),
-        (["a", "--seconds", "nan"], "seconds=nan cannot be used: expected a number above 0"),
+        (["a", "--seconds", "nan"], "--seconds nan cannot be used: expected a number above 0"),
         (["a", "--dtype", "int8"], "The dtype 'int8' is not known"),
         (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
-        (["a", "--probes", "1e3"], "probes='1e3' cannot be used"),
-        (["a", "--probes", "9" * 5000], "probes='999"),
+        (["a", "--probes", "1e3"], "--probes 1e3 cannot be used"),
+        (["a", "--probes", "9" * 5000], "--probes 999"),
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(run: Command, arguments: list[str], message: str):
@@ -108,7 +108,7 @@ def test_attention_over_a_file(run: Command, data: Path, tmp_path: Path):
     assert done.status == 0 and done.stderr == ""
     assert done.stdout.startswith("In 2 texts, raw and effective attention correlate at 0.")
     names = "texts, correlation, correlation_by_layer, correlation_by_head, heads, null_dimension, types"
-    assert f"The tables are in {out}, as .parquet and .csv: {names}.\n{out}/columns.json says" in done.stdout
+    assert f"The tables are in {out}, as .parquet and .csv: {names}.\n{out}/columns.json explains" in done.stdout
     heads = pd.read_parquet(out / "correlation_by_head.parquet")
     assert len(heads) == 2 * 6 * 12 and heads["layer"].max() == 5 and heads["head"].max() == 11
     assert heads.query("text == 0")["pearson"].min() > 1 - 1e-6  # shorter than 32 tokens
@@ -155,19 +155,20 @@ def test_a_run_says_what_it_was_computed_from(run: Command, saved: Path, tmp_pat
     assert about["run"]["command"] == "attribution" and about["run"]["dtype"] == "float32"
     data = about["run"]["data"]
     assert len(data.pop("sha256")) == 64
-    assert data == {"source": str(texts), "columns": None, "split": None, "sample": 3, "texts": 3}
-    assert {"name", "revision", "weights", "tokenizer"} == {*about["run"]["model"]}
+    assert data == {"texts": 3}  # a run is known by what was read, not by where that was
+    assert {"weights", "tokenizer"} <= {*about["run"]["model"]} and "name" not in about["run"]["model"]
     assert about["run"]["options"]["probes"] == 4 and about["run"]["options"]["tags"] is False
-    assert {"date", "device", "machine", "versions"} == {*about["recorded"]}
+    assert {"data", "date", "device", "machine", "model", "versions"} == {*about["recorded"]}
+    assert about["recorded"]["data"] == {"source": str(texts), "columns": None, "split": None, "first": 3}
     assert {"torch", "pandas", "pyarrow", "python"} <= {*about["recorded"]["versions"]}
 
 
 @pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
 def test_commands_over_a_dataset_share_their_options(run: Command, command: str):
     told = run(command, "--help").stdout
-    shared = ("data", "out", "data-dir", "column", "split", "sample", "model", "device", "truncate", "json")
+    shared = ("data", "out", "data-dir", "column", "split", "first", "model", "device", "truncate", "json")
     for option in shared:
-        assert told.count(f"  --{option} ") == 1
+        assert len(re.findall(rf"  --{option}[ ,]", told)) == 1
     own = {"attention": "--no-bias", "attribution": "--probes", "tokens": "--experiment"}
     assert {name for name, option in own.items() if option in told} == {command}
     done = run(command, "--out", "somewhere")
@@ -228,15 +229,15 @@ def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
     ("command", "options", "words"),
     [
         ("attention", ["--data", "no-such-file.tsv"], "no-such-file.tsv"),
-        ("attention", ["--data", "mrpc"], "data_dir"),
+        ("attention", ["--data", "mrpc"], "--data-dir"),
         ("attention", ["--column", "third"], "third"),
-        ("attention", ["--intervals", ""], "intervals='' cannot be used"),
+        ("attention", ["--intervals", ""], "--intervals '' cannot be used"),
         ("attention", ["--truncate", "--skip-long"], "cannot be used together"),
         ("attention", ["--shard", "3/2"], "--shard '3/2' cannot be used: expected I/N"),
-        ("attribution", ["--norm", "foo"], "norm='foo' is not known"),
-        ("attribution", ["--probes", "0"], "probes=0 cannot be used"),
+        ("attribution", ["--norm", "foo"], "--norm foo is not known"),
+        ("attribution", ["--probes", "0"], "--probes 0 cannot be used"),
         ("tokens", ["--experiment", "magic"], "--experiment 'magic' is not known"),
-        ("tokens", ["--seed", str(2**70)], "seed=1180591620717411303424 cannot be used"),
+        ("tokens", ["--seed", str(2**70)], "--seed 1180591620717411303424 cannot be used"),
         ("tokens", ["--first", "2"], "got 2, and at least 20 are needed"),
         ("tokens", ["--noise", "1"], "--noise and --prefix are for --experiment inversion"),
         ("tokens", ["--experiment", "inversion", "--map", "ridge"], "uses no maps"),

@@ -64,6 +64,7 @@ def test_processes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check(Processes(1, WORKERS), model, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_ray(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     ray = pytest.importorskip("ray")
     engine = Cluster(1, WORKERS)

@@ -296,7 +296,7 @@ def test_labels_that_are_not_there(tmp_path):
 
 
 def test_a_known_name_that_cannot_be_found(tmp_path):
-    with pytest.raises(InputError, match=r"mrpc: say which folder.*--data-dir.*'datasets:nyu-mll/glue/mrpc'"):
+    with pytest.raises(InputError, match=r"mrpc: say which folder.*data_dir=.*'datasets:nyu-mll/glue/mrpc'"):
         read_texts("mrpc")
     with pytest.raises(InputError, match=r"holds none of CoLA/dev.tsv, dev.tsv, cola_in_domain_dev.tsv \+ cola_out"):
         read_texts("cola", data_dir=tmp_path)

@@ -288,7 +288,7 @@ def test_max_tokens_and_the_models_limit_say_which_one_it_was(bert):
     text = "one two three four five"
     with pytest.raises(InputError, match=r"it has 7 tokens and max_tokens allows at most 5\..*truncate=True"):
         encode(bert, text, limit=6, max_tokens=5)
-    with pytest.raises(InputError, match=r"texts\[1\]: it has 7 tokens and the model reads at most 6.*--truncate"):
+    with pytest.raises(InputError, match=r"texts\[1\]: it has 7 tokens and the model reads at most 6.*truncate=True"):
         encode(bert, ["one", text], limit=6, max_tokens=9)
     with pytest.raises(InputError, match="it has 7 tokens and max_tokens allows at most 6"):
         encode(bert, [list(encode(bert, text)[0].ids)], max_tokens=6)

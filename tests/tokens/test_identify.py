@@ -103,7 +103,7 @@ def test_mistakes(minilm: Model):
             ik.token_identifiability(model, some, **options)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_rates_in_half_precision_are_those_of_float32(minilm: Model, fit: identity.TokenIdentifiability, dtype: str):
     """Hidden vectors are widened before anything is fitted; the same tokens are distinct."""
     half = ik.load(dtype=dtype)

@@ -262,6 +262,7 @@ def test_half_precision(name: str, dtype: torch.dtype):
 
 @needs_stories
 @pytest.mark.filterwarnings("ignore:Inverting .* takes about")  # on a busy machine
+@pytest.mark.slow
 def test_a_real_model_on_two_positions():
     """The winner, the runner-up and some others against one full pass each; all 32,000 are searched."""
     model = ik.load(STORIES)

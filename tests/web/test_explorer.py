@@ -105,7 +105,7 @@ def test_a_text_that_is_too_long_gets_its_message(page: Any, server: Served):
     assert page.input_value("textarea >> nth=0") == "w4 " * 3000
     assert "9,000 characters, and this server reads at most 4,000" in said(page)  # before it is sent, and after
     page.click("button:text-is('Run')")
-    until(page, "document.querySelector('.start .note').textContent.includes('--longest')")
+    until(page, "document.querySelector('.start .note').textContent.includes('4,000')")
     submitted(page, server, "w5 " * 200)
     assert "tokens" in said(page)
 

@@ -274,7 +274,8 @@ def test_heads_are_the_apis_and_open_by_mouse_and_keys(page: Any, report_file: P
         scope = {"ik": ik, "model": tiny.loaded("bert"), "text": TEXT}
         exec(python(page, "heads"), scope)
         for name in (x, y):
-            given = scope[{"correlation": "pearson"}.get(name, name.replace(" dimension", "_dim").replace(" ", "_"))]
+            own = {"correlation": "pearson", "determined share": "certain_mass"}
+            given = scope[own.get(name, name.replace(" dimension", "_dim").replace(" ", "_"))]
             assert np.abs(given.double().numpy() - expected[name].double().numpy()).max() < 1e-5, name
     canvas = page.locator(".heads canvas")
     canvas.focus()

@@ -184,7 +184,7 @@ def test_parts_have_their_own_page_with_words_where_nothing_is(page: Any, explan
     file = save_report(explanation.attribution, tmp_path / "part.html")
     shown(page, file, "tab=provenance")
     assert page.locator("#panel-provenance .note").is_hidden()
-    assert "explain(model, text)" in page.locator("#panel-verdict .verdict-words").inner_text()
+    assert "The page of an explanation says it in words" in page.locator("#panel-verdict .verdict-words").inner_text()
     assert page.locator("#panel-verdict canvas").is_visible()  # tokens are chosen there
     for view in ("heads", "attention", "edge"):
         words = page.locator(f"#panel-{view} .note").inner_text()

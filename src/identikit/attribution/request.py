@@ -15,6 +15,7 @@ from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.models.machine import PRECISIONS, derivatives
 from identikit.models.model import Model, Split
+from identikit.models.surroundings import undisturbed
 from identikit.models.taps.tap import AttentionCall
 from identikit.results.axis import Index, chosen
 from identikit.shapes import Float, Int, Tensor
@@ -206,7 +207,7 @@ def in_chunks(total: int, size: int, work: Callable[[int, int], None]) -> None:
 @contextmanager
 def forward_mode() -> Iterator[None]:
     """Compute derivatives forward: attention by the kernel that has them."""
-    with derivatives():
+    with undisturbed(), derivatives():
         if forward_ad._current_level >= 0:
             raise InputError(
                 "Attributing a text: forward-mode differentiation (torch.autograd.forward_ad or torch.func.jvp) is "
