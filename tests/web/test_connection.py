@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import uvicorn
@@ -25,6 +26,12 @@ async def during(work: Callable) -> None:
     finally:
         server.should_exit = True
         await serving
+
+
+def served(work: Callable) -> None:
+    """Do the same from a thread of its own: a browser of other tests may keep an event loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(during(work))).result()
 
 
 def connected(opened: list[socket.socket], port: int, sent: bytes) -> socket.socket:
@@ -73,7 +80,7 @@ def test_half_sent_headers_are_not_awaited_for_ever(monkeypatch: pytest.MonkeyPa
         kept.sendall(b"GET / HTTP/1.1\r\n")  # half of a second request
         assert is_closed(kept)
 
-    asyncio.run(during(work))
+    served(work)
 
 
 def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch, opened: list[socket.socket]):
@@ -88,4 +95,4 @@ def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch, open
                 return
         raise AssertionError("no connection became free")
 
-    asyncio.run(during(work))
+    served(work)

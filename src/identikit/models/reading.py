@@ -108,6 +108,7 @@ class Reading:
     - `batch`: the text alone, without padding; `text`: as it was given
     - `calls`: the captured attention by layer; `visible`: which keys each query sees there
     - `trace`: the run's inputs, hidden vectors and logits, of this text; None where it was run beside others, padded
+    - `may_be_cut`: whether the text would have been cut, not refused, had it been too long
     """
 
     model: Model
@@ -116,6 +117,7 @@ class Reading:
     calls: Mapping[int, AttentionCall]
     visible: Mapping[int, Visible | None]
     trace: Trace | None
+    may_be_cut: bool = False
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -154,14 +156,16 @@ def readings(
         trace = model.trace(batch, _collector(batch, layers, calls, visible))
         for row, index in enumerate(batch.order):
             alone = trace if len(batch) == 1 else None
-            by_index[index] = Reading(model, text_alone(batch, row), texts[row], calls[row], visible[row], alone)
+            by_index[index] = Reading(
+                model, text_alone(batch, row), texts[row], calls[row], visible[row], alone, truncate
+            )
     return [by_index[index] for index in sorted(by_index)]
 
 
 def unread(model: Model, text: object, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
     """Return each text (or image, or sound) in a batch of its own, which needs no padding, before the model has run."""
     encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
-    return [Reading(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None) for each in encoded]
+    return [Reading(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None, truncate) for each in encoded]
 
 
 def _collector(

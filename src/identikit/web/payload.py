@@ -98,7 +98,8 @@ def _inputs(result: Result) -> dict[str, Any]:
     if source is not None and Path(source).is_absolute():
         source = f"path/to/{Path(source).name}"
     text: object = captured.reading.text
-    if model.modality == "text" and isinstance(text, str | tuple) and not is_too_long(captured.reading):
+    is_text = model.modality == "text" and isinstance(text, str | tuple)
+    if is_text and captured.reading.may_be_cut and not is_too_long(captured.reading):
         (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.reading.tokens))
         if len(cut.ids) < len(model.encode(text)[0].ids):  # cut by choice: its tokens say what is left
             text = cut.ids

@@ -33,7 +33,7 @@ def arguments(result: Result) -> dict[str, str]:
 
 def is_too_long(reading: Reading) -> bool:
     """Tell whether a text was cut because the model reads no more of it."""
-    if reading.model.modality != "text":
+    if not reading.may_be_cut or reading.model.modality != "text":
         return False
     try:
         reading.model.encode(reading.text)
