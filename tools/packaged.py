@@ -37,7 +37,7 @@ SEEN = {  # what pyright must say of a user's code, with no annotation of the us
     "ik.load()": "Model",
     "ik.explain(ik.load())": "Explanation",
     "ik.effective_attention(ik.load(), 'A text.')": "EffectiveAttention",
-    "ik.attention_intervals(ik.load(), ['One text.', 'And another.'])": "list[AttentionIntervals]",
+    "ik.attention_intervals(ik.load(), ['One text.', 'And another.'])": "Results[AttentionIntervals]",
     "ik.token_attribution(ik.load(), [101, 102]).contribution": "Tensor",
     "ik.open_result('folder')": "Result",
     "ik.cite()": "Citation",
@@ -145,7 +145,8 @@ def check_installed(python: Path, sdist: Path, place: Path) -> None:
     require(Path(where).is_relative_to(python.parents[1]), f"{where} is imported, not the wheel")
     command = (python.parent / "identikit", "explain", "--seconds", "5", "--html", "demo.html")
     said = run(*command, timeout=DEMO_SECONDS, **options)
-    require("Which attention is real?" in said and (place / "demo.html").stat().st_size > 100_000, "the demo is empty")
+    require("Which attention is determined?" in said, "the demo says nothing")
+    require((place / "demo.html").stat().st_size > 100_000, "the page of the demo is empty")
     source = unpacked(sdist, place / "sdist")
     (source / "src").rename(place / "not-to-be-imported")
     tests = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", *CORE)
