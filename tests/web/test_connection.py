@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvicorn
 
-from identikit.web import connection
+from identikit.web import guard
 
 
 async def answer(scope, receive, send) -> None:
@@ -19,7 +19,7 @@ async def answer(scope, receive, send) -> None:
 async def during(work: Callable) -> None:
     """Call `work` in a thread, with the port of a server."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(answer, log_level="warning", lifespan="off", http=connection.Connection))
+    server = uvicorn.Server(uvicorn.Config(answer, log_level="warning", lifespan="off", http=guard.Connection))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         await asyncio.wait_for(asyncio.to_thread(work, listening.getsockname()[1]), 60)
@@ -71,7 +71,7 @@ def opened() -> Iterator[list[socket.socket]]:
 
 
 def test_half_sent_headers_are_not_awaited_for_ever(monkeypatch: pytest.MonkeyPatch, opened: list[socket.socket]):
-    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(guard, "HEADER_SECONDS", 0.5)
 
     def work(port: int) -> None:
         assert is_closed(connected(opened, port, b"GET / HTTP/1.1\r\nHost: a\r\n"))
@@ -84,7 +84,7 @@ def test_half_sent_headers_are_not_awaited_for_ever(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch, opened: list[socket.socket]):
-    monkeypatch.setattr(connection, "MOST", 3)
+    monkeypatch.setattr(guard, "MOST", 3)
 
     def work(port: int) -> None:
         waiting = [connected(opened, port, b"GET / ") for _ in range(3)]

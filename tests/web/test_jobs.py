@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 
-from identikit.web.jobs import Service
-from identikit.web.messages import Limits, Problem
-from identikit.web.processes import PendingTask
-from identikit.web.tasks import CANCEL, CANCELLED, Answer, CheckText, Explain, ModelSource, WorkerTask
+from identikit.web.jobs import PendingTask, Service
+from identikit.web.messages import (
+    CANCEL,
+    CANCELLED,
+    Answer,
+    CheckText,
+    Explain,
+    Limits,
+    ModelSource,
+    Problem,
+    WorkerTask,
+)  # fmt: skip
 from identikit.web.worker import Desk
 from tests.web.served import LONG, SHORT, Served
 from tests.web.soak_server import soak
@@ -76,7 +84,7 @@ def test_a_running_analysis_can_be_cancelled_and_the_worker_goes_on(server: Serv
 
 def test_a_task_heeds_a_request_to_cancel_it(folders: list[Path]):
     ours, theirs = Pipe()
-    desk = Desk.opened((ModelSource(str(folders[0])),), theirs)
+    desk = Desk((ModelSource(str(folders[0])),), theirs)
     ours.send(CANCEL)
     assert desk.answer(WorkerTask("tiny-bert", SHORT, Explain(1.0))) == CANCELLED
     assert desk.answer(WorkerTask("tiny-bert", SHORT, CheckText())) == Answer()
@@ -136,9 +144,10 @@ def test_streams_end_when_the_server_stops():
         service.jobs["a"] = job()
         asyncio.get_running_loop().call_later(0.05, service.end_streams)
         async with asyncio.timeout(5):
-            return [status.state async for status in service.statuses("a") if status is not None]
+            return [event async for event in service.events("a")]
 
-    assert alone(follow()) == ["waiting"]
+    (event,) = alone(follow())
+    assert '"state":"waiting"' in event
 
 
 # What is kept

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 
 import identikit as ik
-from identikit.web.tasks import ModelSource
+from identikit.web.messages import ModelSource
 from identikit.web.worker import Desk
 from tests.models import tiny
 from tests.web.served import SHORT, Served
@@ -323,7 +323,7 @@ def test_models_that_are_not_served(tmp_path: Path, folders: list[Path]):
         ((changed,), "its files are not those that the server was started with"),
     ]:
         with pytest.raises(ik.ModelError, match=words):
-            Desk.opened(sources, connection)
+            Desk(sources, connection)
 
 
 def test_without_its_packages_it_says_which_is_missing():
