@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from identikit.attention.certainty import WEIGHTS, head_means, mean_over_rows
 from identikit.errors import InputError
-from identikit.plots.forms import Panels, add_footer, new_axes
+from identikit.plots.forms import Panels, new_axes
 from identikit.plots.reading import drawing, panels_of
 from identikit.plots.style import (
     BLACK,
@@ -22,7 +22,6 @@ from identikit.plots.style import (
     layer_axis,
     legend,
     percent,
-    sheet_of,
 )
 
 _PEARSON = "Pearson, raw with effective"
@@ -41,7 +40,6 @@ def certain_mass_by_length(
     ax: Axes | None = None,
     *,
     correlation: DataFrame | None = None,
-    footer: str = "",
 ) -> Axes:
     """Draw the determined share of texts by their length, a point per text, from the table `intervals`.
 
@@ -49,7 +47,7 @@ def certain_mass_by_length(
     stands beside it. Up to the line, at `d_value` tokens, everything is determined.
     """
     texts = mean_over_rows(intervals, ["certain_mass"], ["text", "tokens"])
-    with drawing(ax, SINGLE, 2.7, footer) as axes:
+    with drawing(ax, SINGLE, 2.7) as axes:
         label = "determined share"
         if correlation is not None:
             label = "correlation, determined share"
@@ -62,13 +60,13 @@ def certain_mass_by_length(
     return axes
 
 
-def correlation_by_length(frame: DataFrame, d_value: int, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def correlation_by_length(frame: DataFrame, d_value: int, ax: Axes | None = None) -> Axes:
     """Draw the correlation of raw with effective attention by the length of the text, a point per text.
 
     `frame` has columns `tokens` and `pearson`. Up to the line, at `d_value` tokens, a text has no more tokens than a
     value vector has numbers, and the two can be equal.
     """
-    with drawing(ax, SINGLE, 2.6, footer) as axes:
+    with drawing(ax, SINGLE, 2.6) as axes:
         _points(axes, frame, "pearson", BLUE, "o")
         _length_axis(axes, d_value)
         axes.set_ylabel(_PEARSON)
@@ -94,7 +92,6 @@ def sinks(
     *,
     layer: int | None = None,
     axes: Iterable[Axes] | None = None,
-    footer: str = "",
 ) -> Panels:
     """Draw what a sink receives and how large its values are, from the table `groups`; return two axes.
 
@@ -119,7 +116,6 @@ def sinks(
         legend(panels[1], columns=2, title=f"(b) size of values of {GROUPS[group]}{where}")
         for panel in panels:
             layer_axis(panel.xaxis, sorted(set(heads[x])), x)
-        add_footer(sheet_of(panels[0]), footer)
     return panels
 
 

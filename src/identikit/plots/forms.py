@@ -25,7 +25,6 @@ from identikit.plots.style import (
     SMALL,
     Style,
     diverging,
-    footer,
     house_style,
     layer_ticks,
     percent,
@@ -81,12 +80,6 @@ def new_axes(width: float = SINGLE, height: float = 2.6, *, rows: int = 1, colum
     return grid.reshape(-1).view(Panels)
 
 
-def add_footer(figure: Figure, words: str) -> None:
-    """Write words small at the foot of a figure, if there are any."""
-    if words:
-        figure.supxlabel(footer(words, figure.get_figwidth()), fontsize=SMALL, color=GREY)
-
-
 def sheet(*panels: Panel, width: float = SINGLE, height: float = 2.6) -> Figure:
     """Return a finished figure with panels side by side; sizes in inches."""
     grid = new_axes(width, height, columns=len(panels))
@@ -111,12 +104,10 @@ def finish(panels: Panels) -> Figure:
 
 def save(figure: Figure) -> tuple[bytes, bytes]:
     """Return a figure as PNG, at 200 dots per inch, and as SVG; the same figure gives the same bytes."""
-    png = io.BytesIO()
     svg = io.BytesIO()
     with house_style():
-        figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
         figure.savefig(svg, format="svg", dpi=200, metadata={"Date": None, "Creator": None})
-    return png.getvalue(), svg.getvalue()
+        return picture(figure.axes[0]), svg.getvalue()
 
 
 def picture(drawn: Axes | Panels, dpi: int = 200) -> bytes:
