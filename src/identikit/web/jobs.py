@@ -17,25 +17,8 @@ from multiprocessing.connection import Connection
 
 from identikit.errors import ModelError
 from identikit.version import __version__
-from identikit.web.messages import (
-    CANCEL,
-    CANCELLED,
-    Answer,
-    CheckText,
-    Explain,
-    JobStatus,
-    Limits,
-    ModelSource,
-    Problem,
-    ProgressReport,
-    Question,
-    Ready,
-    RefusedError,
-    ServedModel,
-    State,
-    TextOrPair,
-    WorkerTask,
-)
+from identikit.web import messages
+from identikit.web.messages import CANCELLED, Answer, ModelSource, Problem, RefusedError, TextOrPair, WorkerTask
 
 GRACE = 15.0  # seconds that a cancelled task has to end by itself before its process is killed: loading takes longer
 AGAIN = 5.0  # seconds between attempts to start a process that ends before it is ready
@@ -49,7 +32,7 @@ class PendingTask:
     task: WorkerTask
     answer: asyncio.Future[Answer]
     begun: bool = False
-    progress: ProgressReport | None = None
+    progress: messages.ProgressReport | None = None
 
     @property
     def problem(self) -> Problem | None:
@@ -62,7 +45,7 @@ class PendingTask:
         return self.answer.result().contents if self.answer.done() else ()
 
     @property
-    def state(self) -> State:
+    def state(self) -> messages.State:
         """How far it is."""
         if not self.answer.done():
             return "running" if self.begun else "waiting"
@@ -96,10 +79,10 @@ class WorkerProcess:
         self._living: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def start(self) -> Ready:
+    async def start(self) -> messages.Ready:
         """Start the process and wait until its models are loaded; raises what keeps it from that."""
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._ready: asyncio.Future[messages.Ready] = self._loop.create_future()
         self._living = asyncio.create_task(self._live())
         ready = await self._ready
         self.sources = ready.sources
@@ -132,7 +115,7 @@ class WorkerProcess:
         if pending in self.waiting:
             self.waiting.remove(pending)
         elif pending is self.current and not pending.answer.done():
-            self._send(CANCEL)
+            self._send(messages.CANCEL)
             self._set_timer(GRACE, self._process.kill)
         pending.end(CANCELLED)
         self.changed()
@@ -202,9 +185,9 @@ class WorkerProcess:
             if not was_alive:
                 await asyncio.sleep(AGAIN)
 
-    def _received(self, message: Ready | Problem | ProgressReport | Answer) -> None:
+    def _received(self, message: messages.Ready | Problem | messages.ProgressReport | Answer) -> None:
         match message:
-            case Ready():
+            case messages.Ready():
                 self.alive = True
                 if not self._ready.done():
                     self._ready.set_result(message)
@@ -212,7 +195,7 @@ class WorkerProcess:
                 self._end_all(message)
             case Problem():
                 self._ready.set_exception(ModelError(message.message))
-            case ProgressReport():
+            case messages.ProgressReport():
                 if self.current is not None:
                     self.current.progress = message
             case Answer():
@@ -245,13 +228,13 @@ class Service:
     One process analyses texts; the other answers questions about them, so that these never wait for an analysis.
     """
 
-    def __init__(self, sources: tuple[ModelSource, ...], limits: Limits):
+    def __init__(self, sources: tuple[ModelSource, ...], limits: messages.Limits):
         self.limits = limits
         self.analyst = WorkerProcess(sources, "analyses", limit=limits.waiting, longest=limits.analysis)
         self.reader = WorkerProcess(sources, "questions", limit=limits.questions, longest=limits.question)
         self.analyst.changed = self._wake
         self.jobs: OrderedDict[str, PendingTask] = OrderedDict()
-        self.models: dict[str, ServedModel] = {}
+        self.models: dict[str, messages.ServedModel] = {}
         self.sample: TextOrPair = ""
         self.streams = 0
         self.closing = False
@@ -291,9 +274,9 @@ class Service:
         id = hashlib.sha256(content.encode()).hexdigest()[:32]
         if not self._is_useful(id):
             self.analyst.refuse_if_full()
-            await self._ask(WorkerTask(name, text, CheckText()))
+            await self._ask(WorkerTask(name, text, messages.CheckText()))
         if not self._is_useful(id):  # another visitor may have asked the same meanwhile
-            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, Explain(self.limits.seconds)))
+            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, messages.Explain(self.limits.seconds)))
             self.jobs[id].answer.add_done_callback(lambda _: self.forget())
         self.jobs.move_to_end(id)
         return id
@@ -320,11 +303,11 @@ class Service:
             raise RefusedError("not_done", f"The analysis is {job.state}, so there is nothing to show.")
         return job
 
-    def status(self, id: str, job: PendingTask | None = None) -> JobStatus:
+    def status(self, id: str, job: PendingTask | None = None) -> messages.JobStatus:
         """Return how far an analysis is."""
         job = job or self.find(id)
         ahead = self.analyst.ahead(job)
-        return JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
+        return messages.JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
 
     async def events(self, id: str) -> AsyncIterator[str]:
         """Yield how far an analysis is as server-sent events, whenever that changes, until it ends."""
@@ -359,7 +342,7 @@ class Service:
             oldest = next(iter(sizes))
             del sizes[oldest], self.jobs[oldest]
 
-    async def question(self, id: str, question: Question) -> bytes:
+    async def question(self, id: str, question: messages.Question) -> bytes:
         """Return the answer to a question about an analysis that was done."""
         (content,) = await self._ask(self.result(id).task._replace(question=question))
         return content

@@ -201,13 +201,23 @@ def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -
 
 
 def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> list[dict[str, Any]]:
-    """Add the maps of every layer; return in which form each layer has them, and which mask it uses."""
+    """Add the maps of every layer; return how the browser builds them, and which mask each layer uses."""
     facts: list[dict[str, Any]] = []
     masks: list[Tensor] = []
+    captured = _captured(result)
+    n = len(result.tokens)
     for place, number in enumerate(result.layers):
         progress("page, layers", place, len(result.layers))
         layer = result.sel(layer=[number])
-        arrays, fact = _maps(layer)
+        (own,) = layer.axis("layer").places
+        if captured is None or captured.layers[own].call.bias is not None:
+            arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
+            fact: dict[str, Any] = {"form": "dense"}
+        else:
+            arrays, factored = factors(captured.layers[own], layer.axis("head").places)
+            fact = {"form": "factors", **factored}
+        if captured is not None and n <= SHORT:
+            arrays["simplex"] = layer.simplex.reshape(-1, n, n).float()
         if "visible" in result.source.dims:
             visible = layer.read("visible")[0].cpu()
             same = [at for at, mask in enumerate(masks) if torch.equal(mask, visible)]
@@ -220,22 +230,6 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
     if masks:
         file.arrays["visible"] = torch.stack([bits(mask) for mask in masks])
     return facts
-
-
-def _maps(layer: EffectiveAttention) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the maps of one layer, and how the browser builds them."""
-    captured = _captured(layer)
-    (place,) = layer.axis("layer").places
-    if captured is None or captured.layers[place].call.bias is not None:
-        arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
-        facts: dict[str, Any] = {"form": "dense"}
-    else:
-        arrays, factored = factors(captured.layers[place], layer.axis("head").places)
-        facts = {"form": "factors", **factored}
-    n = len(layer.tokens)
-    if captured is not None and n <= SHORT:
-        arrays["simplex"] = layer.simplex.reshape(-1, n, n).float()
-    return arrays, facts
 
 
 def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

@@ -64,7 +64,17 @@ class Desk:
         self.read: OrderedDict[tuple[str, TextOrPair], EffectiveAttention] = OrderedDict()
         self._reported = ("", 0.0)  # what was reported last, and when
         for source in sources:
-            model = _loaded(source)
+            model = load(source.model, device=source.device, dtype=source.dtype, revision=source.revision)
+            if model.modality != "text":
+                raise ModelError(
+                    f"Serving {model.name}: it reads {model.modality}s, and visitors type texts. Use `identikit "
+                    f"explain` with the path of the {model.modality}."
+                )
+            if source.fingerprint not in (None, model.fingerprint):
+                raise ModelError(
+                    f"Loading {model.name} again: its files are not those that the server was started with. Restart "
+                    "the server."
+                )
             if model.name in self.models:
                 raise ModelError(
                     f"Serving two models called {model.name}: visitors could not tell them apart. Rename a folder."
@@ -94,27 +104,24 @@ class Desk:
     def answer(self, task: WorkerTask) -> Answer:
         """Compute a task; whatever it raises becomes a sentence."""
         try:
-            return Answer(self._contents(task))
+            match task.question:
+                case messages.Explain(seconds):
+                    return Answer(self._explain(self.models[task.model], task.text, seconds))
+                case messages.CheckText():
+                    self.models[task.model].encode(task.text)
+                    return Answer()
+                case messages.RowsRequest(rows=rows, epsilon=epsilon):
+                    places = [(layer, head, query) for layer, head, query in rows]
+                    return Answer((packed_rows(self._attention(task), places, epsilon=epsilon),))
+                case messages.MoveRequest() as edge:
+                    return Answer((_moved(self._attention(task), edge).model_dump_json().encode(),))
+                case messages.SimplexRequest(layer=layer, head=head):
+                    return Answer((packed_simplex(self._attention(task), layer, head),))
         except Cancelled:
             return CANCELLED
         except Exception as error:
             problem = _problem(error)
             return Answer(problem=problem.model_copy(update={"message": for_page(problem.message)}))
-
-    def _contents(self, task: WorkerTask) -> tuple[bytes, ...]:
-        match task.question:
-            case messages.Explain(seconds):
-                return self._explain(self.models[task.model], task.text, seconds)
-            case messages.CheckText():
-                self.models[task.model].encode(task.text)
-                return ()
-            case messages.RowsRequest(rows=rows, epsilon=epsilon):
-                places = [(layer, head, query) for layer, head, query in rows]
-                return (packed_rows(self._attention(task), places, epsilon=epsilon),)
-            case messages.MoveRequest() as edge:
-                return (_moved(self._attention(task), edge).model_dump_json().encode(),)
-            case messages.SimplexRequest(layer=layer, head=head):
-                return (packed_simplex(self._attention(task), layer, head),)
 
     def _explain(self, model: Model, text: TextOrPair, seconds: float) -> tuple[bytes, bytes]:
         with warnings.catch_warnings(record=True) as warned:
@@ -145,21 +152,6 @@ class Desk:
         while len(self.read) > KEPT:
             self.read.popitem(last=False)
         return self.read[key]
-
-
-def _loaded(source: ModelSource) -> Model:
-    """Load a model that reads texts, the same as before if it was loaded before."""
-    model = load(source.model, device=source.device, dtype=source.dtype, revision=source.revision)
-    if model.modality != "text":
-        raise ModelError(
-            f"Serving {model.name}: it reads {model.modality}s, and visitors type texts. Use `identikit explain` with "
-            f"the path of the {model.modality}."
-        )
-    if source.fingerprint not in (None, model.fingerprint):
-        raise ModelError(
-            f"Loading {model.name} again: its files are not those that the server was started with. Restart the server."
-        )
-    return model
 
 
 def _moved(attention: EffectiveAttention, edge: messages.MoveRequest) -> messages.MovedRow:

@@ -46,7 +46,7 @@ export function attentionControls(site) {
     : "The tokens of this text are not aligned with words.";
   special.box.disabled = !about.tokens.some((_, at) => isSpecial(about, at));
   special.element.title = "Draw their rows and columns, and let them count for the scale of colours.";
-  const slide = windowSlide(site, n);
+  const slide = slider("Window", { least: 0, most: Math.max(0, n - WINDOW), step: 1 }, set("from")); // of a long text
   return {
     element: element("div", { className: "maps-controls" }, shape.element, map.element, words.element, special.element,
       ...(n > WINDOW ? [slide.element] : [])),
@@ -55,17 +55,6 @@ export function attentionControls(site) {
       map.update(MAPS.includes(state.map) ? state.map : "raw");
       words.update(state.words && about.words.length > 0);
       special.update(state.special);
-      slide.update(state);
-    },
-  };
-}
-
-/** A slider that moves the window of a long text. */
-function windowSlide(site, n) {
-  const slide = slider("Window", { least: 0, most: Math.max(0, n - WINDOW), step: 1 }, (from) => site.store.set({ from }));
-  return {
-    element: slide.element,
-    update(state) {
       const from = windowStart(n, state.from);
       slide.input.value = from;
       say(slide.words, `tokens ${from} to ${Math.min(n, from + WINDOW) - 1} of ${n}`);

@@ -49,6 +49,22 @@ export function pointOn(canvas, event) {
   return [event.clientX - box.left, event.clientY - box.top];
 }
 
+/** Let a figure be used: `under` says what is at a point (null: nothing), `hover` and `choose` take that, `press` keys. */
+export function pointable(canvas, { under, hover, choose, press, cursor = "pointer" }) {
+  const at = (event) => under(...pointOn(canvas, event));
+  canvas.addEventListener("pointermove", (event) => {
+    const found = at(event);
+    canvas.style.cursor = found === null ? "" : cursor;
+    hover(found);
+  });
+  canvas.addEventListener("pointerleave", () => hover(null));
+  canvas.addEventListener("click", (event) => {
+    const found = at(event);
+    if (found !== null) choose(found);
+  });
+  canvas.addEventListener("keydown", press);
+}
+
 /** The token that counts: the one hovered, or else the one pinned. */
 export const activeQuery = (state) => (state.hoverQuery >= 0 ? state.hoverQuery : state.query);
 export const activeKey = (state) => (state.hoverKey >= 0 ? state.hoverKey : state.key);
