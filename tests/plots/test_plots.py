@@ -156,8 +156,6 @@ def test_head_maps_draw_into_given_axes():
     [
         (lambda: plots.head_maps(attention()), r"axes layer and head\. .* result\.sel\(layer=1, head=2\)\."),
         (lambda: plots.interval_bars(intervals().sel(layer=0, head=0)), r"axis query\. .* result\.sel\(query=4\)\."),
-        (lambda: plots.sources(attribution()), r"axis output\."),
-        (lambda: plots.attribution_map(attribution()), r"axis layer\."),
         (lambda: plots.head_maps(attribution().sel(layer=0)), "Cannot draw head_maps: it needs 'raw', and token attr"),
         (lambda: plots.head_grid(attribution()), "Cannot draw head_grid: it needs 'pearson'"),
         (lambda: plots.head_grid(attention(), by="raw"), "by='raw' is not known: use 'null_dim', 'pearson'"),
@@ -168,7 +166,6 @@ def test_head_maps_draw_into_given_axes():
             lambda: plots.interval_bars(intervals().sel(layer=0, head=0, query=1), attention().sel(layer=1)),
             "L0H0, query 1 “the” and effective= is of L1H0",
         ),
-        (lambda: plots.rates(attention()), "Cannot draw rates: it needs 'rate'"),
         (lambda: plots.rates(identifiability(offset=[-1, 1])), r"several values of offset .* result\.sel\(offset=-1\)"),
     ],
 )

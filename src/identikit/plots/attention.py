@@ -8,24 +8,11 @@ from matplotlib.axes import Axes
 
 from identikit.checks import known, whole_number
 from identikit.errors import InputError
+from identikit.plots import style
 from identikit.plots.forms import Cells, Scale, around_zero, colour_bar, from_zero, heat_map
 from identikit.plots.maps import WEIGHT
 from identikit.plots.reading import check, drawing, head_of, named, places_of, read, table
-from identikit.plots.style import (
-    BLACK,
-    BLUE,
-    DOUBLE,
-    ORANGE,
-    RED,
-    SINGLE,
-    SKY,
-    SMALL,
-    legend,
-    percent,
-    sequential,
-    sheet_of,
-    token_axis,
-)
+from identikit.plots.style import legend, percent, sequential, sheet_of, token_axis
 from identikit.results import words
 from identikit.results.result import Result
 
@@ -68,7 +55,7 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None) -> Ax
     layers = places_of(data, "layer")
     heads = places_of(data, "head")
     scale = _grid_scale(cells, by, share=share)
-    with drawing(ax, SINGLE if len(heads) <= 16 else DOUBLE, 1.0 + min(0.22 * len(layers), 6.0)) as axes:
+    with drawing(ax, style.SINGLE if len(heads) <= 16 else style.DOUBLE, 1.0 + min(0.22 * len(layers), 6.0)) as axes:
         image = heat_map(axes, cells, scale)
         axes.set_ylim(-0.5, len(layers) - 0.5)
         axes.set(xlabel="head", ylabel="layer")
@@ -99,13 +86,15 @@ def _write(axes: Axes, cells: Cells, scale: Scale, *, share: bool) -> None:
     elif 0 < np.nanmax(np.abs(cells), initial=0.0) < 0.005:
         form = "{:.0e}".format
     written = {place: form(value).removesuffix("%") for place, value in np.ndenumerate(cells)}
-    if room < max(map(len, written.values())) * SMALL * 0.68:
+    if room < max(map(len, written.values())) * style.SMALL * 0.68:
         return
     for (row, column), word in written.items():
         if not np.isnan(cells[row, column]):
             shade = (cells[row, column] - scale.least) / (scale.most - scale.least)
             dark = np.dot(scale.colours(shade)[:3], (0.30, 0.59, 0.11)) < 0.5
-            axes.text(column, row, word, ha="center", va="center", fontsize=SMALL, color="white" if dark else "black")
+            axes.text(
+                column, row, word, ha="center", va="center", fontsize=style.SMALL, color="white" if dark else "black"
+            )
 
 
 def _short(value: float) -> str:
@@ -177,13 +166,13 @@ def _bars(
     shown = {name: values[chosen] for name, values in arrays.items()}
     rows = np.arange(len(chosen))
     width = shown["upper"] - shown["lower"]
-    look = {"color": SKY, "edgecolor": BLUE, "linewidth": 0.5, "label": "possible"}
-    with drawing(ax, SINGLE, 1.1 + 0.14 * len(chosen)) as axes:
+    look = {"color": style.SKY, "edgecolor": style.BLUE, "linewidth": 0.5, "label": "possible"}
+    with drawing(ax, style.SINGLE, 1.1 + 0.14 * len(chosen)) as axes:
         axes.barh(rows, width, left=shown["lower"], height=0.6, **look)
-        axes.plot(shown["raw"], rows, "|", markersize=7, markeredgewidth=1.4, color=BLACK, label="raw")
+        axes.plot(shown["raw"], rows, "|", markersize=7, markeredgewidth=1.4, color=style.BLACK, label="raw")
         if "effective" in shown:
-            axes.plot(shown["effective"], rows, "o", color=RED, label="effective")
-        _label_rows(axes, [names[place] for place in chosen], len(ranked), what)
+            axes.plot(shown["effective"], rows, "o", color=style.RED, label="effective")
+        _label_rows(axes, [names[int(place)] for place in chosen], len(ranked), what)
         if share:
             axes.set_xlabel(share)
             percent(axes.xaxis)
@@ -215,9 +204,9 @@ def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int =
     other = table(data, "attention", "key")
     chosen = np.argsort(-np.fmax(raw, other), kind="stable")[: whole_number("most", most, least=1)]
     rows = np.arange(len(chosen))
-    with drawing(ax, SINGLE, 1.1 + 0.16 * len(chosen)) as axes:
-        axes.barh(rows - 0.19, raw[chosen], height=0.36, color=BLUE, label="raw")
-        axes.barh(rows + 0.19, other[chosen], height=0.36, color=ORANGE, label="alternative")
+    with drawing(ax, style.SINGLE, 1.1 + 0.16 * len(chosen)) as axes:
+        axes.barh(rows - 0.19, raw[chosen], height=0.36, color=style.BLUE, label="raw")
+        axes.barh(rows + 0.19, other[chosen], height=0.36, color=style.ORANGE, label="alternative")
         _label_rows(axes, [names[place] for place in chosen], len(names), "key")
         axes.set_xlabel(WEIGHT)
         percent(axes.xaxis)

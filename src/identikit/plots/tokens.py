@@ -8,24 +8,10 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from identikit.errors import InputError
+from identikit.plots import style
 from identikit.plots.forms import Cells, Scale, Styles, colour_bar, heat_map, lines
 from identikit.plots.reading import drawing, places_of, read, table, tokens_of
-from identikit.plots.style import (
-    BLACK,
-    BLUE,
-    DOUBLE,
-    GREEN,
-    RED,
-    SINGLE,
-    SMALL,
-    Style,
-    layer_axis,
-    legend,
-    percent,
-    sheet_of,
-    token_axis,
-    two_sided,
-)
+from identikit.plots.style import Style, layer_axis, legend, percent, sheet_of, token_axis, two_sided
 from identikit.results.result import Result
 from identikit.texts.text import shown
 from identikit.tokens.experiments import mean_rates
@@ -34,7 +20,7 @@ from identikit.tokens.result import TokenInversion
 if TYPE_CHECKING:
     from xarray import Dataset
 
-_MAPS = {"naive": (BLACK, "o"), "linear": (BLUE, "s"), "mlp": (RED, "^"), "ridge": (GREEN, "D")}
+_MAPS = {"naive": (style.BLACK, "o"), "linear": (style.BLUE, "s"), "mlp": (style.RED, "^"), "ridge": (style.GREEN, "D")}
 _WORDS = {"mlp": "MLP", "l2": "L2"}
 _AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
 _MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
@@ -67,7 +53,7 @@ def rates(identifiability: Result, ax: Axes | None = None) -> Axes:
             )
     per_layer = mean_rates(frame, ["map", "distance", "layer"])
     layers = sorted(int(layer) for layer in per_layer["layer"].unique())
-    with drawing(ax, SINGLE, 2.8) as axes:
+    with drawing(ax, style.SINGLE, 2.8) as axes:
         rate_lines(axes, per_layer, RATES, by=["map", "distance"])
         if layers:
             layer_axis(axes.xaxis, range(layers[0], layers[-1] + 1))
@@ -104,7 +90,7 @@ def identity_map(identity: Result, ax: Axes | None = None) -> Axes:
     axes = _recovery(data, "token", recovered, name_of(table(data, "winner", "layer", "token")), title, ax)
     rows, columns = np.nonzero(~invertible)
     if len(rows):
-        axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=BLACK)
+        axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=style.BLACK)
     return axes
 
 
@@ -139,7 +125,7 @@ def _recovery(
     scale = Scale(two_sided(), -reach, reach, least, most if most > least else reach)
     hair = 1e-6 * reach  # by which a tie lies on its side of zero, so that it has its case's colour
     sided = np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
-    with drawing(ax, SINGLE if len(tokens) <= 10 else DOUBLE, 1.1 + min(0.28 * len(layers), 5.0)) as axes:
+    with drawing(ax, style.SINGLE if len(tokens) <= 10 else style.DOUBLE, 1.1 + min(0.28 * len(layers), 5.0)) as axes:
         image = heat_map(axes, sided, scale)
         axes.set_ylim(-0.5, len(layers) - 0.5)
         token_axis(axes.xaxis, tokens)
@@ -158,11 +144,11 @@ def _losses(axes: Axes, lost: NDArray[np.bool_], winners: Cells) -> None:
     high = axes.bbox.height * points / lost.shape[0]
     for row, column in np.argwhere(lost):
         word = str(winners[row, column])
-        length = (len(word) + 0.5) * SMALL * 0.62
+        length = (len(word) + 0.5) * style.SMALL * 0.62
         turn = 0
-        if length > wide or high < SMALL:
+        if length > wide or high < style.SMALL:
             turn = 90
-            if length > high or wide < SMALL:
+            if length > high or wide < style.SMALL:
                 turn = 0
                 word = "×"
-        axes.text(column, row, word, rotation=turn, ha="center", va="center", fontsize=SMALL, clip_on=True)
+        axes.text(column, row, word, rotation=turn, ha="center", va="center", fontsize=style.SMALL, clip_on=True)
