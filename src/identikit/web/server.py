@@ -152,11 +152,11 @@ Served = Annotated[Service, Depends(_service)]
 @_routes.get("/", summary="The page", **_HTML)
 @_routes.get("/r/{id}", summary="The page, with an analysis", **_HTML)
 async def _page(request: Request) -> Response:
-    return await _file("index.html", request)
+    return await _part("index.html", request)
 
 
 @_routes.get("/static/{name}", response_class=Response, summary="A part of the page")
-async def _file(name: str, request: Request) -> Response:
+async def _part(name: str, request: Request) -> Response:
     if name not in request.app.state.files:
         raise HTTPException(404)
     kind = _TYPES[name.rpartition(".")[2]]

@@ -6,8 +6,7 @@ import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
 import { element, number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
-import { attentionControls } from "./controls.js";
-import { callCode, figureCanvas, headCode, headName, pointable, say, tiny } from "./figure.js";
+import { callCode, choice, figureCanvas, headCode, headName, pickList, pointable, say, slider, tickBox, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -107,6 +106,38 @@ export class AttentionView {
     const many = `${drawn.sheet.size} ${drawn.shown.byWord ? "words" : "tokens"}`;
     return `Attention of ${drawn.name} over ${many}. ${attentionRead(this.site, drawn)}`;
   }
+}
+
+/** What a reader can choose: matrix or lines, which map, words, special tokens, the window of a long text. */
+function attentionControls(site) {
+  const { about } = site.view;
+  const n = about.tokens.length;
+  const set = (name) => (value) => site.store.set({ [name]: value });
+  const shape = choice("Shape", [["matrix", "Matrix"], ["lines", "Lines"]], set("shape"));
+  const map = pickList("Lines and text show", MAPS.map((name) => [name, name]), set("map"));
+  const words = tickBox("Words", set("words"));
+  const first = about.attention?.special_group === "first token";
+  const special = tickBox(first ? "First token" : "Special tokens", set("special"));
+  words.box.disabled = !about.words.length;
+  words.element.title = about.words.length
+    ? "Add up what the pieces of a word receive, and average what they do."
+    : "The tokens of this text are not aligned with words.";
+  special.box.disabled = !about.tokens.some((_, at) => isSpecial(about, at));
+  special.element.title = "Draw their rows and columns, and let them count for the scale of colours.";
+  const slide = slider("Window", { least: 0, most: Math.max(0, n - WINDOW), step: 1 }, set("from"));
+  return {
+    element: element("div", { className: "maps-controls" }, shape.element, map.element, words.element, special.element,
+      ...(n > WINDOW ? [slide.element] : [])),
+    update(state) {
+      shape.press(state.shape === "lines" ? "lines" : "matrix");
+      map.list.value = MAPS.includes(state.map) ? state.map : "raw";
+      words.box.checked = state.words && about.words.length > 0;
+      special.box.checked = state.special;
+      const from = windowStart(n, state.from);
+      slide.input.value = from;
+      say(slide.words, `tokens ${from} to ${Math.min(n, from + WINDOW) - 1} of ${n}`);
+    },
+  };
 }
 
 /** The sheet of the chosen head, filled in idle slices; the rows of a head that was left are forgotten. */

@@ -25,6 +25,20 @@ export function slider(label, { least, most, step }, moved) {
   return { element: element("label", { class: "slider" }, element("span", {}, label), input, words), input, words };
 }
 
+/** A list to pick from, with its label in front. */
+export function pickList(label, choices, choose) {
+  const list = element("select", {}, ...choices.map(([value, words]) => element("option", { value, textContent: words })));
+  list.onchange = () => choose(list.value);
+  return { element: element("label", { className: "pick" }, element("span", {}, label), list), list };
+}
+
+/** A box to tick. */
+export function tickBox(words, choose) {
+  const box = element("input", { type: "checkbox" });
+  box.onchange = () => choose(box.checked);
+  return { element: element("label", { className: "tick" }, box, element("span", {}, words)), box };
+}
+
 /** A canvas for a view's figure; it can be focused and tells its numbers in its label. */
 export function figureCanvas() {
   return element("canvas", { class: "figure", tabindex: "0", role: "img" });

@@ -1,8 +1,7 @@
 // All heads at once: a scatter of two readings, or a grid of layers and heads coloured by one of them.
 
 import { css, mixed } from "./colour.js";
-import { pickList } from "./controls.js";
-import { callCode, choice, figureCanvas, inkOn, pointable, quoted, sampledCode, say, wordsWidth } from "./figure.js";
+import { callCode, choice, figureCanvas, inkOn, pickList, pointable, quoted, sampledCode, say, wordsWidth } from "./figure.js";
 import { canvasPen } from "./pen.js";
 import { paintScatter, readingNumber, readingWords, scatterPoints } from "./scatter.js";
 import { element } from "./parts.js";
@@ -61,8 +60,8 @@ export class HeadsView {
     const { x, y } = headsAxes(this.data, state);
     const grid = state.heads === "grid";
     this.shape.press(grid ? "grid" : "scatter");
-    this.across.update(x.name);
-    this.up.update(y.name);
+    this.across.list.value = x.name;
+    this.up.list.value = y.name;
     this.across.element.hidden = grid;
     say(this.up.element.firstChild, grid ? "coloured by" : "up");
     say(this.said, headsSaid(this.data, this.hovered ?? state));
