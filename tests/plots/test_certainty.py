@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit import plots
@@ -67,8 +66,10 @@ def test_certain_mass_is_the_mean_over_a_texts_rows():
     assert list(axes.get_lines()[0].get_xdata()) == [32, 32]
     pearson = DataFrame({"tokens": [40, 20], "pearson": [0.3, 1.0]})
     both = plots.certain_mass_by_length(heads, 32, correlation=pearson)
-    np.testing.assert_allclose(both.collections[0].get_offsets(), pearson)
-    assert isinstance(both, Axes)
+    alone = plots.correlation_by_length(pearson, 32)
+    for drawn in (both, alone):
+        np.testing.assert_allclose(drawn.collections[0].get_offsets(), pearson)
+        assert list(drawn.get_lines()[0].get_xdata()) == [32, 32]
     check_layout(sheet_of(both))
 
 

@@ -17,7 +17,6 @@ from identikit.plots.style import (
     RED,
     Style,
     diverging,
-    footer,
     layer_axis,
     layer_ticks,
     sequential,
@@ -88,15 +87,9 @@ def test_error_bars_end_at_low_and_high_and_series_stand_apart():
     found = series(axes)
     assert found["first"][0][0] < 1 < found["second"][0][0]
     assert np.round(found["first"][0]).tolist() == [1, 2]
-
-
-def test_without_errors_series_stay_in_place():
-    frame = DataFrame({"kind": ["a", "b"], "layer": 1, "rate": 0.5, "low": float("nan"), "high": float("nan")})
-    axes = drawn(
-        lambda axes: form.lines(axes, frame, styles([("a", "a"), ("b", "b")]), by=["kind"], x="layer", y="rate")
-    )
-    assert [x for x, _ in series(axes).values()] == [[1], [1]]
-    assert not axes.collections
+    unknown = frame.assign(low=float("nan"), high=float("nan"))
+    axes = drawn(lambda axes: form.lines(axes, unknown, looks, by=["kind"], x="layer", y="rate"))
+    assert [x for x, _ in series(axes).values()] == [[1, 2], [1, 2]] and not axes.collections
 
 
 def test_peaks_and_ends_of_gaps_have_markers():
@@ -121,7 +114,6 @@ def test_one_scale_serves_all_maps_and_zero_is_white():
 
 def test_a_scale_from_zero_says_when_larger_numbers_occur():
     cells = np.array([[0.5, 0.1]])
-    assert form.from_zero(cells, most=0.2) == form.from_zero(cells, most=0.2)
     assert form.from_zero(cells, most=0.2).beyond
     assert not form.from_zero(cells).beyond
     assert form.from_zero(np.zeros((1, 1))).most == 1.0
@@ -166,26 +158,17 @@ def test_scales_can_be_read_by_colour_blind_readers(seen: str):
         far = len(colours) // 10
         below, over = colours[: middle - far][::-1], colours[-(middle - far) :]
         assert np.linalg.norm(below - over[: len(below)], axis=1).min() > 12
-
-
-@pytest.mark.parametrize("seen", [name for name in BLINDNESS if name != "tritanopia"])
-def test_two_cases_differ_even_beside_zero(seen: str):
     lost, kept = lab(two_sided()([127, 128])[:, :3], seen)
-    assert np.linalg.norm(lost - kept) > 20
+    assert np.linalg.norm(lost - kept) > 20 or seen == "tritanopia"  # even beside zero
 
 
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("count", [1, 12, 13, 48])
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 12), (0, 13), (1, 48)])
 def test_layers_are_whole_few_and_start_at_the_first(first: int, count: int):
     layers = range(first, first + count)
     ticks = layer_ticks(layers)
-    assert ticks[0] == first
-    assert set(ticks) <= set(layers)
-    assert len(ticks) <= 13
-    if count <= 12:
-        assert ticks == list(layers)
-    axes = drawn(lambda axes: layer_axis(axes.xaxis, layers))
-    assert axes.get_xticks().tolist() == ticks
+    assert ticks[0] == first and set(ticks) <= set(layers) and len(ticks) <= 13
+    assert count > 12 or ticks == list(layers)
+    assert drawn(lambda axes: layer_axis(axes.xaxis, layers)).get_xticks().tolist() == ticks
 
 
 @pytest.mark.parametrize("count", [10, 130])
@@ -207,15 +190,6 @@ def test_tokens_are_written_as_they_are_as_many_as_fit(count: int):
     assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
 
 
-def test_a_long_label_is_broken_to_fit():
-    label = "an-organisation/a-model-with-a-very-long-name · mrpc · n = 408 texts, 21,723 tokens · seed 0"
-    lines = footer(label, 3.3).splitlines()
-    assert len(lines) == 2
-    assert " ".join(lines) == label
-    assert footer(label, 6.9) == label
-    assert footer("a model · mrpc · " + "n" * 30, 2.0) == "a model · mrpc\n" + "n" * 30
-
-
 def line_figure() -> Figure:
     frame = DataFrame({"kind": "a", "layer": [1, 2, 3], "rate": [0.2, 0.4, 0.3]})
     return form.sheet(lambda axes: form.lines(axes, frame, styles([("a", "a")]), by=["kind"], x="layer", y="rate"))
@@ -229,12 +203,6 @@ def test_saving_gives_the_same_bytes_whatever_the_readers_settings():
     assert form.save(figure) == (png, svg)
     with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "svg.hashsalt": "mine"}):
         assert form.save(line_figure()) == (png, svg)
-
-
-def test_drawing_leaves_the_readers_settings_alone():
-    before = dict(matplotlib.rcParams)
-    form.save(line_figure())
-    assert dict(matplotlib.rcParams) == before
 
 
 def test_text_stays_text_in_svg_and_pdf():

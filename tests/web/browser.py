@@ -11,7 +11,8 @@ MOUNTED = "document.getElementById('identikit').identikit"
 
 
 def opened(page: Any, file: Path, address: str = "") -> None:
-    """Open a page from disk, and wait until its views are drawn."""
+    """Open a page from disk anew, and wait until its views are drawn."""
+    page.goto("about:blank")  # else another address of the same file would not load it again
     page.goto(f"{file.as_uri()}#{address}")
     ready(page)
 
@@ -34,23 +35,35 @@ def frames(page: Any, count: int = 3) -> None:
     page.evaluate("async (count) => { for (; count; count -= 1) await new Promise(requestAnimationFrame); }", count)
 
 
+def run(page: Any, code: str, *given: Any) -> Any:
+    """Evaluate JavaScript that may use the page's `site`, `store` and `views`, and what is `given`."""
+    return page.evaluate(f"(given) => {{ const {{ site, store, views }} = {MOUNTED}; {code} }}", *given)
+
+
 def state(page: Any, **change: Any) -> dict[str, Any]:
     """Return the state; a change is made first, as a reader would, and drawn."""
     if change:
-        page.evaluate(f"(change) => {MOUNTED}.store.set(change)", change)
+        run(page, "store.set(given);", change)
         frames(page)
-    return page.evaluate(f"{MOUNTED}.store.get()")
+    moved = "moved: state.moved && { ...state.moved, row: [...state.moved.row] }"
+    return run(page, f"const state = store.get(); return {{ ...state, {moved} }};")
 
 
 def table(page: Any, view: str) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and the rows of a view's numbers, as it shows them now."""
-    found = page.evaluate(f"(id) => {MOUNTED}.views[id].table({MOUNTED}.store.get())", view)
+    found = run(page, "return views[given].table(store.get());", view)
     return found["columns"], found["rows"]
+
+
+def rows_of(page: Any, view: str, **change: Any) -> list[dict[str, Any]]:
+    """Return the numbers of a view, as it would show them in another state, a mapping for each row."""
+    found = run(page, f"return views.{view}.table({{ ...store.get(), ...given }});", change)
+    return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
 
 
 def python(page: Any, view: str) -> str:
     """Return the Python that a view offers."""
-    return page.evaluate(f"(id) => {MOUNTED}.views[id].python({MOUNTED}.store.get())", view)
+    return run(page, "return views[given].python(store.get());", view)
 
 
 def exported(page: Any, view: str, kind: str) -> bytes:

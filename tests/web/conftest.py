@@ -29,17 +29,27 @@ def browser() -> Iterator[Any]:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
 
 
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page of its own; a message on its console that is an error fails the test."""
-    context = browser.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
+@pytest.fixture(scope="module")
+def tab(browser: Any) -> Iterator[tuple[Any, list[str]]]:
+    """One page per module, and the errors on its console."""
+    context = browser.new_context(accept_downloads=True)
     opened = context.new_page()
     wrong: list[str] = []
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    yield opened
+    yield opened, wrong
     context.close()
-    assert not [one for one in wrong if "Failed to load resource" not in one], wrong
+
+
+@pytest.fixture
+def page(tab: tuple[Any, list[str]]) -> Iterator[Any]:
+    """The module's page, as large as ever; a message on its console that is an error fails the test."""
+    opened, wrong = tab
+    opened.set_viewport_size({"width": 1440, "height": 1000})
+    yield opened
+    errors = [one for one in wrong if "Failed to load resource" not in one]
+    wrong.clear()
+    assert not errors
 
 
 TEXT = " ".join(f"w{place % 23 + 3}" for place in range(30))

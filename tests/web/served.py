@@ -55,7 +55,7 @@ class Served:
         self.asked.append(answer.json()["id"])
         return answer.json()
 
-    def wait(self, id: str, *states: str, seconds: float = 60) -> dict[str, Any]:
+    def wait(self, id: str, *states: str, seconds: float = 120) -> dict[str, Any]:
         """Wait until an analysis is in one of some states; by default, until it has ended."""
         until = time.monotonic() + seconds
         while (now := self.client.get(f"/api/jobs/{id}").json())["state"] not in (states or ENDED):

@@ -27,16 +27,9 @@ AT_ONCE = 8  # requests
 GROWTH = 96.0  # MiB that a process may grow after it is warm: what it keeps, and what its allocator does not give back
 JSON = {"content-type": "application/json"}
 BAD = (
-    b"",
-    b"{",
-    b"[]",
-    b'{"text": 5}',
-    b'{"text": " "}',
-    b'{"text": "\\ud800"}',
-    b'{"rows": [[0, 0]]}',
-    b"\xff",
+    b"", b"{", b"[]", b'{"text": 5}', b'{"text": " "}', b'{"text": "\\ud800"}', b'{"rows": [[0, 0]]}', b"\xff",
     b"x" * 10**6,
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -109,20 +102,15 @@ class Soak:
 
     def bad(self, _: str) -> list[httpx.Response]:
         """Send what is no request, to several addresses."""
-        paths = (
-            "/api/jobs",
-            "/api/results/0/rows",
-            f"/api/results/{self.chance.choice(self.done or ['0'])}/move",
-            "/api",
-        )
+        done = self.chance.choice(self.done or ["0"])
+        paths = ("/api/jobs", "/api/results/0/rows", f"/api/results/{done}/move", "/api")
         content = self.chance.choice(BAD)
         return [self.server.client.post(path, content=content, headers=JSON) for path in paths]
 
     def looked(self, _: str) -> list[httpx.Response]:
         """Load the page as a browser does."""
-        return [
-            self.server.client.get(path) for path in ("/", "/static/page.js", "/static/style.css", "/api", "/nothing")
-        ]
+        paths = ("/", "/static/page.js", "/static/style.css", "/api", "/nothing")
+        return [self.server.client.get(path) for path in paths]
 
 
 KINDS: dict[str, Callable[[Soak, str], list[httpx.Response]]] = {

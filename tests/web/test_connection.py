@@ -1,14 +1,14 @@
 """Connections that send no request: they are closed in time, and there are never too many."""
 
-import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import uvicorn
 
-from identikit.web import connection
+from identikit.web import guard
 
 
 async def answer(scope, receive, send) -> None:
@@ -16,22 +16,16 @@ async def answer(scope, receive, send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def during(work: Callable) -> None:
-    """Call `work` in a thread, with the port of a server."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(answer, log_level="warning", lifespan="off", http=connection.Connection))
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    try:
-        await asyncio.wait_for(asyncio.to_thread(work, listening.getsockname()[1]), 60)
-    finally:
-        server.should_exit = True
-        await serving
-
-
-def served(work: Callable) -> None:
-    """Do the same from a thread of its own: a browser of other tests may keep an event loop in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: asyncio.run(during(work))).result()
+def served(work: Callable[[int], None]) -> None:
+    """Call `work` with the port of a server, which runs in a thread: a browser may keep an event loop in this one."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        server = uvicorn.Server(uvicorn.Config(answer, log_level="warning", lifespan="off", http=guard.Connection))
+        serving = pool.submit(server.run, sockets=[listening])
+        try:
+            work(listening.getsockname()[1])
+        finally:
+            server.should_exit = True
+            serving.result()
 
 
 def connected(opened: list[socket.socket], port: int, sent: bytes) -> socket.socket:
@@ -41,24 +35,13 @@ def connected(opened: list[socket.socket], port: int, sent: bytes) -> socket.soc
     return client
 
 
-def is_answered(client: socket.socket) -> bool:
-    """Whether an answer comes, which may be in several pieces, before the connection is closed."""
+def received(client: socket.socket) -> bytes:
+    """Return what comes before the connection is closed or the answer is complete."""
     read = b""
-    try:
-        while piece := client.recv(1000):
+    with suppress(ConnectionResetError):
+        while not read.endswith(b"ok") and (piece := client.recv(1000)):
             read += piece
-            if read.endswith(b"ok"):
-                return True
-    except ConnectionResetError:
-        pass
-    return False
-
-
-def is_closed(client: socket.socket) -> bool:
-    try:
-        return client.recv(1000) == b""
-    except ConnectionResetError:
-        return True
+    return read
 
 
 @pytest.fixture
@@ -71,27 +54,27 @@ def opened() -> Iterator[list[socket.socket]]:
 
 
 def test_half_sent_headers_are_not_awaited_for_ever(monkeypatch: pytest.MonkeyPatch, opened: list[socket.socket]):
-    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(guard, "HEADER_SECONDS", 0.5)
 
     def work(port: int) -> None:
-        assert is_closed(connected(opened, port, b"GET / HTTP/1.1\r\nHost: a\r\n"))
+        assert not received(connected(opened, port, b"GET / HTTP/1.1\r\nHost: a\r\n"))
         kept = connected(opened, port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert is_answered(kept)
+        assert received(kept)
         kept.sendall(b"GET / HTTP/1.1\r\n")  # half of a second request
-        assert is_closed(kept)
+        assert not received(kept)
 
     served(work)
 
 
 def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch, opened: list[socket.socket]):
-    monkeypatch.setattr(connection, "MOST", 3)
+    monkeypatch.setattr(guard, "MOST", 3)
 
     def work(port: int) -> None:
         waiting = [connected(opened, port, b"GET / ") for _ in range(3)]
-        assert is_closed(connected(opened, port, b"GET / "))
+        assert not received(connected(opened, port, b"GET / "))
         waiting.pop().close()
         for _ in range(100):  # until the server has noticed
-            if is_answered(connected(opened, port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")):
+            if received(connected(opened, port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")):
                 return
         raise AssertionError("no connection became free")
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from identikit.web.jobs import Service
-from identikit.web.messages import Limits, Problem
-from identikit.web.processes import PendingTask
-from identikit.web.tasks import CANCEL, CANCELLED, Answer, CheckText, Explain, ModelSource, WorkerTask
+from identikit.web import messages
+from identikit.web.jobs import PendingTask, Service
 from identikit.web.worker import Desk
 from tests.web.served import LONG, SHORT, Served
 from tests.web.soak_server import soak
@@ -41,7 +39,8 @@ def slow(server: Served, number: int) -> str:
     return server.submit(f"w{number + 3} {LONG}", **SLOW)["id"]
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(server: Served):
+def test_a_full_queue_refuses_what_waits_can_be_cancelled_and_questions_are_answered(server: Served):
+    id = server.result(SHORT)
     running = slow(server, 0)
     server.wait(running, "running")
     waiting = [slow(server, 1), slow(server, 2)]
@@ -50,17 +49,12 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(server: Served):
     assert "2 analyses are waiting" in refused(answer, 429, "busy")
     assert int(answer.headers["retry-after"]) > 0
     assert server.submit(f"w4 {LONG}", **SLOW)["id"] == waiting[0]  # which waits already
-    server.client.delete(f"/api/jobs/{waiting[0]}")
-    assert server.client.get(f"/api/jobs/{waiting[1]}").json()["ahead"] == 1
-
-
-def test_a_waiting_analysis_can_be_cancelled(server: Served):
-    running = slow(server, 3)
-    waiting = slow(server, 4)
-    answer = server.client.delete(f"/api/jobs/{waiting}")
+    answer = server.client.delete(f"/api/jobs/{waiting[0]}")
     assert answer.status_code == 200 and answer.json()["state"] == "cancelled"
+    assert "is cancelled" in refused(server.client.get(f"/api/results/{waiting[0]}/view"), 409, "not_done")
+    assert server.client.get(f"/api/jobs/{waiting[1]}").json()["ahead"] == 1
+    assert server.post(f"/api/results/{id}/rows", {"rows": [[0, 0, 3]]}).status_code == 200
     assert server.client.get(f"/api/jobs/{running}").json()["state"] == "running"
-    assert "is cancelled" in refused(server.client.get(f"/api/results/{waiting}/view"), 409, "not_done")
 
 
 def test_a_running_analysis_can_be_cancelled_and_the_worker_goes_on(server: Served):
@@ -76,18 +70,10 @@ def test_a_running_analysis_can_be_cancelled_and_the_worker_goes_on(server: Serv
 
 def test_a_task_heeds_a_request_to_cancel_it(folders: list[Path]):
     ours, theirs = Pipe()
-    desk = Desk.opened((ModelSource(str(folders[0])),), theirs)
-    ours.send(CANCEL)
-    assert desk.answer(WorkerTask("tiny-bert", SHORT, Explain(1.0))) == CANCELLED
-    assert desk.answer(WorkerTask("tiny-bert", SHORT, CheckText())) == Answer()
-
-
-def test_questions_do_not_wait_for_an_analysis(server: Served):
-    id = server.result(SHORT)
-    running = slow(server, 6)
-    server.wait(running, "running")
-    assert server.post(f"/api/results/{id}/rows", {"rows": [[0, 0, 3]]}).status_code == 200
-    assert server.client.get(f"/api/jobs/{running}").json()["state"] == "running"
+    desk = Desk((messages.ModelSource(str(folders[0])),), theirs)
+    ours.send(messages.CANCEL)
+    assert desk.answer(messages.WorkerTask("tiny-bert", SHORT, messages.Explain(1.0))) == messages.CANCELLED
+    assert desk.answer(messages.WorkerTask("tiny-bert", SHORT, messages.CheckText())) == messages.Answer()
 
 
 def test_a_killed_worker_is_started_again_and_its_analysis_failed(server: Served):
@@ -127,40 +113,45 @@ def alone(awaited: Coroutine[None, None, Any]) -> Any:
 
 def job() -> PendingTask:
     """An analysis that nobody computes."""
-    return PendingTask(WorkerTask("model", "text", Explain(1.0)), asyncio.get_running_loop().create_future())
+    return PendingTask(
+        messages.WorkerTask("model", "text", messages.Explain(1.0)), asyncio.get_running_loop().create_future()
+    )
 
 
 def test_streams_end_when_the_server_stops():
     async def follow() -> list[str]:
-        service = Service((ModelSource(None),), Limits())
+        service = Service((messages.ModelSource(None),), messages.Limits())
         service.jobs["a"] = job()
         asyncio.get_running_loop().call_later(0.05, service.end_streams)
         async with asyncio.timeout(5):
-            return [status.state async for status in service.statuses("a") if status is not None]
+            return [event async for event in service.events("a")]
 
-    assert alone(follow()) == ["waiting"]
+    (event,) = alone(follow())
+    assert '"state":"waiting"' in event
 
 
 # What is kept
 
 
-async def kept(limits: Limits, *sizes: int) -> list[str]:
+async def kept(limits: messages.Limits, *sizes: int) -> list[str]:
     """End analyses of so many bytes, one after another; the first is looked at before the last."""
-    service = Service((ModelSource(None),), limits)
+    service = Service((messages.ModelSource(None),), limits)
     for number, size in enumerate(sizes):
         service.jobs[str(number)] = job()
         if number == 2:
             service.find("0")
-        service.jobs[str(number)].end(Answer((b"", b"x" * size), Problem(code="input", message="No.")))
+        service.jobs[str(number)].end(
+            messages.Answer((b"", b"x" * size), messages.Problem(code="input", message="No."))
+        )
         service.forget()
     return sorted(service.jobs)
 
 
 def test_only_so_many_results_and_bytes_are_kept_and_what_was_looked_at_is_kept_longest():
-    assert alone(kept(Limits(results=2), 1, 1)) == ["0", "1"]
-    assert alone(kept(Limits(results=2), 1, 1, 1)) == ["0", "2"]
-    assert alone(kept(Limits(kept=10), 4, 4, 4)) == ["0", "2"]
-    assert alone(kept(Limits(kept=10), 4, 20)) == ["1"]
+    assert alone(kept(messages.Limits(results=2), 1, 1)) == ["0", "1"]
+    assert alone(kept(messages.Limits(results=2), 1, 1, 1)) == ["0", "2"]
+    assert alone(kept(messages.Limits(kept=10), 4, 4, 4)) == ["0", "2"]
+    assert alone(kept(messages.Limits(kept=10), 4, 20)) == ["1"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 import identikit as ik
 from identikit.models.model import Model
 from tests.models import tiny
-from tests.web.browser import MOUNTED, frames, opened, python, state, table, words_of
+from tests.web.browser import frames, opened, python, run, state, table, words_of
 from tests.web.conftest import TEXT
 from tests.web.served import save_models, served
 
@@ -24,8 +24,8 @@ PAIR = ("The goalkeeper saved penalties.", "Unbelievably, Northfield reached its
 
 @pytest.fixture(scope="module")
 def minilm_attention() -> Any:
-    """A short pair with words of several pieces."""
-    return ik.effective_attention(ik.load(), PAIR)
+    """One layer of a short pair with words of several pieces."""
+    return ik.effective_attention(ik.load(), PAIR, layers=[4])
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_causal_table_holds_what_queries_see(page: Any, tmp_path: Path):
 
 
 def test_minilm_in_words_and_without_special_tokens(page: Any, minilm_file: Path, minilm_attention: Any):
-    opened(page, minilm_file, "layer=4&head=5")
+    opened(page, minilm_file, "head=5")
     head = minilm_attention.sel(layer=4, head=5)
     check_maps(shown_maps(page), head)
     page.get_by_role("checkbox", name="Words").check()
@@ -121,12 +121,8 @@ def test_minilm_in_words_and_without_special_tokens(page: Any, minilm_file: Path
     notes = words_of(page, ".maps-notes")
     assert "Special tokens are left out of the drawing and of the scale." in notes
     assert f"On average, {outside:.2f} of a row's raw weight" in notes
-
-
-def test_the_python_of_the_maps_gives_them(page: Any, minilm_file: Path):
-    opened(page, minilm_file, "layer=4&head=5")
     model = ik.load()
-    for words, special in product((False, True), repeat=2):
+    for words, special in product((False, True), repeat=2):  # and the Python of the maps gives them
         state(page, words=words, special=special)
         scope = {"ik": ik, "model": model, "text": PAIR}
         exec(python(page, "attention"), scope)
@@ -162,11 +158,7 @@ def test_two_way_hover_shows_what_a_token_looks_at_and_who_looks_at_it(page: Any
     assert state(page)["hoverKey"] == 5
     page.mouse.move(2, 2)
     assert (state(page)["hoverQuery"], state(page)["hoverKey"]) == (-1, -1)
-
-
-def test_beside_the_map_only_the_query_or_the_key_is_meant(page: Any, report_file: Path):
-    opened(page, report_file)
-    assert hover(page, "query > 1 and key < 0")["hoverKey"] == -1
+    assert hover(page, "query > 1 and key < 0")["hoverKey"] == -1  # beside the map only one of them is meant
     key = hover(page, "query < 0 and key > 1")["hoverKey"]
     page.mouse.down()
     page.mouse.up()
@@ -190,7 +182,7 @@ def test_lines_show_one_token_from_either_side(page: Any, report_file: Path, exp
     assert "(effective)" in page.locator(".strips h3").first.inner_text()
 
 
-def test_keys_move_the_query_and_the_key(page: Any, report_file: Path):
+def test_keys_move_the_query_and_the_key_and_a_moved_row_is_marked(page: Any, report_file: Path):
     opened(page, report_file, "query=4")
     page.locator(".maps canvas").focus()
     for pressed, expected in [
@@ -201,14 +193,10 @@ def test_keys_move_the_query_and_the_key(page: Any, report_file: Path):
         assert (state(page)["query"], state(page)["key"]) == expected, pressed
     frames(page)
     assert "looks most at" in page.locator(".maps canvas").get_attribute("aria-label")
-
-
-def test_a_moved_row_is_shown_and_marked(page: Any, report_file: Path):
-    opened(page, report_file, "layer=1&head=1&query=7&key=3")
+    state(page, layer=1, head=1, query=7, key=3)
     frames(page, 12)
     before = page.locator(".maps canvas").screenshot()
-    row = "new Float64Array(32).fill(1 / 32)"
-    page.evaluate(f"() => {MOUNTED}.store.set({{moved: {{query: 7, key: 3, end: 'upper', row: {row}}}}})")
+    run(page, "store.set({moved: {query: 7, key: 3, end: 'upper', row: new Float64Array(32).fill(1 / 32)}});")
     frames(page)
     assert "moved to 0.031" in words_of(page, ".maps .maps-read")
     assert "was moved in the edge view" in words_of(page, ".maps-notes")
@@ -230,11 +218,11 @@ def test_a_long_text_is_windowed_and_keys_go_on(page: Any, long_file: Path, long
     assert found["query"] == 512 and found["from"] > 0
     page.locator(".maps input[type=range]").fill("100")
     assert state(page)["from"] == 100
-    rows = page.evaluate(f"{MOUNTED}.views.attention.table({MOUNTED}.store.get()).rows.filter((_, at) => at % 7 === 0)")
+    code = "const { rows } = views.attention.table(store.get()); return [rows[0][4], rows.map((row) => row[2])];"
+    simplex, found = run(page, code)
     raw = long_attention.sel(layer=1, head=0).raw[100:612, 100:612].double()
-    expected = raw[torch.ones_like(raw).tril() > 0].numpy()[::7]
-    assert np.abs(np.array([row[2] for row in rows]) - expected).max() < 1e-5
-    assert rows[0][4] is None  # a long file holds no simplex maps
+    assert np.abs(np.array(found) - raw[torch.ones_like(raw).tril() > 0].numpy()).max() < 1e-5
+    assert simplex is None  # a long file holds no simplex maps
     state(page, query=300, key=200)
     assert "simplex" not in words_of(page, ".maps .maps-read")
 
@@ -299,38 +287,28 @@ def test_heads_are_the_apis_and_open_by_mouse_and_keys(page: Any, report_file: P
 
 def clicked_heads(page: Any) -> set[str]:
     """Click all over the canvas of the heads; return the heads that were opened."""
-    return set(
-        page.evaluate(
-            """() => {
-              const canvas = document.querySelector(".heads canvas");
-              const { left, top, width, height } = canvas.getBoundingClientRect();
-              const { store } = document.querySelector("#identikit").identikit;
-              const found = [];
-              for (let x = 2; x < width; x += 6) {
-                for (let y = 2; y < height; y += 6) {
-                  canvas.dispatchEvent(new MouseEvent("click", { clientX: left + x, clientY: top + y }));
-                  found.push(`${store.get().layer},${store.get().head}`);
-                }
-              }
-              return found;
-            }"""
-        )
-    )
+    code = """const canvas = document.querySelector(".heads canvas");
+      const { left, top, width, height } = canvas.getBoundingClientRect();
+      const found = [];
+      for (let x = 2; x < width; x += 6) {
+        for (let y = 2; y < height; y += 6) {
+          canvas.dispatchEvent(new MouseEvent("click", { clientX: left + x, clientY: top + y }));
+          found.push(`${store.get().layer},${store.get().head}`);
+        }
+      }
+      return found;"""
+    return set(run(page, code))
 
 
 def test_opening_a_head_pins_a_row_that_can_be_moved(page: Any, report_file: Path):
     opened(page, report_file)
-    listed = page.evaluate(
-        """() => {
-          const { site, store } = document.querySelector("#identikit").identikit;
-          const { rows } = site.rows;
-          for (const [name, row] of rows) if (!row.vertices.size) rows.delete(name); // as if time had been short
-          const listed = site.rows.movable(0, 1).map((row) => row.query);
-          const other = Array.from({ length: 32 }, (_, at) => at).find((at) => !listed.includes(at));
-          store.set({ layer: 0, head: 0, query: other });
-          return listed;
-        }"""
-    )
+    code = """const { rows } = site.rows;
+      for (const [name, row] of rows) if (!row.vertices.size) rows.delete(name); // as if time had been short
+      const listed = site.rows.movable(0, 1).map((row) => row.query);
+      const other = Array.from({ length: 32 }, (_, at) => at).find((at) => !listed.includes(at));
+      store.set({ layer: 0, head: 0, query: other });
+      return listed;"""
+    listed = run(page, code)
     before = state(page)["query"]
     page.locator(".heads canvas").focus()
     page.keyboard.press("ArrowRight")
@@ -345,7 +323,7 @@ def test_the_figures_are_drawn(page: Any, report_file: Path):
         frames(page, 12)
         for selector in (".maps canvas", ".heads canvas"):
             picture = matplotlib.image.imread(BytesIO(page.locator(selector).screenshot()), format="png")[..., :3]
-            colours = np.unique((picture.reshape(-1, 3) * 255).astype(int), axis=0)
+            colours = np.unique((picture * 255).astype(int) @ [65536, 256, 1])
             assert len(colours) > 60, (selector, theme, shape)
             assert (picture.mean() > 0.5) == (theme == "light")
 

@@ -14,12 +14,11 @@ from safetensors.torch import load
 from identikit import attention_intervals, effective_attention, open_result, token_attribution
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
-from identikit.explanation.explain import explain
 from identikit.results.words import percent, weight
 from identikit.web import file, payload, rows
 from identikit.web.bundle import static
-from identikit.web.payload import packed, packed_simplex
-from identikit.web.rows import EPSILONS, packed_rows
+from identikit.web.payload import packed
+from identikit.web.rows import EPSILONS
 from tests.models import tiny
 from tests.web.conftest import TEXT
 
@@ -67,14 +66,11 @@ def test_maps_are_built_from_factors_in_every_kind_of_model(family: str):
                 assert (built - expected).abs().max() < 1e-5, (name, layer, head)
 
 
-def test_half_precision_is_sent_as_it_is():
+def test_half_precision_some_heads_and_other_readings_of_effective_attention():
     found = effective_attention(tiny.loaded("llama", dtype=torch.bfloat16), TEXT)
     arrays, about = opened(packed(found))
-    assert arrays["layer0.query"].dtype == torch.bfloat16
+    assert arrays["layer0.query"].dtype == torch.bfloat16  # as it is
     assert (maps_of(arrays, about, 1, 1)["effective"] - found.effective[1, 1].double()).abs().max() < 1e-5
-
-
-def test_some_heads_and_other_readings_of_effective_attention():
     model = tiny.loaded("llama")
     for options in ({"heads": [1, 3], "layers": [1]}, {"mass": True}, {"bias": False}):
         found = effective_attention(model, TEXT, **options)
@@ -128,7 +124,7 @@ def test_the_page_is_told_its_readings_and_knows_none_by_name(content: bytes):
             assert words not in scripts
 
 
-def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: bytes):
+def test_vertices_keep_the_output_and_reach_the_ends_and_the_grid_contains_them(explanation: Any, content: bytes):
     arrays, about = opened(content)
     starts = arrays["vertex.start"].tolist()
     layers = explanation.attention.captured().layers
@@ -146,16 +142,10 @@ def test_vertices_keep_the_output_and_reach_the_ends(explanation: Any, content: 
         values = call.value[0, head // call.groups].double() @ layers[layer].projection[head].double()
         raw = layers[layer].rows([(head, query)]).attention[0]
         assert ((weights - raw) @ values).norm() < 1e-6 * (raw @ values).norm()
-
-
-def test_the_grid_contains_the_exact_ends(content: bytes):
-    arrays, about = opened(content)
     assert about["rows"]["epsilons"] == list(EPSILONS)
     chosen = arrays["grid.row"].long()
-    lower = arrays["rows.lower"][chosen][:, None]
-    upper = arrays["rows.upper"][chosen][:, None]
-    assert (arrays["grid.lower"] <= lower + 1e-6).all()
-    assert (arrays["grid.upper"] >= upper - 1e-6).all()
+    assert (arrays["grid.lower"] <= arrays["rows.lower"][chosen][:, None] + 1e-6).all()
+    assert (arrays["grid.upper"] >= arrays["rows.upper"][chosen][:, None] - 1e-6).all()
     assert list(about["first"].values()) in arrays["rows.place"][chosen].tolist()
 
 
@@ -167,21 +157,6 @@ def test_the_opening_row_has_a_grid_however_few_rows_do(explanation: Any, monkey
     assert arrays["rows.place"][row].tolist() == list(about["first"].values())
     monkeypatch.setattr(rows, "ROW_WORK", 0.0)  # as if the text were very long
     assert "grid.row" not in opened(packed(explanation))[0]
-
-
-def test_a_row_and_a_simplex_map_that_are_asked_for(explanation: Any):
-    attention = explanation.attention
-    arrays, _ = opened(packed_rows(attention, [(1, 2, 9)]))
-    exact = attention.intervals(layer=1, head=2, query=9)
-    assert arrays["rows.place"].tolist() == [[1, 2, 9]]
-    assert (arrays["rows.upper"][0] - exact.upper).abs().max() < 1e-6
-    assert len(arrays["vertex.row"]) > 0
-    wide, _ = opened(packed_rows(attention, [(1, 2, 9)], epsilon=0.01))
-    assert (wide["grid.upper"][0, 0] >= arrays["rows.upper"][0] - 1e-6).all()
-    simplex, _ = opened(packed_simplex(attention, 1, 2))
-    assert (simplex["simplex"] - attention.sel(layer=1, head=2).simplex).abs().max() < 1e-6
-    with pytest.raises(InputError, match="layer"):
-        packed_rows(attention, [(9, 0, 0)])
 
 
 def test_opened_results_and_parts_have_pages_too(explanation: Any, content: bytes, tmp_path: Any):
@@ -221,13 +196,11 @@ def test_a_long_text_keeps_the_largest_sources(monkeypatch: pytest.MonkeyPatch):
     assert torch.equal(arrays["attribution.input"][1, -1].long(), found.contribution[1, :, -1].topk(5).indices)
 
 
-def test_what_rests_on_drawn_rows_says_so():
+def test_what_rests_on_drawn_rows_says_so(explanation: Any):
     """Of a page with few rows bounded, a head and a token have a range or an error, and their number of rows."""
-    found = explain(tiny.loaded("bert"), TEXT, seconds=None)
-    assert found.bounded is not None
-    some = found.bounded.bounded.some(torch.arange(0, len(found.bounded.bounded.places), 9))
-    arrays, about = opened(packed(replace(found, bounded=found.bounded._replace(bounded=some))))
-    exact = found.attention.intervals().certain_mass  # pyright: ignore[reportAttributeAccessIssue]
+    some = explanation.bounded.bounded.some(torch.arange(0, len(explanation.bounded.bounded.places), 9))
+    arrays, about = opened(packed(replace(explanation, bounded=explanation.bounded._replace(bounded=some))))
+    exact = explanation.attention.intervals().certain_mass
     least, most = arrays["tokens.certain"].double()
     assert (least <= exact.mean((0, 1)) + 1e-6).all() and (exact.mean((0, 1)) <= most + 1e-6).all()
     told = about["sampled"]["certain_mass"]

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 import identikit
+from identikit.__main__ import main
 from identikit.errors import InputError
-from identikit.web.report import report, save_report
 from tests.models import tiny
-from tests.web.browser import exported, opened, ready, state, table
+from tests.web.browser import exported, frames, opened, ready, run, state, table
 
 SVG_TEXT = "{http://www.w3.org/2000/svg}text"
 VIEWS = ("verdict", "heads", "attention", "edge", "tokens", "provenance", "numbers")
@@ -28,7 +27,7 @@ def shown(page: Any, file: Path, address: str = "") -> None:
     page.context.set_offline(True)
     page.on("request", lambda request: asked.append(request.url))
     opened(page, file, address)
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
 
 
 def test_every_view_is_drawn_without_a_network(page: Any, report_file: Path):
@@ -47,29 +46,28 @@ def test_every_view_is_drawn_without_a_network(page: Any, report_file: Path):
             }""")
             assert drawn > 3, view
             assert len(canvas.get_attribute("aria-label") or "") > 20, view
+    for view, column in (("tokens", "winner"), ("provenance", "contribution")):
+        page.locator("#panel-numbers select").select_option(view)
+        frames(page)
+        assert column in page.locator("#panel-numbers th").all_inner_texts()
+        assert page.locator("#panel-numbers tbody tr").count() > 5
 
 
-def test_every_row_that_can_be_moved_keeps_the_output(page: Any, report_file: Path, explanation: Any):
+def test_every_row_that_can_be_moved_keeps_the_output(page: Any, report_file: Path):
     shown(page, report_file)
-    script = """() => {
-        const { site } = document.getElementById("identikit").identikit;
-        let [largest, count] = [0, 0];
+    script = """let [largest, count] = [0, 0];
         for (const row of site.rows.rows.values()) {
             for (const make of row.vertices.values()) {
                 largest = Math.max(largest, site.heads(row.layer, row.head).outputChange(row.query, make()));
                 count += 1;
             }
         }
-        return [largest, count];
-    }"""
-    largest, count = page.evaluate(script)
+        return [largest, count];"""
+    largest, count = run(page, script)
     assert count > 100
     assert largest < 1e-5
-    moved = """() => {
-        const head = document.getElementById("identikit").identikit.site.heads(0, 0);
-        return head.outputChange(5, head.row("raw", 5).map((_, key) => (key === 3 ? 1 : 0)));
-    }"""
-    assert page.evaluate(moved) > 1e-3  # the measure sees what does change the output
+    moved = "return head.outputChange(5, head.row('raw', 5).map((_, key) => (key === 3 ? 1 : 0)));"
+    assert run(page, f"const head = site.heads(0, 0); {moved}") > 1e-3  # the measure sees what does change the output
 
 
 def test_the_address_holds_the_state(page: Any, report_file: Path):
@@ -94,7 +92,7 @@ def test_the_address_holds_the_state(page: Any, report_file: Path):
     assert page.locator("#panel-edge").is_visible()
 
 
-def test_exports_can_be_opened(page: Any, report_file: Path):
+def test_exports_can_be_opened(page: Any, report_file: Path, explanation: Any, monkeypatch: pytest.MonkeyPatch):
     shown(page, report_file)
     for view in ("verdict", "heads", "attention", "edge", "tokens", "provenance"):
         assert exported(page, view, "PNG").startswith(b"\x89PNG"), view
@@ -104,20 +102,12 @@ def test_exports_can_be_opened(page: Any, report_file: Path):
         columns, *rows = csv.reader(io.StringIO(exported(page, view, "CSV").decode()))
         assert columns == table(page, view)[0]
         assert len(rows) == len(table(page, view)[1])
-
-
-def test_all_heads_leave_as_headvis_lays_them_out(page: Any, report_file: Path, explanation: Any):
-    shown(page, report_file)
     tree = json.loads(exported(page, "heads", "HeadVis JSON"))
     assert set(tree) >= {"data/config.json", "data/scatter_data.json", "data/heads/L2H3.json"}
     row = tree["data/heads/L2H3.json"]["sequences"][0]["rows"][5]
     raw = explanation.attention.sel(layer=2, head=3, query=5).raw
     assert [one["key"] for one in row["top"]] == raw.topk(8).indices.tolist()
     assert abs(row["top"][0]["raw"] - float(raw.max())) < 1e-5
-
-
-def test_the_python_of_a_view_runs(page: Any, report_file: Path, monkeypatch: pytest.MonkeyPatch):
-    shown(page, report_file, "layer=1&head=2&query=7")
     model = tiny.loaded("bert")
     monkeypatch.setattr(identikit, "load", lambda *_: model)  # the page knows a name, and the tests have the model
     script = exported(page, "edge", "Python").decode()  # test_rows and test_maps run what each view adds
@@ -127,7 +117,7 @@ def test_the_python_of_a_view_runs(page: Any, report_file: Path, monkeypatch: py
     assert names["model"] is model
 
 
-def test_what_an_export_did_is_shown_and_a_click_elsewhere_closes_the_menu(page: Any, report_file: Path):
+def test_the_menu_says_what_it_did_and_the_tour_has_five_steps(page: Any, report_file: Path):
     shown(page, report_file)
     page.click("summary:text-is('Export')")
     page.select_option(".menu select", "numbers")
@@ -137,11 +127,7 @@ def test_what_an_export_did_is_shown_and_a_click_elsewhere_closes_the_menu(page:
     assert told.bounding_box()["height"] > 20
     page.click("#panel-verdict h2")
     assert page.locator(".menu").get_attribute("open") is None
-
-
-def test_a_tour_of_five_steps_by_keyboard(page: Any, report_file: Path):
-    shown(page, report_file)
-    page.click("button:text-is('Tour')")
+    page.click("button:text-is('Tour')")  # five steps, by keyboard
     said = set()
     for step in range(5):
         assert page.locator(".tour .count").inner_text() == f"{step + 1} of 5"
@@ -180,19 +166,10 @@ def test_an_interrupt_while_a_page_is_written_leaves_the_old_one(
     assert (tmp_path / "page.html").read_text() == "old"
 
 
-def test_parts_have_their_own_page_with_words_where_nothing_is(page: Any, explanation: Any, tmp_path: Path):
-    file = save_report(explanation.attribution, tmp_path / "part.html")
-    shown(page, file, "tab=provenance")
-    assert page.locator("#panel-provenance .note").is_hidden()
-    assert "The page of an explanation says it in words" in page.locator("#panel-verdict .verdict-words").inner_text()
-    assert page.locator("#panel-verdict canvas").is_visible()  # tokens are chosen there
-    for view in ("heads", "attention", "edge"):
-        words = page.locator(f"#panel-{view} .note").inner_text()
-        assert words.endswith("."), view
-
-
-def test_a_file_that_was_cut_off_says_so(page: Any, report_file: Path, tmp_path: Path):
+def test_a_file_names_no_address_and_says_when_it_was_cut_off(page: Any, report_file: Path, tmp_path: Path):
     whole = report_file.read_text()
+    assert "default-src 'none'" in whole and "https://" not in whole
+    assert "http://" not in whole.replace("http://www.w3.org/2000/svg", "")
     start = whole.index('id="identikit-data">') + 20
     stop = whole.index("</script>", start)
     cut = tmp_path / "cut.html"
@@ -202,25 +179,14 @@ def test_a_file_that_was_cut_off_says_so(page: Any, report_file: Path, tmp_path:
     assert "could not be shown" in page.inner_text("#identikit")
 
 
-def test_the_page_loads_nothing(explanation: Any):
-    text = report(explanation.identity)
-    assert "default-src 'none'" in text
-    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "https://" not in text
-
-
-def test_the_command_says_where_the_page_is(tmp_path: Path):
-    folder = tmp_path / "model"
-    tiny.loaded("bert").hf.save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+def test_the_command_says_where_the_page_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(identikit, "load", lambda *_, **__: tiny.loaded("bert"))
     page = tmp_path / "page.html"
-    command = [sys.executable, "-m", "identikit", "explain", "w4 w5 w6", "--model", str(folder), "--html", str(page)]
-    done = subprocess.run([*command, "--seconds", "1"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert f"Views to explore are in {page}" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["identikit", "explain", "w4 w5 w6", "--html", str(page), "--seconds", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert f"Views to explore are in {page}" in capsys.readouterr().out
     assert page.stat().st_size > 50_000
-    done = subprocess.run(
-        [*command[:-1], str(tmp_path / "no" / "page.html")], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 1
-    assert len(done.stderr.strip().splitlines()) == 1

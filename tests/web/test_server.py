@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -15,7 +16,8 @@ import torch
 from safetensors.torch import load
 
 import identikit as ik
-from identikit.web.tasks import ModelSource
+from identikit.web.messages import Limits, ModelSource
+from identikit.web.server import serve
 from identikit.web.worker import Desk
 from tests.models import tiny
 from tests.web.served import SHORT, Served
@@ -114,26 +116,25 @@ def test_a_moved_edge_leaves_the_output_as_it_was(server: Served, result: str, a
         assert 0 <= moved["output_change"]["hidden"] < 1e-5 and 0 <= moved["output_change"]["logits"] < 1e-5
 
 
-def test_a_pair_and_a_chosen_model(server: Served):
-    id = server.result("w5 w6 w7", pair="w8 w9", model="tiny-llama")
+def test_a_pair_a_chosen_model_and_a_text_that_names_a_file(server: Served, folders: list[Path]):
+    file = str(folders[0] / "config.json")
+    id = server.result("w5 w6 w7", pair=file, model="tiny-llama")
     found = server.client.get(f"/api/results/{id}").json()
-    assert (found["model"], found["text"], found["pair"]) == ("tiny-llama", "w5 w6 w7", "w8 w9")
+    assert (found["model"], found["text"], found["pair"]) == ("tiny-llama", "w5 w6 w7", file)
     assert "joined_by" in found["explanation"]
 
 
-def test_the_same_question_has_the_same_answer_at_once(server: Served, result: str):
-    own_page = {"Origin": server.address, "Sec-Fetch-Site": "same-origin"}
-    again = server.post("/api/jobs", {"text": SHORT, "model": "tiny-bert"}, headers=own_page)
-    assert again.status_code == 200 and again.json()["id"] == result and again.json()["state"] == "done"
-
-
-def test_events_tell_how_far_it_is_until_the_end(server: Served):
-    job = server.submit("w20 w21 w22 w23 w24 w25 w26 w27 w28 w29")
+def test_events_tell_how_far_it_is_and_the_same_question_has_its_answer_at_once(server: Served):
+    text = "w20 w21 w22 w23 w24 w25 w26 w27 w28 w29"
+    job = server.submit(text)
     told = list(server.events(job["id"]))
     assert {name for name, _ in told} == {"state"}
     assert told[-1][1]["state"] == "done" and told[0][1]["state"] in ("waiting", "running")
     assert any(state["progress"] for _, state in told[:-1])
     assert list(server.events(job["id"])) == [told[-1]]
+    own_page = {"Origin": server.address, "Sec-Fetch-Site": "same-origin"}
+    again = server.post("/api/jobs", {"text": text, "model": "tiny-bert"}, headers=own_page)
+    assert again.status_code == 200 and again.json()["id"] == job["id"] and again.json()["state"] == "done"
 
 
 def test_the_description_names_every_route_and_its_errors(server: Served):
@@ -159,15 +160,12 @@ def test_the_description_names_every_route_and_its_errors(server: Served):
     ("body", "code", "words"),
     [
         ({"text": " "}, "input", "is blank"),
-        ({"text": "w5", "pair": ""}, "input", "blank half"),
         ({"text": "w5 \ud800"}, "input", "not valid Unicode"),
         ({"text": "w5 " * 2000}, "too_long", "has 6,000 characters, and this server reads at most 4,000"),
         ({"text": "w5 " * 70}, "too_long", "72 tokens and the model reads at most 64"),
         ({"text": "w5", "model": "../../etc"}, "unknown_model", "It has: tiny-bert, tiny-llama"),
         ({"text": 5}, "invalid", "text: Input should be a valid string"),
-        ({"text": ["w5"]}, "invalid", "valid string"),
         ({"text": "w5", "probes": "exact"}, "invalid", "Extra inputs"),
-        ({}, "invalid", "Field required"),
         ([], "invalid", "the body"),
     ],
 )
@@ -176,25 +174,16 @@ def test_a_text_that_cannot_be_read_is_refused_at_once(server: Served, body: Any
     assert words in refused(answer, 422, code)
 
 
-def test_a_text_that_names_a_file_is_a_text(server: Served, folders: list[Path]):
-    id = server.result(str(folders[0] / "config.json"))
-    assert server.client.get(f"/api/results/{id}").json()["text"].endswith("config.json")
-
-
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
         ("rows", {"rows": []}, "at least 1"),
         ("rows", {"rows": [[0, 0, 0]] * 17}, "at most 16"),
-        ("rows", {"rows": [[0, 0]]}, "at least 3"),
         ("rows", {"rows": [[0, 0, -1]]}, "greater than or equal to 0"),
-        ("rows", {"rows": [[0, 0, 1.0]]}, "valid integer"),
         ("rows", {"rows": [[0, 0, 99]]}, "There is no query 99"),
-        ("rows", {"rows": [[0, 0, 1]], "epsilon": 1.0}, "less than 1"),
         ("rows", {"rows": [[0, 0, 1]], "epsilon": float("nan")}, "epsilon"),
         ("simplex", {"layer": 3, "head": 0}, "There is no layer 3"),
         ("move", EDGE | {"end": "farther"}, "'lower' or 'upper'"),
-        ("move", EDGE | {"end": "upper", "key": 99}, "There is no key 99"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(server: Served, result: str, path: str, body: Any, words: str):
@@ -204,7 +193,7 @@ def test_a_question_that_cannot_be_answered_is_refused(server: Served, result: s
     assert words in refused(answer, 422, answer.json()["error"]["code"])
 
 
-def test_bodies_that_are_no_json(server: Served):
+def test_bodies_that_are_no_json_or_too_large(server: Served):
     json_type = {"content-type": "application/json"}
     for content in (b"", b"{", b"\xff\xfe", b"null"):
         refused(server.client.post("/api/jobs", content=content, headers=json_type), 422, "invalid")
@@ -216,14 +205,11 @@ def test_bodies_that_are_no_json(server: Served):
             server.client.post("/api/jobs", content=b'{"text":"w5"}', headers={"content-type": kind}), 415, "not_json"
         )
 
-
-def test_a_large_body_is_refused_whether_or_not_it_says_so(server: Served):
     limit = server.client.get("/api").json()["limits"]["body"]
     large = json.dumps({"text": "w" * limit}).encode()
-    headers = {"content-type": "application/json"}
-    refused(server.client.post("/api/jobs", content=large, headers=headers), 413)
+    refused(server.client.post("/api/jobs", content=large, headers=json_type), 413)
     pieces = (large[start : start + 1000] for start in range(0, len(large), 1000))
-    refused(server.client.post("/api/jobs", content=pieces, headers=headers), 413)
+    refused(server.client.post("/api/jobs", content=pieces, headers=json_type), 413)  # which does not say its size
 
 
 def test_what_is_not_there(server: Served, result: str):
@@ -236,14 +222,6 @@ def test_what_is_not_there(server: Served, result: str):
     refused(server.client.get(f"/api/results/{result}/move"), 405)
 
 
-def raw(server: Served, request: bytes) -> bytes:
-    """Send bytes as they are, and return the answer."""
-    host, port = server.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(request)
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
 def test_no_path_of_a_request_reaches_a_file(server: Served):
     host = server.address.removeprefix("http://")
     paths = (
@@ -251,7 +229,9 @@ def test_no_path_of_a_request_reaches_a_file(server: Served):
         "/static/..\\server.py /static/%00 /static/page.js%00.png /static/server.py //etc/passwd"
     )
     for path in paths.split():
-        answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        with socket.create_connection(host.split(":"), timeout=10) as connection:  # a client would clean the path
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 404") and b'"not_found"' in answer, path
 
 
@@ -292,23 +272,16 @@ def test_a_page_elsewhere_starts_and_stops_nothing(server: Served, result: str):
 # How it starts and stops
 
 
-def said(*options: str) -> tuple[int, str]:
-    """Run the command until it ends by itself; return its status and what it said."""
-    command = [sys.executable, "-m", "identikit", "serve", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.stdout == ""
-    return done.returncode, done.stderr
-
-
-def test_what_keeps_it_from_starting_is_one_line(server: Served, tmp_path: Path):
-    taken = server.address.rpartition(":")[2]
-    for options, words in [
-        (("--port", taken), "the port is taken. Choose another with --port"),
-        (("--host", "no.such.host.invalid"), "Serving on no.such.host.invalid"),
-        (("--port", "0", "--model", str(tmp_path)), "the folder has no .safetensors file"),
-    ]:
-        status, line = said(*options)
-        assert status == 1 and words in line and line.count("\n") == 1, line
+def test_what_keeps_it_from_starting_is_a_sentence(server: Served, tmp_path: Path):
+    taken = int(server.address.rpartition(":")[2])
+    with ThreadPoolExecutor(1) as thread:  # a browser's loop may be running in this one
+        for host, port, words in [
+            ("127.0.0.1", taken, "the port is taken. Choose another with --port"),
+            ("no.such.host.invalid", 0, "Serving on no.such.host.invalid"),
+            ("127.0.0.1", 0, "the folder has no .safetensors file"),
+        ]:
+            with pytest.raises(ik.IdentikitError, match=words):
+                thread.submit(serve, (ModelSource(str(tmp_path)),), host, port, (), Limits()).result()
 
 
 def test_models_that_are_not_served(tmp_path: Path, folders: list[Path]):
@@ -323,7 +296,7 @@ def test_models_that_are_not_served(tmp_path: Path, folders: list[Path]):
         ((changed,), "its files are not those that the server was started with"),
     ]:
         with pytest.raises(ik.ModelError, match=words):
-            Desk.opened(sources, connection)
+            Desk(sources, connection)
 
 
 def test_without_its_packages_it_says_which_is_missing():

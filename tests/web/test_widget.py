@@ -2,6 +2,7 @@
 
 import json
 import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,14 @@ def test_a_notebook_shows_the_widget():
     assert any("export default { render: renderWidget };" in one["state"].get("_esm", "") for one in models.values())
 
 
-def test_the_widget_is_drawn_in_a_browser(page: Any, content: bytes, tmp_path: Path):
+def test_the_widget_is_drawn_in_a_browser(page: Any, content: bytes):
     """Call the module as anywidget does: with a model that has the data, and an element."""
     module = f"{bundle('widget.js')}\nexport default {{ render: renderWidget }};\n"
     page.goto("about:blank")
-    script = """async ([module, numbers]) => {
+    script = """async ([module, encoded]) => {
         const url = URL.createObjectURL(new Blob([module], { type: "text/javascript" }));
         const { default: made } = await import(url);
-        const data = new DataView(Uint8Array.from(numbers).buffer);
+        const data = new DataView(Uint8Array.from(atob(encoded), (sign) => sign.charCodeAt(0)).buffer);
         const el = document.createElement("div");
         document.body.append(el);
         const leave = made.render({ model: { get: () => data }, el });
@@ -52,7 +53,7 @@ def test_the_widget_is_drawn_in_a_browser(page: Any, content: bytes, tmp_path: P
         leave();
         return [drawn, el.querySelectorAll("canvas").length, location.hash];
     }"""
-    drawn, left, address = page.evaluate(script, [module, list(content)])
+    drawn, left, address = page.evaluate(script, [module, b64encode(content).decode()])
     assert drawn >= 3
     assert left == 0
     assert address == ""  # a notebook's address is not ours

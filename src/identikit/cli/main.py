@@ -253,12 +253,12 @@ def serve(
     ] = 20.0,
 ) -> None:
     """Serve the explorer: type a text, see which attention the output determines, and drag its weights."""
-    from identikit.web.server import Limits, ModelSource, Serving
+    from identikit.web.server import Limits, ModelSource
     from identikit.web.server import serve as served
 
     sources = tuple(ModelSource(name, device, dtype) for name in model or [None])
     limits = Limits(characters=longest, waiting=waiting, seconds=seconds)
-    served(Serving(sources, host, port, tuple(allow_host or ()), limits))
+    served(sources, host, port, tuple(allow_host or ()), limits)
 
 
 @app.command()

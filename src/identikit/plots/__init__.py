@@ -5,11 +5,10 @@ as text. With `ax` it draws there; a figure made with `layout="constrained"` lea
 No plot calls `show`, opens a window or changes matplotlib's settings; a notebook shows the axes that a plot returns.
 """
 
-from identikit.plots.attention import alternative_bars, head_grid, interval_bars
+from identikit.plots.attention import alternative_bars, head_grid, interval_bars, measure_bars, role_bars
 from identikit.plots.attribution import attribution_map, sources
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
-from identikit.plots.maps import head_maps, interval_maps
-from identikit.plots.readings import measure_bars, measure_maps, role_bars
+from identikit.plots.maps import head_maps, interval_maps, measure_maps
 from identikit.plots.tokens import identity_map, inversion_map, rates
 
 __all__ = [

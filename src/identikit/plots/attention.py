@@ -1,6 +1,6 @@
-"""Plots of attention: all heads at once, the intervals of a row, and an alternative to it."""
+"""Plots of attention: all heads at once, and bars: the intervals of a row, of a score or a measure, an alternative."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,24 +8,11 @@ from matplotlib.axes import Axes
 
 from identikit.checks import known, whole_number
 from identikit.errors import InputError
+from identikit.plots import style
 from identikit.plots.forms import Cells, Scale, around_zero, colour_bar, from_zero, heat_map
 from identikit.plots.maps import WEIGHT
 from identikit.plots.reading import check, drawing, head_of, named, places_of, read, table
-from identikit.plots.style import (
-    BLACK,
-    BLUE,
-    DOUBLE,
-    ORANGE,
-    RED,
-    SINGLE,
-    SKY,
-    SMALL,
-    legend,
-    percent,
-    sequential,
-    sheet_of,
-    token_axis,
-)
+from identikit.plots.style import legend, percent, sequential, sheet_of, token_axis
 from identikit.results import words
 from identikit.results.result import Result
 
@@ -34,6 +21,7 @@ if TYPE_CHECKING:
 
 _HEAD = ("layer", "head")
 _ROW = (*_HEAD, "query")
+_ENDS = ("raw", "lower", "upper")
 _SHARES = ("certain_mass", "sink")
 _LABELS: Mapping[str, str] = {
     "pearson": "Pearson, raw with effective",
@@ -45,15 +33,17 @@ _LABELS: Mapping[str, str] = {
 }
 
 
-def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None, *, footer: str = "") -> Axes:
+def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None) -> Axes:
     """Draw all heads as a grid, layers from below, shaded by a number and, where there is room, with it written.
 
     `by` names an array of the result over heads, such as "pearson" (correlation of raw with effective attention), or
     over rows, such as "null_dim", "reachable_dim" or "certain_mass": of these it draws means over queries, and says
     so. Heads that were not measured are hatched.
     """
-    if isinstance(result, Result) and (names := _drawable_by(result)):
-        known("by", by, names)
+    if isinstance(result, Result):
+        drawable = [name for name in result.arrays if result.source.dims[name] in (_HEAD, _ROW)]
+        if drawable:
+            known("by", by, drawable)
     data = read("head_grid", result, [by], axes=_ROW)
     values = data[by]
     share = by in _SHARES or values.dtype == bool
@@ -65,7 +55,7 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None, *, fo
     layers = places_of(data, "layer")
     heads = places_of(data, "head")
     scale = _grid_scale(cells, by, share=share)
-    with drawing(ax, SINGLE if len(heads) <= 16 else DOUBLE, 1.0 + min(0.22 * len(layers), 6.0), footer) as axes:
+    with drawing(ax, style.SINGLE if len(heads) <= 16 else style.DOUBLE, 1.0 + min(0.22 * len(layers), 6.0)) as axes:
         image = heat_map(axes, cells, scale)
         axes.set_ylim(-0.5, len(layers) - 0.5)
         axes.set(xlabel="head", ylabel="layer")
@@ -76,11 +66,6 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None, *, fo
         colour_bar(image, [axes], scale, "", shares=share)
         _write(axes, cells, scale, share=share)
     return axes
-
-
-def _drawable_by(result: Result) -> tuple[str, ...]:
-    """Return the arrays that have one number per head or per row."""
-    return tuple(name for name in result.arrays if result.source.dims[name] in (_HEAD, _ROW))
 
 
 def _grid_scale(cells: Cells, by: str, *, share: bool) -> Scale:
@@ -101,13 +86,15 @@ def _write(axes: Axes, cells: Cells, scale: Scale, *, share: bool) -> None:
     elif 0 < np.nanmax(np.abs(cells), initial=0.0) < 0.005:
         form = "{:.0e}".format
     written = {place: form(value).removesuffix("%") for place, value in np.ndenumerate(cells)}
-    if room < max(map(len, written.values())) * SMALL * 0.68:
+    if room < max(map(len, written.values())) * style.SMALL * 0.68:
         return
     for (row, column), word in written.items():
         if not np.isnan(cells[row, column]):
             shade = (cells[row, column] - scale.least) / (scale.most - scale.least)
             dark = np.dot(scale.colours(shade)[:3], (0.30, 0.59, 0.11)) < 0.5
-            axes.text(column, row, word, ha="center", va="center", fontsize=SMALL, color="white" if dark else "black")
+            axes.text(
+                column, row, word, ha="center", va="center", fontsize=style.SMALL, color="white" if dark else "black"
+            )
 
 
 def _short(value: float) -> str:
@@ -117,49 +104,79 @@ def _short(value: float) -> str:
 
 
 def interval_bars(
-    intervals: Result,
-    effective: Result | None = None,
-    ax: Axes | None = None,
-    *,
-    most: int = 20,
-    order: str = "upper",
-    footer: str = "",
+    intervals: Result, effective: Result | None = None, ax: Axes | None = None, *, most: int = 20, order: str = "upper"
 ) -> Axes:
     """Draw the intervals of one row: for each key a bar from the least to the largest weight it can have.
 
     A tick is the raw weight; a dot, with `effective`, the effective one. The `most` keys with the largest "upper" or
     "width" (`order`) are shown.
     """
-    data = read("interval_bars", intervals, ("raw", "lower", "upper"), axes=("key", "group", "quantity"))
+    data = read("interval_bars", intervals, _ENDS, axes=("key", "group", "quantity"))
     last = next((name for name in ("group", "quantity") if name in data.coords), "key")
     names = named(data, "key") if last == "key" else list(map(str, np.atleast_1d(data[last].to_numpy())))
-    raw = table(data, "raw", last)
-    lower = table(data, "lower", last)
-    upper = table(data, "upper", last)
+    arrays = {name: table(data, name, last) for name in _ENDS}
     known("order", order, ("upper", "width"))
     if effective is not None:
         check("interval_bars", effective, ("effective",), axes=("layer", "head", "query", "key"))
-    bounded = np.flatnonzero(~np.isnan(upper))
-    rank = upper if order == "upper" else upper - lower
-    chosen = bounded[np.argsort(-rank[bounded], kind="stable")][: whole_number("most", most, least=1)]
+        arrays["effective"] = _effective_row(effective, data)
+    rank = arrays["upper"] if order == "upper" else arrays["upper"] - arrays["lower"]
+    title = f"{_row_of(data)}, {last}s by {order}"
+    return _bars(arrays, rank, names, (last, title, WEIGHT), ax, most=most)
+
+
+def role_bars(scores: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
+    """Draw one score of all heads, a bar from the least to the greatest that it can be; strongest heads first.
+
+    A tick is the score of raw attention, a dot that of effective attention. The `most` heads with the highest raw score
+    are shown.
+    """
+    data = read("role_bars", scores, (*_ENDS, "effective"), axes=_HEAD)
+    names = [f"L{layer}H{head}" for layer in places_of(data, "layer") for head in places_of(data, "head")]
+    arrays = {name: table(data, name, *_HEAD).ravel() for name in (*_ENDS, "effective")}
+    return _bars(arrays, np.abs(arrays["raw"]), names, ("head", str(data["score"].item()), ""), ax, most=most)
+
+
+def measure_bars(measure: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
+    """Draw one row of a measure: for each source a bar from the least to the greatest that it can be.
+
+    A tick is the reading of raw attention, a dot that of effective attention. The `most` sources with the largest raw
+    reading are shown.
+    """
+    last = measure.axes[-1].name if isinstance(measure, Result) else "key"
+    data = read("measure_bars", measure, (*_ENDS, "effective"), axes=(last,))
+    arrays = {name: table(data, name, last) for name in (*_ENDS, "effective")}
+    where = ", ".join(f"{axis.name} {axis.label}" for axis in measure.axes if axis.single)
+    title = f"{measure.about['measure']}, {where}"
+    return _bars(arrays, np.abs(arrays["raw"]), named(data, last), (last, title, ""), ax, most=most)
+
+
+def _bars(
+    arrays: Mapping[str, Cells],
+    rank: Cells,
+    names: Sequence[str],
+    labels: tuple[str, str, str],
+    ax: Axes | None,
+    *,
+    most: int,
+) -> Axes:
+    """Draw intervals as bars, those of highest rank on top; labels of rows, title, and x where it is a share."""
+    what, title, share = labels
+    ranked = np.flatnonzero(~np.isnan(rank))
+    chosen = ranked[np.argsort(-rank[ranked], kind="stable")][: whole_number("most", most, least=1)]
+    shown = {name: values[chosen] for name, values in arrays.items()}
     rows = np.arange(len(chosen))
-    with drawing(ax, SINGLE, 1.1 + 0.14 * len(chosen), footer) as axes:
-        axes.barh(
-            rows,
-            upper[chosen] - lower[chosen],
-            left=lower[chosen],
-            height=0.6,
-            color=SKY,
-            edgecolor=BLUE,
-            linewidth=0.5,
-            label="possible",
-        )
-        axes.plot(raw[chosen], rows, "|", markersize=7, markeredgewidth=1.4, color=BLACK, label="raw")
-        if effective is not None:
-            weights = _effective_row(effective, data)
-            axes.plot(weights[chosen], rows, "o", color=RED, label="effective")
-        _key_rows(axes, [names[place] for place in chosen], len(bounded), last)
-        legend(axes, columns=3, title=f"{_row_of(data)}, {last}s by {order}")
+    width = shown["upper"] - shown["lower"]
+    look = {"color": style.SKY, "edgecolor": style.BLUE, "linewidth": 0.5, "label": "possible"}
+    with drawing(ax, style.SINGLE, 1.1 + 0.14 * len(chosen)) as axes:
+        axes.barh(rows, width, left=shown["lower"], height=0.6, **look)
+        axes.plot(shown["raw"], rows, "|", markersize=7, markeredgewidth=1.4, color=style.BLACK, label="raw")
+        if "effective" in shown:
+            axes.plot(shown["effective"], rows, "o", color=style.RED, label="effective")
+        _label_rows(axes, [names[int(place)] for place in chosen], len(ranked), what)
+        if share:
+            axes.set_xlabel(share)
+            percent(axes.xaxis)
+        legend(axes, columns=3, title=title)
     return axes
 
 
@@ -176,7 +193,7 @@ def _effective_row(effective: Result, data: "Dataset") -> Cells:
     return np.array([weights.get(place, np.nan) for place in places_of(data, "key")])
 
 
-def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int = 20, footer: str = "") -> Axes:
+def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
     """Draw the raw attention of one row and an alternative, a pair of bars per key.
 
     The `most` keys with the largest weight in either are shown.
@@ -187,10 +204,12 @@ def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int =
     other = table(data, "attention", "key")
     chosen = np.argsort(-np.fmax(raw, other), kind="stable")[: whole_number("most", most, least=1)]
     rows = np.arange(len(chosen))
-    with drawing(ax, SINGLE, 1.1 + 0.16 * len(chosen), footer) as axes:
-        axes.barh(rows - 0.19, raw[chosen], height=0.36, color=BLUE, label="raw")
-        axes.barh(rows + 0.19, other[chosen], height=0.36, color=ORANGE, label="alternative")
-        _key_rows(axes, [names[place] for place in chosen], len(names))
+    with drawing(ax, style.SINGLE, 1.1 + 0.16 * len(chosen)) as axes:
+        axes.barh(rows - 0.19, raw[chosen], height=0.36, color=style.BLUE, label="raw")
+        axes.barh(rows + 0.19, other[chosen], height=0.36, color=style.ORANGE, label="alternative")
+        _label_rows(axes, [names[place] for place in chosen], len(names), "key")
+        axes.set_xlabel(WEIGHT)
+        percent(axes.xaxis)
         legend(axes, columns=2, title=_row_of(data))
     return axes
 
@@ -200,13 +219,11 @@ def _row_of(data: "Dataset") -> str:
     return f"{head_of(data)}, query {int(data['query'])}{token}"
 
 
-def _key_rows(axes: Axes, names: list[str], count: int, what: str = "key") -> None:
-    """Label rows with keys or groups, the first on top; say how many there are where some are not shown."""
+def _label_rows(axes: Axes, names: Sequence[str], count: int, what: str) -> None:
+    """Name the rows of bars, the first on top; say how many there are where some are not shown."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     token_axis(axes.yaxis, names)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_ylabel(what if len(names) == count else f"{what} ({len(names)} of {count} shown)")
-    axes.set_xlabel(WEIGHT)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    percent(axes.xaxis)

@@ -10,7 +10,7 @@ from identikit.plots.style import DOUBLE, SINGLE, token_axis
 from identikit.results.result import Result
 
 
-def attribution_map(attribution: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def attribution_map(attribution: Result, ax: Axes | None = None) -> Axes:
     """Draw what each input contributes to each output in one layer: a row per output, summing to 100 %.
 
     Colours are scaled to the context; a token's own contribution may be larger and then has the last colour. Of a text
@@ -32,7 +32,7 @@ def attribution_map(attribution: Result, ax: Axes | None = None, *, footer: str 
     maps = read_maps(attribution, maps_of, rows="output", columns="input")
     scale = from_zero(maps.cells[title], most=context)
     width = SINGLE if len(maps.columns) <= 32 else DOUBLE
-    with drawing(ax, width, 0.6 + 0.8 * width * min(1.0, len(maps.rows) / len(maps.columns)), footer) as axes:
+    with drawing(ax, width, 0.6 + 0.8 * width * min(1.0, len(maps.rows) / len(maps.columns))) as axes:
         image = maps.draw(axes, title, scale)
         token_axis(axes.yaxis, maps.rows)
         axes.set(xlabel=maps.label("input token"), ylabel="output token")
@@ -41,7 +41,7 @@ def attribution_map(attribution: Result, ax: Axes | None = None, *, footer: str 
     return axes
 
 
-def sources(attribution: Result, ax: Axes | None = None, *, footer: str = "") -> Panels:
+def sources(attribution: Result, ax: Axes | None = None) -> Panels:
     """Draw where one output token comes from, layer by layer; return the axes of the map and of the bars beside it.
 
     The map has a column per input, the token's own framed; the bars are its own contribution. Colours are scaled to the
@@ -58,7 +58,7 @@ def sources(attribution: Result, ax: Axes | None = None, *, footer: str = "") ->
         layers=layers,
         stderr=table(data, "stderr", "layer", "input") if "stderr" in data else None,
     )
-    with drawing(ax, DOUBLE, 1.4 + min(0.16 * len(layers), 4.0), footer) as axes:
+    with drawing(ax, DOUBLE, 1.4 + min(0.16 * len(layers), 4.0)) as axes:
         side = history(axes, past)
         axes.set_title(f"contribution to “{tokens_of(data, 'output')[0]}”, position {place}", loc="left")
     drawn = np.empty(2, dtype=object)

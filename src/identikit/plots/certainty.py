@@ -8,22 +8,10 @@ from pandas import DataFrame
 
 from identikit.attention.certainty import WEIGHTS, head_means, mean_over_rows
 from identikit.errors import InputError
-from identikit.plots.forms import Panels, add_footer, new_axes
+from identikit.plots import style
+from identikit.plots.forms import Panels, new_axes
 from identikit.plots.reading import drawing, panels_of
-from identikit.plots.style import (
-    BLACK,
-    BLUE,
-    DOUBLE,
-    ORANGE,
-    RED,
-    SINGLE,
-    SKY,
-    house_style,
-    layer_axis,
-    legend,
-    percent,
-    sheet_of,
-)
+from identikit.plots.style import house_style, layer_axis, legend, percent
 
 _PEARSON = "Pearson, raw with effective"
 GROUPS = {
@@ -41,7 +29,6 @@ def certain_mass_by_length(
     ax: Axes | None = None,
     *,
     correlation: DataFrame | None = None,
-    footer: str = "",
 ) -> Axes:
     """Draw the determined share of texts by their length, a point per text, from the table `intervals`.
 
@@ -49,12 +36,12 @@ def certain_mass_by_length(
     stands beside it. Up to the line, at `d_value` tokens, everything is determined.
     """
     texts = mean_over_rows(intervals, ["certain_mass"], ["text", "tokens"])
-    with drawing(ax, SINGLE, 2.7, footer) as axes:
+    with drawing(ax, style.SINGLE, 2.7) as axes:
         label = "determined share"
         if correlation is not None:
             label = "correlation, determined share"
-            _points(axes, correlation, "pearson", BLUE, "o", label=_PEARSON)
-        _points(axes, texts, "certain_mass", ORANGE, "s", label="determined share")
+            _points(axes, correlation, "pearson", style.BLUE, "o", label=_PEARSON)
+        _points(axes, texts, "certain_mass", style.ORANGE, "s", label="determined share")
         _length_axis(axes, d_value)
         axes.set_ylabel(label)
         axes.set_ylim(top=1.03)
@@ -62,14 +49,14 @@ def certain_mass_by_length(
     return axes
 
 
-def correlation_by_length(frame: DataFrame, d_value: int, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def correlation_by_length(frame: DataFrame, d_value: int, ax: Axes | None = None) -> Axes:
     """Draw the correlation of raw with effective attention by the length of the text, a point per text.
 
     `frame` has columns `tokens` and `pearson`. Up to the line, at `d_value` tokens, a text has no more tokens than a
     value vector has numbers, and the two can be equal.
     """
-    with drawing(ax, SINGLE, 2.6, footer) as axes:
-        _points(axes, frame, "pearson", BLUE, "o")
+    with drawing(ax, style.SINGLE, 2.6) as axes:
+        _points(axes, frame, "pearson", style.BLUE, "o")
         _length_axis(axes, d_value)
         axes.set_ylabel(_PEARSON)
         legend(axes, columns=1)
@@ -83,7 +70,7 @@ def _points(axes: Axes, texts: DataFrame, column: str, colour: str, marker: str,
 
 def _length_axis(axes: Axes, d_value: int) -> None:
     """Label the lengths of texts along x, with a line at the size of a value vector."""
-    axes.axvline(d_value, color=RED, linestyle="--", linewidth=0.9, label=f"size of a value vector: {d_value}")
+    axes.axvline(d_value, color=style.RED, linestyle="--", linewidth=0.9, label=f"size of a value vector: {d_value}")
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlabel("tokens in the text")
 
@@ -94,7 +81,6 @@ def sinks(
     *,
     layer: int | None = None,
     axes: Iterable[Axes] | None = None,
-    footer: str = "",
 ) -> Panels:
     """Draw what a sink receives and how large its values are, from the table `groups`; return two axes.
 
@@ -112,14 +98,13 @@ def sinks(
         x = "head"
         where = f" in layer {layer}"
     with house_style():
-        panels = new_axes(DOUBLE, 2.6, columns=2) if axes is None else panels_of("sinks", axes, 2)
+        panels = new_axes(style.DOUBLE, 2.6, columns=2) if axes is None else panels_of("sinks", axes, 2)
         mass_band(panels[0], heads, x=x)
         legend(panels[0], columns=3, title=f"(a) attention to {GROUPS[group]}{where}")
         value_points(panels[1], heads, x=x)
         legend(panels[1], columns=2, title=f"(b) size of values of {GROUPS[group]}{where}")
         for panel in panels:
             layer_axis(panel.xaxis, sorted(set(heads[x])), x)
-        add_footer(sheet_of(panels[0]), footer)
     return panels
 
 
@@ -128,14 +113,18 @@ def mass_band(axes: Axes, heads: DataFrame, *, x: str) -> None:
     means = mean_over_rows(heads.dropna(subset=list(WEIGHTS)), WEIGHTS, [x])
     places = means[x].to_numpy(float)
     if x == "layer":
-        band = axes.fill_between(places, means["lower"], means["upper"], color=SKY, alpha=0.45, linewidth=0)
+        band = axes.fill_between(places, means["lower"], means["upper"], color=style.SKY, alpha=0.45, linewidth=0)
         band.set_label("possible [min, max]")
     else:
         span = means["upper"] - means["lower"]
-        axes.bar(places, span, 0.6, means["lower"], color=SKY, alpha=0.45, linewidth=0, label="possible [min, max]")
+        axes.bar(
+            places, span, 0.6, means["lower"], color=style.SKY, alpha=0.45, linewidth=0, label="possible [min, max]"
+        )
     joined = x == "layer"
-    axes.plot(places, means["raw"], color=BLACK, linestyle="-" if joined else "", marker="o", label="raw")
-    axes.plot(places, means["effective"], color=RED, linestyle="--" if joined else "", marker="s", label="effective")
+    axes.plot(places, means["raw"], color=style.BLACK, linestyle="-" if joined else "", marker="o", label="raw")
+    axes.plot(
+        places, means["effective"], color=style.RED, linestyle="--" if joined else "", marker="s", label="effective"
+    )
     axes.set_ylabel("attention (%)")
     axes.set_ylim(bottom=min(0.0, 1.05 * means["effective"].to_numpy(float).min()))
     percent(axes.yaxis)
@@ -144,10 +133,10 @@ def mass_band(axes: Axes, heads: DataFrame, *, x: str) -> None:
 def value_points(axes: Axes, heads: DataFrame, *, x: str) -> None:
     """Draw the size of a group's values against the others', a point per head; a line joins the medians."""
     known = heads.dropna(subset="value_size")
-    axes.scatter(known[x], known["value_size"], s=7, alpha=0.45, linewidths=0, color=BLUE, label="head")
+    axes.scatter(known[x], known["value_size"], s=7, alpha=0.45, linewidths=0, color=style.BLUE, label="head")
     if x == "layer":
         medians = known.groupby(x)["value_size"].median()
-        axes.plot(medians.index, medians, color=BLUE, marker="o", label="median of heads")
-    axes.axhline(1.0, color=BLACK, linewidth=0.6)
+        axes.plot(medians.index, medians, color=style.BLUE, marker="o", label="median of heads")
+    axes.axhline(1.0, color=style.BLACK, linewidth=0.6)
     axes.set_ylabel("size / median of others")
     axes.set_ylim(bottom=0)

@@ -16,23 +16,8 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from identikit.plots.style import (
-    BLACK,
-    GREY,
-    ORANGE,
-    SINGLE,
-    SKY,
-    SMALL,
-    Style,
-    diverging,
-    footer,
-    house_style,
-    layer_ticks,
-    percent,
-    sequential,
-    sheet_of,
-    token_axis,
-)
+from identikit.plots import style
+from identikit.plots.style import Style, diverging, house_style, layer_ticks, percent, sequential, sheet_of, token_axis
 
 Panel = Callable[[Axes], None]
 """Draws on the axes it is given."""
@@ -73,7 +58,7 @@ class Sheet(Figure):
             super().savefig(*args, **options)
 
 
-def new_axes(width: float = SINGLE, height: float = 2.6, *, rows: int = 1, columns: int = 1) -> Panels:
+def new_axes(width: float = style.SINGLE, height: float = 2.6, *, rows: int = 1, columns: int = 1) -> Panels:
     """Return the axes of a new figure, row after row; sizes in inches."""
     with house_style():
         figure = Sheet(figsize=(width, height), layout=ConstrainedLayoutEngine())
@@ -81,20 +66,16 @@ def new_axes(width: float = SINGLE, height: float = 2.6, *, rows: int = 1, colum
     return grid.reshape(-1).view(Panels)
 
 
-def add_footer(figure: Figure, words: str) -> None:
-    """Write words small at the foot of a figure, if there are any."""
-    if words:
-        figure.supxlabel(footer(words, figure.get_figwidth()), fontsize=SMALL, color=GREY)
-
-
-def sheet(*panels: Panel, width: float = SINGLE, height: float = 2.6) -> Figure:
+def sheet(*panels: Panel, width: float = style.SINGLE, height: float = 2.6) -> Figure:
     """Return a finished figure with panels side by side; sizes in inches."""
     grid = new_axes(width, height, columns=len(panels))
     with house_style():
         for axes, panel in zip(grid, panels, strict=True):
             panel(axes)
             if not axes.has_data():
-                axes.text(0.5, 0.5, "nothing to show", ha="center", va="center", color=GREY, transform=axes.transAxes)
+                axes.text(
+                    0.5, 0.5, "nothing to show", ha="center", va="center", color=style.GREY, transform=axes.transAxes
+                )
     return finish(grid)
 
 
@@ -111,12 +92,10 @@ def finish(panels: Panels) -> Figure:
 
 def save(figure: Figure) -> tuple[bytes, bytes]:
     """Return a figure as PNG, at 200 dots per inch, and as SVG; the same figure gives the same bytes."""
-    png = io.BytesIO()
     svg = io.BytesIO()
     with house_style():
-        figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
         figure.savefig(svg, format="svg", dpi=200, metadata={"Date": None, "Creator": None})
-    return png.getvalue(), svg.getvalue()
+        return picture(figure.axes[0]), svg.getvalue()
 
 
 def picture(drawn: Axes | Panels, dpi: int = 200) -> bytes:
@@ -138,24 +117,24 @@ def lines(axes: Axes, frame: DataFrame, series: Styles, *, by: Sequence[str], x:
     there = [key for key in series if key in parts]
     shifts = np.linspace(-0.15, 0.15, len(there)) if spread and len(there) > 1 else np.zeros(len(there))
     for key, shift in zip(there, shifts, strict=True):
-        style = series[key]
+        look = series[key]
         part = parts[key].sort_values(x)
         places = part[x].to_numpy(float) + shift
         values = part[y].to_numpy(float)
         axes.plot(
             places,
             values,
-            color=style.colour,
-            linestyle=style.line,
-            marker=style.marker,
-            markerfacecolor=style.colour if style.filled else "white",
+            color=look.colour,
+            linestyle=look.line,
+            marker=look.marker,
+            markerfacecolor=look.colour if look.filled else "white",
             markeredgewidth=0.8,
             markevery=_marks(values),
-            label=style.label,
+            label=look.label,
         )
         if spread:
             ends = np.abs(part[["low", "high"]].to_numpy(float).T - values)
-            axes.errorbar(places, values, ends, fmt="none", ecolor=style.colour, elinewidth=0.7, capsize=1.2)
+            axes.errorbar(places, values, ends, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.2)
 
 
 def _marks(values: NDArray[np.float64]) -> list[int]:
@@ -171,9 +150,9 @@ def _marks(values: NDArray[np.float64]) -> list[int]:
 def clouds(axes: Axes, frame: DataFrame, series: Styles, *, by: str, x: str, y: str) -> None:
     """Draw the points of each series around each place on x, side by side, so that none hides another."""
     shifts = np.linspace(-0.2, 0.2, len(series)) if len(series) > 1 else [0.0]
-    for (key, style), shift in zip(series.items(), shifts, strict=True):
+    for (key, look), shift in zip(series.items(), shifts, strict=True):
         part = frame[frame[by] == key[0]]
-        axes.scatter(part[x] + shift, part[y], s=7, color=style.colour, marker=style.marker, alpha=0.45, linewidths=0)
+        axes.scatter(part[x] + shift, part[y], s=7, color=look.colour, marker=look.marker, alpha=0.45, linewidths=0)
 
 
 def boxes(axes: Axes, frame: DataFrame, places: Sequence[int]) -> None:
@@ -192,7 +171,7 @@ def boxes(axes: Axes, frame: DataFrame, places: Sequence[int]) -> None:
         boxprops=thin,
         whiskerprops=thin,
         capprops=thin,
-        medianprops={"linewidth": 1.6, "color": ORANGE},
+        medianprops={"linewidth": 1.6, "color": style.ORANGE},
     )
     for part in ("boxes", "medians", "whiskers"):
         for line in drawn[part]:
@@ -261,13 +240,13 @@ def colour_bar(image: AxesImage, axes: Iterable[Axes], scale: Scale, label: str,
     bar = sheet_of(panels[0]).colorbar(image, ax=panels, pad=0.01, fraction=0.03, aspect=None, extend=extend)
     bar.ax.set_ylim(scale.low, scale.high)
     bar.ax.grid(visible=False)
-    bar.ax.tick_params(labelsize=SMALL, width=0.4, length=2)
+    bar.ax.tick_params(labelsize=style.SMALL, width=0.4, length=2)
     if shares:
         percent(bar.ax.yaxis)
     bar.set_label(label)
 
 
-def outline(axes: Axes, *, x: tuple[int, int], y: tuple[int, int], colour: str = BLACK) -> None:
+def outline(axes: Axes, *, x: tuple[int, int], y: tuple[int, int], colour: str = style.BLACK) -> None:
     """Frame the cells of a heat map from the first to the last in each direction; the frame covers none of them."""
     width = x[1] - x[0] + 1
     height = y[1] - y[0] + 1
@@ -310,12 +289,14 @@ def history(axes: Axes, past: History, *, layer_label: str = "layer") -> Axes:
     side = make_axes(axes, location="right", fraction=0.16, pad=0.02, aspect=None)[0]  # pyright: ignore
     side.set(ylim=(-0.5, count - 0.5), yticks=[], xlabel="its own (%)")
     for place in own:
-        outline(axes, x=(place, place), y=(0, count - 1), colour=SKY)
+        outline(axes, x=(place, place), y=(0, count - 1), colour=style.SKY)
         error = None if past.stderr is None else 2 * past.stderr[:, place]
         look = {"elinewidth": 0.7, "capsize": 1.5}
-        side.barh(range(count), cells[:, place], height=0.7, color=SKY, xerr=error, error_kw=look)
+        side.barh(range(count), cells[:, place], height=0.7, color=style.SKY, xerr=error, error_kw=look)
     percent(side.xaxis)
     if past.stderr is not None:
         unsure = np.argwhere(cells < 2 * past.stderr)
-        axes.plot(unsure[:, 1], unsure[:, 0], linestyle="", marker=".", markersize=1.5, color=GREY, label="_unsure")
+        axes.plot(
+            unsure[:, 1], unsure[:, 0], linestyle="", marker=".", markersize=1.5, color=style.GREY, label="_unsure"
+        )
     return side

@@ -11,9 +11,9 @@ from matplotlib.image import AxesImage
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known_names
 from identikit.errors import InputError
-from identikit.plots.forms import Cells, Panels, Scale, add_footer, around_zero, colour_bar, heat_map, new_axes
+from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, heat_map, new_axes
 from identikit.plots.reading import check, head_of, panels_of, places_of, read, table
-from identikit.plots.style import DOUBLE, SINGLE, house_style, sheet_of, token_axis
+from identikit.plots.style import DOUBLE, SINGLE, house_style, token_axis
 from identikit.results.result import Result
 from identikit.texts.text import shown
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_CELLS = 512  # of a map in each direction: a page has no room for more
 WEIGHT = "attention weight (%)"
+Labels = tuple[str, str, str]  # of rows, columns and the colour bar
+LABELS: Labels = ("query", "key", WEIGHT)
 _MAPS = ("raw", "effective", "null")
 _BOUNDS = ("lower", "upper", "width")
 _ENDS = ("raw", "lower", "upper")
@@ -90,7 +92,6 @@ def head_maps(
     *,
     maps: Sequence[str] | None = None,
     axes: Iterable[Axes] | None = None,
-    footer: str = "",
 ) -> Panels:
     """Draw maps of one head side by side, on one diverging scale with one colour bar; return their axes.
 
@@ -124,7 +125,7 @@ def head_maps(
         seen = table(data, "visible", "query", "key") if "visible" in data else True
         return {f"{head_of(data)} {name}": np.where(seen, weights[name], np.nan) for name in chosen}
 
-    return draw_maps("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes, footer)
+    return _drawn("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes)
 
 
 def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
@@ -149,7 +150,7 @@ def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
     return {"lower": lower, "upper": upper, "width": upper - lower}
 
 
-def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None, footer: str = "") -> Panels:
+def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panels:
     """Draw raw weight, lower and upper end of one head side by side, on one scale; return their axes.
 
     Edges that no alternative can use, such as invisible keys, are hatched.
@@ -162,32 +163,49 @@ def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None, foot
         weights = {name: table(data, name, "query", "key") for name in _ENDS}
         return {f"{head_of(data)} {name}": np.where(possible, cells, np.nan) for name, cells in weights.items()}
 
-    return draw_maps("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes, footer)
+    return _drawn("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes)
 
 
-def draw_maps(
-    plot: str,
-    maps: Maps,
-    axes: Iterable[Axes] | None,
-    footer: str,
-    labels: tuple[str, str, str] = ("query", "key", WEIGHT),
-) -> Panels:
-    """Draw titled maps on the axes that were given, or on new ones; `labels` of rows, columns and the colour bar."""
+def measure_maps(measure: Result, *, axes: Iterable[Axes] | None = None) -> Panels:
+    """Draw a measure as maps on one scale: the reading of raw attention, and the least and the greatest it can be.
+
+    Where no layer is selected, the last one is drawn. What cannot be anything but 0 is hatched.
+    """
+    rows, columns = (axis.name for axis in measure.axes[-2:])
+    if not measure.axis("layer").single:
+        measure = measure.sel(layer=-1)
+    check("measure_maps", measure, _ENDS, axes=(rows, columns))
+    name = measure.about["measure"]
+
+    def maps_of(part: Result) -> dict[str, Cells]:
+        data = part.to_xarray(*_ENDS)
+        cells = {end: table(data, end, rows, columns) for end in _ENDS}
+        possible = (cells["upper"] != 0) | (cells["lower"] != 0)
+        return {f"{name}, {end}": np.where(possible, numbers, np.nan) for end, numbers in cells.items()}
+
+    maps = read_maps(measure, maps_of, rows=rows, columns=columns)
+    return _drawn("measure_maps", maps, axes, (rows, columns, name))
+
+
+def _drawn(plot: str, maps: Maps, axes: Iterable[Axes] | None, labels: Labels = LABELS) -> Panels:
+    """Draw titled maps on the axes that were given, or on new ones."""
     count = len(maps.cells)
+    if axes is not None:
+        panels = panels_of(plot, axes, count)
+    else:
+        columns = 2 if count == 4 else min(count, 3)
+        rows = -(-count // columns)
+        width = SINGLE if count == 1 else DOUBLE
+        grid = new_axes(width, rows * (0.8 + 0.82 * width / columns), rows=rows, columns=columns)
+        for spare in grid[count:]:
+            spare.remove()
+        panels = grid[:count].view(Panels)
     with house_style():
-        panels = _map_axes(count) if axes is None else panels_of(plot, axes, count)
         map_panels(panels, maps, labels=labels)
-        add_footer(sheet_of(panels[0]), footer)
     return panels
 
 
-def map_panels(
-    panels: Panels,
-    maps: Maps,
-    *,
-    keep: Sequence[int] = (),
-    labels: tuple[str, str, str] = ("query", "key", WEIGHT),
-) -> None:
+def map_panels(panels: Panels, maps: Maps, *, keep: Sequence[int] = (), labels: Labels = LABELS) -> None:
     """Draw maps on one diverging scale with one colour bar; `keep` are keys always labelled."""
     scale = around_zero(*maps.cells.values())
     image = None
@@ -204,13 +222,3 @@ def map_panels(
             axes.set_yticks([])
     assert image is not None, "maps without a map"
     colour_bar(image, panels, scale, labels[2], shares=labels[2] == WEIGHT)
-
-
-def _map_axes(count: int) -> Panels:
-    columns = 2 if count == 4 else min(count, 3)
-    rows = -(-count // columns)
-    width = SINGLE if count == 1 else DOUBLE
-    grid = new_axes(width, rows * (0.8 + 0.82 * width / columns), rows=rows, columns=columns)
-    for spare in grid[count:]:
-        spare.remove()
-    return grid[:count].view(Panels)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.plots.forms import Panels, add_footer, new_axes
-from identikit.plots.style import house_style, sheet_of
+from identikit.plots.forms import Panels, new_axes
+from identikit.plots.style import house_style
 from identikit.results.result import Result
 
 if TYPE_CHECKING:
@@ -77,14 +77,12 @@ def head_of(data: "Dataset") -> str:
 
 
 @contextmanager
-def drawing(ax: Axes | None, width: float, height: float, footer: str) -> Iterator[Axes]:
+def drawing(ax: Axes | None, width: float, height: float) -> Iterator[Axes]:
     """Draw in the house style on the axes that were given, or on those of a new figure of this size in inches."""
     if ax is not None and not isinstance(ax, Axes):
         raise InputError(f"ax={shortened(ax)} cannot be used: expected axes of matplotlib.")
     with house_style():
-        axes = new_axes(width, height)[0] if ax is None else ax
-        yield axes
-        add_footer(sheet_of(axes), footer)
+        yield new_axes(width, height)[0] if ax is None else ax
 
 
 def panels_of(plot: str, axes: Iterable[Axes], count: int) -> Panels:

@@ -1,6 +1,5 @@
 """House style of figures: sizes, colours, ticks and legends, so that every figure reads at column width and in grey."""
 
-import textwrap
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -100,7 +99,6 @@ def styles(labels: Iterable[tuple[Hashable, str]]) -> dict[tuple[Hashable, ...],
 _ABOVE = ["#FFFFFF", "#FDD49E", "#F0803C", "#B3320F", "#4A0D0D"]
 _BELOW = ["#FFFFFF", "#B9D9F0", "#5BA3D9", "#1F6FB2", "#0B3F78"]
 
-
 _EARLY = (0.0, 0.1, 0.35, 0.7, 1.0)  # beside a sink of 95 %, weights of a few per cent must show
 
 
@@ -198,9 +196,3 @@ def legend(axes: Axes, *, columns: int, title: str = "") -> None:
             loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, title=title or None, borderaxespad=0.3
         )
         box.set(alignment="left")
-
-
-def footer(label: str, width: float) -> str:
-    """Break a label into lines that fit the width of a figure, given in inches, in small type."""
-    lines = textwrap.wrap(label, width=int(width * 72 / (SMALL * 0.56)), break_on_hyphens=False)
-    return "\n".join(line.removesuffix(" ·") for line in lines)

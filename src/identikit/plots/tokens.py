@@ -1,7 +1,6 @@
 """Plots of token identity: which tokens of a text are recovered, and how often over a dataset."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,30 +8,19 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from identikit.errors import InputError
+from identikit.plots import style
 from identikit.plots.forms import Cells, Scale, Styles, colour_bar, heat_map, lines
 from identikit.plots.reading import drawing, places_of, read, table, tokens_of
-from identikit.plots.style import (
-    BLACK,
-    BLUE,
-    DOUBLE,
-    GREEN,
-    RED,
-    SINGLE,
-    SMALL,
-    Style,
-    layer_axis,
-    legend,
-    percent,
-    sheet_of,
-    token_axis,
-    two_sided,
-)
+from identikit.plots.style import Style, layer_axis, legend, percent, sheet_of, token_axis, two_sided
 from identikit.results.result import Result
 from identikit.texts.text import shown
 from identikit.tokens.experiments import mean_rates
 from identikit.tokens.result import TokenInversion
 
-_MAPS = {"naive": (BLACK, "o"), "linear": (BLUE, "s"), "mlp": (RED, "^"), "ridge": (GREEN, "D")}
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+_MAPS = {"naive": (style.BLACK, "o"), "linear": (style.BLUE, "s"), "mlp": (style.RED, "^"), "ridge": (style.GREEN, "D")}
 _WORDS = {"mlp": "MLP", "l2": "L2"}
 _AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
 _MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
@@ -46,7 +34,7 @@ RATES: Styles = {
 """How the rates of each map and distance look."""
 
 
-def rates(identifiability: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def rates(identifiability: Result, ax: Axes | None = None) -> Axes:
     """Draw the rate of recovered tokens by layer, a line per map and distance, with 95 % confidence over folds.
 
     Rates are those on test data, of maps tested on the layer they were fitted to. Where targets, offsets or shares of
@@ -65,7 +53,7 @@ def rates(identifiability: Result, ax: Axes | None = None, *, footer: str = "") 
             )
     per_layer = mean_rates(frame, ["map", "distance", "layer"])
     layers = sorted(int(layer) for layer in per_layer["layer"].unique())
-    with drawing(ax, SINGLE, 2.8, footer) as axes:
+    with drawing(ax, style.SINGLE, 2.8) as axes:
         rate_lines(axes, per_layer, RATES, by=["map", "distance"])
         if layers:
             layer_axis(axes.xaxis, range(layers[0], layers[-1] + 1))
@@ -83,7 +71,7 @@ def rate_lines(
     legend(axes, columns=4 if title else max(1, -(-count // 3)), title=title)
 
 
-def identity_map(identity: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def identity_map(identity: Result, ax: Axes | None = None) -> Axes:
     """Draw which tokens are recovered from their hidden vectors: layers from below, blue if so, orange if not.
 
     The shade is the margin to the best other token. Where it fits, a lost cell says which token won instead; elsewhere
@@ -92,83 +80,61 @@ def identity_map(identity: Result, ax: Axes | None = None, *, footer: str = "") 
     names = ("recovered", "margin", "winner")
     data = read("identity_map", identity, names, axes=("layer", "token"), optional=["invertible"])
     words = dict(zip(places_of(data, "token"), tokens_of(data, "token"), strict=True))
-    winner = np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))(
-        table(data, "winner", "layer", "token")
-    )
+    name_of = np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))
     recovered = table(data, "recovered", "layer", "token")
     title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
     invertible = np.ones(recovered.shape, dtype=bool)
     if "invertible" in data:
         invertible = table(data, "invertible", "layer", "token")
         title += f"; {int(invertible.sum())} invertible (ring: not)"
-    recovery = Recovery(
-        margin=table(data, "margin", "layer", "token"),
-        recovered=recovered,
-        winner=winner,
-        layers=places_of(data, "layer"),
-        tokens=tokens_of(data, "token"),
-    )
-    axes = _draw_recovery(recovery, title, ax=ax, footer=footer)
+    axes = _recovery(data, "token", recovered, name_of(table(data, "winner", "layer", "token")), title, ax)
     rows, columns = np.nonzero(~invertible)
     if len(rows):
-        axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=BLACK)
+        axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=style.BLACK)
     return axes
 
 
-def inversion_map(inversion: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
+def inversion_map(inversion: Result, ax: Axes | None = None) -> Axes:
     """Draw which tokens are found by trying the whole vocabulary: layers from below, blue if found, orange if not.
 
     The shade is the margin to the best other token, relative to the norm of the hidden vector. Where it fits, a lost
     cell says which token won instead; elsewhere it has a cross.
     """
     data = read("inversion_map", inversion, ("margin",), axes=("layer", "position"), optional=["recovered"])
-    margin = table(data, "margin", "layer", "position").astype(float)
-    recovered = np.ones(margin.shape, dtype=bool)
+    recovered = np.ones((len(places_of(data, "layer")), len(places_of(data, "position"))), dtype=bool)
     title = "recovered tokens"
     if "recovered" in data:
         recovered = table(data, "recovered", "layer", "position")
         title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
-    winner = np.full(margin.shape, "×")
+    winner = np.full(recovered.shape, "×")
     if "winner" in inversion.arrays and isinstance(inversion, TokenInversion):
         winner = np.array([[shown(token).strip() or "␣" for token in row] for row in inversion.winners])
-    recovery = Recovery(margin, recovered, winner, places_of(data, "layer"), tokens_of(data, "position"))
-    return _draw_recovery(recovery, title, ax=ax, footer=footer)
+    return _recovery(data, "position", recovered, winner, title, ax)
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """Margins, whether each token was recovered, and what won, (layer, token) each; the layers and the tokens."""
-
-    margin: NDArray[np.float64]
-    recovered: NDArray[np.bool_]
-    winner: Cells
-    layers: Sequence[int]
-    tokens: Sequence[str]
-
-
-def _draw_recovery(recovery: Recovery, title: str, *, ax: Axes | None, footer: str) -> Axes:
-    margin = recovery.margin
+def _recovery(
+    data: "Dataset", dim: str, recovered: NDArray[np.bool_], winner: Cells, title: str, ax: Axes | None
+) -> Axes:
+    """Draw margins by layer and token, coloured by whether a token was recovered, with what won instead."""
+    margin = table(data, "margin", "layer", dim).astype(float)
+    layers = places_of(data, "layer")
+    tokens = tokens_of(data, dim)
     reach = float(np.nanmax(np.abs(margin), initial=0.0)) or 1.0
     least = float(np.nanmin(margin, initial=0.0))
     most = float(np.nanmax(margin, initial=0.0))
     scale = Scale(two_sided(), -reach, reach, least, most if most > least else reach)
-    height = 1.1 + min(0.28 * len(recovery.layers), 5.0)
-    with drawing(ax, SINGLE if len(recovery.tokens) <= 10 else DOUBLE, height, footer) as axes:
-        image = heat_map(axes, _sided(margin, recovery.recovered, reach), scale)
-        axes.set_ylim(-0.5, len(recovery.layers) - 0.5)
-        token_axis(axes.xaxis, recovery.tokens)
-        token_axis(axes.yaxis, [str(layer) for layer in recovery.layers])
+    hair = 1e-6 * reach  # by which a tie lies on its side of zero, so that it has its case's colour
+    sided = np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
+    with drawing(ax, style.SINGLE if len(tokens) <= 10 else style.DOUBLE, 1.1 + min(0.28 * len(layers), 5.0)) as axes:
+        image = heat_map(axes, sided, scale)
+        axes.set_ylim(-0.5, len(layers) - 0.5)
+        token_axis(axes.xaxis, tokens)
+        token_axis(axes.yaxis, [str(layer) for layer in layers])
         axes.set(xlabel="token", ylabel="layer")
         axes.set_title(title, loc="left")
         colour_bar(image, [axes], scale, "margin", shares=False)
-        _losses(axes, ~recovery.recovered, recovery.winner)
+        _losses(axes, ~recovered, winner)
     return axes
-
-
-def _sided(margin: NDArray[np.float64], recovered: NDArray[np.bool_], reach: float) -> NDArray[np.float64]:
-    """Return margins that lie on their side of zero by a hair at least, so that a tie has its case's colour."""
-    hair = 1e-6 * reach
-    return np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
 
 
 def _losses(axes: Axes, lost: NDArray[np.bool_], winners: Cells) -> None:
@@ -178,11 +144,11 @@ def _losses(axes: Axes, lost: NDArray[np.bool_], winners: Cells) -> None:
     high = axes.bbox.height * points / lost.shape[0]
     for row, column in np.argwhere(lost):
         word = str(winners[row, column])
-        length = (len(word) + 0.5) * SMALL * 0.62
+        length = (len(word) + 0.5) * style.SMALL * 0.62
         turn = 0
-        if length > wide or high < SMALL:
+        if length > wide or high < style.SMALL:
             turn = 90
-            if length > high or wide < SMALL:
+            if length > high or wide < style.SMALL:
                 turn = 0
                 word = "×"
-        axes.text(column, row, word, rotation=turn, ha="center", va="center", fontsize=SMALL, clip_on=True)
+        axes.text(column, row, word, rotation=turn, ha="center", va="center", fontsize=style.SMALL, clip_on=True)

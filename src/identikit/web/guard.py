@@ -1,21 +1,26 @@
-"""What every request passes before the server looks at it: its host, origin and size; and what every answer says.
+"""What every request passes before the server looks at it, and what every answer says.
 
 A page elsewhere must neither read answers (no CORS; the Host header is checked, so that no other name leads here) nor
 start work (a POST or DELETE with a foreign origin is refused). Starlette's TrustedHostMiddleware passes over the port
-and answers in plain text.
+and answers in plain text. uvicorn waits for headers without end, and a few hundred half-sent requests would use up the
+files that a process may open: here headers must arrive in time, and only so many connections are open at once.
 """
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from identikit.web.messages import RefusedError, error_response
 
-LOCAL = ("127.0.0.1", "localhost", "[::1]")
 BODY_SECONDS = 20.0  # how long a body may take to arrive
+HEADER_SECONDS = 20.0  # how long the headers of a request may take to arrive
+MOST = 100  # connections: well below the files that a process may open, 256 on some systems
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'self'",
@@ -48,15 +53,22 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             self._check(scope["method"], headers)
-            receive = await self._whole_body(headers, receive)
+            body = await self._whole_body(headers, receive)
         except RefusedError as refusal:
             await error_response(refusal.problem)(scope, receive, send_with_headers)
-        else:
-            await self.app(scope, receive, send_with_headers)
+            return
+
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self.app(scope, receive_again, send_with_headers)
 
     def _check(self, method: str, headers: Headers) -> None:
         host = headers.get("host", "").lower()
-        if host not in self.hosts and _without_port(host) not in self.hosts:
+        name, _, port = host.rpartition(":")
+        if host not in self.hosts and not (name and port.isdecimal() and name in self.hosts):
             raise RefusedError(
                 "wrong_host",
                 "This server does not go by the name in the Host header. Open it under the address that it printed, or "
@@ -64,16 +76,14 @@ class Guard:
             )
         if method in ("GET", "HEAD"):
             return
-        origin = headers.get("origin")
         site = headers.get("sec-fetch-site", "same-origin")
-        if (origin is not None and _named_in(origin) != host) or site not in ("same-origin", "none"):
+        if not _is_own(headers.get("origin"), host) or site not in ("same-origin", "none"):
             raise RefusedError("foreign_origin", "Only this server's own pages may send this request.")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
             raise RefusedError("not_json", "The body of a request is JSON: send it as application/json.")
 
-    async def _whole_body(self, headers: Headers, receive: Receive) -> Receive:
-        """Receive the whole body, if it is not too large, and return what hands it on."""
+    async def _whole_body(self, headers: Headers, receive: Receive) -> bytes:
         too_large = RefusedError("too_large", f"The request is too large: its body may have {self.body:,} bytes.")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self.body:
@@ -90,30 +100,54 @@ class Guard:
                         raise too_large
         except TimeoutError:
             raise RefusedError("too_late", f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        return body
 
-        async def receive_again() -> Message:
-            return messages.pop() if messages else await receive()
 
-        return receive_again
+def _is_own(origin: str | None, host: str) -> bool:
+    """Return whether a page of this server may have sent a request with this Origin header."""
+    try:
+        return origin is None or urlsplit(origin).netloc.lower() == host
+    except ValueError:  # not an address
+        return False
 
 
 def allowed_hosts(host: str, port: int, others: tuple[str, ...]) -> frozenset[str]:
     """Return what a Host header may say: local names and the server's own, with its port, and those allowed."""
     name = f"[{host}]" if ":" in host else host.lower()
-    names = {*LOCAL, name} - {"0.0.0.0", "[::]"}
+    names = {"127.0.0.1", "localhost", "[::1]", name} - {"0.0.0.0", "[::]"}
     with_port = names if port == 80 else {f"{name}:{port}" for name in names}
     return frozenset({*with_port, *map(str.lower, others)})
 
 
-def _named_in(origin: str) -> str | None:
-    """Return the host and port of an origin; None if it is not an address."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return None
+class Connection(H11Protocol):
+    """uvicorn's connection, which is closed if it is one too many or if a request's headers do not come."""
 
+    _due: asyncio.TimerHandle | None = None
 
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isdecimal() else host
+    def connection_made(self, transport: Any) -> None:
+        """Close one connection too many at once; wait for the headers of the others."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST:
+            transport.abort()
+        else:
+            self._await_headers()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._await_headers()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        if self._due is not None:
+            self._due.cancel()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        def close_without_headers() -> None:
+            if self.conn.their_state is h11.IDLE:
+                self.transport.abort()
+
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self.loop.call_later(HEADER_SECONDS, close_without_headers)

@@ -1,32 +1,240 @@
-"""Analyses that visitors asked for: waiting, running or ended, known by what they are about; the last are kept."""
+"""Analyses and questions of visitors: two worker processes, the tasks that wait for them, and what is kept.
+
+All of this happens in the server's event loop; only receiving from a worker's pipe waits in a thread. A pool of
+concurrent.futures would break as a whole when its process dies, and cannot stop a task that runs.
+"""
 
 import asyncio
 import hashlib
 import json
-from collections import OrderedDict
-from collections.abc import AsyncIterator
+import multiprocessing
+import signal
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
+from identikit.errors import ModelError
 from identikit.version import __version__
-from identikit.web.messages import JobStatus, Limits, RefusedError, ServedModel
-from identikit.web.processes import PendingTask, WorkerProcess
-from identikit.web.tasks import CheckText, Explain, ModelSource, Question, TextOrPair, WorkerTask
+from identikit.web import messages
+from identikit.web.messages import CANCELLED, Answer, ModelSource, Problem, RefusedError, TextOrPair, WorkerTask
 
+GRACE = 15.0  # seconds that a cancelled task has to end by itself before its process is killed: loading takes longer
+AGAIN = 5.0  # seconds between attempts to start a process that ends before it is ready
 HEARTBEAT = 15.0  # seconds of silence after which a stream says that it is still there
 
 
+@dataclass(eq=False)
+class PendingTask:
+    """A task that was handed in; `answer` is there when it ends."""
+
+    task: WorkerTask
+    answer: asyncio.Future[Answer]
+    begun: bool = False
+    progress: messages.ProgressReport | None = None
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why it ended without contents."""
+        return self.answer.result().problem if self.answer.done() else None
+
+    @property
+    def contents(self) -> tuple[bytes, ...]:
+        """What it computed; nothing until it is done."""
+        return self.answer.result().contents if self.answer.done() else ()
+
+    @property
+    def state(self) -> messages.State:
+        """How far it is."""
+        if not self.answer.done():
+            return "running" if self.begun else "waiting"
+        if self.problem is None:
+            return "done"
+        return "cancelled" if self.problem.code == "cancelled" else "failed"
+
+    def end(self, answer: Answer) -> None:
+        """Give the answer, unless there is one already."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
+class WorkerProcess:
+    """A process that computes tasks in the order in which they come; when it dies it is started again.
+
+    - `what`: what its tasks are called; `limit`: how many may wait
+    - `longest`: how many seconds one may take before the process is killed
+    - `changed`: called whenever a task waits, makes progress or ends
+    """
+
+    def __init__(self, sources: tuple[ModelSource, ...], what: str, *, limit: int, longest: float):
+        self.sources = sources
+        self.what = what
+        self.limit = limit
+        self.longest = longest
+        self.waiting: deque[PendingTask] = deque()
+        self.current: PendingTask | None = None
+        self.alive = False
+        self.changed: Callable[[], None] = lambda: None
+        self._living: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> messages.Ready:
+        """Start the process and wait until its models are loaded; raises what keeps it from that."""
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[messages.Ready] = self._loop.create_future()
+        self._living = asyncio.create_task(self._live())
+        ready = await self._ready
+        self.sources = ready.sources
+        return ready
+
+    async def close(self) -> None:
+        """End the process, and with it all its tasks."""
+        if self._living is not None:
+            self._living.cancel()
+            await asyncio.wait([self._living])
+        self._end_all(Problem(code="closing", message="The server is stopping."))
+
+    def refuse_if_full(self) -> None:
+        """Refuse one task more than may wait."""
+        if len(self.waiting) >= self.limit:
+            raise RefusedError(
+                "busy", f"The queue is full: {self.limit} {self.what} are waiting.", "Try again in a while."
+            )
+
+    def submit(self, task: WorkerTask) -> PendingTask:
+        """Hand in a task."""
+        self.refuse_if_full()
+        pending = PendingTask(task, self._loop.create_future())
+        self.waiting.append(pending)
+        self._next()
+        return pending
+
+    def cancel(self, pending: PendingTask) -> None:
+        """End a task at once; its process is free when it heeds that or was killed."""
+        if pending in self.waiting:
+            self.waiting.remove(pending)
+        elif pending is self.current and not pending.answer.done():
+            self._send(messages.CANCEL)
+            self._set_timer(GRACE, self._process.kill)
+        pending.end(CANCELLED)
+        self.changed()
+
+    def ahead(self, pending: PendingTask) -> int:
+        """Return how many tasks come before one."""
+        if pending not in self.waiting:
+            return 0
+        return self.waiting.index(pending) + (self.current is not None)
+
+    def _next(self) -> None:
+        """Send the next task, if the process is free."""
+        if self.current is None and self.alive and self.waiting:
+            self.current = self.waiting.popleft()
+            self.current.begun = True
+            self._set_timer(self.longest, self._late)
+            self._send(self.current.task)
+        self.changed()
+
+    def _late(self) -> None:
+        message = f"This took longer than {self.longest:g} seconds, the server's limit. Pass a shorter text."
+        self._end_current(Problem(code="too_slow", message=message))
+        self._process.kill()
+
+    def _send(self, message: WorkerTask | str) -> None:
+        with suppress(OSError, ValueError):  # the process has just died; receiving from it says so
+            self._connection.send(message)
+
+    def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, act)
+
+    def _end_current(self, problem: Problem) -> None:
+        """Say why there is no answer; the process is free only when it says so itself, or is replaced."""
+        if self.current is not None:
+            self.current.end(Answer(problem=problem))
+
+    def _end_all(self, problem: Problem) -> None:
+        self._end_current(problem)
+        while self.waiting:
+            self.waiting.popleft().end(Answer(problem=problem))
+
+    def _free(self) -> None:
+        self.current = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _live(self) -> None:
+        """Start the process, receive what it sends until it ends, and start it again."""
+        context = multiprocessing.get_context("spawn")
+        while True:
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=_work, args=(theirs, self.sources), daemon=True)
+            self._process.start()
+            theirs.close()
+            try:
+                while True:
+                    self._received(await asyncio.to_thread(self._connection.recv))
+            except (EOFError, OSError):
+                await asyncio.to_thread(self._process.join)
+            finally:
+                self._process.kill()
+                self._process.join()
+            was_alive = self.alive
+            self._died(self._process.exitcode)
+            if not was_alive:
+                await asyncio.sleep(AGAIN)
+
+    def _received(self, message: messages.Ready | Problem | messages.ProgressReport | Answer) -> None:
+        match message:
+            case messages.Ready():
+                self.alive = True
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            case Problem() if self._ready.done():  # the server started long ago
+                self._end_all(message)
+            case Problem():
+                self._ready.set_exception(ModelError(message.message))
+            case messages.ProgressReport():
+                if self.current is not None:
+                    self.current.progress = message
+            case Answer():
+                if self.current is not None:
+                    self.current.end(message)
+                self._free()
+        self._next()
+
+    def _died(self, status: int | None) -> None:
+        self.alive = False
+        how = f"signal {-status}" if status and status < 0 else f"status {status}"
+        message = f"The process that computed this ended unexpectedly ({how}); it may have needed too much memory."
+        if not self._ready.done():
+            self._ready.set_exception(ModelError(f"Loading the models: {message}"))
+        self._end_current(Problem(code="worker", message=f"{message} Try again, or pass a shorter text."))
+        self._free()
+        self.changed()
+
+
+def _work(connection: Connection, sources: tuple[ModelSource, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server alone hears Ctrl-C
+    from identikit.web.worker import work  # torch is loaded in the worker only
+
+    work(connection, sources)
+
+
 class Service:
-    """The two worker processes, their models, and all analyses.
+    """The two worker processes, their models, and all analyses, by what they are about; the last are kept.
 
     One process analyses texts; the other answers questions about them, so that these never wait for an analysis.
     """
 
-    def __init__(self, sources: tuple[ModelSource, ...], limits: Limits):
+    def __init__(self, sources: tuple[ModelSource, ...], limits: messages.Limits):
         self.limits = limits
         self.analyst = WorkerProcess(sources, "analyses", limit=limits.waiting, longest=limits.analysis)
         self.reader = WorkerProcess(sources, "questions", limit=limits.questions, longest=limits.question)
         self.analyst.changed = self._wake
         self.jobs: OrderedDict[str, PendingTask] = OrderedDict()
-        self.models: dict[str, ServedModel] = {}
+        self.models: dict[str, messages.ServedModel] = {}
         self.sample: TextOrPair = ""
         self.streams = 0
         self.closing = False
@@ -48,11 +256,12 @@ class Service:
         self.closing = True
         self._wake()
 
-    # Analyses
-
     async def submit(self, model: str | None, text: TextOrPair) -> str:
         """Return the id of the analysis of a text, which may have ended long ago, or may just have been queued."""
-        name = self._model_name(model)
+        names = list(self.models)
+        name = names[0] if model is None else model
+        if name not in names:
+            raise RefusedError("unknown_model", f"This server has no model of that name. It has: {', '.join(names)}.")
         length = len(text) if isinstance(text, str) else sum(map(len, text))
         if length > self.limits.characters:
             raise RefusedError(
@@ -60,15 +269,21 @@ class Service:
                 f"The text has {length:,} characters, and this server reads at most {self.limits.characters:,}.",
                 "Shorten it, or start a server of your own, which can be told to read longer texts.",
             )
-        id = self._id(name, text)
+        weights = self.analyst.sources[names.index(name)].fingerprint
+        content = json.dumps([__version__, name, weights, text, self.limits.seconds])
+        id = hashlib.sha256(content.encode()).hexdigest()[:32]
         if not self._is_useful(id):
             self.analyst.refuse_if_full()
-            await self.ask(WorkerTask(name, text, CheckText()))
+            await self._ask(WorkerTask(name, text, messages.CheckText()))
         if not self._is_useful(id):  # another visitor may have asked the same meanwhile
-            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, Explain(self.limits.seconds)))
+            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, messages.Explain(self.limits.seconds)))
             self.jobs[id].answer.add_done_callback(lambda _: self.forget())
         self.jobs.move_to_end(id)
         return id
+
+    def _is_useful(self, id: str) -> bool:
+        """Return whether an analysis need not be started again: it is under way, or was done."""
+        return id in self.jobs and self.jobs[id].problem is None
 
     def find(self, id: str) -> PendingTask:
         """Return an analysis, ended or not."""
@@ -88,87 +303,52 @@ class Service:
             raise RefusedError("not_done", f"The analysis is {job.state}, so there is nothing to show.")
         return job
 
-    def cancel(self, id: str) -> None:
-        """Cancel an analysis; one that has ended stays as it is."""
-        self.analyst.cancel(self.find(id))
-
-    def status(self, id: str) -> JobStatus:
+    def status(self, id: str, job: PendingTask | None = None) -> messages.JobStatus:
         """Return how far an analysis is."""
-        return self._status(id, self.find(id))
+        job = job or self.find(id)
+        ahead = self.analyst.ahead(job)
+        return messages.JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
 
-    async def statuses(self, id: str) -> AsyncIterator[JobStatus | None]:
-        """Yield how far an analysis is whenever that changes, until it ends; None after a while of silence."""
+    async def events(self, id: str) -> AsyncIterator[str]:
+        """Yield how far an analysis is as server-sent events, whenever that changes, until it ends."""
         job = self.find(id)
         self.streams += 1
         last = None
         try:
             while not self.closing:
                 changed = self._changed
-                status = self._status(id, job)
+                status = self.status(id, job)
                 if status != last:
-                    yield status
+                    yield f"event: state\ndata: {status.model_dump_json()}\n\n"
                 last = status
                 if job.answer.done():
                     return
                 try:
                     await asyncio.wait_for(changed.wait(), HEARTBEAT)
                 except TimeoutError:
-                    yield None
+                    yield ": still here\n\n"
         finally:
             self.streams -= 1
-
-    def refuse_stream(self) -> None:
-        """Refuse one stream more than may be open."""
-        if self.streams >= self.limits.streams:
-            raise RefusedError("busy", f"Too many streams of events are open: {self.streams}.")
-
-    def forget(self) -> None:
-        """Let go of what was used longest ago, until what is kept is few and small enough."""
-        ended = [id for id, job in self.jobs.items() if job.answer.done()]
-        size = sum(_size(self.jobs[id]) for id in ended)
-        while len(ended) > self.limits.results or (size > self.limits.kept and len(ended) > 1):
-            size -= _size(self.jobs.pop(ended.pop(0)))
-
-    def _status(self, id: str, job: PendingTask) -> JobStatus:
-        ahead = self.analyst.ahead(job)
-        return JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
-
-    def _model_name(self, name: str | None) -> str:
-        if name is None:
-            return next(iter(self.models))
-        if name not in self.models:
-            known = ", ".join(self.models)
-            raise RefusedError("unknown_model", f"This server has no model of that name. It has: {known}.")
-        return name
-
-    def _id(self, model: str, text: TextOrPair) -> str:
-        source = self.analyst.sources[list(self.models).index(model)]
-        content = [__version__, model, source.fingerprint, text, self.limits.seconds]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
-
-    def _is_useful(self, id: str) -> bool:
-        """Return whether an analysis need not be started again: it is under way, or was done."""
-        return id in self.jobs and self.jobs[id].problem is None
 
     def _wake(self) -> None:
         """Wake everyone who follows an analysis."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # Questions
+    def forget(self) -> None:
+        """Let go of what was used longest ago, until what is kept is few and small enough."""
+        sizes = {id: sum(map(len, job.contents)) for id, job in self.jobs.items() if job.answer.done()}
+        while len(sizes) > self.limits.results or (sum(sizes.values()) > self.limits.kept and len(sizes) > 1):
+            oldest = next(iter(sizes))
+            del sizes[oldest], self.jobs[oldest]
 
-    async def question(self, id: str, question: Question) -> bytes:
+    async def question(self, id: str, question: messages.Question) -> bytes:
         """Return the answer to a question about an analysis that was done."""
-        (content,) = await self.ask(self.result(id).task._replace(question=question))
+        (content,) = await self._ask(self.result(id).task._replace(question=question))
         return content
 
-    async def ask(self, task: WorkerTask) -> tuple[bytes, ...]:
-        """Return what a task computes."""
+    async def _ask(self, task: WorkerTask) -> tuple[bytes, ...]:
         answer = await self.reader.submit(task).answer
         if answer.problem is not None:
             raise RefusedError(**answer.problem.model_dump())
         return answer.contents
-
-
-def _size(job: PendingTask) -> int:
-    return sum(map(len, job.contents))

@@ -1,7 +1,12 @@
-"""What goes over the wire as JSON: requests, answers, and the one shape of errors."""
+"""What goes over the wire as JSON, with the one shape of errors, and what the server and a worker process say.
+
+Through a worker's pipe, `Ready` comes out first, or a `Problem` if the models cannot be loaded. Then tasks go in, one
+at a time; for each, `ProgressReport`s and one `Answer` come out. `CANCEL` ends a task at its next report.
+"""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, computed_field
@@ -10,6 +15,7 @@ ROWS = 16  # rows that one request may ask for
 
 Place = Annotated[int, Field(ge=0, le=2**31 - 1, description="Counted from 0.")]
 RowPlace = Annotated[list[Place], Field(min_length=3, max_length=3, description="Layer, head and query.")]
+TextOrPair = str | tuple[str, str]
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
@@ -163,6 +169,9 @@ class Health(BaseModel):
     workers: int = Field(description="Worker processes that are alive, of two.")
 
 
+# Errors
+
+
 STATUS: Mapping[str, int] = {
     **dict.fromkeys(("input", "too_long", "unknown_model", "model", "invalid"), 422),
     **dict.fromkeys(("not_done", "cancelled"), 409),
@@ -193,3 +202,61 @@ def error_response(problem: Problem) -> JSONResponse:
     """Return a problem in the one shape, and say when to try again where that helps."""
     headers = {"retry-after": _RETRY[problem.code]} if problem.code in _RETRY else None
     return JSONResponse(Error(error=problem).model_dump(exclude_none=True), STATUS[problem.code], headers)
+
+
+# Between the server and a worker process
+
+CANCEL = "cancel"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that the server was started with: a hub id, a folder, or None for the packaged one, and how to load it.
+
+    `fingerprint` and `revision` are known once it was loaded: whoever loads it again must find the same.
+    """
+
+    model: str | None
+    device: str | None = None
+    dtype: str = "float32"
+    revision: str | None = None
+    fingerprint: str | None = None
+
+
+class Ready(NamedTuple):
+    """The models that were loaded, how to load the same again, and the sample text that comes with the package."""
+
+    models: tuple[ServedModel, ...]
+    sources: tuple[ModelSource, ...]
+    sample: TextOrPair
+
+
+class Explain(NamedTuple):
+    """Explain a text: as JSON, and packed for the views."""
+
+    seconds: float
+
+
+class CheckText(NamedTuple):
+    """Check that the model can read a text."""
+
+
+Question = RowsRequest | SimplexRequest | MoveRequest
+
+
+class WorkerTask(NamedTuple):
+    """Something to compute about a text."""
+
+    model: str
+    text: TextOrPair
+    question: Explain | CheckText | Question
+
+
+class Answer(NamedTuple):
+    """The end of a task: what was computed, or why nothing was."""
+
+    contents: tuple[bytes, ...] = ()
+    problem: Problem | None = None
+
+
+CANCELLED = Answer(problem=Problem(code="cancelled", message="This was cancelled."))

@@ -6,20 +6,24 @@ adds a bias to its scores, or a Result holds only numbers, the maps go as they a
 `static/rows.js` read what is written here.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals
+from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
-from identikit.errors import InputError, Unavailable
+from identikit.errors import InputError, TooLongError, Unavailable
 from identikit.explanation.result import NEAR, Explanation
 from identikit.explanation.words import verdict
+from identikit.models.load.load import Recipe
+from identikit.models.reading import Reading
 from identikit.progress import Progress, silent
 from identikit.results.files import plain
 from identikit.results.measure import Measure
@@ -29,35 +33,18 @@ from identikit.speech import for_page
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__
-from identikit.web.factors import bits, factors
-from identikit.web.file import FORMAT, SHORT, File
+from identikit.web.file import FORMAT, SHORT, File, bits, factors
 from identikit.web.rows import add_bounded, add_intervals
-from identikit.web.snippets import arguments, is_too_long
 
 SOURCES = 32  # sources that a file holds of each hidden vector of a long text; of a short one it holds all
 _AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a reader chooses others
-
-
-class HeadReading(NamedTuple):
-    """What heads can be found by; the page shows it as it is declared here.
-
-    - `label`, `meaning`: its name and its explanation in words; `code`: the Python that computes it
-    - `range`: the least and the most that it can be, where that is known; `digits`: how many are shown after the point
-    """
-
-    name: str
-    label: str
-    meaning: str
-    code: str
-    range: tuple[float, float] | None
-    digits: int
 
 
 def packed(result: Result, *, progress: Progress = silent) -> bytes:
     """Return everything that the views show of a result."""
     for kind, add in _PARTS.items():
         if isinstance(result, kind):
-            file = File(about=_header(result) | {"calls": arguments(result)})
+            file = File(about=_header(result))
             add(file, result, progress)
             return file.bytes()
     raise InputError(
@@ -70,6 +57,9 @@ def packed_simplex(attention: EffectiveAttention, layer: int, head: int) -> byte
     file = File(about={"format": FORMAT, "kind": "simplex"})
     file.arrays["simplex"] = attention.sel(layer=layer, head=head).simplex.float()
     return file.bytes()
+
+
+# What a file says about its result
 
 
 def _header(result: Result) -> dict[str, Any]:
@@ -85,7 +75,13 @@ def _header(result: Result) -> dict[str, Any]:
         "provenance": plain(asdict(result.provenance)),
         "unavailable": {},
         **_inputs(result),
+        "calls": _calls(result),
     }
+
+
+def _captured(result: Result) -> Captured | None:
+    """Return the captured run of a model; None where a result holds only numbers."""
+    return result.source if isinstance(result.source, Captured) else None
 
 
 def _inputs(result: Result) -> dict[str, Any]:
@@ -99,7 +95,7 @@ def _inputs(result: Result) -> dict[str, Any]:
         source = f"path/to/{Path(source).name}"
     text: object = captured.reading.text
     is_text = model.modality == "text" and isinstance(text, str | tuple)
-    if is_text and captured.reading.may_be_cut and not is_too_long(captured.reading):
+    if is_text and captured.reading.may_be_cut and not _is_too_long(captured.reading):
         (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.reading.tokens))
         if len(cut.ids) < len(model.encode(text)[0].ids):  # cut by choice: its tokens say what is left
             text = cut.ids
@@ -108,9 +104,61 @@ def _inputs(result: Result) -> dict[str, Any]:
     return {"source": source, "text": text if isinstance(text, str) else None}
 
 
-def _captured(result: Result) -> Captured | None:
-    """Return the captured run of a model; None where a result holds only numbers."""
-    return result.source if isinstance(result.source, Captured) else None
+def _is_too_long(reading: Reading) -> bool:
+    """Tell whether a text was cut because the model reads no more of it."""
+    if not reading.may_be_cut or reading.model.modality != "text":
+        return False
+    try:
+        reading.model.encode(reading.text)
+    except TooLongError:
+        return True
+    return False
+
+
+def _calls(result: Result) -> dict[str, str]:
+    """Return what the Python of a view needs beside model and text, so that it gives the numbers which the view shows.
+
+    These are the arguments of `ik.load`, of any function of the text, of `effective_attention` and of `explain`, as
+    they stand in a call, with a comma before them, or empty where the defaults give the same.
+    """
+    attention = result.attention if isinstance(result, Explanation) else result
+    if not isinstance(attention, EffectiveAttention) or not isinstance(attention.source, Captured):
+        return {}
+    model = attention.source.reading.model
+    text = ", truncate=True" if _is_too_long(attention.source.reading) else ""
+    usual: dict[str, Any] = asdict(EffectiveOptions())
+    usual |= {"layers": list(model.attention_layers), "heads": list(range(model.n_heads))}
+    given = attention.provenance.settings | {"layers": list(attention.layers), "heads": list(attention.heads)}
+    options = {name: given[name] for name in ("bias", "mass", "tolerance", "layers", "heads")}
+    recipe = asdict(model.recipe or Recipe(None))
+    loaded = {name: recipe[name] for name in ("dtype", "tower", "revision")}
+    calls = {
+        "load": _written(loaded, asdict(Recipe(None))),
+        "text": text,
+        "attention": text + _written(options, usual),
+    }
+    if isinstance(result, Explanation):
+        calls["explain"] = text + _explain_call(result)
+    return calls
+
+
+def _explain_call(result: Explanation) -> str:
+    certain = result.about["certain"]
+    given: dict[str, Any] = {}
+    if isinstance(result.attribution, TokenAttribution):
+        given["probes"] = "exact" if result.attribution.probes is None else result.attribution.probes
+        given["seconds"] = None  # how long it takes changes nothing where all rows were bounded
+    if certain["bounded_rows"] < certain["free_rows"] or not given:
+        given["seconds"] = certain["seconds"]
+    own_maps = isinstance(result.identity, IdentityMap) and result.identity.about.get("fitted_to") == "your texts"
+    return _written(given, {}) + (", maps=..." if own_maps else "")
+
+
+def _written(given: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Write arguments as Python does, without those that are as usual."""
+    words = {"true": "True", "false": "False", "null": "None"}
+    values = {name: json.dumps(value) for name, value in given.items() if name not in usual or value != usual[name]}
+    return "".join(f", {name}={words.get(value, value)}" for name, value in values.items())
 
 
 # The parts of a file
@@ -144,7 +192,7 @@ def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -
         "head_numbers": list(result.heads),
         "layers": _add_layers(file, result, progress),
         "special_group": "special tokens" if special else "first token",
-        "readings": [reading._asdict() for reading in readings],
+        "readings": readings,
         "axes": _AXES,
     }
     file.arrays |= {f"heads.{name}": array.float() for name, array in values.items()}
@@ -153,16 +201,29 @@ def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -
 
 
 def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> list[dict[str, Any]]:
-    """Add the maps of every layer; return in which form each layer has them, and which mask it uses."""
+    """Add the maps of every layer; return how the browser builds them, and which mask each layer uses."""
     facts: list[dict[str, Any]] = []
     masks: list[Tensor] = []
+    captured = _captured(result)
+    n = len(result.tokens)
     for place, number in enumerate(result.layers):
         progress("page, layers", place, len(result.layers))
         layer = result.sel(layer=[number])
-        arrays, fact = _maps(layer)
+        (own,) = layer.axis("layer").places
+        if captured is None or captured.layers[own].call.bias is not None:
+            arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
+            fact: dict[str, Any] = {"form": "dense"}
+        else:
+            arrays, factored = factors(captured.layers[own], layer.axis("head").places)
+            fact = {"form": "factors", **factored}
+        if captured is not None and n <= SHORT:
+            arrays["simplex"] = layer.simplex.reshape(-1, n, n).float()
         if "visible" in result.source.dims:
             visible = layer.read("visible")[0].cpu()
-            fact["mask"] = _place_of(visible, masks)
+            same = [at for at, mask in enumerate(masks) if torch.equal(mask, visible)]
+            fact["mask"] = same[0] if same else len(masks)
+            if not same:
+                masks.append(visible)
         facts.append(fact)
         file.arrays |= {f"layer{place}.{name}": array for name, array in arrays.items()}
     progress("page, layers", len(result.layers), len(result.layers))
@@ -171,33 +232,11 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
     return facts
 
 
-def _maps(layer: EffectiveAttention) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the maps of one layer, and how the browser builds them."""
-    captured = _captured(layer)
-    (place,) = layer.axis("layer").places
-    if captured is None or captured.layers[place].call.bias is not None:
-        arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
-        facts: dict[str, Any] = {"form": "dense"}
-    else:
-        arrays, factored = factors(captured.layers[place], layer.axis("head").places)
-        facts = {"form": "factors", **factored}
-    n = len(layer.tokens)
-    if captured is not None and n <= SHORT:
-        arrays["simplex"] = layer.simplex.reshape(-1, n, n).float()
-    return arrays, facts
-
-
-def _place_of(mask: Tensor, masks: list[Tensor]) -> int:
-    """Return where a mask stands among others; one that is new is added."""
-    for place, other in enumerate(masks):
-        if torch.equal(mask, other):
-            return place
-    masks.append(mask)
-    return len(masks) - 1
-
-
-def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[HeadReading], dict[str, Tensor]]:
+def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Return what heads can be found by, in the order in which it is shown, and the values by name, (layer, head).
+
+    Of each, the page shows the name (`label`), the explanation (`meaning`) and the Python (`code`), the least and the
+    most that it can be (`range`), where that is known, and how many `digits` come after the point.
 
     A result by words or a difference lacks some values; those of `certain_mass` are added with the bounded rows. The
     page leaves out a reading without values.
@@ -216,21 +255,29 @@ def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[Head
     readings.append(_reading(AttentionIntervals.measures["certain_mass"], "attention.intervals()", 2))
     sinks = special or [0]
     values["sink_mass"] = result.sel(key=sinks).read("raw").double().sum(-1).mean(-1)
-    where = "special tokens" if special else "the first token"
-    meaning = f"The raw weight that goes to {where}, on average over rows."
-    code = f"attention.raw[..., {sinks}].sum(-1).mean(-1)"
-    readings.append(HeadReading("sink_mass", "sink mass", meaning, code, (0, 1), 2))
+    readings.append(
+        {
+            "name": "sink_mass",
+            "label": "sink mass",
+            "meaning": f"The raw weight that goes to {'special tokens' if special else 'the first token'}, "
+            "on average over rows.",
+            "code": f"attention.raw[..., {sinks}].sum(-1).mean(-1)",
+            "range": (0, 1),
+            "digits": 2,
+        }
+    )
     return readings, values
 
 
-def _reading(measure: Measure, source: str, digits: int) -> HeadReading:
+def _reading(measure: Measure, source: str, digits: int) -> dict[str, Any]:
     """Return what a Result declares of a measure, of a row's as a mean over rows."""
     meaning = measure.meaning.split("\n\n")[0].replace("\n", " ")
     code = f'{source}.array("{measure.name}")'
     if "query" in measure.axes:
         meaning = f"{meaning.rstrip('.')}, on average over rows."
         code = f"{source}.{measure.name}.double().mean(-1)"
-    return HeadReading(measure.name, measure.label, meaning, code, measure.limits, digits)
+    about = {"name": measure.name, "label": measure.label, "meaning": meaning, "code": code}
+    return about | {"range": measure.limits, "digits": digits}
 
 
 def _add_identity(file: File, result: IdentityMap | TokenInversion, progress: Progress) -> None:

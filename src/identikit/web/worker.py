@@ -6,7 +6,7 @@ import time
 import traceback
 import warnings
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from identikit.attention.alternatives import alternative_of
@@ -22,23 +22,14 @@ from identikit.runs.engines import end_with_parent
 from identikit.speech import for_page
 from identikit.texts.data import sample_text
 from identikit.web import messages
+from identikit.web.messages import CANCEL, CANCELLED, Answer, ModelSource, Problem, Ready, TextOrPair, WorkerTask
 from identikit.web.payload import packed, packed_simplex
 from identikit.web.rows import packed_rows
-from identikit.web.tasks import (
-    CANCEL,
-    CANCELLED,
-    Answer,
-    CheckText,
-    Explain,
-    ModelSource,
-    Ready,
-    TextOrPair,
-    WorkerTask,
-)
 
 KEPT = 4  # texts whose attention is kept for the next question
 PAUSE = 0.1  # seconds between reports of progress
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
+_CODES = {TooLongError: "too_long", ModelError: "model", IdentikitError: "input"}  # the first that it is
 
 
 class Cancelled(BaseException):
@@ -49,7 +40,7 @@ def work(connection: Connection, sources: tuple[ModelSource, ...]) -> None:
     """Load models and answer tasks until the server closes the pipe or ends."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        desk = Desk.opened(sources, connection)
+        desk = Desk(sources, connection)
     except Exception as error:
         connection.send(_problem(error))
         return
@@ -63,72 +54,94 @@ def work(connection: Connection, sources: tuple[ModelSource, ...]) -> None:
             connection.send(desk.answer(message))
 
 
-@dataclass
 class Desk:
     """The models by name, where they came from, and the texts read last."""
 
-    models: dict[str, Model]
-    sources: tuple[ModelSource, ...]
-    connection: Connection
-    read: OrderedDict[tuple[str, TextOrPair], EffectiveAttention] = field(default_factory=OrderedDict)
-
-    @classmethod
-    def opened(cls, sources: tuple[ModelSource, ...], connection: Connection) -> "Desk":
-        """Load the models."""
-        models: dict[str, Model] = {}
+    def __init__(self, sources: tuple[ModelSource, ...], connection: Connection):
+        self.sources = sources
+        self.connection = connection
+        self.models: dict[str, Model] = {}
+        self.read: OrderedDict[tuple[str, TextOrPair], EffectiveAttention] = OrderedDict()
+        self._reported = ("", 0.0)  # what was reported last, and when
         for source in sources:
-            model = _loaded(source)
-            if model.name in models:
+            model = load(source.model, device=source.device, dtype=source.dtype, revision=source.revision)
+            if model.modality != "text":
+                raise ModelError(
+                    f"Serving {model.name}: it reads {model.modality}s, and visitors type texts. Use `identikit "
+                    f"explain` with the path of the {model.modality}."
+                )
+            if source.fingerprint not in (None, model.fingerprint):
+                raise ModelError(
+                    f"Loading {model.name} again: its files are not those that the server was started with. Restart "
+                    "the server."
+                )
+            if model.name in self.models:
                 raise ModelError(
                     f"Serving two models called {model.name}: visitors could not tell them apart. Rename a folder."
                 )
-            models[model.name] = model
-        return cls(models, sources, connection)
+            self.models[model.name] = model
 
     def ready(self) -> Ready:
         """Return what is here."""
         sources: list[ModelSource] = []
+        served: list[messages.ServedModel] = []
         for model, source in zip(self.models.values(), self.sources, strict=True):
             revision = None if model.recipe is None else model.recipe.revision
             sources.append(replace(source, revision=revision, fingerprint=model.fingerprint))
+            served.append(
+                messages.ServedModel(
+                    name=model.name,
+                    layers=model.n_layers,
+                    heads=model.n_heads,
+                    causal=model.causal,
+                    modality=model.modality,
+                    tokens=model.limit,
+                )
+            )
         first, second = map(str, sample_text())
-        return Ready(tuple(map(_served, self.models.values())), tuple(sources), (first, second))
+        return Ready(tuple(served), tuple(sources), (first, second))
 
     def answer(self, task: WorkerTask) -> Answer:
         """Compute a task; whatever it raises becomes a sentence."""
         try:
-            return Answer(self._contents(task))
+            match task.question:
+                case messages.Explain(seconds):
+                    return Answer(self._explain(self.models[task.model], task.text, seconds))
+                case messages.CheckText():
+                    self.models[task.model].encode(task.text)
+                    return Answer()
+                case messages.RowsRequest(rows=rows, epsilon=epsilon):
+                    places = [(layer, head, query) for layer, head, query in rows]
+                    return Answer((packed_rows(self._attention(task), places, epsilon=epsilon),))
+                case messages.MoveRequest() as edge:
+                    return Answer((_moved(self._attention(task), edge).model_dump_json().encode(),))
+                case messages.SimplexRequest(layer=layer, head=head):
+                    return Answer((packed_simplex(self._attention(task), layer, head),))
         except Cancelled:
             return CANCELLED
         except Exception as error:
             problem = _problem(error)
             return Answer(problem=problem.model_copy(update={"message": for_page(problem.message)}))
 
-    def _contents(self, task: WorkerTask) -> tuple[bytes, ...]:
-        match task.question:
-            case Explain(seconds):
-                return self._explain(self.models[task.model], task.text, seconds)
-            case CheckText():
-                self.models[task.model].encode(task.text)
-                return ()
-            case messages.RowsRequest(rows=rows, epsilon=epsilon):
-                places = [(layer, head, query) for layer, head, query in rows]
-                return (packed_rows(self._attention(task), places, epsilon=epsilon),)
-            case messages.MoveRequest() as edge:
-                return (_moved(self._attention(task), edge).model_dump_json().encode(),)
-            case messages.SimplexRequest(layer=layer, head=head):
-                return (packed_simplex(self._attention(task), layer, head),)
-
     def _explain(self, model: Model, text: TextOrPair, seconds: float) -> tuple[bytes, bytes]:
-        report = Reporter(self.connection)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", UserWarning)
-            explanation = explain(model, text, seconds=seconds, progress=report)
-            view = packed(explanation, progress=report)
+            explanation = explain(model, text, seconds=seconds, progress=self._report)
+            view = packed(explanation, progress=self._report)
         said = f"{explanation!r}\n{verdict(explanation).spoken(for_page)}"
         words = {"verdict": said, "warnings": [for_page(str(warning.message)) for warning in warned]}
         content = plain(explanation.to_dict() | words)
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode(), view
+
+    def _report(self, what: str, done: int, total: int) -> None:
+        """Send the progress of a task now and then, and end the task when the server asks for that."""
+        if self.connection.poll() and self.connection.recv() == CANCEL:
+            raise Cancelled
+        last, then = self._reported
+        now = time.monotonic()
+        if what != last or now - then > PAUSE:
+            self._reported = (what, now)
+            self.connection.send(messages.ProgressReport(what=what, done=done, total=total))
 
     def _attention(self, task: WorkerTask) -> EffectiveAttention:
         """Return the captured attention of a text, read now or a little while ago."""
@@ -139,51 +152,6 @@ class Desk:
         while len(self.read) > KEPT:
             self.read.popitem(last=False)
         return self.read[key]
-
-
-@dataclass
-class Reporter:
-    """Sends the progress of a task now and then, and ends the task when the server asks for that."""
-
-    connection: Connection
-    what: str = ""
-    time: float = 0.0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Report progress."""
-        if self.connection.poll() and self.connection.recv() == CANCEL:
-            raise Cancelled
-        now = time.monotonic()
-        if what != self.what or now - self.time > PAUSE:
-            self.what = what
-            self.time = now
-            self.connection.send(messages.ProgressReport(what=what, done=done, total=total))
-
-
-def _loaded(source: ModelSource) -> Model:
-    """Load a model that reads texts, the same as before if it was loaded before."""
-    model = load(source.model, device=source.device, dtype=source.dtype, revision=source.revision)
-    if model.modality != "text":
-        raise ModelError(
-            f"Serving {model.name}: it reads {model.modality}s, and visitors type texts. Use `identikit explain` with "
-            f"the path of the {model.modality}."
-        )
-    if source.fingerprint not in (None, model.fingerprint):
-        raise ModelError(
-            f"Loading {model.name} again: its files are not those that the server was started with. Restart the server."
-        )
-    return model
-
-
-def _served(model: Model) -> messages.ServedModel:
-    return messages.ServedModel(
-        name=model.name,
-        layers=model.n_layers,
-        heads=model.n_heads,
-        causal=model.causal,
-        modality=model.modality,
-        tokens=model.limit,
-    )
 
 
 def _moved(attention: EffectiveAttention, edge: messages.MoveRequest) -> messages.MovedRow:
@@ -199,18 +167,13 @@ def _moved(attention: EffectiveAttention, edge: messages.MoveRequest) -> message
     )
 
 
-def _problem(error: Exception) -> messages.Problem:
+def _problem(error: Exception) -> Problem:
     """Return an error as a sentence; an internal one is also printed in full where the server's operator sees it."""
     words = " ".join(str(error).split())
-    if isinstance(error, TooLongError):
-        return messages.Problem(code="too_long", message=words)
-    if isinstance(error, ModelError):
-        return messages.Problem(code="model", message=words)
-    if isinstance(error, IdentikitError):
-        return messages.Problem(code="input", message=words)
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return Problem(code=code, message=words)
     if isinstance(error, MemoryError) or any(phrase in words.lower() for phrase in _MEMORY):
-        return messages.Problem(
-            code="memory", message="This needs more memory than the server has. Pass a shorter text."
-        )
+        return Problem(code="memory", message="This needs more memory than the server has. Pass a shorter text.")
     traceback.print_exception(error)
-    return messages.Problem(code="internal", message=f"An internal error: {type(error).__name__}: {words:.200}.")
+    return Problem(code="internal", message=f"An internal error: {type(error).__name__}: {words:.200}.")

@@ -6,8 +6,7 @@ import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
 import { element, number } from "./parts.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
-import { attentionControls } from "./controls.js";
-import { callCode, figureCanvas, headCode, headName, pointOn, say, tiny } from "./figure.js";
+import { callCode, choice, figureCanvas, headCode, headName, pickList, pointable, say, slider, tickBox, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -30,7 +29,6 @@ export class AttentionView {
     const parts = [this.controls.element, this.canvas, this.read, this.strips.element, this.notes];
     this.element = element("div", { className: "maps" }, ...parts);
     attentionPointer(site, this.canvas, () => this.book.sheet(site.store.get()));
-    attentionKeys(site, this.canvas, () => this.book.sheet(site.store.get()).shown);
   }
 
   unavailable() {
@@ -74,12 +72,33 @@ export class AttentionView {
     return [ATTENTION_WIDTH, attentionHeight(ATTENTION_WIDTH, state, this.book.sheet(state))];
   }
 
+  /** Every number of the maps; kept for the next time. */
   table(state) {
-    return attentionTable(this.book.sheet(state));
+    const sheet = this.book.sheet(state);
+    if (sheet.table) return sheet.table;
+    sheet.work();
+    const { labels } = sheet.shown;
+    const rows = [];
+    for (let query = 0; query < sheet.size; query += 1) {
+      for (let key = 0; key < sheet.size; key += 1) {
+        const weights = MAPS.map((map) => sheet.at(map, query, key));
+        if (!Number.isNaN(weights[0])) rows.push([labels[query], labels[key], ...weights]);
+      }
+    }
+    sheet.table = { columns: ["query", "key", ...MAPS], rows };
+    return sheet.table;
   }
 
   python(state) {
-    return attentionPython(this.site, state, this.book.sheet(state).shown);
+    const { view } = this.site;
+    const { shown } = this.book.sheet(state);
+    const lines = [`attention = ik.effective_attention(model, text${callCode(view, "attention")})`, `head = attention.sel(${headCode(view, state)})`];
+    if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
+    lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
+    if (shown.size < shown.all) {
+      lines.push(`drawn = [${shown.order.join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
+    }
+    return [...lines, "head.plot()"].join("\n");
   }
 
   describe(state) {
@@ -87,6 +106,38 @@ export class AttentionView {
     const many = `${drawn.sheet.size} ${drawn.shown.byWord ? "words" : "tokens"}`;
     return `Attention of ${drawn.name} over ${many}. ${attentionRead(this.site, drawn)}`;
   }
+}
+
+/** What a reader can choose: matrix or lines, which map, words, special tokens, the window of a long text. */
+function attentionControls(site) {
+  const { about } = site.view;
+  const n = about.tokens.length;
+  const set = (name) => (value) => site.store.set({ [name]: value });
+  const shape = choice("Shape", [["matrix", "Matrix"], ["lines", "Lines"]], set("shape"));
+  const map = pickList("Lines and text show", MAPS.map((name) => [name, name]), set("map"));
+  const words = tickBox("Words", set("words"));
+  const first = about.attention?.special_group === "first token";
+  const special = tickBox(first ? "First token" : "Special tokens", set("special"));
+  words.box.disabled = !about.words.length;
+  words.element.title = about.words.length
+    ? "Add up what the pieces of a word receive, and average what they do."
+    : "The tokens of this text are not aligned with words.";
+  special.box.disabled = !about.tokens.some((_, at) => isSpecial(about, at));
+  special.element.title = "Draw their rows and columns, and let them count for the scale of colours.";
+  const slide = slider("Window", { least: 0, most: Math.max(0, n - WINDOW), step: 1 }, set("from"));
+  return {
+    element: element("div", { className: "maps-controls" }, shape.element, map.element, words.element, special.element,
+      ...(n > WINDOW ? [slide.element] : [])),
+    update(state) {
+      shape.press(state.shape === "lines" ? "lines" : "matrix");
+      map.list.value = MAPS.includes(state.map) ? state.map : "raw";
+      words.box.checked = state.words && about.words.length > 0;
+      special.box.checked = state.special;
+      const from = windowStart(n, state.from);
+      slide.input.value = from;
+      say(slide.words, `tokens ${from} to ${Math.min(n, from + WINDOW) - 1} of ${n}`);
+    },
+  };
 }
 
 /** The sheet of the chosen head, filled in idle slices; the rows of a head that was left are forgotten. */
@@ -192,7 +243,7 @@ function attentionFollow(site, state, before) {
 /** The active cell in words; without an active key, what the row looks at most. */
 function attentionRead(site, { sheet, cursor, labels, moved, name }) {
   if (cursor.query < 0 && cursor.key < 0) return "The active token is not drawn.";
-  if (cursor.query < 0) return attentionLookers(sheet, cursor.key, labels);
+  if (cursor.query < 0) return `${labels[cursor.key]} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels)}.`;
   const [query, key] = [labels[cursor.query], labels[cursor.key]];
   if (cursor.key >= 0) {
     if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${key} in ${name}.`;
@@ -202,10 +253,6 @@ function attentionRead(site, { sheet, cursor, labels, moved, name }) {
   }
   const row = sheet.row("raw", cursor.query, moved?.at === cursor.query ? site.store.get().moved : null);
   return `${query} looks most at ${strongestWords(row, labels)} in ${name}.`;
-}
-
-function attentionLookers(sheet, key, labels) {
-  return `${labels[key]} is looked at most by ${strongestWords(sheet.column("raw", key), labels)}.`;
 }
 
 function strongestWords(weights, labels) {
@@ -239,37 +286,10 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   return told;
 }
 
-/** Every number of the maps; kept for the next time. */
-function attentionTable(sheet) {
-  if (sheet.table) return sheet.table;
-  sheet.work();
-  const { labels } = sheet.shown;
-  const rows = [];
-  for (let query = 0; query < sheet.size; query += 1) {
-    for (let key = 0; key < sheet.size; key += 1) {
-      const weights = MAPS.map((map) => sheet.at(map, query, key));
-      if (!Number.isNaN(weights[0])) rows.push([labels[query], labels[key], ...weights]);
-    }
-  }
-  sheet.table = { columns: ["query", "key", ...MAPS], rows };
-  return sheet.table;
-}
-
-function attentionPython(site, state, shown) {
-  const lines = [`attention = ik.effective_attention(model, text${callCode(site.view, "attention")})`, `head = attention.sel(${headCode(site.view, state)})`];
-  if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
-  lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
-  if (shown.size < shown.all) {
-    lines.push(`drawn = [${shown.order.join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
-  }
-  lines.push("head.plot()");
-  return lines.join("\n");
-}
-
 function attentionPointer(site, canvas, sheetNow) {
-  const under = (event) => {
+  const under = (...at) => {
     const { width, height } = canvas.getBoundingClientRect();
-    const [at, sheet, lines] = [pointOn(canvas, event), sheetNow(), site.store.get().shape === "lines"];
+    const [sheet, lines] = [sheetNow(), site.store.get().shape === "lines"];
     const spot = lines ? linesAt(width, height, sheet.size, ...at) : matrixAt(matrixLayout(width), sheet.size, ...at);
     const position = (at) => (at >= 0 ? sheet.shown.groups[at][0] : -1);
     return spot && { query: position(spot.query), key: position(spot.key) };
@@ -279,33 +299,25 @@ function attentionPointer(site, canvas, sheetNow) {
     const [query, key] = found ? [found.query, found.key] : [-1, -1];
     if (hoverQuery !== query || hoverKey !== key) site.store.set({ hoverQuery: query, hoverKey: key });
   };
-  canvas.addEventListener("pointermove", (event) => hover(under(event)));
-  canvas.addEventListener("pointerleave", () => hover(null));
-  canvas.addEventListener("click", (event) => {
-    const found = under(event);
-    if (!found) return;
-    site.store.set({ ...(found.query >= 0 && { query: found.query }), ...(found.key >= 0 && { key: found.key }) });
-  });
+  const choose = ({ query, key }) => site.store.set({ ...(query >= 0 && { query }), ...(key >= 0 && { key }) });
+  pointable(canvas, { under, hover, choose, press: (event) => attentionPress(site, sheetNow().shown, event), cursor: "" });
 }
 
 /** Up and down move the query, left and right the key; Enter follows the edge to its key, Escape lets the key go. */
-function attentionKeys(site, canvas, shownNow) {
-  canvas.addEventListener("keydown", (event) => {
-    const state = site.store.get();
-    const { groups, place, n, from } = shownNow();
-    const step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const name = event.key === "ArrowUp" || event.key === "ArrowDown" ? "query" : "key";
-    if (step) {
-      const at = place[state[name]] ?? -1;
-      const next = groups[name === "key" && state.key < 0 ? Math.max(0, place[state.query]) : at + step];
-      if (next) site.store.set({ [name]: next[0] });
-      else if (at >= 0) attentionTurn(site, name, n, from, step);
-    } else if ((event.key === "Enter" || event.key === " ") && state.key >= 0) {
-      site.store.set({ query: state.key, key: -1 });
-    } else if (event.key === "Escape") site.store.set({ key: -1, hoverQuery: -1, hoverKey: -1 });
-    else return;
-    event.preventDefault();
-  });
+function attentionPress(site, { groups, place, n, from }, event) {
+  const state = site.store.get();
+  const step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const name = event.key === "ArrowUp" || event.key === "ArrowDown" ? "query" : "key";
+  if (step) {
+    const at = place[state[name]] ?? -1;
+    const next = groups[name === "key" && state.key < 0 ? Math.max(0, place[state.query]) : at + step];
+    if (next) site.store.set({ [name]: next[0] });
+    else if (at >= 0) attentionTurn(site, name, n, from, step);
+  } else if ((event.key === "Enter" || event.key === " ") && state.key >= 0) {
+    site.store.set({ query: state.key, key: -1 });
+  } else if (event.key === "Escape") site.store.set({ key: -1, hoverQuery: -1, hoverKey: -1 });
+  else return;
+  event.preventDefault();
 }
 
 /** Move the window of a long text by half, and the query or key to its new token there. */

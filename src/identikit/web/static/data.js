@@ -3,11 +3,8 @@
 const READERS = {
   F64: (bytes) => new Float64Array(bytes),
   F32: (bytes) => new Float32Array(bytes),
-  I64: (bytes) => Float64Array.from(new BigInt64Array(bytes), Number),
   I32: (bytes) => new Int32Array(bytes),
-  I16: (bytes) => new Int16Array(bytes),
   U8: (bytes) => new Uint8Array(bytes),
-  BOOL: (bytes) => new Uint8Array(bytes),
   F16: (bytes) => Float32Array.from(new Uint16Array(bytes), fromHalf),
   BF16: (bytes) => new Float32Array(Uint32Array.from(new Uint16Array(bytes), (bits) => bits << 16).buffer),
 };

@@ -279,7 +279,10 @@ export class EdgeView {
     });
     canvas.addEventListener("pointermove", (event) => {
       const { at, row, scale } = under(event);
-      if (this.grabbed) return this.follow(row, scale, pointOn(canvas, event)[0]);
+      if (this.grabbed) {
+        const { key, end } = this.grabbed;
+        return this.pull(end, (scale.weight(pointOn(canvas, event)[0]) - row.raw[key]) / (row[end][key] - row.raw[key]));
+      }
       canvas.style.cursor = at?.end ? "ew-resize" : at ? "pointer" : "";
       if ((at?.key ?? -1) !== site.store.get().hoverKey) site.store.set({ hoverKey: at?.key ?? -1 });
     });
@@ -294,12 +297,6 @@ export class EdgeView {
     canvas.addEventListener("pointercancel", drop);
     canvas.addEventListener("pointerleave", () => !this.grabbed && site.store.set({ hoverKey: -1 }));
     canvas.addEventListener("keydown", (event) => this.press(event));
-  }
-
-  follow(row, scale, x) {
-    const { key, end } = this.grabbed;
-    const share = (scale.weight(x) - row.raw[key]) / (row[end][key] - row.raw[key]);
-    this.pull(end, share);
   }
 
   press(event) {

@@ -25,6 +25,20 @@ export function slider(label, { least, most, step }, moved) {
   return { element: element("label", { class: "slider" }, element("span", {}, label), input, words), input, words };
 }
 
+/** A list to pick from, with its label in front. */
+export function pickList(label, choices, choose) {
+  const list = element("select", {}, ...choices.map(([value, words]) => element("option", { value, textContent: words })));
+  list.onchange = () => choose(list.value);
+  return { element: element("label", { className: "pick" }, element("span", {}, label), list), list };
+}
+
+/** A box to tick. */
+export function tickBox(words, choose) {
+  const box = element("input", { type: "checkbox" });
+  box.onchange = () => choose(box.checked);
+  return { element: element("label", { className: "tick" }, box, element("span", {}, words)), box };
+}
+
 /** A canvas for a view's figure; it can be focused and tells its numbers in its label. */
 export function figureCanvas() {
   return element("canvas", { class: "figure", tabindex: "0", role: "img" });
@@ -47,6 +61,22 @@ export function drawFigure(canvas, view, state) {
 export function pointOn(canvas, event) {
   const box = canvas.getBoundingClientRect();
   return [event.clientX - box.left, event.clientY - box.top];
+}
+
+/** Let a figure be used: `under` says what is at a point (null: nothing), `hover` and `choose` take that, `press` keys. */
+export function pointable(canvas, { under, hover, choose, press, cursor = "pointer" }) {
+  const at = (event) => under(...pointOn(canvas, event));
+  canvas.addEventListener("pointermove", (event) => {
+    const found = at(event);
+    canvas.style.cursor = found === null ? "" : cursor;
+    hover(found);
+  });
+  canvas.addEventListener("pointerleave", () => hover(null));
+  canvas.addEventListener("click", (event) => {
+    const found = at(event);
+    if (found !== null) choose(found);
+  });
+  canvas.addEventListener("keydown", press);
 }
 
 /** The token that counts: the one hovered, or else the one pinned. */

@@ -1,8 +1,7 @@
 // All heads at once: a scatter of two readings, or a grid of layers and heads coloured by one of them.
 
 import { css, mixed } from "./colour.js";
-import { pickList } from "./controls.js";
-import { callCode, choice, figureCanvas, inkOn, pointOn, quoted, sampledCode, say, wordsWidth } from "./figure.js";
+import { callCode, choice, figureCanvas, inkOn, pickList, pointable, quoted, sampledCode, say, wordsWidth } from "./figure.js";
 import { canvasPen } from "./pen.js";
 import { paintScatter, readingNumber, readingWords, scatterPoints } from "./scatter.js";
 import { element } from "./parts.js";
@@ -29,8 +28,15 @@ export class HeadsView {
     const controls = [this.shape.element, this.across.element, this.up.element];
     const parts = [element("div", { className: "maps-controls" }, ...controls), this.canvas, this.said, this.meaning];
     this.element = element("div", { className: "heads" }, ...parts);
-    headsPointer(site, this.canvas, this.data, (found) => this.hover(found));
-    headsKeys(site, this.canvas, this.data);
+    pointable(this.canvas, {
+      under: (...point) => {
+        const { width, height } = this.canvas.getBoundingClientRect();
+        return headsAt(this.data, site.store.get(), width, height, ...point);
+      },
+      hover: (found) => this.hover(found),
+      choose: (found) => openHead(site, found),
+      press: (event) => headsPress(site, this.data, event),
+    });
   }
 
   unavailable() {
@@ -54,8 +60,8 @@ export class HeadsView {
     const { x, y } = headsAxes(this.data, state);
     const grid = state.heads === "grid";
     this.shape.press(grid ? "grid" : "scatter");
-    this.across.update(x.name);
-    this.up.update(y.name);
+    this.across.list.value = x.name;
+    this.up.list.value = y.name;
     this.across.element.hidden = grid;
     say(this.up.element.firstChild, grid ? "coloured by" : "up");
     say(this.said, headsSaid(this.data, this.hovered ?? state));
@@ -72,11 +78,26 @@ export class HeadsView {
   }
 
   table() {
-    return headsTable(this.data, this.site.view.array("heads.residual"));
+    const { data } = this;
+    const residual = this.site.view.array("heads.residual");
+    const worded = data.readings.filter(({ said }) => said);
+    const rows = Array.from({ length: data.many }, (_, at) => [
+      data.layers[Math.floor(at / data.heads.length)],
+      data.heads[at % data.heads.length],
+      ...data.readings.map(({ values }) => values[at]),
+      ...worded.map(({ said }) => said[at]),
+      ...(residual ? [residual.data[at]] : []),
+    ]);
+    const named = [...data.readings.map(({ label }) => label), ...worded.map(({ label }) => `${label} in words`)];
+    return { columns: ["layer", "head", ...named, ...(residual ? ["residual"] : [])], rows };
   }
 
   python(state) {
-    return headsPython(this.site.view, this.data, state);
+    const { view } = this.site;
+    const { x, y } = headsAxes(this.data, state);
+    const coded = ({ name, code, sampled }) => [...(sampled ? sampledCode(view) : []), `${name} = ${code}`];
+    const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).flatMap(coded);
+    return [`attention = ik.effective_attention(model, text${callCode(view, "attention")})`, ...lines].join("\n");
   }
 
   describe(state) {
@@ -191,23 +212,6 @@ function headsAt(data, state, width, height, x, y) {
   return best && { layer: best.layer, head: best.head };
 }
 
-function headsPointer(site, canvas, data, hover) {
-  const under = (event) => {
-    const { width, height } = canvas.getBoundingClientRect();
-    return headsAt(data, site.store.get(), width, height, ...pointOn(canvas, event));
-  };
-  canvas.addEventListener("pointermove", (event) => {
-    const found = under(event);
-    canvas.style.cursor = found ? "pointer" : "default";
-    hover(found);
-  });
-  canvas.addEventListener("pointerleave", () => hover(null));
-  canvas.addEventListener("click", (event) => {
-    const found = under(event);
-    if (found) openHead(site, found);
-  });
-}
-
 /** Open a head; where the file cannot move the pinned row there, pin the nearest row that it can move. */
 function openHead(site, { layer, head }) {
   const { query } = site.store.get();
@@ -223,15 +227,13 @@ const HEADS_STEPS = {
 };
 
 /** Arrow keys go to the next head of the grid; Enter opens the chosen one with a row that can be moved. */
-function headsKeys(site, canvas, data) {
-  canvas.addEventListener("keydown", (event) => {
-    const { layer, head } = site.store.get();
-    const step = HEADS_STEPS[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const next = { layer: layer + step[0], head: head + step[1] };
-    if (data.layers[next.layer] !== undefined && data.heads[next.head] !== undefined) openHead(site, next);
-  });
+function headsPress(site, data, event) {
+  const { layer, head } = site.store.get();
+  const step = HEADS_STEPS[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const next = { layer: layer + step[0], head: head + step[1] };
+  if (data.layers[next.layer] !== undefined && data.heads[next.head] !== undefined) openHead(site, next);
 }
 
 function headsMeaning(data, state) {
@@ -239,25 +241,6 @@ function headsMeaning(data, state) {
   const said = ({ label, meaning }) => `${label[0].toUpperCase()}${label.slice(1)}: ${meaning}`;
   if (state.heads === "grid") return said(y);
   return [...new Set([x, y])].map(said).concat("Marks that would coincide stand side by side.").join(" ");
-}
-
-function headsTable(data, residual) {
-  const worded = data.readings.filter(({ said }) => said);
-  const rows = Array.from({ length: data.many }, (_, at) => [
-    data.layers[Math.floor(at / data.heads.length)],
-    data.heads[at % data.heads.length],
-    ...data.readings.map(({ values }) => values[at]),
-    ...worded.map(({ said }) => said[at]),
-    ...(residual ? [residual.data[at]] : []),
-  ]);
-  return { columns: ["layer", "head", ...data.readings.map(({ label }) => label), ...worded.map(({ label }) => `${label} in words`), ...(residual ? ["residual"] : [])], rows };
-}
-
-function headsPython(view, data, state) {
-  const { x, y } = headsAxes(data, state);
-  const coded = ({ name, code, sampled }) => [...(sampled ? sampledCode(view) : []), `${name} = ${code}`];
-  const lines = (state.heads === "grid" || x === y ? [y] : [x, y]).flatMap(coded);
-  return [`attention = ik.effective_attention(model, text${callCode(view, "attention")})`, ...lines].join("\n");
 }
 
 /** All readings of one head in words. */

@@ -35,7 +35,8 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
     root.classList.toggle("embedded", state.embed);
     for (const panel of views) refresh(panel, state, before);
     before = state;
-    if (linked) remember(state);
+    const text = address(state);
+    if (linked && location.hash.replace(/^#/, "") !== text) history.replaceState(null, "", `#${text}`);
   };
   const ask = () => {
     if (!asked) requestAnimationFrame(frame);
@@ -208,9 +209,4 @@ function refresh({ view, section, note, body, tab, site }, state, before) {
   note.textContent = busy ?? failed ?? why ?? "";
   body.hidden = Boolean(why);
   if (!why) view.update(state, before);
-}
-
-function remember(state) {
-  const text = address(state);
-  if (location.hash.replace(/^#/, "") !== text) history.replaceState(null, "", `#${text}`);
 }

@@ -46,10 +46,9 @@ export function createStore(address = "", first = {}) {
 /** The address of a state: only what differs from the usual. */
 export function address(state) {
   const chosen = Object.entries(CHOICES).filter(([name, usual]) => state[name] !== usual);
-  return chosen.map(([name]) => `${name}=${encodeURIComponent(Number(state[name]) === state[name] ? state[name] : plain(state[name]))}`).join("&");
+  const plain = (value) => (typeof value === "boolean" ? Number(value) : value);
+  return chosen.map(([name]) => `${name}=${encodeURIComponent(plain(state[name]))}`).join("&");
 }
-
-const plain = (value) => (typeof value === "boolean" ? Number(value) : value);
 
 export function parse(text) {
   const found = {};

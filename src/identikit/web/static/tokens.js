@@ -1,6 +1,6 @@
 // Tokens: after each layer, is each hidden vector still nearest to its own token, by what margin, and if not, who won?
 import { css, mixed } from "./colour.js";
-import { activeKey, activeQuery, callCode, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, callCode, drawFigure, figureCanvas, figureWidth, inkOn, pointable, quoted, say, slider, wordsWidth } from "./figure.js";
 import { element, percent } from "./parts.js";
 
 const TOKENS_LEFT = 64; // pixels for the layers' names
@@ -111,7 +111,7 @@ export class TokensView {
       const here = row === this.layer;
       pen.text(`layer ${layer}`, TOKENS_LEFT - 10, y + this.high / 2, here ? colours.focus : colours.soft, { size: 12, align: "right" });
       for (let place = 0; place < count; place += 1) this.paintCell(pen, row * this.n + from + place, TOKENS_LEFT + place * cell, y, cell, colours);
-      this.paintRate(pen, row, TOKENS_LEFT + count * cell + 12, y + this.high / 2, colours);
+      pen.text(percent(this.rate(row)), TOKENS_LEFT + count * cell + 44, y + this.high / 2, colours.ink, { size: 12, align: "right" });
     });
     this.paintNames(pen, state, { from, count, cell }, colours);
     const bottom = top + this.about.layers.length * this.high;
@@ -138,10 +138,6 @@ export class TokensView {
       const middle = y + this.high / 2 + (down - (lines.length - 1) / 2) * 11;
       pen.text(words, x + (cell - 1) / 2, middle, ink, { size: 9, align: "center" });
     });
-  }
-
-  paintRate(pen, row, x, middle, colours) {
-    pen.text(percent(this.rate(row)), x + 32, middle, colours.ink, { size: 12, align: "right" });
   }
 
   /** Names above the columns: level where all of them fit, or else all turned. */
@@ -177,28 +173,17 @@ export class TokensView {
 
   listen() {
     const { canvas, site } = this;
-    const under = (event) => {
-      const [x, y] = pointOn(canvas, event);
+    const under = (x, y) => {
       const { from, count, cell } = this.window(figureWidth(canvas));
       const place = Math.floor((x - TOKENS_LEFT) / cell);
       const row = Math.floor((y - this.labels) / this.high);
-      return { token: place >= 0 && place < count && row < this.about.layers.length ? from + place : -1, row };
+      return place >= 0 && place < count && row < this.about.layers.length ? { token: from + place, row } : null;
     };
-    canvas.addEventListener("pointermove", (event) => {
-      const { token, row } = under(event);
-      this.layer = token >= 0 && row >= 0 ? row : -1;
-      canvas.style.cursor = token >= 0 ? "pointer" : "";
-      site.store.set({ hoverQuery: token });
-    });
-    canvas.addEventListener("pointerleave", () => {
-      this.layer = -1;
-      site.store.set({ hoverQuery: -1 });
-    });
-    canvas.addEventListener("click", (event) => {
-      const { token } = under(event);
-      if (token >= 0) site.store.set({ query: token });
-    });
-    canvas.addEventListener("keydown", (event) => this.press(event));
+    const hover = (found) => {
+      this.layer = Math.max(-1, found?.row ?? -1);
+      site.store.set({ hoverQuery: found?.token ?? -1 });
+    };
+    pointable(canvas, { under, hover, choose: ({ token }) => site.store.set({ query: token }), press: (event) => this.press(event) });
   }
 
   press(event) {

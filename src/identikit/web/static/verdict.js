@@ -1,7 +1,7 @@
 // Verdict: the answers in words, and the text itself, each token shaded by how much of its attention is determined.
 import { css, mixed } from "./colour.js";
 import { canvasPen } from "./pen.js";
-import { activeKey, activeQuery, callCode, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointOn, quoted, sampledCode, say, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, callCode, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointable, quoted, sampledCode, say, wordsWidth } from "./figure.js";
 import { element, percent } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
@@ -172,22 +172,15 @@ export class VerdictView {
 
   listen() {
     const { canvas, site } = this;
-    const under = (event) => {
-      const [x, y] = pointOn(canvas, event);
+    const under = (x, y) => {
       const { boxes } = this.places(figureWidth(canvas));
-      return boxes.findIndex((box) => x >= box.x - 3 && x < box.x + box.across + 3 && y >= box.y && y < box.y + STRIP_LINE);
+      const token = boxes.findIndex((box) => x >= box.x - 3 && x < box.x + box.across + 3 && y >= box.y && y < box.y + STRIP_LINE);
+      return token < 0 ? null : token;
     };
-    canvas.addEventListener("pointermove", (event) => {
-      const token = under(event);
-      canvas.style.cursor = token >= 0 ? "pointer" : "";
-      if (token !== site.store.get().hoverQuery) site.store.set({ hoverQuery: token });
-    });
-    canvas.addEventListener("pointerleave", () => site.store.set({ hoverQuery: -1 }));
-    canvas.addEventListener("click", (event) => {
-      const token = under(event);
-      if (token >= 0) site.store.set({ query: token });
-    });
-    canvas.addEventListener("keydown", (event) => this.press(event));
+    const hover = (token) => {
+      if ((token ?? -1) !== site.store.get().hoverQuery) site.store.set({ hoverQuery: token ?? -1 });
+    };
+    pointable(canvas, { under, hover, choose: (query) => site.store.set({ query }), press: (event) => this.press(event) });
   }
 
   press(event) {
