@@ -5,17 +5,16 @@ from functools import partial
 from identikit.paper.claims.claim import (
     AVERAGED,
     LEARNED,
-    ONE_LAYER,
     Basis,
     Claims,
     Finding,
-    NotApplicableError,
+    Measurement,
+    average,
     decided,
     falls,
-    named_layers,
-    stand_in,
+    percent,
+    require,
 )
-from identikit.paper.claims.estimates import Measurement, average, percent
 from identikit.paper.claims.identity import (
     NOISE,
     POINTS,
@@ -53,8 +52,7 @@ def _elsewhere(evidence: Evidence, map: str, distance: str) -> tuple[Measurement
     """The rate of maps on layers other than their own, and how far it is below that of the maps of those layers."""
     rates = across(evidence, map, distance)
     pairs = [(fitted, tested) for fitted in rates for tested in rates[fitted] if fitted != tested]
-    if not pairs:
-        raise NotApplicableError(ONE_LAYER)
+    require(pairs)
     mean = average(rates[fitted][tested] for fitted, tested in pairs)
     return mean, average(rates[tested][tested] for _, tested in pairs).over(mean)
 
@@ -77,11 +75,10 @@ def _linear_generalises_better(evidence: Evidence) -> Finding:
 
 
 def _by_share(evidence: Evidence) -> dict[float, Measurement]:
-    (layer,) = named_layers(evidence, 11)
+    layer = evidence.subject.named_layers[11]
     frame = rates_of(evidence, "shares", map="mlp", distance="l2", layer=layer, data_share=None)
     rates = {float(share): rate(part) for share, part in frame.groupby("data_share")}
-    if not {*SHARES} <= {*rates}:
-        raise NotApplicableError("no maps were fitted on shares of the data")
+    require({*SHARES} <= {*rates}, "no maps were fitted on shares of the data")
     return rates
 
 
@@ -94,7 +91,7 @@ def _data_shares(evidence: Evidence) -> Finding:
     rates = _by_share(evidence)
     margins = [rates[share].within(POINTS, paper) for share, paper in PAPER_BY_SHARE.items()]
     measured = ", ".join(f"{rates[share].value:.2f}" for share in SHARES)
-    return decided(evidence, margins, measured, stand_in(evidence, 11))
+    return decided(evidence, margins, measured, evidence.subject.stand_in(11))
 
 
 @claim("more-data-gains-little", "Appendix B.2", _SHARES, paper="1 point from the last tenth")
@@ -105,7 +102,7 @@ def _more_data_gains_little(evidence: Evidence) -> Finding:
     """
     rates = _by_share(evidence)
     gain = rates[1.0].over(rates[0.9])
-    return decided(evidence, [gain.under(POINTS)], f"{100 * gain.value:.1f} points", stand_in(evidence, 11))
+    return decided(evidence, [gain.under(POINTS)], f"{100 * gain.value:.1f} points", evidence.subject.stand_in(11))
 
 
 @claim("linear-and-mlp-overfit-alike", "Appendix B.2, Fig. 7", _RATES, paper="to the same degree")
@@ -173,8 +170,7 @@ def _later_layers_harder(evidence: Evidence) -> Finding:
     Holds if: rate over all maps and distances lower in the second half of the layers than in the first.
     """
     half = evidence.subject.n_layers // 2
-    if half == 0:
-        raise NotApplicableError(ONE_LAYER)
+    require(half)
     rates = by_layer(rates_of(evidence, "previous"))
     first = rates.part(last=half).mean
     second = rates.part(half + 1).mean
@@ -184,7 +180,7 @@ def _later_layers_harder(evidence: Evidence) -> Finding:
 
 def _finetuning_losses(evidence: Evidence) -> tuple[Measurement, Measurement, str]:
     """What fine-tuning takes from the naive rate across the last layer: under cosine, under L2, and both in words."""
-    (last,) = named_layers(evidence, 12)
+    last = evidence.subject.named_layers[12]
     losses, steps = [], []
     for distance in ("cosine", "l2"):
         before = rate(rates_of(evidence, "untuned", distance=distance, map="naive", layer=last))
@@ -285,8 +281,7 @@ def _left_and_right_differ(evidence: Evidence) -> Finding:
     Holds if: average over positions, maps and distances on the left at least 5 points away from that on the right, at
     the layer where they differ most.
     """
-    if evidence.subject.causal:
-        raise NotApplicableError("a causal model sees no neighbours to the right")
+    require(not evidence.subject.causal, "a causal model sees no neighbours to the right")
     frame = _neighbours(evidence)
     left = by_layer(frame[frame["offset"] < 0])
     right = by_layer(frame[frame["offset"] > 0])
