@@ -306,7 +306,7 @@ def _kept_where_lost(evidence: Evidence) -> Finding:
     kept = _over_texts(texts["lower"] / texts["raw"], nowhere)
     raw, effective, lower, upper = (sum(lost[name] * lost["rows"]) / sum(lost["rows"]) for name in WEIGHTS)
     measured = (
-        f"{percent(kept.value)} ± {100 * kept.error:.1f} is determined in the {lost['rows'].sum():,} of "
+        f"{kept} ± {100 * kept.error:.1f} is determined in the {lost['rows'].sum():,} of "
         f"{weights['rows'].sum():,} rows that lose it: raw {raw:.2f}, effective {effective:.3f}, possible {lower:.2f} "
         f"to {upper:.2f}"
     )
@@ -348,7 +348,7 @@ def _strongest_is_certain(evidence: Evidence) -> Finding:
     least = _over_texts(sums["sure"] / sums["rows"])
     most = _over_texts((sums["sure"] + sums["undecided"]) / sums["rows"])
     unsure = f" ({sums['undecided'].sum():,} undecided)" if sums["undecided"].any() else ""
-    measured = f"{percent(least.value)} ± {100 * least.error:.1f} of {sums['rows'].sum():,} rows{unsure}"
+    measured = f"{least} ± {100 * least.error:.1f} of {sums['rows'].sum():,} rows{unsure}"
     at_least = decided(evidence, [least.over(MOSTLY)], measured)
     at_most = decided(evidence, [most.over(MOSTLY)], measured)
     if at_least.verdict == at_most.verdict:

@@ -68,7 +68,7 @@ def _below_third(evidence: Evidence) -> Finding:
     Holds if: median at layer 1 below 1/3.
     """
     median = _medians(evidence).first
-    return decided(evidence, [median.under(1 / 3)], percent(median.value))
+    return decided(evidence, [median.under(1 / 3)], str(median))
 
 
 @claim("own-contribution-falls", "Section 5.2, Fig. 3a", _OWN, paper="monotonically")

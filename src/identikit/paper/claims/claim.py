@@ -183,6 +183,10 @@ class Measurement(NamedTuple):
         """The mean over folds."""
         return float(np.mean(self.folds))
 
+    def __str__(self) -> str:
+        """The number as the paper prints shares: 30.6 %."""
+        return percent(self.value)
+
     @property
     def error(self) -> float:
         """The standard error: from the spread over folds where there are many, else at least that of the tokens."""
@@ -299,7 +303,7 @@ class Curve(dict[int, Measurement]):
 
     def at(self, *layers: int) -> str:
         """The shares at some layers, in words."""
-        return ", ".join(f"{percent(self[layer].value)} at layer {layer}" for layer in layers)
+        return ", ".join(f"{self[layer]} at layer {layer}" for layer in layers)
 
     def rises(self) -> dict[int, Measurement]:
         """By how much the number is above that of the layer before, from the second layer on."""

@@ -247,7 +247,7 @@ def _cls_keeps(evidence: Evidence) -> Finding:
     """
     opening = [median for tag, (median, _) in _tags_at(evidence, 1, fewest=1).items() if tag in OPENING]
     require(opening and not evidence.subject.causal, "the model has no [CLS]")
-    return decided(evidence, [opening[0].over(0.4)], percent(opening[0].value))
+    return decided(evidence, [opening[0].over(0.4)], str(opening[0]))
 
 
 @claim(
@@ -264,7 +264,7 @@ def _others_keep_less(evidence: Evidence) -> Finding:
     over = [tag for tag, median in medians.items() if median.value >= 0.35]
     most = max(medians, key=lambda tag: medians[tag].value)
     why = f"35 % or more: {', '.join(over)}" if over else ""
-    measured = f"at most {percent(medians[most].value)} ({most})"
+    measured = f"at most {medians[most]} ({most})"
     return decided(evidence, [median.under(0.35) for median in medians.values()], measured, why)
 
 
@@ -290,9 +290,9 @@ def _content_over_function(evidence: Evidence) -> Finding:
     function = kept(FUNCTION)
     if not classes or function is None:
         raise NotApplicableError(f"no content words or no function words of which there are {FEWEST}")
-    measured = ", ".join(f"{name} {percent(share.value)}" for name, share in classes.items())
+    measured = ", ".join(f"{name} {share}" for name, share in classes.items())
     margins = [share.over(function.times(1 + AHEAD)) for share in classes.values()]
-    return decided(evidence, margins, f"{measured}, function words {percent(function.value)}")
+    return decided(evidence, margins, f"{measured}, function words {function}")
 
 
 def _context_of(evidence: Evidence, word: str, sources: tuple[str, ...]) -> Finding:

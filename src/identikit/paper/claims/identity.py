@@ -67,8 +67,7 @@ def _last_rate(evidence: Evidence, paper: float, one_split: bool) -> Finding:
         frame = frame[frame["fold"] == frame["fold"].min()]
     folds = "" if one_split or len(frame) == 10 else f"{len(frame)} folds"
     why = clauses(evidence.subject.stand_in(12), folds)
-    measured = f"{percent(rate(frame).value)} at layer {last}"
-    return decided(evidence, [rate(frame).within(POINTS, paper)], measured, why)
+    return decided(evidence, [rate(frame).within(POINTS, paper)], f"{rate(frame)} at layer {last}", why)
 
 
 claim(
@@ -93,10 +92,7 @@ def _ahead(evidence: Evidence, better: tuple[str, str], worse: tuple[str, str]) 
     """Judge that one map and distance recovers more than another, on average and at the last layer."""
     more = own_layer(evidence, *better)
     less = own_layer(evidence, *worse)
-    measured = (
-        f"{percent(more.mean.value)} against {percent(less.mean.value)} on average; "
-        f"{percent(more.last.value)} against {percent(less.last.value)} at the last layer"
-    )
+    measured = f"{more.mean} against {less.mean} on average; {more.last} against {less.last} at the last layer"
     others = other_maps(evidence, "rates", better[0]) if better[0] == worse[0] else ""
     return decided(evidence, [more.mean.over(less.mean), more.last.over(less.last)], measured, others)
 
@@ -140,7 +136,7 @@ def _naive_close_early(evidence: Evidence) -> Finding:
         close += [rate.over(0.9) for rate in start]
         drift += curve.part(early).falling(NOISE)
         least.append(f"{distance} {percent(min(rate.value for rate in start))}")
-        last.append(f"{distance} {percent(curve.last.value)}")
+        last.append(f"{distance} {curve.last}")
     measured = f"{', '.join(least)} up to layer {early}; {', '.join(last)} at the last"
     return decided(evidence, close + drift, measured)
 

@@ -12,7 +12,6 @@ from identikit.paper.claims.claim import (
     average,
     decided,
     falls,
-    percent,
     require,
 )
 from identikit.paper.claims.identity import (
@@ -69,7 +68,7 @@ def _linear_generalises_better(evidence: Evidence) -> Finding:
         linear, linear_lost = _elsewhere(evidence, "linear", distance)
         mlp, mlp_lost = _elsewhere(evidence, "mlp", distance)
         margins.append(linear.over(mlp).over(NOISE))
-        rates.append(f"{name} linear {percent(linear.value)}, MLP {percent(mlp.value)}")
+        rates.append(f"{name} linear {linear}, MLP {mlp}")
         losses.append(f"{name} linear {100 * linear_lost.value:.1f}, MLP {100 * mlp_lost.value:.1f} points")
     return decided(evidence, margins, "; ".join(rates), f"below the maps of the tested layers by: {'; '.join(losses)}")
 
@@ -130,7 +129,7 @@ def _equal_under_cosine(evidence: Evidence) -> Finding:
     linear, mlp = (own_layer(evidence, map, "cosine") for map in ("linear", "mlp"))
     gaps = linear.over(mlp)
     widest = gaps.widest
-    rates = f"linear {percent(linear[widest].value)}, MLP {percent(mlp[widest].value)}"
+    rates = f"linear {linear[widest]}, MLP {mlp[widest]}"
     measured = f"{100 * abs(gaps[widest].value):.1f} points at layer {widest}, {rates}"
     return decided(evidence, [gap.within(POINTS, 0.0) for gap in gaps.values()], measured)
 
@@ -148,7 +147,7 @@ def _single_layers_easy(evidence: Evidence) -> Finding:
     Holds if: at least 80 % on average over layers, both distances.
     """
     cosine, l2 = _naive_across_single(evidence)
-    measured = f"cosine {percent(cosine.value)}, L2 {percent(l2.value)}"
+    measured = f"cosine {cosine}, L2 {l2}"
     return decided(evidence, [cosine.over(0.8), l2.over(0.8)], measured)
 
 
@@ -159,7 +158,7 @@ def _single_layers_keep_angle(evidence: Evidence) -> Finding:
     Holds if: naive rate higher under cosine than under L2, on average over layers.
     """
     cosine, l2 = _naive_across_single(evidence)
-    measured = f"{percent(cosine.value)} against {percent(l2.value)} on average"
+    measured = f"{cosine} against {l2} on average"
     return decided(evidence, [cosine.over(l2)], measured, other_maps(evidence, "previous", "naive"))
 
 
@@ -174,7 +173,7 @@ def _later_layers_harder(evidence: Evidence) -> Finding:
     rates = by_layer(rates_of(evidence, "previous"))
     first = rates.part(last=half).mean
     second = rates.part(half + 1).mean
-    measured = f"{percent(first.value)} in the first half, {percent(second.value)} in the second"
+    measured = f"{first} in the first half, {second} in the second"
     return decided(evidence, [second.under(first)], measured)
 
 
@@ -186,7 +185,7 @@ def _finetuning_losses(evidence: Evidence) -> tuple[Measurement, Measurement, st
         before = rate(rates_of(evidence, "untuned", distance=distance, map="naive", layer=last))
         after = rate(rates_of(evidence, "finetuned", distance=distance, map="naive", layer=last))
         losses.append(before.over(after))
-        steps.append(f"{percent(before.value)} → {percent(after.value)}")
+        steps.append(f"{before} → {after}")
     return losses[0], losses[1], f"L2 {steps[1]}, cosine {steps[0]}"
 
 
@@ -250,7 +249,7 @@ def _neighbours_less(evidence: Evidence) -> Finding:
         margins.append(rate(part).under(own[tuple(kind)]))
     mean = rate(neighbours)
     own_mean = average(compared.values())
-    measured = f"{percent(mean.value)} on average against {percent(own_mean.value)}"
+    measured = f"{mean} on average against {own_mean}"
     return decided(evidence, [*margins, own_mean.over(mean).over(0.2)], measured)
 
 
@@ -261,7 +260,7 @@ def _neighbours_fall_with_distance(evidence: Evidence) -> Finding:
     Holds if: average over layers, sides, maps and distances falls from 1 to 2 to 3 positions away.
     """
     rates = by_layer(_neighbours(evidence), "near")
-    measured = ", ".join(f"{percent(mean.value)} at ±{away}" for away, mean in rates.items())
+    measured = ", ".join(f"{mean} at ±{away}" for away, mean in rates.items())
     return decided(evidence, [rise.under(0.0) for rise in rates.rises().values()], measured)
 
 
@@ -288,5 +287,5 @@ def _left_and_right_differ(evidence: Evidence) -> Finding:
     gaps = left.over(right)
     widest = gaps.widest
     gap = gaps[widest] if gaps[widest].value > 0 else gaps[widest].times(-1.0)
-    sides = f"left {percent(left[widest].value)}, right {percent(right[widest].value)}"
+    sides = f"left {left[widest]}, right {right[widest]}"
     return decided(evidence, [gap.over(SIDES)], f"{100 * gap.value:.1f} points at layer {widest}, {sides}")
