@@ -9,9 +9,7 @@ IMPORTED_BY_NAME = {
 }
 
 # Class names that several modules use.
-REPEATED_CLASSES = {
-    "_Run",
-}
+REPEATED_CLASSES: set[str] = set()
 
 # Modules above LONGEST_MODULE lines, with the size that they may not exceed.
 LONGEST_MODULE = 400

@@ -32,6 +32,11 @@ def made() -> Evidence:
 
 
 @cache
+def causal() -> Evidence:
+    return evidence(6, causal=True)
+
+
+@cache
 def drawing(name: str) -> Drawing:
     return FIGURES[name].draw(made())
 

@@ -13,6 +13,7 @@ from identikit.maths.jacobian import NORMS
 from identikit.paper.evidence import Evidence, Subject
 
 FOLDS = 3
+HEADS = 12
 LENGTHS = (9, 14, 26, 31, 32, 33, 40, 48, 57, 58, 64, 65, 71, 92, 110, 128)
 SPECIAL = ("[CLS]", "[SEP]")
 GROUPS = ("1", "2", "3", "4-5", "6-10", "11-")
@@ -40,7 +41,7 @@ def evidence(n_layers: int = 6, *, tables: Mapping[str, pd.DataFrame | None] | N
 
     `tables` replaces tables by others, and leaves those out that it maps to None.
     """
-    about = {"model": "MiniLM", "n_layers": n_layers, "n_heads": 12, "d_value": 32, "causal": False}
+    about = {"model": "MiniLM", "n_layers": n_layers, "d_value": 32, "causal": False}
     about |= {"finetuned": "MiniLM-MRPC", "data": "mrpc", "texts": len(LENGTHS), "tokens": sum(LENGTHS), "seed": 0}
     about |= changes
     subject = Subject(**{field.name: about.pop(field.name) for field in fields(Subject)})
@@ -69,7 +70,7 @@ def evidence(n_layers: int = 6, *, tables: Mapping[str, pd.DataFrame | None] | N
 
 def curve(subject: Subject, early: float, middle: float, late: float, last: float) -> Curve:
     """A line by layer: flat up to a quarter of the depth, then through values at the named layers."""
-    _, centre, before, end = subject.named_layers
+    _, centre, before, end = subject.named_layers.values()
     points = {float(subject.n_layers // 4): early, 1.0: early, float(centre): middle, float(before): late}
     points = dict(sorted((points | {float(max(subject.n_layers // 4, 1)): early, float(end): last}).items()))
     return lambda layer: float(np.interp(layer, [*points], [*points.values()]))
@@ -103,7 +104,7 @@ def _types(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
     peaks = {"cls": 0.0, "sep": 0.5, "punctuation": 1.0}
     sources = ["all", "cls", "punctuation", "other"] + ([] if subject.causal else ["sep"])
     rows = []
-    for layer, head, source in product(layers_of(subject), range(1, subject.n_heads + 1), sources):
+    for layer, head, source in product(layers_of(subject), range(1, HEADS + 1), sources):
         depth = (layer - 1) / max(subject.n_layers - 1, 1)
         raw = {kind: 0.3 * np.exp(-8 * (depth - peak) ** 2) * random.uniform(0.4, 1.6) for kind, peak in peaks.items()}
         if subject.causal:
@@ -127,7 +128,7 @@ def _certainty(subject: Subject, random: np.random.Generator) -> dict[str, pd.Da
     for (text, tokens), layer in product(enumerate(LENGTHS), layers_of(subject)):
         excess = max(tokens - subject.d_value, 0) / 128
         depth = (layer - 1) / max(subject.n_layers - 1, 1)
-        for head in range(1, subject.n_heads + 1):
+        for head in range(1, HEADS + 1):
             rows = int(random.integers(0, 3))
             place = {"text": text, "tokens": tokens, "layer": layer, "head": head}
             if rows:
@@ -149,7 +150,7 @@ def _quartiles(median: float) -> tuple[float, ...]:
 
 
 def _own(subject: Subject, scale: float) -> pd.DataFrame:
-    first, centre, _, last = subject.named_layers
+    first, centre, _, last = subject.named_layers.values()
     points = dict(sorted({last: 0.107, centre: 0.144, first: 0.306}.items()))
     outweighed = curve(subject, 0.0, 0.18, 0.3, 0.303)
     rows = [
@@ -237,7 +238,7 @@ def _rates(subject: Subject, random: np.random.Generator) -> dict[str, pd.DataFr
         for layer, offset in product(layers if name != "naive" else (), (-3, -2, -1, 1, 2, 3)):
             near = (0.75 if offset < 0 else 0.65) / abs(offset)
             neighbours += [row(layer, layer, near * rate(layer) ** 3, offset=offset)]
-    late, mlp = subject.named_layers[2], _Row(subject, random, "mlp", "l2")
+    late, mlp = subject.named_layers[11], _Row(subject, random, "mlp", "l2")
     for share, rate in ((0.5, 0.74), (0.8, 0.8), (0.9, 0.81), (1.0, 0.82)):
         shares += [mlp(late, late, rate, data_share=share)]
     parts = {"rates": rows, "shares": shares, "previous": previous, "untuned": untuned, "neighbours": neighbours}
@@ -285,7 +286,7 @@ def _passage(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
     keys = np.arange(len(tokens))
     near = np.exp(-abs(queries[:, None] - keys) / 2.0) + 0.01
     parts = []
-    for head in range(1, subject.n_heads + 1):
+    for head in range(1, HEADS + 1):
         raw = near * random.uniform(0.5, 1.5, near.shape) + special * (4.0 if head == 5 else 1.0)
         if subject.causal:
             raw = raw * (keys <= queries[:, None])
@@ -325,7 +326,7 @@ def _sentence(subject: Subject, random: np.random.Generator) -> pd.DataFrame:
 
 def _collapse(subject: Subject) -> pd.DataFrame:
     """Exact, and dearer than the factors."""
-    d, heads, n = subject.n_heads * subject.d_value, subject.n_heads, 64
+    d, heads, n = HEADS * subject.d_value, HEADS, 64
     row = {"error_float64": 2e-15, "error_float32": 4e-7, "error_model": 3e-7, "time_ratio": 3.0}
     row |= {"operations_factored": 2 * n * d * d + n * n * d, "operations_collapsed": heads * (n * d * d + n * n * d)}
     row |= {"parameters_factored": 2 * d * d, "parameters_collapsed": heads * d * d, "applies": True, "why": ""}

@@ -51,13 +51,13 @@ def test_claims_are_gathered_by_section_in_the_papers_order():
     assert own.verdict == Verdict.MIXED and own.remark == LONG
 
 
-def test_what_only_some_norms_say_is_no_common_remark():
-    judged = made()
-    own = judged[0]
-    judged[0] = replace(own, findings={**own.findings, "spectral": Finding(FAILS, "11.8 %", "another")})
-    assert judged[0].remark == ""
-    text = printed(judged)
-    assert "another" in text and "stands for the" in text
+def test_what_only_some_norms_say_is_no_common_remark_and_a_missing_norm_is_told():
+    own = made()[0]
+    other = replace(own, findings={**own.findings, "spectral": Finding(FAILS, "11.8 %", "another")})
+    assert other.remark == ""
+    text = printed([other])
+    assert "another" in text and "stands for the" in text and "not computed" not in text
+    assert "not computed" in printed([replace(own, findings={"frobenius": own.findings["frobenius"]})])
 
 
 def test_rows_are_read_again_as_they_were():
@@ -107,11 +107,6 @@ def test_verdicts_are_coloured_and_markup_in_a_name_is_text():
         assert f"\x1b[1;{colour}m{words}" in text
     judged = made()[1]
     assert "[bold]x[/]" in printed([replace(judged, claim=replace(judged.claim, words="[bold]x[/]"))])
-
-
-def test_a_norm_that_is_missing_is_said():
-    own = made()[0]
-    assert "not computed" in printed([replace(own, findings={"frobenius": own.findings["frobenius"]})])
 
 
 def test_counts():

@@ -1,5 +1,6 @@
 """The whole paper on a tiny model: computed once, resumed after a stop, drawn again from what was kept."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+import identikit as ik
 from identikit.errors import IdentikitError, InputError
 from identikit.models.model import Model
 from identikit.paper import inputs, reproduce, texts, work
@@ -15,6 +17,7 @@ from identikit.paper.claims.catalogue import CLAIMS
 from identikit.paper.claims.claim import Verdict
 from identikit.paper.claims.report import read_rows, rows
 from identikit.paper.figures.catalogue import FIGURES
+from identikit.paper.inputs import INPUTS, from_one
 from identikit.paper.reproduce import Plan, Report
 from tests.models import tiny
 
@@ -37,12 +40,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 def little() -> Iterator[None]:
     """Train briefly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "SAMPLE", work.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2))
+        patch.setattr(reproduce, "SAMPLE", work.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2, rows=10))
+        patch.setattr("identikit.paper.collapse.ROUNDS", 1)
         yield
 
 
-def plan(data: str, *names: str, **others: object) -> Plan:
-    return Plan(names or ("all",), (data,), columns=("first", "second"), first=22, **others)  # pyright: ignore
+def plan(data: str, *names: str, first: int = 22, **others: object) -> Plan:
+    return Plan(names or ("all",), (data,), columns=("first", "second"), first=first, **others)  # pyright: ignore
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +55,18 @@ def whole(model: Model, data: str, tmp_path_factory: pytest.TempPathFactory) -> 
     return reproduce.reproduce(model, plan(data), str(out))
 
 
+@pytest.fixture
+def copied(whole: Report, tmp_path: Path) -> Path:
+    """A folder of that run that a test may damage."""
+    return Path(shutil.copytree(whole.out, tmp_path / "run"))
+
+
 def files(folder: str | Path) -> dict[str, bytes]:
     paths = [path for path in Path(folder).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_every_figure_is_drawn_or_listed(whole: Report):
+def test_every_figure_is_drawn_or_listed(whole: Report, model: Model):
     reasons = dict(whole.listed)
     assert {*whole.drawn} | {name for name in reasons if name in FIGURES} == {*FIGURES}
     kinds = "fig2a fig3a fig5 fig11 fig17 fig28 fig1a-sharp fig1bc-sharp sinks collapse"
@@ -72,6 +82,9 @@ def test_every_figure_is_drawn_or_listed(whole: Report):
         assert len(parquet) == len(csv) > 0 and list(parquet) == list(csv)
         assert Path(whole.out, "figures", f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in Path(whole.out, "figures", f"{name}.svg").read_bytes()
+    drawn = pd.read_parquet(Path(whole.out, "figures", "fig1a.parquet"))  # the numbers of the public function
+    expected = [float(one.pearson()) for one in ik.effective_attention(model, PAIRS)]
+    assert drawn["pearson"].tolist() == pytest.approx(expected)
 
 
 def test_every_claim_is_judged_or_listed(whole: Report):
@@ -86,15 +99,6 @@ def test_every_claim_is_judged_or_listed(whole: Report):
     page = Path(whole.out, "index.html").read_text()
     assert all(f"figures/{name}.csv" in page for name in whole.drawn)
     assert rows(read_rows(pd.read_parquet(Path(whole.out, "claims.parquet")))) == rows(whole.claims)
-
-
-def test_numbers_are_those_of_the_public_functions(whole: Report, model: Model, data: str):
-    import identikit as ik
-
-    drawn = pd.read_parquet(Path(whole.out, "figures", "fig1a.parquet"))
-    assert drawn["pearson"].tolist() == pytest.approx(
-        [float(one.pearson()) for one in ik.effective_attention(model, PAIRS)]
-    )
 
 
 def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeypatch: pytest.MonkeyPatch):
@@ -116,15 +120,18 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     assert all(after[name] == content for name, content in before.items())
 
 
-SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("training maps", "frobenius attribution, tokens")]
-
-
-@pytest.mark.parametrize("stop", ["attention intervals, tokens", *SLOWER])
+@pytest.mark.parametrize(
+    ("stop", "names"),
+    [
+        ("attention intervals, tokens", ("fig1a", "sinks")),
+        pytest.param("training maps", ("fig1a", "fig2a"), marks=pytest.mark.slow),
+        pytest.param("frobenius attribution, tokens", ("fig1a", "fig3a"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
-    whole: Report, model: Model, data: str, tmp_path: Path, stop: str
+    whole: Report, model: Model, data: str, tmp_path: Path, stop: str, names: tuple[str, ...]
 ):
     """Stopped halfway through one of its steps; that is in the second shard of texts, where there are shards."""
-    names = ("fig1a", "fig2a", "fig3a", "sinks")
     asked = plan(data, *names)
 
     def killed(what: str, done: int, total: int) -> None:
@@ -144,12 +151,13 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
 
 
 def test_only_what_is_asked_for_is_computed(model: Model, data: str, tmp_path: Path):
-    report = reproduce.reproduce(model, plan(data, "fig1a", "correlation-falls-with-length"), str(tmp_path / "run"))
-    assert report.drawn == ("fig1a",) and [one.claim.name for one in report.claims] == ["correlation-falls-with-length"]
-    assert [path.name for path in (tmp_path / "run" / "inputs").glob("*/*")] == ["attention"]
-    few = Plan(("fig1a", "fig2a"), (data,), columns=("first", "second"), first=6)
+    few = plan(data, "fig1a", "fig2a", "correlation-falls-with-length", first=6)
     report = reproduce.reproduce(model, few, str(tmp_path / "few"))  # few texts are no reason to stop
-    assert report.drawn == ("fig1a",) and dict(report.listed) == {"fig2a": "needs at least 20 texts"}
+    assert report.drawn == ("fig1a",) and [one.claim.name for one in report.claims] == ["correlation-falls-with-length"]
+    assert dict(report.listed) == {"fig2a": "needs at least 20 texts"}
+    assert [path.name for path in (tmp_path / "few" / "inputs").glob("*/*")] == ["attention"]
+    asked = Plan(("claims", "fig1a"))
+    assert len(asked.claims) == len(CLAIMS) and [figure.name for figure in asked.figures] == ["fig1a"]
 
 
 def test_what_can_be_known_beforehand_costs_nothing(
@@ -167,7 +175,7 @@ def test_what_can_be_known_beforehand_costs_nothing(
 
 
 def test_inputs_depend_only_on_their_own_settings(whole: Report, model: Model, data: str):
-    """A tagger that came later, another seed or precision: what they do not touch is taken as it is kept."""
+    """Another seed or precision: what they do not touch is taken as it is kept."""
     names = ("fig1a", "correlation-falls-with-length")
     again = reproduce.reproduce(model, plan(data, *names, seed=7, precision="tf32"), whole.out)
     assert again.drawn == ("fig1a",)
@@ -175,50 +183,54 @@ def test_inputs_depend_only_on_their_own_settings(whole: Report, model: Model, d
         reproduce.reproduce(model, plan(data, "fig2a", precision="tf32"), whole.out)
 
 
+def save(model: Model, folder: Path) -> str:
+    """Save it as a model fine-tuned on MRPC."""
+    model.hf.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return f"mrpc={folder}"
+
+
 def test_inputs_and_hidden_vectors_of_different_size(data: str, tmp_path: Path):
     albert = tiny.loaded("albert")
-    albert.hf.save_pretrained(tmp_path / "tuned")
-    tiny.tokenizer().save_pretrained(tmp_path / "tuned")
-    asked = plan(data, "fig12", "finetuning-hurts-l2-mrpc", finetuned=(f"mrpc={tmp_path / 'tuned'}",))
+    asked = plan(data, "fig12", "finetuning-hurts-l2-mrpc", finetuned=(save(albert, tmp_path / "tuned"),))
     reasons = dict(reproduce.reproduce(albert, asked, str(tmp_path / "run")).listed)
     assert all("there is no naive map" in why for why in reasons.values()) and len(reasons) == 2
 
 
-def test_a_text_that_one_input_cannot_read_stops_only_that_input(
-    model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_finetuned_model_is_compared(model: Model, data: str, tmp_path: Path):
+    given = (save(model, tmp_path / "tuned"),)
+    report = reproduce.reproduce(model, plan(data, "fig12", finetuned=given), str(tmp_path / "run"))
+    assert report.drawn == ("fig12",)
+    frame = pd.read_parquet(tmp_path / "run" / "figures" / "fig12.parquet")
+    assert len(frame) == 2 * 2 * 3 and set(frame["finetuned"]) == {True, False}
+
+
+def test_what_was_left_or_damaged_is_computed_again_and_a_bad_text_stops_only_one_input(
+    copied: Path, model: Model, data: str, monkeypatch: pytest.MonkeyPatch
 ):
+    for folder in (copied, *copied.glob("inputs/*/attention")):
+        for path in folder.glob("*.*"):
+            path.unlink()
+    for folder in copied.glob("inputs/*/attention"):  # as if killed while the input's manifest was written
+        (folder / f".run.json.{'0a' * 16}.partial").write_text('{"da')
+    (copied / "run.json").write_bytes((copied / "figures" / "run.json").read_bytes())
+    (kept,) = copied.glob("inputs/*/previous/part-naive.json")
+    before = kept.read_bytes()
+    kept.write_text('[{"a"')
+    for path in copied.glob("inputs/*/previous/computed.json"):
+        path.write_text("")
+    with pytest.warns(UserWarning, match="part-naive.json: it is not a sealed JSON file. Its contents will"):
+        report = reproduce.reproduce(model, plan(data, "fig1a", "fig11"), str(copied))
+    assert report.drawn == ("fig1a", "fig11") and kept.read_bytes() == before
+
     def refuse(*_: object, **__: object) -> None:
         raise InputError("text 28 has 1 token: leave it out.")
 
     monkeypatch.setattr(work, "hidden_states", refuse)
-    report = reproduce.reproduce(model, plan(data, "fig1a", "fig11"), str(tmp_path / "run"))
+    kept.unlink()
+    report = reproduce.reproduce(model, plan(data, "fig1a", "fig11"), str(copied))
     assert report.drawn == ("fig1a",)
     assert dict(report.listed) == {"fig11": "cannot be computed: text 28 has 1 token: leave it out."}
-
-
-def test_a_file_half_written_by_a_killed_run_is_no_obstacle(model: Model, data: str, tmp_path: Path):
-    out = tmp_path / "run"
-    reproduce.reproduce(model, plan(data, "fig1a"), str(out))
-    for folder in (out, *out.glob("inputs/*/attention")):
-        for path in folder.glob("*.*"):
-            path.unlink()
-    for folder in out.glob("inputs/*/attention"):  # as if killed while the input's manifest was written
-        (folder / f".run.json.{'0a' * 16}.partial").write_text('{"da')
-    (out / "run.json").write_bytes((out / "figures" / "run.json").read_bytes())
-    assert reproduce.reproduce(model, plan(data, "fig1a"), str(out)).drawn == ("fig1a",)
-
-
-def test_what_is_damaged_is_told_and_computed_again(model: Model, data: str, tmp_path: Path):
-    out = tmp_path / "run"
-    reproduce.reproduce(model, plan(data, "fig11"), str(out))
-    (kept,) = out.glob("inputs/*/previous/part-naive.json")
-    before = kept.read_bytes()
-    kept.write_text('[{"a"')
-    for path in out.glob("inputs/*/previous/computed.json"):
-        path.write_text("")
-    with pytest.warns(UserWarning, match="part-naive.json: it is not a sealed JSON file. Its contents will"):
-        report = reproduce.reproduce(model, plan(data, "fig11"), str(out))
-    assert report.drawn == ("fig11",) and kept.read_bytes() == before
 
 
 def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -228,28 +240,15 @@ def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monke
     def run(tagger: bool) -> Report:
         with monkeypatch.context() as patch:
             patch.setattr(reproduce, "tagger_missing", lambda: None if tagger else "no tagger")
-            return reproduce.reproduce(model, plan(data, "fig3a", "fig26"), out)
+            return reproduce.reproduce(model, plan(data, "fig3a", "own-contribution-falls", "fig26", first=8), out)
 
     assert dict(run(tagger=False).listed) == {"fig26": "no tagger"}
-    assert run(tagger=True).drawn == ("fig3a", "fig26")
+    drawn = run(tagger=True)
+    assert "fig3a" in drawn.drawn and "no tagger" not in dict(drawn.listed).values()
     before = files(out)
-    monkeypatch.setattr(inputs, "token_attribution", lambda *_, **__: pytest.fail("it computes"))
-    assert run(tagger=False).drawn == ("fig3a", "fig26")
+    monkeypatch.setattr("identikit.attribution.dataset.attribute", lambda *_, **__: pytest.fail("it computes"))
+    assert run(tagger=False).drawn == drawn.drawn
     assert files(out) == before
-
-
-def test_a_wrong_finetuned_model_is_told_before_anything_is_computed(model: Model, data: str, tmp_path: Path):
-    out, folder = tmp_path / "run", f"mrpc={tmp_path / 'nowhere'}"
-    with pytest.raises(IdentikitError, match="nowhere"):
-        reproduce.reproduce(model, plan(data, "fig1a", "fig12", finetuned=(folder,)), str(out))
-    assert not out.exists()
-    report = reproduce.reproduce(model, plan(data, "fig1a", finetuned=(folder,)), str(out))
-    assert "not used" in dict(report.listed)[str(tmp_path / "nowhere")]
-
-
-def test_all_claims_are_asked_for_by_one_word():
-    asked = Plan(("claims", "fig1a"))
-    assert len(asked.claims) == len(CLAIMS) and [figure.name for figure in asked.figures] == ["fig1a"]
 
 
 def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Report):
@@ -257,26 +256,24 @@ def test_mistakes_are_told(model: Model, data: str, tmp_path: Path, whole: Repor
         Plan(("fig99",))
     with pytest.raises(InputError, match="give --data mnli, not mnli-500"):
         Plan(("fig39",), ("mnli-500",))
+    out = tmp_path / "run"
     with pytest.raises(InputError, match="say which folder holds it"):
-        reproduce.reproduce(model, Plan(("fig1a",), ("mrpc",)), str(tmp_path / "run"))
-    assert not (tmp_path / "run" / "inputs").exists()
-    other = Plan(("fig3a",), (data,), columns=("first", "second"), first=22, seed=1)
+        reproduce.reproduce(model, Plan(("fig1a",), ("mrpc",)), str(out))
+    assert not (out / "inputs").exists()
     with pytest.raises(InputError, match="holds another run, whose seed is 0, not 1"):
-        reproduce.reproduce(model, other, whole.out)
+        reproduce.reproduce(model, plan(data, "fig3a", seed=1), whole.out)
     (tmp_path / "tuned").mkdir()
     with pytest.raises(InputError, match=r"no finetune.json there names its task. Write --finetuned mrpc="):
-        reproduce.reproduce(model, plan(data, "fig12", finetuned=(str(tmp_path / "tuned"),)), str(tmp_path / "x"))
+        reproduce.reproduce(model, plan(data, "fig12", finetuned=(str(tmp_path / "tuned"),)), str(out))
+    nowhere = f"mrpc={tmp_path / 'nowhere'}"
+    with pytest.raises(IdentikitError, match="nowhere"):
+        reproduce.reproduce(model, plan(data, "fig1a", "fig12", finetuned=(nowhere,)), str(out))
+    assert not out.exists()
+    report = reproduce.reproduce(model, plan(data, "fig1a", finetuned=(nowhere,)), whole.out)
+    assert "not used" in dict(report.listed)[str(tmp_path / "nowhere")]
 
 
-def test_a_finetuned_model_is_compared(model: Model, data: str, tmp_path: Path):
-    other = tiny.loaded("bert", dtype=torch.float64)
-    other.hf.save_pretrained(tmp_path / "tuned")
-    tiny.tokenizer().save_pretrained(tmp_path / "tuned")
-    given = (f"mrpc={tmp_path / 'tuned'}",)
-    report = reproduce.reproduce(model, plan(data, "fig12", finetuned=given), str(tmp_path / "run"))
-    assert report.drawn == ("fig12",)
-    frame = pd.read_parquet(tmp_path / "run" / "figures" / "fig12.parquet")
-    assert len(frame) == 2 * 2 * 3 and set(frame["finetuned"]) == {True, False}
+# Inputs
 
 
 def test_wikitext_gives_pairs_of_neighbouring_sentences():
@@ -286,7 +283,7 @@ def test_wikitext_gives_pairs_of_neighbouring_sentences():
     assert pairs[1:] == [("Was it ?", "The end . ")]
 
 
-def test_texts_are_cut_as_in_the_paper_and_the_model_is_left_as_it_was(
+def test_texts_are_cut_as_in_the_paper_and_layers_and_heads_count_from_one(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     before = model.limit
@@ -295,25 +292,41 @@ def test_texts_are_cut_as_in_the_paper_and_the_model_is_left_as_it_was(
         monkeypatch.setattr(module, "PIECES", 10)
     cut = work.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
     assert cut.lengths[0] == 10 > cut.lengths[1]
-    attention, attribution = inputs.INPUTS["attention"], inputs.INPUTS["attribution-sum"]
-    read = attention.tables(cut, attention.store(cut, str(tmp_path)))["correlation"]
-    assert read["tokens"].tolist() == cut.lengths
-    attribution.gathered(cut, attribution.store(cut, str(tmp_path)))
     assert cut.states.lengths.tolist() == cut.lengths
+    counted: dict[str, set[int]] = {"layer": set(), "head": set()}
+    for name in ("attention", "intervals", "attribution-sum"):
+        tables = INPUTS[name].tables(cut, INPUTS[name].store(cut, str(tmp_path)))
+        for column, places in counted.items():
+            places.update(place for table in tables.values() if column in table for place in table[column])
+        lengths = tables.get("correlation", pd.DataFrame({"tokens": cut.lengths}))["tokens"].tolist()
+        assert lengths == cut.lengths
+    assert counted == {"layer": {1, 2, 3}, "head": {1, 2, 3, 4}}
     assert model.limit == before
+    before = pd.DataFrame({"layer": [0], "test_layer": [2], "head": [1], "offset": [0]})
+    after = from_one({"a": before})["a"]
+    assert after.to_dict("records") == [{"layer": 1, "test_layer": 3, "head": 2, "offset": 0}]
+    assert before["layer"].tolist() == [0]
 
 
-def test_the_papers_examples_are_the_papers():
-    """Appendix C.4 prints its sentence in BERT's pieces; the packaged model reads the same."""
-    import identikit as ik
+@pytest.mark.parametrize("name", ["untuned", "finetuned"])
+def test_maps_that_need_no_training_have_all_folds(name: str, model: Model, tmp_path: Path):
+    made_up = work.Work(model, "made up", [*PAIRS], effort=work.Effort(folds=4))
+    table = INPUTS[name].tables(made_up, INPUTS[name].store(made_up, str(tmp_path)))[name]
+    assert set(table["map"]) == {"naive"} and set(table["target"]) == {"previous"}
+    folds = table.groupby(["distance", "layer"])["fold"].nunique()
+    assert folds.tolist() == [4] * len(folds) and len(folds) == 2 * 3
 
+
+def test_the_papers_examples_are_the_papers(tmp_path: Path):
+    """Appendix C.4 prints its sentence in BERT's pieces; the packaged model reads the same, and Fig. 6's rows."""
     printed = (
         "[CLS] he said the foods ##er ##vic ##e pie business doesn ' t fit the company ' s long - term growth "
         'strategy . [SEP] " the foods ##er ##vic ##e pie business does not fit our long - term growth strategy . [SEP]'
     )
     packaged = ik.load()
     assert " ".join(packaged.encode(texts.SENTENCE)[0].tokens) == printed
-    (passage,) = packaged.encode(texts.PASSAGE)
-    rows = inputs._within(passage, texts.PASSAGE[1].index(texts.PASSAGE_ROWS), len(texts.PASSAGE_ROWS))
-    assert [passage.tokens[row] for row in (rows[0], rows[-1])] == ["the", "surroundings"]
-    assert rows == list(range(rows[0], rows[-1] + 1))
+    examples = work.Work(packaged, "examples", [texts.PASSAGE])
+    table = INPUTS["passage"].tables(examples, INPUTS["passage"].store(examples, str(tmp_path)))["passage"]
+    shown = table.drop_duplicates("query")
+    assert shown["query_token"].iloc[[0, -1]].tolist() == ["the", "surroundings"]
+    assert shown["query"].diff().dropna().eq(1).all() and set(table["layer"]) == {2}

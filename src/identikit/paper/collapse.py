@@ -1,8 +1,14 @@
-"""Can attention be reduced to two matrices per head? Exactness, cost and time of collapsing W^Q·W^Kᵀ and W^V·H.
+r"""Can attention be reduced to two matrices per head? Exactness, cost and time of collapsing W^Q·W^Kᵀ and W^V·H.
 
-The question is not the paper's: it comes from notes on it. What collapses is found by asking the model's own blocks,
-not by their names. Whatever stands between the vectors that attention reads and its queries, keys and values is given
-zero and every unit vector. It collapses if the affine map found that way explains what the block really made.
+The question is not the paper's: it comes from notes on it. A head is
+$\mathrm{softmax}(s\,E W^Q {W^K}^\top E^\top)\,E W^V H$ (Eq. 1 and 2, with the scaling $s$ instead of $1/\sqrt{d_q}$).
+Two products of weights stand between the tokens' vectors $E$. Both can be computed in advance:
+
+$$M_{QK} = s\,W^Q {W^K}^\top, \qquad M_V = W^V H, \qquad \mathrm{softmax}(E M_{QK} E^\top)\,E M_V$$
+
+What collapses is found by asking the model's own blocks, not by their names. Whatever stands between the vectors that
+attention reads and its queries, keys and values is given zero and every unit vector. It collapses if the affine map
+found that way explains what the block really made.
 """
 
 import time
@@ -10,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -20,12 +26,8 @@ from identikit.errors import InputError
 from identikit.models import families
 from identikit.models.model import Block, Model
 from identikit.models.taps.tap import AttentionCall
-from identikit.paper import products as maths
-from identikit.paper.products import Affine, Sizes
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import TokenBatch
 
-PRODUCTS = ("query-key", "value")
 NUMBERS = (
     "error_float32",
     "error_float64",
@@ -48,8 +50,167 @@ NORMED = "queries and keys are not an affine map of the vectors (they are normed
 NOT_AFFINE = "values are not an affine map of the vectors: W^V and H do not meet"
 
 
+# The two forms
+
+
+class Affine(NamedTuple):
+    """The map from a token's vector $e$ to the queries, keys or values of every head: $e$·`weight` + `bias`."""
+
+    weight: Float[Tensor, "head d d_head"]
+    bias: Float[Tensor, "head d_head"]
+
+
+class CollapsedScores(NamedTuple):
+    """The scores of every head as a bilinear form of two tokens' vectors; see `collapse_scores`."""
+
+    matrix: Float[Tensor, "head d d"]
+    of_query: Float[Tensor, "head d"]
+    of_key: Float[Tensor, "head d"]
+    constant: Float[Tensor, "head"]
+
+
+Parts = TypeVar("Parts", Affine, CollapsedScores)
+
+
+def collapse_scores(query: Affine, key: Affine, *, scaling: float) -> CollapsedScores:
+    r"""Collapse what stands between two tokens' vectors in the scores, biases included.
+
+    $$s\,(e_i W^Q + b^Q)(e_j W^K + b^K)^\top = e_i M_{QK} e_j^\top + e_i u + e_j w + c$$
+
+    `matrix` is $M_{QK} = s\,W^Q {W^K}^\top$, `of_query` is $u = s\,W^Q b^K$, `of_key` is $w = s\,W^K b^Q$ and
+    `constant` is $c = s\,b^Q \cdot b^K$. The paper has no biases. $u$ and $c$ move all scores of a query equally and
+    softmax cancels them; they are kept so that the scores are the same too. Heads may share keys.
+    """
+    groups = len(query.weight) // len(key.weight)
+    key_weight, key_bias = (part.repeat_interleave(groups, 0) for part in key)
+    query_weight = query.weight * scaling
+    query_bias = query.bias * scaling
+    return CollapsedScores(
+        matrix=query_weight @ key_weight.mT,
+        of_query=(query_weight @ key_bias[..., None]).squeeze(-1),
+        of_key=(key_weight @ query_bias[..., None]).squeeze(-1),
+        constant=(query_bias * key_bias).sum(-1),
+    )
+
+
+def collapse_values(value: Affine, projection: Float[Tensor, "head d_v d"]) -> Affine:
+    r"""Collapse values and output projection $H$ into $M_V = W^V H$ of Eq. 2 and the bias $b^V H$.
+
+    Heads may share values. The paper leaves the bias out.
+    """
+    weight, bias = (part.repeat_interleave(len(projection) // len(part), 0) for part in value)
+    return Affine(weight @ projection, (bias[:, None] @ projection).squeeze(1))
+
+
+def scores_of(
+    query: Float[Tensor, "head n d_k"], key: Float[Tensor, "kv_head n d_k"], scaling: float
+) -> Float[Tensor, "head n n"]:
+    r"""Compute the scores as models do, $s\,Q K^\top$ (Eq. 1, before softmax)."""
+    return query @ key.repeat_interleave(len(query) // len(key), 0).mT * scaling
+
+
+def collapsed_scores(tokens: Float[Tensor, "n d"], collapsed: CollapsedScores) -> Float[Tensor, "head n n"]:
+    r"""Compute the scores from the collapsed matrix, $E M_{QK} E^\top$ and its bias terms; `tokens` is $E$."""
+    left = by_head(tokens, Affine(collapsed.matrix, collapsed.of_key))
+    row = (tokens @ collapsed.of_query.mT + collapsed.constant).mT
+    return left @ tokens.mT + row[..., None]
+
+
+def factored_output(
+    weights: Float[Tensor, "head query n"],
+    tokens: Float[Tensor, "n d"],
+    value: Affine,
+    projection: Float[Tensor, "head d_v d"],
+) -> Float[Tensor, "query d"]:
+    r"""Compute what the given heads write together, as models do: $\sum_h A_h V_h H_h$ (Eq. 2); `weights` is $A$."""
+    V = by_head(tokens, value).repeat_interleave(len(weights) // len(value.weight), 0)
+    return (weights @ V).transpose(0, 1).flatten(1) @ projection.flatten(0, 1)
+
+
+def collapsed_output(
+    weights: Float[Tensor, "head query n"], tokens: Float[Tensor, "n d"], collapsed: Affine
+) -> Float[Tensor, "query d"]:
+    r"""Compute what the given heads write together from the collapsed matrix: $\sum_h (A_h E) M_V + (A_h 1)\,b^V H$.
+
+    `weights` is $A$, `tokens` is $E$. $E$ is mixed first: it is the same for all heads.
+    """
+    mixed = (weights @ tokens).transpose(0, 1).flatten(1) @ collapsed.weight.flatten(0, 1)
+    return mixed + weights.sum(-1).mT @ collapsed.bias
+
+
+def by_head(tokens: Float[Tensor, "n d"], affine: Affine) -> Float[Tensor, "head n d_head"]:
+    """Apply the affine maps of all heads in one product; no copy is made where `_side_by_side` has laid them out."""
+    heads, _, width = affine.weight.shape
+    joined = affine.weight.transpose(0, 1).flatten(1)
+    return (tokens @ joined + affine.bias.flatten()).unflatten(1, (heads, width)).transpose(0, 1)
+
+
+def costs(d: int, heads: int, kv_heads: int, width: int, tokens: int) -> dict[str, int]:
+    r"""Count multiply-adds of one product over a text, and numbers in its matrices, per layer and without biases.
+
+    Scores take $n d (h+g) d_k$ for $Q$ and $K$, and $n^2 h d_k$ for $Q K^\top$, where $g$ of $h$ heads have keys and
+    values of their own. Values and output take as much with $d_v$: $V$ and $H$ replace $Q$ and $K$, and $A V$ replaces
+    $Q K^\top$. With one $d×d$ matrix per head, both take $n h d^2 + n^2 h d$. `width` is $d_k$ or $d_v$.
+    """
+    factored = d * (heads + kv_heads) * width
+    collapsed = heads * d * d
+    return {
+        "operations_factored": tokens * factored + tokens * tokens * heads * width,
+        "operations_collapsed": tokens * collapsed + tokens * tokens * heads * d,
+        "parameters_factored": factored,
+        "parameters_collapsed": collapsed,
+    }
+
+
+# Models
+
+
+def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int = 0) -> list[dict[str, Any]]:
+    """Collapse both products of every layer and measure them on made-up texts of random tokens, one row each.
+
+    Layers count from 1, as in the paper. `product` is "query-key" (the scores before softmax) or "value" (what each
+    head writes). The errors are relative, and those of the worst head: `error_float64` is that of the collapsed form
+    against the factored one, both in float64; `error_float32` that of the collapsed form in float32 against what the
+    model itself computed; `error_model` that of the model itself against float64 (its own rounding). `operations_*`
+    are multiply-adds and `parameters_*` numbers in the matrices, both for all heads of the layer. `time_ratio` is
+    collapsed over factored, in float32. Where a product does not collapse, `applies` is False, `why` says why and the
+    other columns are None.
+
+    A layer's collapsed matrices hold heads·d² numbers, in float64 and in float32. Lengths beyond the model's positions
+    are cut to them; a model of images or sounds has only one length.
+    """
+    if not lengths or min(lengths) < 2:
+        raise InputError(f"Collapsing attention: lengths={tuple(lengths)}; expected one or more, each at least 2.")
+    lengths = sorted({min(n, model.limit or n) for n in lengths})
+    rows = []
+    for n in lengths if model.modality == "text" else lengths[:1]:
+        text = model.sample((n,))
+        if text.ids is not None:
+            vocabulary = model.hf.config.get_text_config().vocab_size
+            ids = torch.randint(vocabulary, text.ids.shape, generator=torch.Generator().manual_seed(seed))
+            text = replace(text, ids=torch.where(ids == model.pad_id, (ids + 1) % vocabulary, ids))
+        tokens = text.keep.shape[1]
+        if not model.family.splits:
+            for layer in range(model.n_layers):
+                rows += [_row(layer, product, tokens, BEYOND) for product in _MEASURES]
+            continue
+        with model.split(text) as split:
+            for layer, block in enumerate(split.blocks):
+                read = read_layer(model, layer, block)
+                for product, measured in _MEASURES.items():
+                    why = OWN_LAYERS if read is None else read.why_not(product)
+                    numbers = {} if read is None or why else measured(read)
+                    rows.append(_row(layer, product, tokens, why) | numbers)
+    return rows
+
+
+def _row(layer: int, product: str, tokens: int, why: str) -> dict[str, Any]:
+    columns = dict.fromkeys(NUMBERS)
+    return {"layer": layer + 1, "product": product, "tokens": tokens, **columns, "applies": not why, "why": why}
+
+
 @dataclass(frozen=True)
-class _Reading:
+class LayerVectors:
     """One layer's attention on one text, and a way to make it read other vectors.
 
     `vectors` are those that the layer's projections read, after any norm. `made_from` returns the queries, keys and
@@ -90,52 +251,13 @@ class _Reading:
         turned = any(_error(everywhere[which][:, :1], everywhere[which]) > AFFINE_TO for which in chosen)
         return ROTARY if turned else NORMED
 
-    def sizes(self, product: str) -> Sizes:
-        """The sizes that decide what a product costs."""
-        made = self.call.value if product == "value" else self.call.query
-        return Sizes(self.vectors.shape[1], self.call.query.shape[1], self.call.key.shape[1], made.shape[-1])
+    def costs(self, width: int) -> dict[str, int]:
+        """Return what a product costs whose heads have this width."""
+        n, d = self.vectors.shape
+        return costs(d, self.call.query.shape[1], self.call.key.shape[1], width, n)
 
 
-def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int = 0) -> list[dict[str, Any]]:
-    """Collapse both products of every layer and measure them on made-up texts of random tokens, one row each.
-
-    Layers count from 1, as in the paper. `product` is "query-key" (the scores before softmax) or "value" (what each
-    head writes). The errors are relative, and those of the worst head: `error_float64` is that of the collapsed form
-    against the factored one, both in float64; `error_float32` that of the collapsed form in float32 against what the
-    model itself computed; `error_model` that of the model itself against float64 (its own rounding). `operations_*`
-    are multiply-adds and `parameters_*` numbers in the matrices, both for all heads of the layer. `time_ratio` is
-    collapsed over factored, in float32. Where a product does not collapse, `applies` is False, `why` says why and the
-    other columns are None.
-
-    A layer's collapsed matrices hold heads·d² numbers, in float64 and in float32. Lengths beyond the model's positions
-    are cut to them; a model of images or sounds has only one length.
-    """
-    if not lengths or min(lengths) < 2:
-        raise InputError(f"Collapsing attention: lengths={tuple(lengths)}; expected one or more, each at least 2.")
-    texts = [_made_up(model, n, seed) for n in sorted({min(n, model.limit or n) for n in lengths})]
-    rows = []
-    for text in texts if model.modality == "text" else texts[:1]:
-        tokens = text.keep.shape[1]
-        if not model.family.splits:
-            rows += [_row(layer, name, tokens, why=BEYOND) for layer in range(model.n_layers) for name in PRODUCTS]
-            continue
-        with model.split(text) as split:
-            for layer, block in enumerate(split.blocks):
-                rows += _layer_rows(_read(model, layer, block), layer, tokens)
-    return rows
-
-
-def _made_up(model: Model, n: int, seed: int) -> TokenBatch:
-    """Make a text of random tokens; a model of images or sounds gets a random one."""
-    batch = model.sample((n,))
-    if batch.ids is None:
-        return batch
-    vocabulary = model.hf.config.get_text_config().vocab_size
-    ids = torch.randint(vocabulary, batch.ids.shape, generator=torch.Generator().manual_seed(seed))
-    return replace(batch, ids=torch.where(ids == model.pad_id, (ids + 1) % vocabulary, ids))
-
-
-def _read(model: Model, layer: int, block: Block) -> _Reading | None:
+def read_layer(model: Model, layer: int, block: Block) -> LayerVectors | None:
     """Find the linear layers that make queries, keys and values; None if something else makes them."""
     module = model.blocks[layer]
     inputs: dict[nn.Linear | Conv1D, Tensor] = {}
@@ -152,7 +274,7 @@ def _read(model: Model, layer: int, block: Block) -> _Reading | None:
     if vectors is None or any(other is not vectors for other in inputs.values()):
         return None
     made_from = partial(_made_from, block, tuple(inputs))
-    return _Reading(block.call, vectors[0], model.projection(layer), made_from)
+    return LayerVectors(block.call, vectors[0], model.projection(layer), made_from)
 
 
 def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,86 +292,63 @@ def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: T
     return query[0], key[0], value[0]
 
 
-def _layer_rows(reading: _Reading | None, layer: int, tokens: int) -> list[dict[str, Any]]:
-    if reading is None:
-        return [_row(layer, product, tokens, why=OWN_LAYERS) for product in PRODUCTS]
-    rows = []
-    for product, measured in zip(PRODUCTS, (_scores, _values), strict=True):
-        why = reading.why_not(product)
-        if why:
-            rows.append(_row(layer, product, tokens, why=why))
-            continue
-        sizes = reading.sizes(product)
-        factored = maths.factored_cost(sizes, tokens)
-        collapsed = maths.collapsed_cost(sizes, tokens)
-        numbers = measured(reading) | {
-            "operations_factored": factored.operations,
-            "operations_collapsed": collapsed.operations,
-            "parameters_factored": factored.weights,
-            "parameters_collapsed": collapsed.weights,
-        }
-        rows.append(_row(layer, product, tokens, numbers=numbers))
-    return rows
-
-
-def _row(
-    layer: int, product: str, tokens: int, *, why: str = "", numbers: dict[str, float] | None = None
-) -> dict[str, Any]:
-    columns = dict.fromkeys(NUMBERS) | (numbers or {})
-    return {"layer": layer + 1, "product": product, "tokens": tokens, **columns, "applies": not why, "why": why}
-
-
-def _scores(reading: _Reading) -> dict[str, float]:
-    call = reading.call
-    query_map, key_map, _ = reading.maps
-    collapsed = maths.collapse_scores(query_map, key_map, scaling=call.scaling)
-    vectors = reading.vectors.float()
-    small = collapsed.to(torch.float32)
-    small_query = query_map.to(torch.float32)
-    small_key = key_map.to(torch.float32)
-
-    def product(query: Tensor, key: Tensor) -> Tensor:
-        return query @ key.repeat_interleave(call.groups, 0).mT * call.scaling
-
-    exact = product(*reading.made[:2])
-    made = product(call.query[0], call.key[0])
+def _measure_scores(read: LayerVectors) -> dict[str, Any]:
+    scaling = read.call.scaling
+    query, key, _ = read.maps
+    collapsed = collapse_scores(query, key, scaling=scaling)
+    vectors = read.vectors.float()
+    small = _side_by_side(collapsed)
+    small_query = _side_by_side(query)
+    small_key = _side_by_side(key)
+    exact = scores_of(*read.made[:2], scaling)
+    made = scores_of(read.call.query[0], read.call.key[0], scaling)
     return {
-        "error_float64": _error(maths.collapsed_scores(reading.vectors.double(), collapsed), exact),
-        "error_float32": _error(maths.collapsed_scores(vectors, small), made),
+        **read.costs(read.call.query.shape[-1]),
+        "error_float64": _error(collapsed_scores(read.vectors.double(), collapsed), exact),
+        "error_float32": _error(collapsed_scores(vectors, small), made),
         "error_model": _error(made, exact),
         "time_ratio": _time_ratio(
-            lambda: maths.collapsed_scores(vectors, small),
-            lambda: maths.factored_scores(vectors, small_query, small_key, scaling=call.scaling),
+            lambda: collapsed_scores(vectors, small),
+            lambda: scores_of(by_head(vectors, small_query), by_head(vectors, small_key), scaling),
         ),
     }
 
 
-def _values(reading: _Reading) -> dict[str, float]:
-    call = reading.call
-    projection = reading.projection.double()
-    attention = call.weights()[0].double()
-    collapsed = maths.collapse_values(reading.maps[2], projection)
-    vectors = reading.vectors.float()
+def _measure_values(read: LayerVectors) -> dict[str, Any]:
+    projection = read.projection.double()
+    attention = read.call.weights()[0].double()
+    collapsed = collapse_values(read.maps[2], projection)
+    vectors = read.vectors.float()
     weights = attention.float()
-    small = collapsed.to(torch.float32)
-    small_map = reading.maps[2].to(torch.float32)
+    small = Affine(collapsed.weight.float(), collapsed.bias.float())
+    small_map = _side_by_side(read.maps[2])
     small_projection = projection.float()
 
-    def by_head(weights: Tensor, vectors: Tensor, collapsed: maths.CollapsedValues) -> Tensor:
-        heads = zip(weights.split(1), collapsed.matrix.split(1), collapsed.bias.split(1), strict=True)
-        return torch.stack([maths.collapsed_output(A, vectors, maths.CollapsedValues(*parts)) for A, *parts in heads])
+    def each_head(weights: Tensor, vectors: Tensor, collapsed: Affine) -> Tensor:
+        heads = zip(weights.split(1), collapsed.weight.split(1), collapsed.bias.split(1), strict=True)
+        return torch.stack([collapsed_output(A, vectors, Affine(*parts)) for A, *parts in heads])
 
-    exact = attention @ reading.made[2].repeat_interleave(call.groups, 0) @ projection
-    made = call.output[0] @ reading.projection
+    exact = attention @ read.made[2].repeat_interleave(read.call.groups, 0) @ projection
+    made = read.call.output[0] @ read.projection
     return {
-        "error_float64": _error(by_head(attention, reading.vectors.double(), collapsed), exact),
-        "error_float32": _error(by_head(weights, vectors, small), made),
+        **read.costs(read.call.value.shape[-1]),
+        "error_float64": _error(each_head(attention, read.vectors.double(), collapsed), exact),
+        "error_float32": _error(each_head(weights, vectors, small), made),
         "error_model": _error(made, exact),
         "time_ratio": _time_ratio(
-            lambda: maths.collapsed_output(weights, vectors, small),
-            lambda: maths.factored_output(weights, vectors, small_map, small_projection),
+            lambda: collapsed_output(weights, vectors, small),
+            lambda: factored_output(weights, vectors, small_map, small_projection),
         ),
     }
+
+
+_MEASURES = {"query-key": _measure_scores, "value": _measure_values}
+
+
+def _side_by_side(parts: Parts) -> Parts:
+    """Convert to float32, with the matrices side by side in memory, so that all heads are one product."""
+    matrices, *others = (part.float() for part in parts)
+    return type(parts)(matrices.transpose(0, 1).contiguous().transpose(0, 1), *others)
 
 
 def _error(computed: Tensor, expected: Tensor) -> float:

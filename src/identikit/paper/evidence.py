@@ -16,16 +16,33 @@ class Subject:
 
     model: str
     n_layers: int
-    n_heads: int
     d_value: int
     causal: bool
     finetuned: str | None = None
 
     @property
-    def named_layers(self) -> tuple[int, int, int, int]:
+    def named_layers(self) -> dict[int, int]:
         """The layers that stand for the paper's 1, 6, 11 and 12: first, middle, last but one, last; from 1."""
         first, middle, last = first_middle_last(self.n_layers)
-        return first + 1, middle + 1, max(last, 1), last + 1
+        return {1: first + 1, 6: middle + 1, 11: max(last, 1), 12: last + 1}
+
+    def layers_within(self, start: float, end: float) -> list[int]:
+        """The layers that lie wholly in a part of the depth, which goes from 0 to 1: layer l from (l − 1)/n to l/n.
+
+        However few there are, a part that starts at 0 has the first layer, and one that ends at 1 the last.
+        """
+        n = self.n_layers
+        ends = {1 if start == 0 else None, n if end == 1 else None}
+        return [one for one in range(1, n + 1) if one in ends or ((one - 1) / n >= start and one / n <= end)]
+
+    def stand_in(self, *papers: int) -> str:
+        """A clause on which layers stand for those that the paper names; nothing where they are the same."""
+        other = {paper: self.named_layers[paper] for paper in papers if self.named_layers[paper] != paper}
+        if not other:
+            return ""
+        layers = list(dict.fromkeys(map(str, other.values())))
+        stand = "layers {} of {} stand" if len(layers) > 1 else "layer {} of {} stands"
+        return f"{stand.format(' and '.join(layers), self.n_layers)} for the paper's {' and '.join(map(str, other))}"
 
 
 @dataclass(frozen=True)

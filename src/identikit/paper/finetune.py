@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -123,35 +122,47 @@ def finetune(
     texts, development = _read(chosen.name, data_dir, training)
     base = load(model_source, device=device)
     _refuse_unfit(base)
+    ones = sum(label for _, label in development)
+    tuned = FineTuned(
+        folder,
+        chosen.name,
+        base.name,
+        training=len(texts),
+        development=len(development),
+        shared=len({text for text, _ in texts} & {text for text, _ in development}),
+        majority=max(ones, len(development) - ones) / len(development),
+        epochs=(),
+    )
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         torch.manual_seed(training.seed)
         model = _with_head(base, chosen)
-        with _written_whole(folder) as partial:
-            base.tokenizer.save_pretrained(partial)  # now: cutting texts changes what a tokenizer saves
-            measured = tuple(_Run(model, chosen, training).epochs(texts, development, progress))
-            with quiet():
-                model.hf.save_pretrained(partial)
-            load(partial)  # proves it: weights that are not finite are never handed over
-            ones = sum(label for _, label in development)
-            tuned = FineTuned(
-                folder,
-                chosen.name,
-                base.name,
-                training=len(texts),
-                development=len(development),
-                shared=len({text for text, _ in texts} & {text for text, _ in development}),
-                majority=max(ones, len(development) - ones) / len(development),
-                epochs=measured,
-            )
-            _write_about(partial, tuned, base, texts, training)
+        try:
+            with whole_folder(folder) as partial:
+                base.tokenizer.save_pretrained(partial)  # now: cutting texts changes what a tokenizer saves
+                tuned = replace(tuned, epochs=tuple(_epochs(model, chosen, training, texts, development, progress)))
+                with quiet():
+                    model.hf.save_pretrained(partial)
+                load(partial)  # proves it: weights that are not finite are never handed over
+                origin = base.provenance(texts[0][0], **asdict(training))
+                origin = replace(origin, text=text_hash([text for text, _ in texts]))
+                about = {name: value for name, value in tuned.to_dict().items() if name != "folder"} | asdict(origin)
+                written = json.dumps(plain(about), indent=1, allow_nan=False) + "\n"
+                (partial / "finetune.json").write_text(written, encoding="utf-8")
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"Fine-tuning into {folder}: it cannot be written ({error}). Choose another --out."
+            ) from error
     return tuned
 
 
-def _write_about(folder: Path, tuned: FineTuned, base: Model, labelled: _Labelled, training: Training) -> None:
-    texts = [text for text, _ in labelled]
-    origin = replace(base.provenance(texts[0], **asdict(training)), text=text_hash(texts))
-    about = {name: value for name, value in tuned.to_dict().items() if name != "folder"} | asdict(origin)
-    (folder / "finetune.json").write_text(json.dumps(plain(about), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+def _free_folder(out: str | os.PathLike[str]) -> Path:
+    """Return the folder if it is local and new or empty."""
+    if "://" in os.fspath(out):
+        raise InputError(f"Fine-tuning into {out}: a model is saved to a local folder. Choose another --out.")
+    folder = Path(out).resolve()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise InputError(f"Fine-tuning into {out}: it is not an empty folder. Choose an empty or new one with --out.")
+    return folder
 
 
 # Tasks
@@ -244,73 +255,58 @@ def _with_head(base: Model, task: _Task) -> Model:
 # The loop
 
 
-class _Run:
-    """One fine-tuning: a model, its optimiser, and how many steps are done."""
+def _epochs(
+    model: Model, task: _Task, training: Training, labelled: _Labelled, development: _Labelled, progress: Progress
+) -> Iterator[dict[str, float]]:
+    """Train, and yield the measures after each epoch."""
+    encoded, others = (
+        model.encode([text for text, _ in part], truncate=True, max_tokens=training.limit)
+        for part in (labelled, development)
+    )
+    actual = [label for _, label in development]
+    order = torch.Generator().manual_seed(training.seed)
+    parameters = [parameter for parameter in model.hf.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [entry for entry in parameters if entry.ndim > 1], "weight_decay": _WEIGHT_DECAY},
+        {"params": [entry for entry in parameters if entry.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimiser = torch.optim.AdamW(groups, lr=training.learning_rate)
+    steps = training.epochs * math.ceil(len(encoded) / training.batch_size)
+    done = 0
+    for _ in range(training.epochs):
+        model.hf.train()
+        total = 0.0
+        for rows in like_length_batches([len(text) for text in encoded], training.batch_size, order):
+            for group in optimiser.param_groups:
+                group["lr"] = training.learning_rate * rate_share(done, steps)
+            done += 1
+            batch = collate([encoded[row] for row in rows], pad_id=model.pad_id)
+            labels = torch.tensor([labelled[row][1] for row in rows], device=model.device)
+            loss = F.cross_entropy(model.hf(**model.arguments(batch)).logits, labels)
+            if not torch.isfinite(loss):
+                raise InputError(
+                    f"Fine-tuning on {task.name}: the loss is {loss.item()} at step {done} of {steps} with learning "
+                    f"rate {training.learning_rate:g}. Lower the learning rate."
+                )
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, _LARGEST_GRADIENT)
+            optimiser.step()
+            total += loss.item() * len(rows)
+            progress(f"fine-tuning on {task.name}, steps", done, steps)
+        model.hf.eval()
+        predicted = _predict(model, others)
+        hits = sum(guess == label for guess, label in zip(predicted, actual, strict=True))
+        score = {"training_loss": total / len(encoded), "accuracy": hits / len(actual)}
+        yield score | {task.measure: task.score(predicted, actual)}
 
-    def __init__(self, model: Model, task: _Task, training: Training):
-        self.model = model
-        self.task = task
-        self.training = training
-        self.order = torch.Generator().manual_seed(training.seed)
-        self.parameters = [parameter for parameter in model.hf.parameters() if parameter.requires_grad]
-        groups = [
-            {"params": [entry for entry in self.parameters if entry.ndim > 1], "weight_decay": _WEIGHT_DECAY},
-            {"params": [entry for entry in self.parameters if entry.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.optimiser = torch.optim.AdamW(groups, lr=training.learning_rate)
-        self.done = 0
 
-    def epochs(self, labelled: _Labelled, development: _Labelled, progress: Progress) -> Iterator[dict[str, float]]:
-        """Train, and yield the measures after each epoch."""
-        encoded = self._encode(labelled)
-        others = self._encode(development)
-        lengths = [len(text) for text in encoded]
-        steps = self.training.epochs * math.ceil(len(encoded) / self.training.batch_size)
-        actual = [label for _, label in development]
-        for _ in range(self.training.epochs):
-            self.model.hf.train()
-            total = 0.0
-            for rows in like_length_batches(lengths, self.training.batch_size, self.order):
-                labels = torch.tensor([labelled[row][1] for row in rows], device=self.model.device)
-                loss = self._step([encoded[row] for row in rows], labels, steps)
-                total += loss * len(rows)
-                progress(f"fine-tuning on {self.task.name}, steps", self.done, steps)
-            self.model.hf.eval()
-            predicted = self._predict(others)
-            hits = sum(guess == label for guess, label in zip(predicted, actual, strict=True))
-            yield {
-                "training_loss": total / len(encoded),
-                "accuracy": hits / len(actual),
-                self.task.measure: self.task.score(predicted, actual),
-            }
-
-    def _encode(self, labelled: _Labelled) -> list[Encoded]:
-        return self.model.encode([text for text, _ in labelled], truncate=True, max_tokens=self.training.limit)
-
-    def _step(self, texts: list[Encoded], labels: torch.Tensor, steps: int) -> float:
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.training.learning_rate * rate_share(self.done, steps)
-        batch = collate(texts, pad_id=self.model.pad_id)
-        loss = F.cross_entropy(self.model.hf(**self.model.arguments(batch)).logits, labels)
-        self.done += 1
-        if not torch.isfinite(loss):
-            raise InputError(
-                f"Fine-tuning on {self.task.name}: the loss is {loss.item()} at step {self.done} of {steps} with "
-                f"learning rate {self.training.learning_rate:g}. Lower the learning rate."
-            )
-        self.optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, _LARGEST_GRADIENT)
-        self.optimiser.step()
-        return loss.item()
-
-    @torch.no_grad()
-    def _predict(self, encoded: list[Encoded]) -> list[int]:
-        predicted = (
-            (batch.order, self.model.hf(**self.model.arguments(batch)).logits.argmax(-1).tolist())
-            for batch in self.model.batches(encoded)
-        )
-        return in_order(predicted, len(encoded))
+@torch.no_grad()
+def _predict(model: Model, encoded: list[Encoded]) -> list[int]:
+    predicted = (
+        (batch.order, model.hf(**model.arguments(batch)).logits.argmax(-1).tolist()) for batch in model.batches(encoded)
+    )
+    return in_order(predicted, len(encoded))
 
 
 def rate_share(step: int, steps: int) -> float:
@@ -328,28 +324,3 @@ def like_length_batches(lengths: Sequence[int], size: int, generator: torch.Gene
         alike = sorted(rows[start : start + pool], key=lambda row: lengths[row])
         batches += [alike[first : first + size] for first in range(0, len(alike), size)]
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
-
-
-# The folder
-
-
-def _free_folder(out: str | os.PathLike[str]) -> Path:
-    """Return the folder if it is local and new or empty."""
-    if "://" in os.fspath(out):
-        raise InputError(f"Fine-tuning into {out}: a model is saved to a local folder. Choose another --out.")
-    folder = Path(out).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"Fine-tuning into {out}: it is a file, and a folder is needed. Choose another --out.")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"Fine-tuning into {out}: the folder is not empty. Choose an empty or new folder with --out.")
-    return folder
-
-
-@contextmanager
-def _written_whole(folder: Path) -> Iterator[Path]:
-    """Give a folder beside `folder` to write to; it takes that place if all goes well, and is removed if not."""
-    try:
-        with whole_folder(folder) as partial:
-            yield partial
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"Fine-tuning into {folder}: it cannot be written ({error}). Choose another --out.") from error

@@ -8,7 +8,7 @@ library counts layers and heads from 0, the paper from 1: `from_one` is the one 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -31,14 +31,15 @@ from identikit.paper import collapse
 from identikit.paper.evidence import SHARES
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
 from identikit.paper.work import Rows, Work
-from identikit.progress import Progress, silent
+from identikit.progress import Progress
 from identikit.results.files import plain
 from identikit.results.provenance import text_hash
-from identikit.runs.run import restored_row
+from identikit.runs.run import Run, restored_row
 from identikit.runs.store import COMPUTED, Store
 from identikit.shapes import Tensor
-from identikit.texts.text import Encoded, Text
+from identikit.texts.text import Text
 from identikit.tokens.protocol import BLOCKS, MapChoice, Task
+from identikit.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,15 +47,6 @@ if TYPE_CHECKING:
 OFFSETS = (-3, -2, -1, 1, 2, 3)
 LEARNED = ("linear", "mlp")
 COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
-
-
-def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
-    """Return tables that count layers and heads from 0 as the paper counts them, from 1."""
-    return {
-        name: frame.assign(**{column: frame[column] + 1 for column in COUNTED if column in frame})
-        for name, frame in frames.items()
-    }
-
 
 Gathered = TypeVar("Gathered")
 
@@ -79,16 +71,21 @@ class Input(Generic[Gathered]):
         if name != work.data:  # a file, which may be moved
             name = f"{name}-{text_hash(work.texts)[:8]}"
         folder = f"{out}/inputs/{name}/{self.name}"
-        if "tags" not in self.reads:
-            return Store(folder, work.settings(self.reads), work.recorded)
-        tagged = Store(folder, work.settings(self.reads) | {"tags": True}, work.recorded)
-        if work.tagger is not None or tagged.has(COMPUTED):  # tags that are kept can be read without a tagger
-            return tagged
-        return Store(f"{folder}-untagged", work.settings(self.reads), work.recorded)
-
-    def tagged(self, work: Work, out: str) -> bool:
-        """Say whether the input's folder has tags, or will have them."""
-        return bool(self.store(work, out).settings.get("tags"))
+        chosen = asdict(work.effort) | {"precision": work.precision, "seed": work.seed, "tags": True}
+        settings = {
+            "texts": text_hash(work.texts),
+            "pieces": PIECES,
+            "weights": work.model.fingerprint,
+            "dtype": str(work.model.dtype),
+            "threads": work.engine.threads,
+            "version": __version__,
+            **{name: chosen[name] for name in self.reads},
+        }
+        recorded = {"data": {"source": work.data}, "model": {"name": work.model.name}}
+        kept = Store(folder, settings, recorded)
+        if "tags" not in self.reads or work.tagger is not None or kept.has(COMPUTED):  # kept tags need no tagger
+            return kept
+        return Store(f"{folder}-untagged", settings | {"tags": False}, recorded)
 
     def gathered(self, work: Work, store: Store) -> Gathered:
         """Return the input's numbers; what its folder keeps is not computed again."""
@@ -104,17 +101,26 @@ class Input(Generic[Gathered]):
         return self.frames(self.gathered(work, store))
 
 
+def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
+    """Return tables that count layers and heads from 0 as the paper counts them, from 1."""
+    return {
+        name: frame.assign(**{column: frame[column] + 1 for column in COUNTED if column in frame})
+        for name, frame in frames.items()
+    }
+
+
 # Attention and attribution
 
 
 def _attention(work: Work, store: Store) -> dict[str, Tensor]:
     options = AttentionOptions(truncate=True, max_tokens=PIECES)
-    return attention_statistics(work.model, work.texts, work.run(store), options)
+    return attention_statistics(work.model, work.texts, Run(store, work.engine, progress=work.progress), options)
 
 
 def _intervals(work: Work, store: Store) -> dict[str, Tensor]:
     options = AttentionOptions(truncate=True, max_tokens=PIECES, intervals=work.effort.rows, seed=work.seed)
-    return attention_statistics(work.model, work.texts, work.run(store), options, only_intervals=True)
+    run = Run(store, work.engine, progress=work.progress)
+    return attention_statistics(work.model, work.texts, run, options, only_intervals=True)
 
 
 def _attribution(norm: str) -> Input:
@@ -127,39 +133,22 @@ def _attribution(norm: str) -> Input:
             truncate=True,
             max_tokens=PIECES,
         )
-        run = work.run(store, lambda what, done, total: work.progress(f"{norm} {what}", done, total))
+        run = Run(store, work.engine, progress=lambda what, done, total: work.progress(f"{norm} {what}", done, total))
         return attribution_statistics(work.model, work.texts, run, options, tagger=work.tagger)
 
     def frames(gathered: tuple[Mixing, PerToken]) -> "dict[str, DataFrame]":
-        whole, _ = gathered
-        return {f"{name} {norm}": frame for name, frame in from_one(attribution_tables.frames(whole)).items()}
+        tables = from_one(attribution_tables.frames(gathered[0]))
+        return {f"{name} {norm}": frame for name, frame in tables.items()}
 
     def unmet(work: Work) -> str | None:
-        if norm == "spectral" and work.effort.probes != "exact":
-            return "needs every direction: leave out --first"
-        return None
+        sampled = norm == "spectral" and work.effort.probes != "exact"
+        return "needs every direction: leave out --first" if sampled else None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
-    reads = ("probes", "precision", "seed", "tags")
-    return Input(f"attribution-{norm}", names, gather, frames, reads, unmet)
+    return Input(f"attribution-{norm}", names, gather, frames, ("probes", "precision", "seed", "tags"), unmet)
 
 
-# Token identifiability: each part is a file of rows
-
-
-def _kept(store: Store, file: str, read: Callable[[str], Gathered], compute: Callable[[], None]) -> Gathered:
-    """Return what a file holds, computed and written if it is not there or damaged."""
-    kept = store.usable(file, read)
-    if kept is not None:
-        return kept
-    compute()
-    return read(file)
-
-
-def _frame(rows: Rows) -> "DataFrame":
-    from pandas import DataFrame
-
-    return DataFrame([restored_row(row) for row in rows])
+# Token identifiability: each kind of map is a file of rows
 
 
 @dataclass(frozen=True)
@@ -179,34 +168,32 @@ class _RatesJob:
             return plain(list(self.measure(work, task)))
 
 
-def _identity(name: str, kinds: Callable[[Work], tuple[str, ...]], measure: Callable[[Work, str], Rows]) -> Input:
-    """Return an input of token identifiability: each kind of map is a file of rows."""
+def _frame(rows: Rows) -> "DataFrame":
+    from pandas import DataFrame
+
+    return DataFrame([restored_row(row) for row in rows])
+
+
+def _identity(name: str, kinds: tuple[str, ...], measure: Callable[[Work, str], Rows]) -> Input:
+    """Return an input of token identifiability; a naive map needs inputs as wide as hidden vectors."""
+
+    def possible(work: Work) -> dict[str, str]:
+        naive = work.model.d_input == work.model.d_model
+        return {kind: kind for kind in kinds if naive or kind != "naive"}
 
     def gather(work: Work, store: Store) -> Rows:
-        tasks = {kind: kind for kind in kinds(work)}
-        rates = work.run(store, silent).parts(work.model, _RatesJob(measure, work), tasks, what=name)
+        rates = Run(store, work.engine).parts(work.model, _RatesJob(measure, work), possible(work), what=name)
         return [row | {"model": work.model.name} for rows in rates for row in rows]  # it may have been renamed since
-
-    def frames(rows: Rows) -> "dict[str, DataFrame]":
-        return from_one({name: _frame(rows)})
 
     def unmet(work: Work) -> str | None:
         if len(work.texts) < BLOCKS:
             return f"needs at least {BLOCKS} texts"
-        if not kinds(work):
+        if not possible(work):
             return "not applicable: inputs and hidden vectors differ in size, so there is no naive map"
         return None
 
     reads = ("folds", "learning_rates", "epochs", "precision", "seed")
-    return Input(name, (name,), gather, frames, reads, unmet)
-
-
-def _naive(work: Work) -> tuple[str, ...]:
-    return ("naive",) if work.model.d_input == work.model.d_model else ()
-
-
-def _all_kinds(work: Work) -> tuple[str, ...]:
-    return (*_naive(work), *LEARNED)
+    return Input(name, (name,), gather, lambda rows: from_one({name: _frame(rows)}), reads, unmet)
 
 
 def _same_and_across(work: Work, kind: str) -> Rows:
@@ -237,9 +224,22 @@ def _neighbours(work: Work, kind: str) -> Rows:
 Noted = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and what is noted with them
 
 
-def _tensors(store: Store, file: str, compute: Callable[[], Noted]) -> Noted:
-    """Return the tensors of a file and what is noted with them, computed and written if it is not there."""
-    return _kept(store, file, store.read_tensors, lambda: store.write_tensors(file, *compute()))
+def _kept_in(file: str, compute: Callable[[Work], Any]) -> Callable[[Work, Store], Any]:
+    """Return a way to gather what one file holds, computed and written if it is not there or damaged."""
+
+    def gather(work: Work, store: Store) -> Any:
+        as_json = file.endswith(".json")
+        read = store.read_json if as_json else store.read_tensors
+        kept = store.usable(file, read)
+        if kept is not None:
+            return kept
+        if as_json:
+            store.write_json(file, compute(work))
+        else:
+            store.write_tensors(file, *compute(work))
+        return read(file)
+
+    return gather
 
 
 def _unread(text: Text, work: Work) -> str | None:
@@ -251,27 +251,26 @@ def _unread(text: Text, work: Work) -> str | None:
     return None
 
 
-def _passage(work: Work, store: Store) -> Noted:
-    """Gather raw and effective attention of Appendix A.3's passage, in the layer that stands for the paper's fourth."""
-
-    def compute() -> Noted:
-        layer = max(round(work.model.n_layers * 4 / 12), 1) - 1
-        (encoded,) = work.model.encode(PASSAGE)
-        queries = _within(encoded, PASSAGE[1].index(PASSAGE_ROWS), len(PASSAGE_ROWS))
-        edges = effective_attention(work.model, PASSAGE, layers=[layer]).sel(layer=layer, query=queries)
-        about = {"layer": layer, "tokens": encoded.tokens}
-        return {"raw": edges.raw, "effective": edges.effective, "query": torch.tensor(queries)}, about
-
-    return _tensors(store, "passage.safetensors", compute)
-
-
-def _within(encoded: Encoded, start: int, length: int) -> list[int]:
-    """Return the positions of the pieces of the words that lie in a part of a pair's second text."""
-    positions: list[int] = []
+def _passage(work: Work) -> Noted:
+    """Compute raw and effective attention of the passage in Appendix A.3, in the layer like the paper's fourth."""
+    layer = max(round(work.model.n_layers * 4 / 12), 1) - 1
+    (encoded,) = work.model.encode(PASSAGE)
+    start = PASSAGE[1].index(PASSAGE_ROWS)
+    queries: list[int] = []  # the pieces of the words that lie in that part of the second text
     for (first, last), (half, begin, end) in zip(encoded.words, encoded.characters, strict=True):
-        if half == 1 and start <= begin and end <= start + length:
-            positions += range(first, last)
-    return positions
+        if half == 1 and start <= begin and end <= start + len(PASSAGE_ROWS):
+            queries += range(first, last)
+    edges = effective_attention(work.model, PASSAGE, layers=[layer]).sel(layer=layer, query=queries)
+    about = {"layer": layer, "tokens": encoded.tokens}
+    return {"raw": edges.raw, "effective": edges.effective, "query": torch.tensor(queries)}, about
+
+
+def _sentence(work: Work) -> Noted:
+    """Compute where the hidden vectors of Appendix C.4's sentence come from."""
+    attribution = token_attribution(
+        work.model, SENTENCE, probes=work.effort.probes, precision=work.precision, seed=work.seed
+    )
+    return {"contribution": attribution.contribution}, {"tokens": attribution.tokens}
 
 
 def _places(axes: dict[str, Sequence[int]], tokens: list[str]) -> "DataFrame":
@@ -294,33 +293,12 @@ def _passage_frames(gathered: Noted) -> "dict[str, DataFrame]":
     return from_one({"passage": frame.filter(columns)})
 
 
-def _sentence(work: Work, store: Store) -> Noted:
-    """Gather where the hidden vectors of Appendix C.4's sentence come from."""
-
-    def compute() -> Noted:
-        attribution = token_attribution(
-            work.model, SENTENCE, probes=work.effort.probes, precision=work.precision, seed=work.seed
-        )
-        return {"contribution": attribution.contribution}, {"tokens": attribution.tokens}
-
-    return _tensors(store, "sentence.safetensors", compute)
-
-
 def _sentence_frames(gathered: Noted) -> "dict[str, DataFrame]":
     tensors, about = gathered
     contribution = tensors["contribution"]
     places = range(len(about["tokens"]))
     frame = _places({"layer": range(len(contribution)), "input": places, "output": places}, about["tokens"])
     return from_one({"sentence": frame.assign(contribution=contribution.double().flatten().numpy())})
-
-
-def _collapse(work: Work, store: Store) -> Rows:
-    file = "collapse.json"
-
-    def compute() -> None:
-        store.write_json(file, plain(list(collapse.measure(work.model, seed=work.seed))))
-
-    return _kept(store, file, store.read_json, compute)
 
 
 INPUTS: Mapping[str, Input[Any]] = {
@@ -340,22 +318,34 @@ INPUTS: Mapping[str, Input[Any]] = {
             ("rows", "seed"),
         ),
         *(_attribution(norm) for norm in NORMS),
-        _identity("rates", _all_kinds, _same_and_across),
-        _identity("shares", lambda work: ("mlp",), _by_share),
-        _identity("previous", _all_kinds, _to_previous),
-        _identity("untuned", _naive, partial(_to_previous, all_folds=True)),
-        _identity("finetuned", _naive, partial(_to_previous, all_folds=True)),
-        _identity("neighbours", lambda work: LEARNED, _neighbours),
-        Input("passage", ("passage",), _passage, _passage_frames, (), partial(_unread, PASSAGE)),
+        _identity("rates", ("naive", *LEARNED), _same_and_across),
+        _identity("shares", ("mlp",), _by_share),
+        _identity("previous", ("naive", *LEARNED), _to_previous),
+        _identity("untuned", ("naive",), partial(_to_previous, all_folds=True)),
+        _identity("finetuned", ("naive",), partial(_to_previous, all_folds=True)),
+        _identity("neighbours", LEARNED, _neighbours),
+        Input(
+            "passage",
+            ("passage",),
+            _kept_in("passage.safetensors", _passage),
+            _passage_frames,
+            unmet=partial(_unread, PASSAGE),
+        ),
         Input(
             "sentence",
             ("sentence",),
-            _sentence,
+            _kept_in("sentence.safetensors", _sentence),
             _sentence_frames,
             ("probes", "precision", "seed"),
             partial(_unread, SENTENCE),
         ),
-        Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}, ("seed",)),
+        Input(
+            "collapse",
+            ("collapse",),
+            _kept_in("collapse.json", lambda work: plain(collapse.measure(work.model, seed=work.seed))),
+            lambda rows: {"collapse": _frame(rows)},  # which counts from 1 already
+            ("seed",),
+        ),
     )
 }
 GIVER: Mapping[str, Input[Any]] = {table: given for given in INPUTS.values() for table in given.gives}

@@ -1,11 +1,10 @@
 """The whole paper on a model: what is asked for is computed once, drawn, judged, and shown on one page."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from identikit.checks import shortened
 from identikit.errors import InputError
@@ -34,9 +33,6 @@ from identikit.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Entry = TypeVar("Entry", Figure, Claim)
-Made = TypeVar("Made")
 
 ALL = "all"
 EVERY_CLAIM = "claims"
@@ -148,39 +144,11 @@ def reproduce(
     with page:
         if arguments is not None:
             note(page, "reproduce", arguments)
-        return _reproduced(run, plan, page, files)
-
-
-def _reproduced(run: "_Run", plan: Plan, page: Store, files: Store) -> Report:
-    from pandas import DataFrame
-
-    listed: list[tuple[str, str]] = []
-    pictures = _made(plan.figures, partial(run.draw, files=files), listed)
-    judged = _made(plan.claims, run.judged, listed)
-    listed += run.unused()
-    if plan.claims:
-        write_tables(page, {"claims": DataFrame(rows(judged), columns=COLUMNS)})
-    title = f"On Identifiability in Transformers: {run.model.name}"
-    page.write("index.html", gallery(title, run.about(), pictures, judged, listed))
-    page.finish()
-    if pictures:
-        files.finish()
-    return Report(run.out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
+        return run.reproduced(page, files)
 
 
 class _UnavailableError(Exception):
     """A figure, a claim or a table cannot be had; the message says why."""
-
-
-def _made(entries: Iterable[Entry], make: Callable[[Entry], Made], listed: list[tuple[str, str]]) -> list[Made]:
-    """Return what could be made, and list the names of the rest, each with the reason."""
-    made = []
-    for entry in entries:
-        try:
-            made.append(make(entry))
-        except _UnavailableError as reason:
-            listed.append((entry.name, str(reason)))
-    return made
 
 
 class _Run:
@@ -190,6 +158,7 @@ class _Run:
         self.model = model
         self.plan = plan
         self.out = out
+        self.subject = Subject(model.name, model.n_layers, model.d_value, model.causal)
         self.no_tagger = tagger_missing()
         self.start = Work(
             model,
@@ -214,6 +183,31 @@ class _Run:
                 self.work(data)
                 if "finetuned" in entry.needs:
                     self.tuned_work(data)
+
+    def reproduced(self, page: Store, files: Store) -> Report:
+        """Draw and judge everything, and write the table of claims and the page."""
+        from pandas import DataFrame
+
+        pictures: list[Picture] = []
+        judged: list[JudgedClaim] = []
+        listed: list[tuple[str, str]] = []
+        for entry in (*self.plan.figures, *self.plan.claims):
+            try:
+                if isinstance(entry, Figure):
+                    pictures.append(self.draw(entry, files))
+                else:
+                    judged.append(self.judged(entry))
+            except _UnavailableError as reason:
+                listed.append((entry.name, str(reason)))
+        listed += self.unused()
+        if self.plan.claims:
+            write_tables(page, {"claims": DataFrame(rows(judged), columns=COLUMNS)})
+        title = f"On Identifiability in Transformers: {self.model.name}"
+        page.write("index.html", gallery(title, self.about(), pictures, judged, listed))
+        page.finish()
+        if pictures:
+            files.finish()
+        return Report(self.out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
 
     def work(self, data: str) -> Work:
         """Return the work on a dataset."""
@@ -261,14 +255,15 @@ class _Run:
         return data
 
     def source(self, data: str, name: str) -> Work:
-        """Return the work that a table comes from."""
+        """Return the work that a table comes from, if it can be had."""
         work = self.tuned_work(data) if name == "finetuned" else self.work(data)
         if work is None:
             folder = f"{data}=DIR" if data in TASKS else "DIR"
             raise _UnavailableError(f"needs --finetuned {folder} (`identikit finetune` makes one)")
-        if self.no_tagger and name.startswith("tags") and not GIVER[name].tagged(work, self.out):
+        giver = GIVER[name]
+        if self.no_tagger and name.startswith("tags") and not giver.store(work, self.out).settings.get("tags"):
             raise _UnavailableError(self.no_tagger)
-        if unmet := GIVER[name].unmet(work):
+        if unmet := giver.unmet(work):
             raise _UnavailableError(unmet)
         return work
 
@@ -288,23 +283,21 @@ class _Run:
         return made[name]
 
     def evidence(self, data: str, needs: Sequence[str]) -> Evidence:
-        """Return the evidence of a dataset with the tables needed."""
+        """Return the evidence of a dataset with the tables needed; what cannot be had is found before computing."""
         from pandas import DataFrame
 
-        sources = {
-            name: self.source(data, name) for name in needs if name != "lengths"
-        }  # costs nothing, so it is first
-        tables = {name: self.table(work, name) for name, work in sources.items()}
         work = self.work(data)
+        sources = {name: self.source(data, name) for name in needs if name != "lengths"}
+        tables = {name: self.table(origin, name) for name, origin in sources.items()}
         tables["lengths"] = DataFrame({"text": range(len(work.texts)), "tokens": work.lengths})
         tuned = sources["finetuned"].model.name if "finetuned" in sources else None
-        subject = _subject(self.model, tuned)
+        subject = replace(self.subject, finetuned=tuned)
         return Evidence(subject, data, len(work.texts), sum(work.lengths), self.plan.seed, tables)
 
     def draw(self, figure: Figure, files: Store) -> Picture:
         """Draw a figure and write its files."""
         data = self.data_of(figure)
-        if missing := figure.missing(_subject(self.model)):
+        if missing := figure.missing(self.subject):
             raise _UnavailableError(missing)
         drawing = figure.draw(self.evidence(data, figure.needs))
         if drawing.data.empty:
@@ -364,10 +357,6 @@ def computed_on(out: str) -> dict[str, str]:
         versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
         places.setdefault(f"computed on {about['device']} ({versions})", []).append("/".join(file.parts[-3:-1]))
     return {place: ", ".join(names) for place, names in places.items()}
-
-
-def _subject(model: Model, tuned: str | None = None) -> Subject:
-    return Subject(model.name, model.n_layers, model.n_heads, model.d_value, model.causal, tuned)
 
 
 def _task_and_folder(given: str) -> tuple[str, str]:

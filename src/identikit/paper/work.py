@@ -1,7 +1,7 @@
 """One model on the texts of one dataset: what inputs are computed from, and how much is computed."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -9,10 +9,7 @@ from identikit.attribution.dataset import Tagger
 from identikit.models.model import Model
 from identikit.paper.texts import PIECES
 from identikit.progress import Progress, silent
-from identikit.results.provenance import text_hash
 from identikit.runs.engines import Engine, Local
-from identikit.runs.run import Run
-from identikit.runs.store import Store
 from identikit.texts.text import Text
 from identikit.tokens.evaluate import measure
 from identikit.tokens.fit import fit_maps
@@ -20,7 +17,6 @@ from identikit.tokens.identify import hidden_states
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import MapChoice, Settings, Task
 from identikit.tokens.states import HiddenStates
-from identikit.version import __version__
 
 Rows = list[dict[str, Any]]
 
@@ -72,28 +68,6 @@ class Work:
         """Leave out what stays in this process: the model, what was read with it, the engine and the progress bar."""
         stays = {"model": None, "engine": Local(), "progress": silent}
         return {entry.name: getattr(self, entry.name) for entry in fields(self)} | stays
-
-    def run(self, store: Store, progress: Progress | None = None) -> Run:
-        """Return a run into a folder."""
-        return Run(store, self.engine, progress=progress or self.progress)
-
-    def settings(self, reads: Sequence[str]) -> dict[str, Any]:
-        """Return what the numbers made from the texts and from these settings depend on."""
-        chosen = asdict(self.effort) | {"precision": self.precision, "seed": self.seed, "tags": self.tagger is not None}
-        return {
-            "texts": text_hash(self.texts),
-            "pieces": PIECES,
-            "weights": self.model.fingerprint,
-            "dtype": str(self.model.dtype),
-            "threads": self.engine.threads,
-            "version": __version__,
-            **{name: chosen[name] for name in reads},
-        }
-
-    @property
-    def recorded(self) -> dict[str, Any]:
-        """What the data and the model are called, which the numbers do not depend on."""
-        return {"data": {"source": self.data}, "model": {"name": self.model.name}}
 
     def fit(self, choice: MapChoice, tasks: list[Task], folds: int) -> list[FittedMap]:
         """Fit maps to the hidden vectors, for all tasks together."""

@@ -1,19 +1,25 @@
-"""Claims on attention: its null space, and effective attention beside raw attention (section 3, Appendix A)."""
+"""Claims on attention: its null space, and effective beside raw attention (section 3, Appendix A); and our own."""
 
 from functools import partial
 
+import numpy as np
+
+from identikit.attention.certainty import WEIGHTS, mean_over_rows
 from identikit.paper.claims.claim import (
     AVERAGED,
+    BESIDE,
     EXACT,
     Basis,
     Claims,
     Finding,
-    NotApplicableError,
+    Measurement,
     Verdict,
+    decided,
     finding,
-    layers_within,
+    percent,
+    rank_trend,
+    require,
 )
-from identikit.paper.claims.estimates import percent, rank_trend
 from identikit.paper.evidence import Evidence, Table
 from identikit.paper.figures.attention import passage, passage_head
 
@@ -31,7 +37,15 @@ RISE = (
 _TYPES = Basis(("types", "correlation"), "wikitext", AVERAGED)
 _PASSAGE = Basis(("passage",), "", EXACT)
 
+_INTERVALS = Basis(("intervals",), "wikitext", AVERAGED)
+_GROUPS = Basis(("groups",), "wikitext", AVERAGED)
+ENOUGH = 0.1  # the least raw attention that can be lost
+LOST = 0.1  # effective attention loses it where it is below this share of raw attention
+MOSTLY = 0.5
+NEW = "not in the paper"
+
 claim = Claims()
+ours = Claims()
 
 
 @claim("null-space-bound", "Section 3.2, Eq. 3 and 6", Basis(("null_dimension",), "wikitext", EXACT), paper="proved")
@@ -50,20 +64,18 @@ def _null_bound(evidence: Evidence) -> Finding:
     return finding(bounded.all(), measured)
 
 
-def all_one_in_short_texts(texts: Table, column: str, limit: int) -> Finding:
+def _all_one_in_short_texts(texts: Table, column: str, limit: int) -> Finding:
     """Judge that a number is 1 in every text of at most `limit` tokens."""
     short = texts.query("tokens <= @limit")
-    if short.empty:
-        raise NotApplicableError(f"no text has {limit} tokens or fewer")
+    require(len(short), f"no text has {limit} tokens or fewer")
     least = short[column].min()
     return finding(least >= 1 - ROUNDING, f"at least {least:.6f} in {len(short)} texts of at most {limit} tokens")
 
 
-def falls_with_length(texts: Table, column: str, limit: int) -> Finding:
+def _falls_with_length(texts: Table, column: str, limit: int) -> Finding:
     """Judge that a number of each text falls with the text's length beyond a limit."""
     long = texts.query("tokens > @limit")
-    if long["tokens"].nunique() < 2:
-        raise NotApplicableError(f"no two texts of different length have more than {limit} tokens")
+    require(long["tokens"].nunique() > 1, f"no two texts of different length have more than {limit} tokens")
     rank = 0.0
     pvalue = 1.0
     measured = f"{long[column].iloc[0]:.2f} at every length"
@@ -93,7 +105,7 @@ def _one_where_short(evidence: Evidence) -> Finding:
 
     Holds if: Pearson correlation at least 1 − 1e-6 in every text of at most d_v tokens.
     """
-    return all_one_in_short_texts(_correlation(evidence), "pearson", evidence.subject.d_value)
+    return _all_one_in_short_texts(_correlation(evidence), "pearson", evidence.subject.d_value)
 
 
 @claim(
@@ -108,34 +120,32 @@ def _falls_where_long(evidence: Evidence) -> Finding:
     Holds if: over texts of more than d_v tokens, the Spearman correlation of length with Pearson correlation is
     negative with p < 0.01.
     """
-    return falls_with_length(_correlation(evidence), "pearson", evidence.subject.d_value)
+    return _falls_with_length(_correlation(evidence), "pearson", evidence.subject.d_value)
 
 
 def _received(evidence: Evidence, *types: str) -> Table:
     """What token types receive from all tokens, averaged over heads: columns are map and type, rows layers."""
     limit = evidence.subject.d_value
-    if (evidence.tables["correlation"]["tokens"] <= limit).all():
-        raise NotApplicableError(f"no text has more than {limit} tokens, so there is no null space")
+    long = evidence.tables["correlation"]["tokens"] > limit
+    require(long.any(), f"no text has more than {limit} tokens, so there is no null space")
     everyone = evidence.tables["types"].query("source == 'all'")
     received = everyone.pivot_table(index="layer", columns=["map", "target"], values="attention")
     absent = [TYPES[name] for name in types if not received["raw", name].any()]
-    if absent:
-        raise NotApplicableError(f"these texts have no {' and no '.join(absent)}")
+    require(not absent, f"these texts have no {' and no '.join(absent)}")
     return received
 
 
-def layers_inside(layers: Table, n_layers: int, part: tuple[float, float]) -> Table:
+def _inside(evidence: Evidence, layers: Table, part: tuple[float, float]) -> Table:
     """Say which layers are in a part of the depth; some must be, and some must not."""
-    inside = layers.isin(layers_within(n_layers, *part))
-    if inside.all() or not inside.any():
-        raise NotApplicableError("too few layers to tell this part of the depth from the rest")
+    inside = layers.isin(evidence.subject.layers_within(*part))
+    require(inside.any() and not inside.all(), "too few layers to tell this part of the depth from the rest")
     return inside
 
 
 def _peak_disappears(evidence: Evidence, target: str, part: tuple[float, float]) -> Finding:
     """Judge that raw attention to a type peaks in a part of the depth, and effective attention does not."""
     received = _received(evidence, target)
-    inside = layers_inside(received.index.to_series(), evidence.subject.n_layers, part)
+    inside = _inside(evidence, received.index.to_series(), part)
     there = received[inside].mean()
     elsewhere = received[~inside].mean()
     rise = there - elsewhere
@@ -165,7 +175,7 @@ def _mostly_null(evidence: Evidence) -> Finding:
     depth.
     """
     received = _received(evidence, "sep")
-    inside = received[layers_inside(received.index.to_series(), evidence.subject.n_layers, MIDDLE)].sum()
+    inside = received[_inside(evidence, received.index.to_series(), MIDDLE)].sum()
     share = inside["null_space", "sep"] / inside["raw", "sep"]
     return finding(share > 0.5, percent(share))
 
@@ -196,10 +206,8 @@ def _on_special(evidence: Evidence) -> Table:
     """The passage's attention to special tokens in the head that Fig. 6 shows."""
     head: Table = passage_head(evidence)
     limit = evidence.subject.d_value
-    if head["key"].nunique() <= limit:
-        raise NotApplicableError(f"the passage has at most {limit} tokens, so there is no null space")
-    if not head["special"].any():
-        raise NotApplicableError("the passage has no [CLS] and [SEP]")
+    require(head["key"].nunique() > limit, f"the passage has at most {limit} tokens, so there is no null space")
+    require(head["special"].any(), "the passage has no [CLS] and [SEP]")
     return head[head["special"]]
 
 
@@ -230,9 +238,119 @@ def _make_them(evidence: Evidence) -> Finding:
     shown: Table = passage(evidence)
     queries = shown["query_token"].str.lstrip("Ġ▁")
     keys = shown["key_token"].str.lstrip("Ġ▁")
-    if not (queries == "make").any() or not (keys == "them").any():
-        raise NotApplicableError("the tokenizer has no pieces “make” and “them” in the passage")
+    both = (queries == "make").any() and (keys == "them").any()
+    require(both, "the tokenizer has no pieces “make” and “them” in the passage")
     place = shown["highlighted"].idxmax()
     away = abs(shown["query"][place] - shown["key"][place])
     measured = f"“{queries[place]}” to “{keys[place]}”, {away} away, in head {shown['head'][place]}"
     return finding((queries[place], keys[place]) == ("make", "them"), measured)
+
+
+# Claims of ours, beside the paper's: what of attention is determined where effective attention loses it. An alternative
+# is any row of weights of at least 0 that sum to 1 and give the head's output. What all alternatives share is
+# determined. Numbers are means over texts, each text by the rows that were drawn from it.
+
+
+def _certain_mass(evidence: Evidence) -> Table:
+    """The determined share of each text."""
+    return mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
+
+
+@ours("all-certain-in-short-texts", f"{BESIDE}, next to Fig. 1a", Basis(("intervals",), "wikitext", EXACT), paper=NEW)
+def _certain_where_short(evidence: Evidence) -> Finding:
+    """Up to d_v tokens, no other attention gives the same output.
+
+    Holds if: determined share at least 1 − 1e-6 in every text of at most d_v tokens.
+    """
+    return _all_one_in_short_texts(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
+
+
+@ours("certain-mass-falls-with-length", f"{BESIDE}, next to Fig. 1a", _INTERVALS, paper=NEW)
+def _falls(evidence: Evidence) -> Finding:
+    """Beyond d_v tokens, the determined share falls with length.
+
+    Holds if: over texts of more than d_v tokens, the Spearman correlation of length with this share is negative with
+    p < 0.01.
+    """
+    return _falls_with_length(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
+
+
+def _long(evidence: Evidence, name: str) -> Table:
+    """The rows of a table that were drawn from texts with a null space."""
+    limit = evidence.subject.d_value
+    long = evidence.tables[name].query("tokens > @limit and rows > 0")
+    require(long["text"].nunique() > 1, f"no two texts have more than {limit} tokens, so there is no null space")
+    return long
+
+
+def _over_texts(numbers: Table, why: str = "") -> Measurement:
+    """The mean of a number of each text, with its standard error; `why` no two texts have one, if so."""
+    known = numbers.dropna().to_numpy(float)
+    require(len(known) > 1, why)
+    return Measurement(np.array([known.mean()]), float(known.var(ddof=1)) / len(known))
+
+
+@ours("special-mass-certain-where-effective-loses-it", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
+def _kept_where_lost(evidence: Evidence) -> Finding:
+    """Where effective attention loses special tokens' mass, all alternatives keep most of it.
+
+    Holds if: in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of
+    that of effective attention, more than half of the raw mass is determined; texts of more than d_v tokens.
+    """
+    groups = _long(evidence, "groups")
+    group = "special" if (groups["group"] == "special").any() else "first"
+    weights = groups[(groups["group"] == group) & (groups["raw"] >= ENOUGH)]
+    lost = weights[weights["effective"].abs() < LOST * weights["raw"]]
+    texts: Table = mean_over_rows(lost, WEIGHTS, ["text"])
+    nowhere = f"effective attention does not lose the {group} tokens' mass in two texts"
+    kept = _over_texts(texts["lower"] / texts["raw"], nowhere)
+    raw, effective, lower, upper = (sum(lost[name] * lost["rows"]) / sum(lost["rows"]) for name in WEIGHTS)
+    measured = (
+        f"{kept} ± {100 * kept.error:.1f} is determined in the {lost['rows'].sum():,} of "
+        f"{weights['rows'].sum():,} rows that lose it: raw {raw:.2f}, effective {effective:.3f}, possible {lower:.2f} "
+        f"to {upper:.2f}"
+    )
+    return decided(evidence, [kept.over(MOSTLY)], measured)
+
+
+@ours("sep-peak-certain", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
+def _peak_is_certain(evidence: Evidence) -> Finding:
+    """The peak of raw attention to [SEP] in middle layers is in all alternatives.
+
+    Holds if: the least possible attention to [SEP] in the layers that lie wholly within the middle half of the depth is
+    above the greatest possible elsewhere; not applicable where raw attention there is below 1.5 times that elsewhere.
+    """
+    groups = _long(evidence, "groups").query("group == 'sep'")
+    require(len(groups), "these texts have no [SEP]")
+    inside = _inside(evidence, groups["layer"], MIDDLE)
+    there: Table = mean_over_rows(groups[inside], WEIGHTS, ["text"]).set_index("text")
+    elsewhere: Table = mean_over_rows(groups[~inside], WEIGHTS, ["text"]).set_index("text")
+    require(there["raw"].mean() >= PEAK * elsewhere["raw"].mean(), "raw attention to [SEP] has no peak there")
+    margin = _over_texts(there["lower"] - elsewhere["upper"], "no two texts have rows both there and elsewhere")
+    measured = (
+        f"at least {there['lower'].mean():.3f} against at most {elsewhere['upper'].mean():.3f} "
+        f"(effective {there['effective'].mean():.3f})"
+    )
+    return decided(evidence, [margin], measured)
+
+
+@ours("strongest-edge-certain", f"{BESIDE}, next to Section 3.5", _INTERVALS, paper=NEW)
+def _strongest_is_certain(evidence: Evidence) -> Finding:
+    """Beyond d_v tokens, the strongest edge of most rows is the strongest in all alternatives.
+
+    Holds if: in more than half of the rows of texts of more than d_v tokens.
+
+    Judge a share of rows, of which some are not decided: they count as free, and then as determined.
+    """
+    rows = _long(evidence, "intervals")
+    counted = rows.assign(sure=rows["certain"].fillna(0.0) * (rows["rows"] - rows["undecided"]))
+    sums = counted.groupby("text")[["sure", "undecided", "rows"]].sum()
+    least = _over_texts(sums["sure"] / sums["rows"])
+    most = _over_texts((sums["sure"] + sums["undecided"]) / sums["rows"])
+    unsure = f" ({sums['undecided'].sum():,} undecided)" if sums["undecided"].any() else ""
+    measured = f"{least} ± {100 * least.error:.1f} of {sums['rows'].sum():,} rows{unsure}"
+    at_least = decided(evidence, [least.over(MOSTLY)], measured)
+    at_most = decided(evidence, [most.over(MOSTLY)], measured)
+    if at_least.verdict == at_most.verdict:
+        return at_least
+    return Finding(Verdict.UNDECIDED, measured, "the undecided rows could decide it")

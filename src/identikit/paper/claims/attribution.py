@@ -6,20 +6,19 @@ from functools import partial
 from identikit.paper.claims.claim import (
     AVERAGED,
     LEARNED,
-    ONE_LAYER,
     RARE,
     Basis,
     Claims,
+    Curve,
     Finding,
-    NotApplicableError,
     decided,
     falls,
     finding,
-    layers_within,
-    named_layers,
-    stand_in,
+    median_of,
+    percent,
+    require,
+    share_of,
 )
-from identikit.paper.claims.estimates import Curve, median_of, near, percent, share_of
 from identikit.paper.claims.identity import linear_cosine
 from identikit.paper.evidence import Evidence
 
@@ -44,12 +43,11 @@ def _near_paper(
     evidence: Evidence, curve: Callable[[Evidence], Curve], layers: tuple[int, ...], paper: float
 ) -> Finding:
     """Judge that a number is the paper's at the layers that stand for these of the paper."""
-    here = named_layers(evidence, *layers)
-    if len({*here}) < len(layers):
-        raise NotApplicableError(ONE_LAYER)
+    here = [evidence.subject.named_layers[layer] for layer in layers]
+    require(len({*here}) == len(layers))
     numbers = curve(evidence)
-    margins = [near(numbers[layer], paper) for layer in here]
-    return decided(evidence, margins, numbers.at(*here), stand_in(evidence, *layers))
+    margins = [numbers[layer].within(0.1 * paper, paper) for layer in here]
+    return decided(evidence, margins, numbers.at(*here), evidence.subject.stand_in(*layers))
 
 
 for _place, _layer, _paper in (("first", 1, 0.306), ("middle", 6, 0.144), ("last", 12, 0.107)):
@@ -70,7 +68,7 @@ def _below_third(evidence: Evidence) -> Finding:
     Holds if: median at layer 1 below 1/3.
     """
     median = _medians(evidence).first
-    return decided(evidence, [median.under(1 / 3)], percent(median.value))
+    return decided(evidence, [median.under(1 / 3)], str(median))
 
 
 @claim("own-contribution-falls", "Section 5.2, Fig. 3a", _OWN, paper="monotonically")
@@ -84,7 +82,7 @@ def _own_falls(evidence: Evidence) -> Finding:
 
 def _early(evidence: Evidence) -> int:
     """The last layer of the first quarter, which stands for the paper's third of twelve."""
-    return layers_within(evidence.subject.n_layers, 0.0, 1 / 4)[-1]
+    return evidence.subject.layers_within(0.0, 1 / 4)[-1]
 
 
 @claim("own-token-largest", "Section 5.2, Fig. 3b", _OWN, paper="generally")
@@ -140,8 +138,7 @@ def _outweighed_rises(evidence: Evidence) -> Finding:
     layer is below the layer before, and the last is above the first of them.
     """
     shares = _outweighed(evidence).part(_early(evidence))
-    if len(shares) < 2:
-        raise NotApplicableError("too few layers")
+    require(len(shares) > 1, "too few layers")
     drops = {layer: rise for layer, rise in shares.rises().items() if rise.value < 0}
     measured = shares.at(shares.layers[0], shares.layers[-1])
     if drops:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
-from identikit.paper.claims import attention, attribution, certainty, context, datasets, identity, probing
+from identikit.paper.claims import attention, attribution, context, datasets, identity, probing
 from identikit.paper.claims.claim import (
     NOTHING,
     TEXTS,
@@ -26,7 +26,7 @@ CLAIMS: Mapping[str, Claim] = {
     **probing.claim,
     **attribution.claim,
     **context.claim,
-    **certainty.claim,
+    **attention.ours,
 }
 
 

@@ -5,18 +5,18 @@ from functools import partial, reduce
 from identikit.paper.claims.claim import (
     AVERAGED,
     EXACT,
-    ONE_LAYER,
     RARE,
     Basis,
     Claims,
     Finding,
+    Measurement,
     NotApplicableError,
     decided,
     finding,
-    named_layers,
-    stand_in,
+    median_of,
+    percent,
+    require,
 )
-from identikit.paper.claims.estimates import Measurement, median_of, percent
 from identikit.paper.evidence import Evidence, Table
 
 OPENING = ("[CLS]", "<s>", "<cls>")
@@ -47,10 +47,8 @@ def _group_peaks(evidence: Evidence, distance: str, early: bool) -> Finding:
     """Judge that a group of neighbours contributes more in the first, or in the second half of the layers."""
     groups = evidence.under_norm("groups")
     shares = groups[groups["distance"] == distance].set_index("layer")["share"].dropna()
-    if not shares.any():
-        raise NotApplicableError("no text is long enough to have such neighbours")
-    if len(shares) < 2:
-        raise NotApplicableError(ONE_LAYER)
+    require(shares.any(), "no text is long enough to have such neighbours")
+    require(len(shares) > 1)
     in_first = shares.index <= evidence.subject.n_layers / 2
     first = shares[in_first].mean()
     second = shares[~in_first].mean()
@@ -84,9 +82,8 @@ claim(
 def _view(evidence: Evidence, view: str, column: str = "share") -> Table:
     """Contributions by layer (rows) and offset (columns)."""
     offsets = evidence.under_norm("offsets").query("view == @view")
-    if not offsets["share"].any():
-        causal = "the first token of a causal model sees no other"
-        raise NotApplicableError(causal if evidence.subject.causal else "these texts have no [CLS] and [SEP]")
+    alone = "the first token of a causal model sees no other"
+    require(offsets["share"].any(), alone if evidence.subject.causal else "these texts have no [CLS] and [SEP]")
     return offsets.pivot(index="layer", columns="offset", values=column)
 
 
@@ -94,8 +91,7 @@ def _by_distance(values: Table) -> tuple[Table, Table]:
     """Values by layer, averaged over both sides: those of the nearest neighbours, and of all others by distance."""
     values = values.T.groupby(abs(values.columns)).mean().T
     others = values.drop(columns=[0, 1], errors="ignore").dropna(axis=1, how="all")
-    if others.empty:
-        raise NotApplicableError("no text is long enough to have further neighbours")
+    require(not others.empty, "no text is long enough to have further neighbours")
     return values[1], others
 
 
@@ -160,7 +156,7 @@ def _nearest_per_pair(evidence: Evidence) -> Finding:
 
 def _shown(evidence: Evidence) -> list[int]:
     """The layers that Fig. 4b and 18 show: first, middle and last."""
-    return sorted({*named_layers(evidence, 1, 6, 12)})
+    return sorted({evidence.subject.named_layers[layer] for layer in (1, 6, 12)})
 
 
 @claim("distant-contributions-grow", "Section 5.3, Fig. 4b", _OFFSETS, paper="an increase")
@@ -171,17 +167,16 @@ def _distant_grow(evidence: Evidence) -> Finding:
     """
     shares = _view(evidence, "offsets")
     distant = shares.loc[_shown(evidence), abs(shares.columns) > 10].sum(axis=1)
-    if len(distant) < 2:
-        raise NotApplicableError(ONE_LAYER)
+    require(len(distant) > 1)
     measured = ", ".join(percent(share) for share in distant)
-    return finding(distant.diff().min() > 0, measured, stand_in(evidence, 6, 12))
+    return finding(distant.diff().min() > 0, measured, evidence.subject.stand_in(6, 12))
 
 
 def _around_separator(evidence: Evidence) -> Table:
     """Contributions to [CLS] around the first [SEP], at the first, middle and last layer; the texts must be pairs."""
     shares = _view(evidence, "around_separator")
-    if not shares.loc[:, shares.columns > 0].to_numpy().any():
-        raise NotApplicableError("nothing follows the first [SEP]: the texts are not pairs")
+    follows = shares.loc[:, shares.columns > 0].to_numpy().any()
+    require(follows, "nothing follows the first [SEP]: the texts are not pairs")
     return shares.loc[_shown(evidence)]
 
 
@@ -194,7 +189,7 @@ def _beside_separator(evidence: Evidence) -> Finding:
     shares = _around_separator(evidence)
     largest = {layer: sorted(row.nlargest(2).index) for layer, row in shares.iterrows()}
     measured = "; ".join(f"{left:+} and {right:+} at layer {layer}" for layer, (left, right) in largest.items())
-    return finding(all(pair == [-1, 1] for pair in largest.values()), measured, stand_in(evidence, 6, 12))
+    return finding(all(pair == [-1, 1] for pair in largest.values()), measured, evidence.subject.stand_in(6, 12))
 
 
 @claim("cls-gathers-from-second-sentence", "Appendix C.3, Fig. 18b", _TO_CLS, paper="more")
@@ -218,7 +213,7 @@ def _second_sentence(evidence: Evidence) -> Finding:
         for layer in shares.index
     )
     ahead = (second - first >= AHEAD) & (times >= 1 + AHEAD)
-    return finding(ahead.all(), measured, stand_in(evidence, 6, 12))
+    return finding(ahead.all(), measured, evidence.subject.stand_in(6, 12))
 
 
 @claim(
@@ -235,7 +230,7 @@ def _cls_from_afar(evidence: Evidence) -> Finding:
     shares = _view(evidence, "to_cls").loc[_shown(evidence)]
     peaks = shares.idxmax(axis=1)
     measured = ", ".join(f"position {peak} at layer {layer}" for layer, peak in peaks.items())
-    return finding(peaks.between(20, 40).all(), measured, stand_in(evidence, 6, 12))
+    return finding(peaks.between(20, 40).all(), measured, evidence.subject.stand_in(6, 12))
 
 
 def _tags_at(evidence: Evidence, layer: int, fewest: int = FEWEST) -> dict[str, tuple[Measurement, int]]:
@@ -251,9 +246,8 @@ def _cls_keeps(evidence: Evidence) -> Finding:
     Holds if: median above 40 %.
     """
     opening = [median for tag, (median, _) in _tags_at(evidence, 1, fewest=1).items() if tag in OPENING]
-    if evidence.subject.causal or not opening:
-        raise NotApplicableError("the model has no [CLS]")
-    return decided(evidence, [opening[0].over(0.4)], percent(opening[0].value))
+    require(opening and not evidence.subject.causal, "the model has no [CLS]")
+    return decided(evidence, [opening[0].over(0.4)], str(opening[0]))
 
 
 @claim(
@@ -266,12 +260,11 @@ def _cls_keeps(evidence: Evidence) -> Finding:
 def _others_keep_less(evidence: Evidence) -> Finding:
     """After layer 1, every other part of speech keeps less than 35 %."""
     medians = {tag: median for tag, (median, _) in _tags_at(evidence, 1).items() if tag not in OPENING}
-    if not medians:
-        raise NotApplicableError(f"no part of speech has {FEWEST} tokens")
+    require(medians, f"no part of speech has {FEWEST} tokens")
     over = [tag for tag, median in medians.items() if median.value >= 0.35]
     most = max(medians, key=lambda tag: medians[tag].value)
     why = f"35 % or more: {', '.join(over)}" if over else ""
-    measured = f"at most {percent(medians[most].value)} ({most})"
+    measured = f"at most {medians[most]} ({most})"
     return decided(evidence, [median.under(0.35) for median in medians.values()], measured, why)
 
 
@@ -297,9 +290,9 @@ def _content_over_function(evidence: Evidence) -> Finding:
     function = kept(FUNCTION)
     if not classes or function is None:
         raise NotApplicableError(f"no content words or no function words of which there are {FEWEST}")
-    measured = ", ".join(f"{name} {percent(share.value)}" for name, share in classes.items())
+    measured = ", ".join(f"{name} {share}" for name, share in classes.items())
     margins = [share.over(function.times(1 + AHEAD)) for share in classes.values()]
-    return decided(evidence, margins, f"{measured}, function words {percent(function.value)}")
+    return decided(evidence, margins, f"{measured}, function words {function}")
 
 
 def _context_of(evidence: Evidence, word: str, sources: tuple[str, ...]) -> Finding:
@@ -307,16 +300,14 @@ def _context_of(evidence: Evidence, word: str, sources: tuple[str, ...]) -> Find
     sentence = evidence.tables["sentence"]
     outputs = sentence["output_token"].str.lstrip("Ġ▁").str.lower()
     inputs = sentence["input_token"].str.lstrip("Ġ▁").str.lower()
-    if not (outputs == word).any():
-        raise NotApplicableError(f"the tokenizer has no piece “{word}” in the sentence")
+    require((outputs == word).any(), f"the tokenizer has no piece “{word}” in the sentence")
     place = sentence.loc[outputs == word, "output"].min()
     context = sentence[(sentence["output"] == place) & (sentence["input"] != place)]
     wanted = " or ".join(f"“{source}”" for source in sources)
     there = context.loc[inputs[context.index].isin(sources), "input"]
-    if there.empty:
-        raise NotApplicableError(f"the tokenizer has no piece {wanted} in the sentence")
-    if evidence.subject.causal and there.min() > place:
-        raise NotApplicableError(f"no {wanted} stands before “{word}”, and a causal model sees nothing after it")
+    require(len(there), f"the tokenizer has no piece {wanted} in the sentence")
+    unseen = f"no {wanted} stands before “{word}”, and a causal model sees nothing after it"
+    require(there.min() < place or not evidence.subject.causal, unseen)
     largest = inputs[context.groupby("layer")["contribution"].idxmax()]
     right = largest.isin(sources)
     measured = f"at {right.sum()} of {len(right)} layers; “{largest.iloc[-1]}” at the last"

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from identikit.paper.claims.claim import WHOLE, Basis, Claims, Finding, finding
-from identikit.paper.claims.estimates import percent
+from identikit.paper.claims.claim import WHOLE, Basis, Claims, Finding, finding, percent
 from identikit.paper.evidence import Evidence
 
 claim = Claims()

@@ -8,19 +8,19 @@ import numpy as np
 from identikit.paper.claims.claim import (
     AVERAGED,
     LEARNED,
-    ONE_LAYER,
     Basis,
     Claims,
+    Curve,
     Finding,
-    NotApplicableError,
+    Measurement,
+    average,
     clauses,
     decided,
     falls,
-    layers_within,
-    named_layers,
-    stand_in,
+    percent,
+    require,
+    share_of,
 )
-from identikit.paper.claims.estimates import Curve, Measurement, average, percent, share_of
 from identikit.paper.evidence import Evidence, Table
 
 POINTS = 0.02  # how far a rate may be from the paper's, and what counts as little between rates
@@ -36,9 +36,8 @@ def rates_of(evidence: Evidence, name: str = "rates", /, **where: object) -> Tab
     for column, value in ({"offset": 0, "data_share": 1.0, "split": "test"} | where).items():
         if value is not None:
             frame = frame[frame[column] == value]
-    if frame.empty:
-        wanted = ", ".join(f"{column} {value}" for column, value in where.items() if value is not None)
-        raise NotApplicableError(f"the model has no rates of {wanted or name}")
+    wanted = ", ".join(f"{column} {value}" for column, value in where.items() if value is not None)
+    require(len(frame), f"the model has no rates of {wanted or name}")
     return frame
 
 
@@ -62,13 +61,13 @@ def own_layer(evidence: Evidence, map: str, distance: str, name: str = "rates", 
 
 
 def _last_rate(evidence: Evidence, paper: float, one_split: bool) -> Finding:
-    (last,) = named_layers(evidence, 12)
+    last = evidence.subject.named_layers[12]
     frame = rates_of(evidence, map="linear", distance="cosine", layer=last, test_layer=last)
     if one_split:
         frame = frame[frame["fold"] == frame["fold"].min()]
     folds = "" if one_split or len(frame) == 10 else f"{len(frame)} folds"
-    measured = f"{percent(rate(frame).value)} at layer {last}"
-    return decided(evidence, [rate(frame).within(POINTS, paper)], measured, clauses(stand_in(evidence, 12), folds))
+    why = clauses(evidence.subject.stand_in(12), folds)
+    return decided(evidence, [rate(frame).within(POINTS, paper)], f"{rate(frame)} at layer {last}", why)
 
 
 claim(
@@ -89,15 +88,11 @@ claim(
 )(partial(_last_rate, paper=0.94, one_split=True))
 
 
-def _against(better: Measurement, worse: Measurement, where: str) -> str:
-    return f"{percent(better.value)} against {percent(worse.value)} {where}"
-
-
 def _ahead(evidence: Evidence, better: tuple[str, str], worse: tuple[str, str]) -> Finding:
     """Judge that one map and distance recovers more than another, on average and at the last layer."""
     more = own_layer(evidence, *better)
     less = own_layer(evidence, *worse)
-    measured = f"{_against(more.mean, less.mean, 'on average')}; {_against(more.last, less.last, 'at the last layer')}"
+    measured = f"{more.mean} against {less.mean} on average; {more.last} against {less.last} at the last layer"
     others = other_maps(evidence, "rates", better[0]) if better[0] == worse[0] else ""
     return decided(evidence, [more.mean.over(less.mean), more.last.over(less.last)], measured, others)
 
@@ -132,9 +127,8 @@ def _naive_close_early(evidence: Evidence) -> Finding:
     Holds if: naive rate at least 90 % in the layers that lie wholly within the first third of the depth (at least the
     first layer) and falling after them, both distances.
     """
-    early = layers_within(evidence.subject.n_layers, 0.0, 1 / 3)[-1]
-    if early == evidence.subject.n_layers:
-        raise NotApplicableError(ONE_LAYER)
+    early = evidence.subject.layers_within(0.0, 1 / 3)[-1]
+    require(early < evidence.subject.n_layers)
     close, drift, least, last = [], [], [], []
     for distance in ("cosine", "l2"):
         curve = own_layer(evidence, "naive", distance)
@@ -142,7 +136,7 @@ def _naive_close_early(evidence: Evidence) -> Finding:
         close += [rate.over(0.9) for rate in start]
         drift += curve.part(early).falling(NOISE)
         least.append(f"{distance} {percent(min(rate.value for rate in start))}")
-        last.append(f"{distance} {percent(curve.last.value)}")
+        last.append(f"{distance} {curve.last}")
     measured = f"{', '.join(least)} up to layer {early}; {', '.join(last)} at the last"
     return decided(evidence, close + drift, measured)
 
@@ -196,14 +190,14 @@ def _first_map_fails_late(evidence: Evidence) -> Finding:
     Holds if: linear-cosine rate at least 70 % at layer 1 and below 70 % at the last two layers (in a model of two
     layers, at the last).
     """
-    (first,) = named_layers(evidence, 1)
-    papers = [paper for paper in (11, 12) if named_layers(evidence, paper) != [first]]  # not on its own layer
-    if not papers:
-        raise NotApplicableError(ONE_LAYER)
+    standing = evidence.subject.named_layers
+    first = standing[1]
+    papers = [paper for paper in (11, 12) if standing[paper] != first]  # not on its own layer
+    require(papers)
     rates = across(evidence)[first]
-    late = named_layers(evidence, *papers)
+    late = [standing[paper] for paper in papers]
     margins = [rates[first].over(0.7), *(rates[layer].under(0.7) for layer in late)]
-    return decided(evidence, margins, rates.at(first, *late), stand_in(evidence, *papers))
+    return decided(evidence, margins, rates.at(first, *late), evidence.subject.stand_in(*papers))
 
 
 @claim("last-map-serves-early-layers", "Section 4.2, Fig. 2b", _RATES, paper="almost monotonically")
@@ -213,12 +207,8 @@ def _last_map_serves_early(evidence: Evidence) -> Finding:
     Holds if: linear-cosine rate higher at the first layer than at the last, and no layer more than a point above the
     layer before.
     """
-    (last,) = named_layers(evidence, 12)
-    rates = across(evidence)[last]
-    if len(rates) < 2:
-        raise NotApplicableError(ONE_LAYER)
-    slack = 2 * NOISE
-    return decided(evidence, rates.falling(slack), rates.course(slack), stand_in(evidence, 12))
+    rates = across(evidence)[evidence.subject.named_layers[12]]
+    return falls(evidence, rates, 2 * NOISE, evidence.subject.stand_in(12))
 
 
 def transfer(evidence: Evidence, kinds: tuple[tuple[str, str], ...]) -> Finding:
@@ -227,8 +217,7 @@ def transfer(evidence: Evidence, kinds: tuple[tuple[str, str], ...]) -> Finding:
     for map, distance in kinds:
         rates = across(evidence, map, distance)
         pairs = list(combinations(rates, 2))
-        if not pairs:
-            raise NotApplicableError(ONE_LAYER)
+        require(pairs)
         earlier = average(rates[a][a].over(rates[b][a]) for a, b in pairs)
         later = average(rates[b][b].over(rates[a][b]) for a, b in pairs)
         margins += [later, earlier.under(later.times(0.5))]
@@ -254,10 +243,10 @@ def _drop_to_last(evidence: Evidence) -> Finding:
 
     Holds if: linear-cosine rate falls more there than between any other two neighbouring layers.
     """
-    if evidence.subject.n_layers < 3:
-        raise NotApplicableError("too few layers to tell one step from the others")
-    before, last = named_layers(evidence, 11, 12)
+    require(evidence.subject.n_layers > 2, "too few layers to tell one step from the others")
+    before = evidence.subject.named_layers[11]
+    last = evidence.subject.named_layers[12]
     rates = across(evidence)[before]
     *others, drop = rates.rises().values()
     margins = [drop.under(0.0), *(drop.under(step) for step in others)]
-    return decided(evidence, margins, rates.at(before, last), stand_in(evidence, 11, 12))
+    return decided(evidence, margins, rates.at(before, last), evidence.subject.stand_in(11, 12))

@@ -5,17 +5,15 @@ from functools import partial
 from identikit.paper.claims.claim import (
     AVERAGED,
     LEARNED,
-    ONE_LAYER,
     Basis,
     Claims,
     Finding,
-    NotApplicableError,
+    Measurement,
+    average,
     decided,
     falls,
-    named_layers,
-    stand_in,
+    require,
 )
-from identikit.paper.claims.estimates import Measurement, average, percent
 from identikit.paper.claims.identity import (
     NOISE,
     POINTS,
@@ -53,8 +51,7 @@ def _elsewhere(evidence: Evidence, map: str, distance: str) -> tuple[Measurement
     """The rate of maps on layers other than their own, and how far it is below that of the maps of those layers."""
     rates = across(evidence, map, distance)
     pairs = [(fitted, tested) for fitted in rates for tested in rates[fitted] if fitted != tested]
-    if not pairs:
-        raise NotApplicableError(ONE_LAYER)
+    require(pairs)
     mean = average(rates[fitted][tested] for fitted, tested in pairs)
     return mean, average(rates[tested][tested] for _, tested in pairs).over(mean)
 
@@ -71,17 +68,16 @@ def _linear_generalises_better(evidence: Evidence) -> Finding:
         linear, linear_lost = _elsewhere(evidence, "linear", distance)
         mlp, mlp_lost = _elsewhere(evidence, "mlp", distance)
         margins.append(linear.over(mlp).over(NOISE))
-        rates.append(f"{name} linear {percent(linear.value)}, MLP {percent(mlp.value)}")
+        rates.append(f"{name} linear {linear}, MLP {mlp}")
         losses.append(f"{name} linear {100 * linear_lost.value:.1f}, MLP {100 * mlp_lost.value:.1f} points")
     return decided(evidence, margins, "; ".join(rates), f"below the maps of the tested layers by: {'; '.join(losses)}")
 
 
 def _by_share(evidence: Evidence) -> dict[float, Measurement]:
-    (layer,) = named_layers(evidence, 11)
+    layer = evidence.subject.named_layers[11]
     frame = rates_of(evidence, "shares", map="mlp", distance="l2", layer=layer, data_share=None)
     rates = {float(share): rate(part) for share, part in frame.groupby("data_share")}
-    if not {*SHARES} <= {*rates}:
-        raise NotApplicableError("no maps were fitted on shares of the data")
+    require({*SHARES} <= {*rates}, "no maps were fitted on shares of the data")
     return rates
 
 
@@ -94,7 +90,7 @@ def _data_shares(evidence: Evidence) -> Finding:
     rates = _by_share(evidence)
     margins = [rates[share].within(POINTS, paper) for share, paper in PAPER_BY_SHARE.items()]
     measured = ", ".join(f"{rates[share].value:.2f}" for share in SHARES)
-    return decided(evidence, margins, measured, stand_in(evidence, 11))
+    return decided(evidence, margins, measured, evidence.subject.stand_in(11))
 
 
 @claim("more-data-gains-little", "Appendix B.2", _SHARES, paper="1 point from the last tenth")
@@ -105,7 +101,7 @@ def _more_data_gains_little(evidence: Evidence) -> Finding:
     """
     rates = _by_share(evidence)
     gain = rates[1.0].over(rates[0.9])
-    return decided(evidence, [gain.under(POINTS)], f"{100 * gain.value:.1f} points", stand_in(evidence, 11))
+    return decided(evidence, [gain.under(POINTS)], f"{100 * gain.value:.1f} points", evidence.subject.stand_in(11))
 
 
 @claim("linear-and-mlp-overfit-alike", "Appendix B.2, Fig. 7", _RATES, paper="to the same degree")
@@ -133,7 +129,7 @@ def _equal_under_cosine(evidence: Evidence) -> Finding:
     linear, mlp = (own_layer(evidence, map, "cosine") for map in ("linear", "mlp"))
     gaps = linear.over(mlp)
     widest = gaps.widest
-    rates = f"linear {percent(linear[widest].value)}, MLP {percent(mlp[widest].value)}"
+    rates = f"linear {linear[widest]}, MLP {mlp[widest]}"
     measured = f"{100 * abs(gaps[widest].value):.1f} points at layer {widest}, {rates}"
     return decided(evidence, [gap.within(POINTS, 0.0) for gap in gaps.values()], measured)
 
@@ -151,7 +147,7 @@ def _single_layers_easy(evidence: Evidence) -> Finding:
     Holds if: at least 80 % on average over layers, both distances.
     """
     cosine, l2 = _naive_across_single(evidence)
-    measured = f"cosine {percent(cosine.value)}, L2 {percent(l2.value)}"
+    measured = f"cosine {cosine}, L2 {l2}"
     return decided(evidence, [cosine.over(0.8), l2.over(0.8)], measured)
 
 
@@ -162,7 +158,7 @@ def _single_layers_keep_angle(evidence: Evidence) -> Finding:
     Holds if: naive rate higher under cosine than under L2, on average over layers.
     """
     cosine, l2 = _naive_across_single(evidence)
-    measured = f"{percent(cosine.value)} against {percent(l2.value)} on average"
+    measured = f"{cosine} against {l2} on average"
     return decided(evidence, [cosine.over(l2)], measured, other_maps(evidence, "previous", "naive"))
 
 
@@ -173,24 +169,23 @@ def _later_layers_harder(evidence: Evidence) -> Finding:
     Holds if: rate over all maps and distances lower in the second half of the layers than in the first.
     """
     half = evidence.subject.n_layers // 2
-    if half == 0:
-        raise NotApplicableError(ONE_LAYER)
+    require(half)
     rates = by_layer(rates_of(evidence, "previous"))
     first = rates.part(last=half).mean
     second = rates.part(half + 1).mean
-    measured = f"{percent(first.value)} in the first half, {percent(second.value)} in the second"
+    measured = f"{first} in the first half, {second} in the second"
     return decided(evidence, [second.under(first)], measured)
 
 
 def _finetuning_losses(evidence: Evidence) -> tuple[Measurement, Measurement, str]:
     """What fine-tuning takes from the naive rate across the last layer: under cosine, under L2, and both in words."""
-    (last,) = named_layers(evidence, 12)
+    last = evidence.subject.named_layers[12]
     losses, steps = [], []
     for distance in ("cosine", "l2"):
         before = rate(rates_of(evidence, "untuned", distance=distance, map="naive", layer=last))
         after = rate(rates_of(evidence, "finetuned", distance=distance, map="naive", layer=last))
         losses.append(before.over(after))
-        steps.append(f"{percent(before.value)} → {percent(after.value)}")
+        steps.append(f"{before} → {after}")
     return losses[0], losses[1], f"L2 {steps[1]}, cosine {steps[0]}"
 
 
@@ -254,7 +249,7 @@ def _neighbours_less(evidence: Evidence) -> Finding:
         margins.append(rate(part).under(own[tuple(kind)]))
     mean = rate(neighbours)
     own_mean = average(compared.values())
-    measured = f"{percent(mean.value)} on average against {percent(own_mean.value)}"
+    measured = f"{mean} on average against {own_mean}"
     return decided(evidence, [*margins, own_mean.over(mean).over(0.2)], measured)
 
 
@@ -265,7 +260,7 @@ def _neighbours_fall_with_distance(evidence: Evidence) -> Finding:
     Holds if: average over layers, sides, maps and distances falls from 1 to 2 to 3 positions away.
     """
     rates = by_layer(_neighbours(evidence), "near")
-    measured = ", ".join(f"{percent(mean.value)} at ±{away}" for away, mean in rates.items())
+    measured = ", ".join(f"{mean} at ±{away}" for away, mean in rates.items())
     return decided(evidence, [rise.under(0.0) for rise in rates.rises().values()], measured)
 
 
@@ -285,13 +280,12 @@ def _left_and_right_differ(evidence: Evidence) -> Finding:
     Holds if: average over positions, maps and distances on the left at least 5 points away from that on the right, at
     the layer where they differ most.
     """
-    if evidence.subject.causal:
-        raise NotApplicableError("a causal model sees no neighbours to the right")
+    require(not evidence.subject.causal, "a causal model sees no neighbours to the right")
     frame = _neighbours(evidence)
     left = by_layer(frame[frame["offset"] < 0])
     right = by_layer(frame[frame["offset"] > 0])
     gaps = left.over(right)
     widest = gaps.widest
     gap = gaps[widest] if gaps[widest].value > 0 else gaps[widest].times(-1.0)
-    sides = f"left {percent(left[widest].value)}, right {percent(right[widest].value)}"
+    sides = f"left {left[widest]}, right {right[widest]}"
     return decided(evidence, [gap.over(SIDES)], f"{100 * gap.value:.1f} points at layer {widest}, {sides}")

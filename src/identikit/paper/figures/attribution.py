@@ -6,7 +6,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from identikit.maths.mixing import first_middle_last
 from identikit.paper.evidence import Evidence
 from identikit.paper.figures.figure import LAYER, Drawing, Figures, label_of_text, rows_with, shares_by_layer
 from identikit.plots import forms as form
@@ -23,7 +22,6 @@ _OFFSETS = "by the input's position relative to the output, in the first, middle
 _RELATIVE = "input's position relative to the output"
 _OWN_SHARE = "own contribution (%)"
 _BOX = ["low", "lower", "median", "upper", "high"]
-_BOX_BY_LAYER = "low, lower, median, upper, high by layer"
 _DISTANCES = styles(
     zip(("1", "2", "3", "4-5", "6-10", "11-"), ("1st", "2nd", "3rd", "4th–5th", "6th–10th", "11th on"), strict=True)
 )
@@ -62,7 +60,7 @@ def _offset_lines(axes: Axes, data: DataFrame, evidence: Evidence, title: str = 
 
 
 def _three_layers(evidence: Evidence) -> list[int]:
-    return [layer + 1 for layer in first_middle_last(evidence.subject.n_layers)]
+    return [evidence.subject.named_layers[layer] for layer in (1, 6, 12)]
 
 
 def _groups(evidence: Evidence) -> DataFrame:
@@ -81,20 +79,18 @@ def _offsets(evidence: Evidence, view: str) -> DataFrame:
     return table.loc[table["offset"].between(shown.min(), shown.max()), ["layer", "offset", "share"]]
 
 
-@figure("fig3a", f"How much {_OWN}. {_NORM}", needs=("own frobenius",), shows=_BOX_BY_LAYER)
+@figure("fig3a", f"How much {_OWN}. {_NORM}", needs=("own frobenius",), shows=f"{', '.join(_BOX)} by layer")
 def own_contribution(evidence: Evidence) -> Drawing:
     """Quartiles and whiskers of the tokens' own contribution."""
     data = evidence.tables["own frobenius"].filter(["layer", *_BOX])
-    panel = partial(_own_boxes, data=data, evidence=evidence)
-    return Drawing(data, evidence.label, partial(form.sheet, panel))
+    return Drawing(data, evidence.label, partial(form.sheet, partial(_own_boxes, data=data, evidence=evidence)))
 
 
 @figure("fig3b", f"Share {_OUTWEIGHED}. {_NORM}", needs=("own frobenius",), shows="outweighed by layer")
 def outweighed(evidence: Evidence) -> Drawing:
     """Share of tokens that are not their own largest contributor."""
     data = evidence.tables["own frobenius"].filter(["layer", "outweighed"])
-    panel = partial(_outweighed_bars, data=data, evidence=evidence)
-    return Drawing(data, evidence.label, partial(form.sheet, panel))
+    return Drawing(data, evidence.label, partial(form.sheet, partial(_outweighed_bars, data=data, evidence=evidence)))
 
 
 def mixing(evidence: Evidence) -> Drawing:

@@ -104,7 +104,7 @@ figure(
 
 def across_layers(evidence: Evidence, map: str, distance: str) -> Drawing:
     """Rates of maps trained on the named layers and tested on all."""
-    layers = evidence.subject.named_layers
+    layers = list(evidence.subject.named_layers.values())
     wanted: Wanted = {"map": [map], "distance": [distance], "layer": layers}
     data = _mean_rates(evidence.tables["rates"], ["layer", "test_layer"], wanted)
 
