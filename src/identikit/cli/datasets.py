@@ -71,13 +71,13 @@ class DatasetRun:
 
         A shard only gathers numbers; `tables` gathers them and makes tables. `also` are settings besides the options.
         """
-        from identikit.cli.terminal import step_progress
+        from identikit.cli.terminal import print_json, step_progress
         from identikit.runs.engines import engine_of
         from identikit.runs.manifest import manifest, note
         from identikit.runs.run import Run, part_folder
         from identikit.runs.store import Store
 
-        part = _part(self.shard)
+        part = self.part()
         folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
         engine = engine_of(folder, self.engine, self.workers, self.threads, self.address, self.gpus)
         texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
@@ -102,16 +102,11 @@ class DatasetRun:
                 store.finish()
             else:
                 gather(model, texts, run, options)
-        self._print(written, report)
-
-    def _print(self, tables: Tables, report: Report) -> None:
-        from identikit.cli.terminal import print_json
-
-        if tables:
-            words, numbers = report(tables)
-            numbers["tables"] = [f"{self.out}/{name}.parquet" for name in tables]
+        if part is None:
+            words, numbers = report(written)
+            numbers["tables"] = [f"{self.out}/{name}.parquet" for name in written]
             words += (
-                f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.\n{self.out}/columns.json "
+                f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(written)}.\n{self.out}/columns.json "
                 "explains their columns."
             )
         else:
@@ -119,14 +114,16 @@ class DatasetRun:
             numbers = {"shard": self.shard}
         print_json(numbers) if self.as_json else typer.echo(words)
 
-
-def _part(shard: str | None) -> tuple[int, int] | None:
-    if shard is None:
-        return None
-    index, _, number = shard.partition("/")
-    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
-        raise identikit.InputError(f"--shard {shard!r} cannot be used: expected I/N, such as 2/8, counted from 1.")
-    return int(index), int(number)
+    def part(self) -> tuple[int, int] | None:
+        """Return which shard of how many is asked for, if one is."""
+        if self.shard is None:
+            return None
+        index, _, number = self.shard.partition("/")
+        if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+            raise identikit.InputError(
+                f"--shard {self.shard!r} cannot be used: expected I/N, such as 2/8, counted from 1."
+            )
+        return int(index), int(number)
 
 
 def _fitting(model: "identikit.Model", texts: list[Any], max_tokens: int | None) -> tuple[list[Any], list[int]]:
