@@ -1,4 +1,8 @@
-"""The commands over a dataset: attention, attribution and tokens."""
+"""The commands over a dataset: attention, attribution and tokens.
+
+To add one, a room brings the columns of its tables (`tables.py`) and a job (`dataset.py`); here it needs only a
+function with its own options that calls `DatasetRun.do`. The decorator adds the shared options, and makes it resumable.
+"""
 
 import inspect
 import warnings
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]  # data frames by name; pandas is imported when they are made
 Report = Callable[[Tables], tuple[str, dict[str, Any]]]  # what tables say, in words and as numbers
+COMMANDS: dict[str, Callable[..., None]] = {}
+"""The commands over a dataset, by name."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,7 @@ def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared, *special)]
     called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
+    COMMANDS[command.__name__] = called
     return called
 
 

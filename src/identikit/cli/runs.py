@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from identikit.cli import option
+from identikit.cli.datasets import COMMANDS
 from identikit.errors import IdentikitError, InputError
 
 if TYPE_CHECKING:
     from identikit.runs.manifest import NotedCommand
 
 FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as given with --out.")]
-_RESUMED = ("attention", "attribution", "tokens", "reproduce")
+_RESUMED = (*COMMANDS, "reproduce")
 _DIFFERENT = 1  # exit statuses of diff
 _TROUBLE = 2
 

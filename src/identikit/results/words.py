@@ -181,11 +181,13 @@ class Document:
         for block in self.blocks:
             if isinstance(block, Heading) and block.level == 1:
                 sections.append({"question": block.words, "paragraphs": []})
-            elif sections and isinstance(block, Table):
+            elif not sections:
+                continue
+            elif isinstance(block, Table):
                 table = {"columns": [column.name for column in block.columns], "rows": block.cells()}
                 caption = [block.caption] if block.caption else []
                 sections[-1]["paragraphs"] += [*caption, table, *(note.words for note in block.notes)]
-            elif sections:
+            else:
                 sections[-1]["paragraphs"].append(block.words)
         return {"sections": sections}
 

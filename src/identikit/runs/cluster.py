@@ -54,7 +54,7 @@ class Cluster:
         with redirect_stdout(sys.stderr), self._connected(ray), _in_one_line(ray):
             # An actor may die often in a long run on machines that come and go; a task may not.
             remote = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
-            actors = [
+            actors: list[Any] = [
                 remote(RunWorker).remote(worker.recipe, worker.fingerprint, worker.job, worker.threads)
                 for _ in range(min(self._count(ray), len(tasks)))
             ]

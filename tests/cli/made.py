@@ -1,9 +1,11 @@
 """The command line in this process."""
 
 import sys
-from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -21,17 +23,11 @@ class Done(NamedTuple):
         return self.status == status and self.stdout == "" and in_one_line and words in self.stderr
 
 
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Return a function that runs a command."""
-
-    def run(*arguments: str | Path) -> Done:
-        monkeypatch.setattr(sys, "argv", ["identikit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Done(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
+def run(*arguments: str | Path) -> Done:
+    """Run a command."""
+    out = StringIO()
+    errors = StringIO()
+    argv = mock.patch.object(sys, "argv", ["identikit", *map(str, arguments)])
+    with argv, redirect_stdout(out), redirect_stderr(errors), pytest.raises(SystemExit) as caught:
+        main()
+    return Done(int(caught.value.code or 0), out.getvalue(), errors.getvalue())
