@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -25,9 +25,14 @@ class Done(NamedTuple):
 
 def run(*arguments: str | Path) -> Done:
     """Run a command."""
-    out = StringIO()
-    errors = StringIO()
+    out = TextIOWrapper(BytesIO(), encoding="utf-8")
+    errors = TextIOWrapper(BytesIO(), encoding="utf-8")
     argv = mock.patch.object(sys, "argv", ["identikit", *map(str, arguments)])
     with argv, redirect_stdout(out), redirect_stderr(errors), pytest.raises(SystemExit) as caught:
         main()
-    return Done(int(caught.value.code or 0), out.getvalue(), errors.getvalue())
+    return Done(int(caught.value.code or 0), text(out), text(errors))
+
+
+def text(stream: TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()

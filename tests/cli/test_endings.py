@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from identikit.cli.endings import run
+from tests.cli import made
 
 COMMAND = [sys.executable, "-m", "identikit"]
 WORD = "naïve 🙂 → Ġ"
@@ -106,8 +107,7 @@ def test_any_encoding_can_be_printed_in_and_json_stays_json(environment: dict[st
 
 
 def test_bytes_that_are_no_text_can_be_told():
-    done = subprocess.run([*COMMAND, "explain", b"\xff\xfe", "--model", b"/no/\xff"], capture_output=True)
-    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and done.stdout == b""
+    assert made.run("explain", "\udcff\udcfe", "--model", "/no/\udcff").refused("/no/\\udcff")
 
 
 def test_any_terminal_will_do():

@@ -126,7 +126,7 @@ def test_attention_says_how_certain_it_is(saved: Path, tmp_path: Path):
     out = tmp_path / "run"
     texts = saved / "texts.txt"
     model = saved / "model"
-    command = ["attention", "--data", texts, "--model", model, "--intervals", "6", "--seed", "3", "--out", out]
+    command = ["attention", "--data", texts, "--first", "10", "--model", model, "--intervals", "6", "--out", out]
     done = run(*command)
     assert done.status == 0 and "Intervals of 6 rows per text" in done.stdout
     by_length = pd.read_parquet(out / "intervals_by_length.parquet")
@@ -180,7 +180,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_attribution_over_a_file(saved: Path, tmp_path: Path):
-    command = ["attribution", "--data", saved / "texts.txt", "--model", saved / "model", "--tags"]
+    command = ["attribution", "--data", saved / "texts.txt", "--first", "10", "--model", saved / "model", "--tags"]
     done = run(*command, "--out", tmp_path / "run")
     assert done.status == 0 and "texts, tokens, own, groups, offsets, tags." in done.stdout
     assert "in layer 0 and 0." in done.stdout and "in layer 2 (medians; frobenius norm, exact)" in done.stdout
