@@ -161,7 +161,7 @@ def _measure_doc(attribute: Attribute) -> str:
     """What a measure is, over which axes, and what values it can have."""
     if not attribute.meaning:
         return ""
-    return f"{attribute.meaning}\n\nOver {', '.join(attribute.axes)}; {attribute.measure.range}."
+    return f"{attribute.meaning}\n\nOver {', '.join(attribute.axes)}; {attribute.range}."
 
 
 def _fields(owner: type) -> dict[str, str]:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from identikit.cli.endings import run
+from tests.cli import made
+
 COMMAND = [sys.executable, "-m", "identikit"]
 WORD = "naïve 🙂 → Ġ"
-PROSE = f"import json; print(json.dumps(dict(word={WORD!a}), ensure_ascii=False))"
+PROSE = f"from identikit.cli.terminal import print_json; print_json(dict(word={WORD!a}))"
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,18 +44,28 @@ def ended(
         ("raise RuntimeError('CUDA out of memory. Tried')", 1, "This needs more than the GPU's memory."),
         ("open('no-such-file')", 1, "No such file or directory (no-such-file)."),
         ("import errno; raise OSError(errno.EMFILE, 'Too many open files')", 1, "Too many open files. Fix this"),
-        ("command()", 70, "An internal error, which is not your fault: RecursionError: maximum recursion depth"),
+        ("raise RecursionError('maximum')", 70, "An internal error, which is not your fault: RecursionError: maximum."),
         ("1 / 0", 70, "An internal error, which is not your fault: ZeroDivisionError: division by zero."),
     ],
 )
-def test_every_exception_is_one_line_and_a_status(tmp_path: Path, code: str, status: int, words: str):
-    done = ended(code, TMPDIR=str(tmp_path))
-    assert done.returncode == status and done.stdout == "" and done.stderr.count("\n") == bool(words)
-    assert words in done.stderr and "Traceback" not in done.stderr
+def test_every_exception_is_one_line_and_a_status(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: str,
+    status: int,
+    words: str,
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        run(lambda: lambda: exec(code))
+    said = capsys.readouterr()
+    assert caught.value.code == status and said.out == "" and said.err.count("\n") == bool(words)
+    assert words in said.err and "Traceback" not in said.err
     reports = list(tmp_path.iterdir())
     assert len(reports) == (status == 70)
     for report in reports:  # an error of ours can be reported in full
-        assert f"with the file {report}." in done.stderr and "Traceback (most recent" in report.read_text()
+        assert f"with the file {report}." in said.err and "Traceback (most recent" in report.read_text()
 
 
 def test_an_internal_error_is_told_where_no_report_can_be_written():
@@ -94,13 +107,12 @@ def test_any_encoding_can_be_printed_in_and_json_stays_json(environment: dict[st
 
 
 def test_bytes_that_are_no_text_can_be_told():
-    done = subprocess.run([*COMMAND, "explain", b"\xff\xfe", "--model", b"/no/\xff"], capture_output=True)
-    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and done.stdout == b""
+    assert made.run("explain", "\udcff\udcfe", "--model", "/no/\udcff").refused("/no/\\udcff")
 
 
-@pytest.mark.parametrize("environment", [{"COLUMNS": "-5", "TERM": "", "LC_ALL": ""}, {"PYTHONWARNINGS": "error"}])
-def test_any_terminal_will_do(environment: dict[str, str]):
-    done = shell("identikit --help && identikit explain --seconds many", **environment)
+def test_any_terminal_will_do():
+    line = "identikit --help && identikit explain --seconds many"
+    done = shell(line, COLUMNS="-5", TERM="", LC_ALL="", PYTHONWARNINGS="error")
     assert done.returncode == 2 and "explain" in done.stdout and "Traceback" not in done.stderr
 
 
@@ -149,8 +161,6 @@ run(lambda: command)
 
 def test_a_signal_handler_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    from identikit.cli.endings import run
-
     with pytest.raises(SystemExit) as ended:
         run(lambda: lambda: None)
     assert ended.value.code == 0 and signal.getsignal(signal.SIGTERM) is before

@@ -1,18 +1,18 @@
 """The command line as a user meets it."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from unittest import mock
 
+import pandas as pd
 import pytest
 
 import identikit as ik
 from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
 from identikit.paper.figures.catalogue import FIGURES
-from tests.cli.conftest import Command
+from tests.cli.made import run
+from tests.hostile.made import strict_json
 from tests.runs.made import save_model
 
 
@@ -21,12 +21,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-def test_explain_gives_a_verdict_on_the_embedded_sample():
-    """In a process of its own, as `make demo` runs it: nothing but the verdict is printed."""
-    command = [sys.executable, "-m", "identikit", "explain"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+def test_explain_gives_a_verdict_on_the_embedded_sample(monkeypatch: pytest.MonkeyPatch):
+    """Nothing but the verdict is printed."""
+    monkeypatch.setenv("COLUMNS", "100")
+    done = run("explain")
+    assert done.status == 0, done.stderr
     steps = "identikit: attribution, tokens: ", "identikit: attention intervals, rows: "
     assert all(line.startswith(steps) for line in done.stderr.splitlines())
     told = " ".join(done.stdout.split())
@@ -41,7 +40,7 @@ def test_explain_gives_a_verdict_on_the_embedded_sample():
     assert "Where did it come from? A token contributes" in told
 
 
-def test_explain_short_text_as_json(run: Command):
+def test_explain_short_text_as_json():
     done = run("explain", "A short text.", "--pair", "And another.", "--json")
     told = json.loads(done.stdout)
     assert told["tokens"] == ["[CLS]", "a", "short", "text", ".", "[SEP]", "and", "another", ".", "[SEP]"]
@@ -54,30 +53,27 @@ def test_explain_short_text_as_json(run: Command):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([""], "blank"),
         (["--pair", "b"], "--pair needs a first text"),
         (["word " * 600], "602 tokens and the model reads at most 512"),
         (["a", "--model", "a\n\nb"], "Loading a b: there is no such folder"),
         (["a", "--seconds", "nan"], "--seconds nan cannot be used: expected a number above 0"),
-        (["a", "--dtype", "int8"], "The dtype 'int8' is not known"),
         (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
         (["a", "--probes", "1e3"], "--probes 1e3 cannot be used"),
-        (["a", "--probes", "9" * 5000], "--probes 999"),
     ],
 )
-def test_a_mistake_is_one_line_and_no_traceback(run: Command, arguments: list[str], message: str):
+def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], message: str):
     assert run("explain", *arguments).refused(message)
 
 
-def test_truncate_is_explicit(run: Command, saved: Path):
-    model = str(saved / "model")
+def test_truncate_is_explicit(saved: Path):
+    model = saved / "model"
     limit = ik.load(model).limit
     done = run("explain", "w5 " * (limit + 100), "--truncate", "--json", "--probes", "2", "--model", model)
     assert done.status == 0, done.stderr
     assert len(json.loads(done.stdout)["tokens"]) == limit
 
 
-def test_models_are_listed(run: Command):
+def test_models_are_listed():
     rows = {row["family"]: row for row in json.loads(run("models", "--json").stdout)}
     assert {"bert", "llama", "xlnet", "vit", "gemma3_text"} <= set(rows)
     assert rows["llama"] | {"name": "", "checkpoints": []} == {
@@ -99,11 +95,9 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_attention_over_a_file(run: Command, data: Path, tmp_path: Path):
-    import pandas as pd
-
+def test_attention_over_a_file(data: Path, tmp_path: Path):
     out = tmp_path / "run"
-    command = ["attention", "--data", str(data), "--column", "first", "--column", "second", "--out", str(out)]
+    command = ["attention", "--data", data, "--column", "first", "--column", "second", "--out", out]
     done = run(*command)
     assert done.status == 0 and done.stderr == ""
     assert done.stdout.startswith("In 2 texts, raw and effective attention correlate at 0.")
@@ -128,13 +122,11 @@ def test_attention_over_a_file(run: Command, data: Path, tmp_path: Path):
     assert "it holds another run, whose data.sha256 is" in run(*command).stderr
 
 
-def test_attention_says_how_certain_it_is(run: Command, saved: Path, tmp_path: Path):
-    import pandas as pd
-
+def test_attention_says_how_certain_it_is(saved: Path, tmp_path: Path):
     out = tmp_path / "run"
-    texts = str(saved / "texts.txt")
-    model = str(saved / "model")
-    command = ["attention", "--data", texts, "--model", model, "--intervals", "6", "--seed", "3", "--out", str(out)]
+    texts = saved / "texts.txt"
+    model = saved / "model"
+    command = ["attention", "--data", texts, "--first", "10", "--model", model, "--intervals", "6", "--out", out]
     done = run(*command)
     assert done.status == 0 and "Intervals of 6 rows per text" in done.stdout
     by_length = pd.read_parquet(out / "intervals_by_length.parquet")
@@ -146,13 +138,15 @@ def test_attention_says_how_certain_it_is(run: Command, saved: Path, tmp_path: P
     assert "whose options.intervals is 6, not 'all'" in run(*command, "--intervals", "all").stderr
 
 
-def test_a_run_says_what_it_was_computed_from(run: Command, saved: Path, tmp_path: Path):
+def test_a_run_says_what_it_was_computed_from(saved: Path, tmp_path: Path):
     texts = saved / "texts.txt"
     model = saved / "model"
-    command = ["attribution", "--data", str(texts), "--model", str(model), "--first", "3", "--probes", "4"]
-    assert run(*command, "--out", str(tmp_path / "run")).status == 0
+    command = ["attribution", "--data", texts, "--model", model, "--first", "3", "--probes", "4"]
+    out = ["--out", tmp_path / "run"]
+    assert run(*command, *out, "--dtype", "float64").status == 0
+    assert run(*command, *out).refused("it holds another run, whose dtype is 'float64', not 'float32'")
     about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert about["run"]["command"] == "attribution" and about["run"]["dtype"] == "float32"
+    assert about["run"]["command"] == "attribution" and about["run"]["dtype"] == "float64"
     data = about["run"]["data"]
     assert len(data.pop("sha256")) == 64
     assert data == {"texts": 3}  # a run is known by what was read, not by where that was
@@ -164,7 +158,7 @@ def test_a_run_says_what_it_was_computed_from(run: Command, saved: Path, tmp_pat
 
 
 @pytest.mark.parametrize("command", ["attention", "attribution", "tokens"])
-def test_commands_over_a_dataset_share_their_options(run: Command, command: str):
+def test_commands_over_a_dataset_share_their_options(command: str):
     told = run(command, "--help").stdout
     shared = ("data", "out", "data-dir", "column", "split", "first", "model", "device", "truncate", "json")
     for option in shared:
@@ -185,43 +179,37 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_attribution_over_a_file(run: Command, saved: Path, tmp_path: Path):
-    command = ["attribution", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--tags"]
-    done = run(*command, "--out", str(tmp_path / "run"))
+def test_attribution_over_a_file(saved: Path, tmp_path: Path):
+    command = ["attribution", "--data", saved / "texts.txt", "--first", "10", "--model", saved / "model", "--tags"]
+    done = run(*command, "--out", tmp_path / "run")
     assert done.status == 0 and "texts, tokens, own, groups, offsets, tags." in done.stdout
     assert "in layer 0 and 0." in done.stdout and "in layer 2 (medians; frobenius norm, exact)" in done.stdout
-    told = json.loads(run(*command, "--out", str(tmp_path / "run"), "--json").stdout)
+    told = json.loads(run(*command, "--out", tmp_path / "run", "--json").stdout)
     assert len(told["own"]) == 3 and 0 < told["own"][0] < 1
 
 
-def test_ctrl_c_promises_no_folder_where_there_is_none(run: Command, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("identikit.load", interrupted)
-    done = run("explain", "A short text.")
-    assert done.status == 130 and done.stderr == "identikit: Interrupted.\n"
+def test_ctrl_c_promises_no_folder_where_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("identikit.load", mock.Mock(side_effect=KeyboardInterrupt))
+    assert run("explain", "A short text.") == (130, "", "identikit: Interrupted.\n")
 
 
-def test_tokens_over_a_file(run: Command, saved: Path, tmp_path: Path):
-    command = ["tokens", "--data", str(saved / "texts.txt"), "--model", str(saved / "model"), "--folds", "2"]
-    done = run(*command, "--map", "ridge", "--distance", "cosine", "--out", str(tmp_path / "run"))
+def test_tokens_over_a_file(saved: Path, tmp_path: Path):
+    command = ["tokens", "--data", saved / "texts.txt", "--model", saved / "model", "--folds", "2"]
+    done = run(*command, "--map", "ridge", "--distance", "cosine", "--out", tmp_path / "run")
     assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: ridge cosine 0.")
     assert (tmp_path / "run" / "rates.parquet").exists() and (tmp_path / "run" / "summary.csv").exists()
-    told = json.loads(run(*command[:-1], "1", "--json", "--out", str(tmp_path / "one")).stdout)
+    told = json.loads(run(*command[:-1], "1", "--json", "--out", tmp_path / "one").stdout)
     assert told["rates"][0]["low"] is None and told["rates"][0]["layer"] == 0  # JSON has no NaN
 
 
-def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
+def test_inversion_over_a_file(saved: Path, tmp_path: Path):
     save_model(tmp_path / "llama", "llama")
-    command = ["tokens", "--experiment", "inversion", "--data", str(saved / "texts.txt"), "--first", "2"]
-    causal = [*command, "--model", str(tmp_path / "llama"), "--max-tokens", "5", "--truncate"]
-    done = run(*causal, "--noise", "0", "--noise", "0.1", "--out", str(tmp_path / "run"))
+    command = ["tokens", "--experiment", "inversion", "--data", saved / "texts.txt", "--first", "2"]
+    causal = [*command, "--model", tmp_path / "llama", "--max-tokens", "5", "--truncate"]
+    done = run(*causal, "--noise", "0", "--noise", "0.1", "--out", tmp_path / "run")
     assert done.status == 0 and done.stdout.startswith("Recovered from layer 2: noise 0: 100.0%, smallest margin 0.")
     assert (tmp_path / "run" / "positions.parquet").exists()
-    told = json.loads(
-        run(*causal, "--noise", "2", "--prefix", "recovered", "--json", "--out", str(tmp_path / "b")).stdout
-    )
+    told = json.loads(run(*causal, "--noise", "2", "--prefix", "recovered", "--json", "--out", tmp_path / "b").stdout)
     assert len(told["inversion"]) == 3 and told["inversion"][0]["tokens"] == 10 and told["inversion"][0]["rate"] < 1
 
 
@@ -229,15 +217,11 @@ def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
     ("command", "options", "words"),
     [
         ("attention", ["--data", "no-such-file.tsv"], "no-such-file.tsv"),
-        ("attention", ["--data", "mrpc"], "--data-dir"),
-        ("attention", ["--column", "third"], "third"),
         ("attention", ["--intervals", ""], "--intervals '' cannot be used"),
         ("attention", ["--truncate", "--skip-long"], "cannot be used together"),
         ("attention", ["--shard", "3/2"], "--shard '3/2' cannot be used: expected I/N"),
         ("attribution", ["--norm", "foo"], "--norm foo is not known"),
-        ("attribution", ["--probes", "0"], "--probes 0 cannot be used"),
         ("tokens", ["--experiment", "magic"], "--experiment 'magic' is not known"),
-        ("tokens", ["--seed", str(2**70)], "--seed 1180591620717411303424 cannot be used"),
         ("tokens", ["--first", "2"], "got 2, and at least 20 are needed"),
         ("tokens", ["--noise", "1"], "--noise and --prefix are for --experiment inversion"),
         ("tokens", ["--experiment", "inversion", "--map", "ridge"], "uses no maps"),
@@ -245,28 +229,23 @@ def test_inversion_over_a_file(run: Command, saved: Path, tmp_path: Path):
     ],
 )
 def test_refused_options_leave_nothing_behind(
-    run: Command, saved: Path, tmp_path: Path, command: str, options: list[str], words: str
+    saved: Path, tmp_path: Path, command: str, options: list[str], words: str
 ):
-    given = ["--data", str(saved / "texts.txt"), "--model", str(saved / "model"), *options]
-    done = run(command, *given, "--out", str(tmp_path / "run"))
+    given = ["--data", saved / "texts.txt", "--model", saved / "model", *options]
+    done = run(command, *given, "--out", tmp_path / "run")
     assert done.refused(words) and not (tmp_path / "run").exists(), done
 
 
-def test_a_place_that_cannot_be_written_to_is_told_first(
-    run: Command, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("computed, and cannot be kept")
-
-    monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
+def test_a_place_that_cannot_be_written_to_is_told_first(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("identikit.attention.dataset.attend", mock.Mock(side_effect=AssertionError))
     (tmp_path / "file").write_text("in the way")
-    data = ["--data", str(saved / "texts.txt"), "--model", str(saved / "model")]
-    done = run("attention", *data, "--out", str(tmp_path / "file" / "under"))
+    data = ["--data", saved / "texts.txt", "--model", saved / "model"]
+    done = run("attention", *data, "--out", tmp_path / "file" / "under")
     assert done.refused("identikit: Cannot write run.json to") and "choose another folder" in done.stderr
 
 
-def test_reproduce_a_figure_and_a_claim(run: Command, tmp_path: Path):
-    out = str(tmp_path / "paper")
+def test_reproduce_a_figure_and_a_claim(tmp_path: Path):
+    out = tmp_path / "paper"
     command = ["reproduce", "fig1a", "fig38", "null-space-bound", "--first", "3", "--out", out]
     done = run(*command)
     assert done.status == 0 and done.stderr == ""
@@ -279,7 +258,7 @@ def test_reproduce_a_figure_and_a_claim(run: Command, tmp_path: Path):
     assert found["listed"] == [{"name": "fig38", "why": "needs --data cola"}]
 
 
-def test_what_can_be_reproduced_is_listed(run: Command):
+def test_what_can_be_reproduced_is_listed():
     done = run("reproduce", "--list")
     names = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert done.status == 0 and done.stderr == "" and len(names) == len({*names})
@@ -287,66 +266,47 @@ def test_what_can_be_reproduced_is_listed(run: Command):
     assert all(f"needs {needed(claim.texts)})" in done.stdout for claim in CLAIMS.values())
 
 
-def test_help_of_reproduce_says_how_many_texts_claims_need(run: Command):
+def test_help_of_reproduce_says_how_many_texts_claims_need():
     told = " ".join(run("reproduce", "--help").stdout.split())
     for line in sample_sizes():
         assert line in told
 
 
-def test_mistakes_of_reproduce_and_finetune(run: Command, tmp_path: Path):
-    out = str(tmp_path / "out")
+def test_mistakes_of_reproduce_and_finetune(tmp_path: Path):
+    out = tmp_path / "out"
     for command, message in (
         (["reproduce", "fig99", "--out", out], "'fig99' is not known"),
         (["reproduce", "fig1a", "--data", "mrpc", "--out", out], "say which folder holds it"),
         (["reproduce", "fig1a", "--precision", "float8", "--out", out], "precision"),
-        (["finetune", "sst2", "--data-dir", str(tmp_path), "--out", out], "mrpc"),
+        (["finetune", "sst2", "--data-dir", tmp_path, "--out", out], "mrpc"),
     ):
         assert run(*command).refused(message)
     assert not Path(out).exists()
 
 
-def test_the_number_format_is_an_option_and_part_of_the_run(run: Command, saved: Path, tmp_path: Path):
-    out = tmp_path / "run"
-    model = str(saved / "model")
-    command = ["attention", "--data", str(saved / "texts.txt"), "--model", model, "--out", str(out)]
-    assert run(*command, "--dtype", "float64").status == 0
-    assert json.loads((out / "run.json").read_text())["run"]["dtype"] == "float64"
-    other = run(*command)
-    assert other.status == 1 and "it holds another run, whose dtype is 'float64', not 'float32'" in other.stderr
-
-
-def strict(words: str) -> dict:
-    """Read JSON as its standard has it: without NaN."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(words, parse_constant=refuse)
-
-
-def test_json_has_no_nan_in_any_command(run: Command, saved: Path, tmp_path: Path):
+def test_json_has_no_nan_in_any_command(saved: Path, tmp_path: Path):
     """One token repeated has constant attention, and one row in time leaves layers without a bounded row."""
-    model = ["--model", str(saved / "model")]
+    model = ["--model", saved / "model"]
     texts = tmp_path / "texts.txt"
     texts.write_text("w5\nw6 w6\n")
     for number, command in enumerate(
         (
             ["explain", "w5 w5 w5 w5 w5 w5 w5 w5 w5 w5", *model],
             ["explain", " ".join(f"w{i}" for i in range(4, 40)), *model, "--seconds", "1e-9"],
-            ["attention", "--data", str(texts), *model, "--intervals", "1"],
-            ["attribution", "--data", str(texts), *model, "--probes", "2"],
+            ["attention", "--data", texts, *model, "--intervals", "1"],
+            ["attribution", "--data", texts, *model, "--probes", "2"],
         )
     ):
         out = ["--out", str(tmp_path / str(number))] if "--data" in command else []
         done = run(*command, *out, "--json")
         assert done.status == 0, done.stderr
-        found = strict(done.stdout)
+        found = strict_json(done.stdout)
         if command[0] == "explain":
             for name, why in found["null_because"].items():
                 assert "null" in json.dumps(found[name]) and why.endswith(".")
 
 
-def test_no_limit_of_time_is_a_limit_too(run: Command, saved: Path):
-    done = run("explain", "w5 w6 w7 w8 w9 w10 w11", "--model", str(saved / "model"), "--seconds", "inf", "--json")
-    found = strict(done.stdout)["certain"]
+def test_no_limit_of_time_is_a_limit_too(saved: Path):
+    done = run("explain", "w5 w6 w7 w8 w9 w10 w11", "--model", saved / "model", "--seconds", "inf", "--json")
+    found = strict_json(done.stdout)["certain"]
     assert found["seconds"] is None and found["bounded_rows"] == found["free_rows"]

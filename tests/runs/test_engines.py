@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return identikit.load(save_model(tmp_path_factory.mktemp("model")))
 
 
-def squares(engine: Engine, model: Model, job: Squares, number: int = 8) -> dict[int, dict[str, int]]:
+def squares(engine: Engine, model: Model, job: Squares, number: int = 8) -> Iterator[tuple[int, dict[str, int]]]:
     tasks = [RunTask(place, place) for place in range(number)]
-    return {task.number: found for task, found in engine.run(model, job, tasks, lambda task, done: None)}
+    for task, found in engine.run(model, job, tasks, lambda task, done: None):
+        yield task.number, found
 
 
 def whole(engine: Engine, model: Model, folder: Path) -> dict[str, str]:
@@ -40,24 +42,22 @@ def whole(engine: Engine, model: Model, folder: Path) -> dict[str, str]:
     return tables(folder)
 
 
-def check(engine: Engine, model: Model, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare an engine of two workers with this process, kill a worker, warn in one, and be refused by one."""
+def check(engine: Processes | Cluster, model: Model, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare two workers with this process; let one worker die, warn, and refuse its last task."""
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     here = whole(Local(1), model, place / "local")
     assert whole(engine, model, place / "engine") == here and len(here) == 14
     assert len(shards(place / "engine")) == len(shards(place / "local")) > 3
 
-    job = Squares(str(place / "died"), deadly=2, warns=5)
-    with pytest.warns(UserWarning, match=r"5 is odd\."):
-        found = squares(engine, model, job)
+    job = Squares(str(place / "died"), deadly=2, warns=5, refused=8)
+    found: dict[int, dict[str, int]] = {}
+    with pytest.warns(UserWarning, match=r"5 is odd\."), pytest.raises(InputError) as caught:
+        found.update(squares(replace(engine, workers=1), model, job, 9))
+    assert type(caught.value) is InputError and str(caught.value) == "Computing 8: it is refused."
     assert Path(job.marker).exists()
     assert {number: one["square"] for number, one in found.items()} == {number: number**2 for number in range(8)}
     assert os.getpid() not in {one["process"] for one in found.values()}
     assert {one["threads"] for one in found.values()} == {1}
-
-    with pytest.raises(InputError) as caught:
-        squares(engine, model, replace(job, refused=3, warns=None))
-    assert type(caught.value) is InputError and str(caught.value) == "Computing 3: it is refused."
 
 
 def test_processes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -71,7 +71,7 @@ def test_ray(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     with engine._connected(ray):  # one cluster for all that follows
         check(engine, model, tmp_path, monkeypatch)
         with pytest.raises(InputError, match=r"has 2 CPUs and 0 GPUs, and a worker needs 3 and 0\. Ask for fewer"):
-            squares(replace(engine, threads=3), model, Squares())
+            dict(squares(replace(engine, threads=3), model, Squares()))
     assert not ray.is_initialized()
     said = capfd.readouterr()
     printed = [line for line in (said.out + said.err).splitlines() if line.strip()]
@@ -103,7 +103,7 @@ def test_results_are_not_computed_far_ahead_of_who_takes_them():
 def test_a_model_in_memory_cannot_be_sent_and_another_one_is_noticed(model: Model):
     for engine in (Processes(1, 1), Cluster(1, 1)):
         with pytest.raises(InputError, match=r"a model in memory cannot be loaded again\. Save it with"):
-            squares(engine, tiny.shared("bert"), Squares())
+            dict(squares(engine, tiny.shared("bert"), Squares()))
     assert model.recipe is not None
     with pytest.raises(ModelError, match=r"in another process: its weights, .* Start it again, with the same files"):
         RunWorker(model.recipe, "another", Squares(), 1).compute(RunTask(0, 0))
@@ -116,7 +116,7 @@ def test_a_wrong_address_is_said_within_seconds(model: Model, address: str, capf
     with pytest.raises(
         InputError, match=rf"^Cannot reach the Ray cluster at {address}: .*\. Check --address"
     ) as caught:
-        squares(Cluster(1, address=address), model, Squares())
+        dict(squares(Cluster(1, address=address), model, Squares()))
     assert time.monotonic() - started < 30 and "\n" not in str(caught.value)
     assert not capfd.readouterr().err
 
@@ -124,7 +124,7 @@ def test_a_wrong_address_is_said_within_seconds(model: Model, address: str, capf
 def test_without_ray(model: Model, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"needs the package ray\. Run `pip install 'identikit\[ray\]'`"):
-        squares(Cluster(1), model, Squares())
+        dict(squares(Cluster(1), model, Squares()))
 
 
 def test_options_of_engines_that_do_not_fit():

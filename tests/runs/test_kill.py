@@ -36,14 +36,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def whole(place: Path) -> dict[str, str]:
+    """The tables of attention that nobody stopped; `place / "whole"` is the folder."""
+    assert ended(forked(command(place, place / "whole"))) == 0
+    return tables(place / "whole")
+
+
 def command(place: Path, out: Path, name: str = "attention") -> list[str]:
     model = place / ("llama" if name == "inversion" else "bert")
     given = {"--model": model, "--data": place / "texts.txt", "--out": out, "--threads": 1}
     return [*COMMANDS[name], *(str(part) for pair in given.items() for part in pair)]
 
 
-def test_killed_at_random_moments(place: Path, tmp_path: Path):
-    assert ended(forked(command(place, tmp_path / "whole"))) == 0
+def test_killed_at_random_moments(place: Path, whole: dict[str, str], tmp_path: Path):
     chance = random.Random(0)
     out = tmp_path / "out"
     kills = 0
@@ -57,7 +63,7 @@ def test_killed_at_random_moments(place: Path, tmp_path: Path):
     before = {path.name: path.stat().st_mtime_ns for path in shards(out)}
     assert len(before) >= KILLS
     assert ended(forked(command(place, out))) == 0
-    assert tables(out) == tables(tmp_path / "whole") and (out / "SHA256SUMS").exists()
+    assert tables(out) == whole and (out / "SHA256SUMS").exists()
     assert {path.name: path.stat().st_mtime_ns for path in shards(out)}.items() >= before.items()  # not computed again
     assert not [path for path in out.iterdir() if path.name.endswith(".partial")]
 
@@ -123,27 +129,27 @@ class Stops:
         return tables(self.out)
 
 
-def check_stops(place: Path, folder: Path, name: str, number: int) -> None:
-    """Stop a command before its first result, soon after it, and later; then it ends as one that nobody stopped."""
+def check_stops(place: Path, folder: Path, name: str, number: int) -> dict[str, str]:
+    """Stop a command before its first result, soon after it, and later; then let it end, and return its tables."""
     with pytest.MonkeyPatch.context() as patch:
         stops = Stops(place, folder, name, patch)
         for after in (0, 1, 3):
             stops.stop(number, after)
-        found = stops.end()
-    whole = [*stops.arguments[:-4], "--out", str(folder / "whole"), "--threads", "1"]
-    assert ended(forked(whole)) == 0 and found == tables(folder / "whole") != {}
+        return stops.end()
 
 
 @pytest.mark.parametrize("number", STOPS)
-def test_a_run_can_be_stopped_from_its_first_second_on(place: Path, tmp_path: Path, number: int):
-    check_stops(place, tmp_path, "attention", number)
+def test_a_run_can_be_stopped_from_its_first_second_on(place: Path, whole: dict[str, str], tmp_path: Path, number: int):
+    assert check_stops(place, tmp_path, "attention", number) == whole != {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", STOPS)
 @pytest.mark.parametrize("name", ["attribution", "tokens", "inversion"])
 def test_every_command_can_be_stopped(place: Path, tmp_path: Path, name: str, number: int):
-    check_stops(place, tmp_path, name, number)
+    found = check_stops(place, tmp_path, name, number)
+    assert ended(forked(command(place, tmp_path / "whole", name))) == 0
+    assert found == tables(tmp_path / "whole") != {}
 
 
 def test_another_process_is_told_who_writes(place: Path, tmp_path: Path):
@@ -161,12 +167,11 @@ def test_another_process_is_told_who_writes(place: Path, tmp_path: Path):
     assert errors.read_text() == said
 
 
-def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(place: Path, tmp_path: Path):
+def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(place: Path, whole: dict[str, str], tmp_path: Path):
     resource = pytest.importorskip("resource")
-    assert ended(forked(command(place, tmp_path / "whole"))) == 0
     out = tmp_path / "out"
     errors = tmp_path / "errors"
-    sizes = sorted(path.stat().st_size for path in shards(tmp_path / "whole"))
+    sizes = sorted(path.stat().st_size for path in shards(place / "whole"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[len(sizes) // 2], before[1]))  # half of the shards fit
@@ -181,4 +186,4 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(place: Path,
     assert json.loads((out / "error.json").read_text())["error"] in said
     assert not [path for path in out.iterdir() if path.name.endswith(".partial")]
     assert ended(forked(command(place, out), errors)) == 0 and errors.read_text() == said
-    assert tables(out) == tables(tmp_path / "whole") and not (out / "error.json").exists()
+    assert tables(out) == whole and not (out / "error.json").exists()

@@ -1,4 +1,8 @@
-"""The commands over a dataset: attention, attribution and tokens."""
+"""The commands over a dataset: attention, attribution and tokens.
+
+To add one, a room brings the columns of its tables (`tables.py`) and a job (`dataset.py`); here it needs only a
+function with its own options that calls `DatasetRun.do`. The decorator adds the shared options, and makes it resumable.
+"""
 
 import inspect
 import warnings
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]  # data frames by name; pandas is imported when they are made
 Report = Callable[[Tables], tuple[str, dict[str, Any]]]  # what tables say, in words and as numbers
+COMMANDS: dict[str, Callable[..., None]] = {}
+"""The commands over a dataset, by name."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +77,13 @@ class DatasetRun:
 
         A shard only gathers numbers; `tables` gathers them and makes tables. `also` are settings besides the options.
         """
-        from identikit.cli.terminal import step_progress
+        from identikit.cli.terminal import print_json, step_progress
         from identikit.runs.engines import engine_of
         from identikit.runs.manifest import manifest, note
         from identikit.runs.run import Run, part_folder
         from identikit.runs.store import Store
 
-        part = _part(self.shard)
+        part = self.part()
         folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
         engine = engine_of(folder, self.engine, self.workers, self.threads, self.address, self.gpus)
         texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
@@ -102,16 +108,11 @@ class DatasetRun:
                 store.finish()
             else:
                 gather(model, texts, run, options)
-        self._print(written, report)
-
-    def _print(self, tables: Tables, report: Report) -> None:
-        from identikit.cli.terminal import print_json
-
-        if tables:
-            words, numbers = report(tables)
-            numbers["tables"] = [f"{self.out}/{name}.parquet" for name in tables]
+        if part is None:
+            words, numbers = report(written)
+            numbers["tables"] = [f"{self.out}/{name}.parquet" for name in written]
             words += (
-                f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(tables)}.\n{self.out}/columns.json "
+                f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(written)}.\n{self.out}/columns.json "
                 "explains their columns."
             )
         else:
@@ -119,14 +120,16 @@ class DatasetRun:
             numbers = {"shard": self.shard}
         print_json(numbers) if self.as_json else typer.echo(words)
 
-
-def _part(shard: str | None) -> tuple[int, int] | None:
-    if shard is None:
-        return None
-    index, _, number = shard.partition("/")
-    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
-        raise identikit.InputError(f"--shard {shard!r} cannot be used: expected I/N, such as 2/8, counted from 1.")
-    return int(index), int(number)
+    def part(self) -> tuple[int, int] | None:
+        """Return which shard of how many is asked for, if one is."""
+        if self.shard is None:
+            return None
+        index, _, number = self.shard.partition("/")
+        if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+            raise identikit.InputError(
+                f"--shard {self.shard!r} cannot be used: expected I/N, such as 2/8, counted from 1."
+            )
+        return int(index), int(number)
 
 
 def _fitting(model: "identikit.Model", texts: list[Any], max_tokens: int | None) -> tuple[list[Any], list[int]]:
@@ -161,6 +164,7 @@ def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared, *special)]
     called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
+    COMMANDS[command.__name__] = called
     return called
 
 

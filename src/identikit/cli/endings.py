@@ -4,7 +4,6 @@ The statuses are 0, 1 for what the user can fix, 2 for wrong options, 70 for an 
 Ctrl-C and 143 after SIGTERM. This module is loaded before anything slow, so that starting up ends as well.
 """
 
-import codecs
 import errno
 import math
 import os
@@ -14,8 +13,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import TextIOWrapper
@@ -63,11 +62,29 @@ class _Signals:
 
 
 def run(load: Callable[[], Callable[[], object]]) -> None:
-    """Load a command, run it, and leave the program with its status; nothing it raises becomes a traceback."""
+    """Load a command, run it, and leave the program with its status; nothing it raises becomes a traceback.
+
+    Warnings are shown as lines whatever filters are set, what an encoding lacks is escaped, and SIGTERM is like Ctrl-C.
+    """
     _open_streams()
-    with _surroundings() as signals:
-        status = _status(load, signals)
-        status = _flushed(status)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    signals = _Signals()
+    handlers: dict[int, Any] = {}
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for category in _QUIET:
+            warnings.simplefilter("ignore", category)
+        warnings.showwarning = lambda message, *about, **others: _tell(own_words(str(message)))
+        try:
+            with suppress(ValueError):  # not in the main thread
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    handlers[number] = signal.signal(number, signals.end)
+            status = _flushed(_status(load, signals))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     sys.exit(status)
 
 
@@ -156,46 +173,6 @@ def own_words(words: str) -> str:
 def _tell(message: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads the error stream
         print(f"identikit: {' '.join(message.split())}", file=sys.stderr, flush=True)
-
-
-# What a command runs in
-
-
-@contextmanager
-def _surroundings() -> Iterator[_Signals]:
-    """Show warnings as lines whatever filters are set, and print in any encoding; yields what signals came."""
-    codecs.register_error("escaped", _escaped)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="escaped")
-    with warnings.catch_warnings(), _noted_signals() as signals:
-        warnings.resetwarnings()
-        for category in _QUIET:
-            warnings.simplefilter("ignore", category)
-        warnings.showwarning = lambda message, *about, **others: _tell(own_words(str(message)))
-        yield signals
-
-
-@contextmanager
-def _noted_signals() -> Iterator[_Signals]:
-    """End on SIGTERM as on Ctrl-C."""
-    signals = _Signals()
-    before: dict[int, Any] = {}
-    with suppress(ValueError):  # not in the main thread
-        before |= {number: signal.signal(number, signals.end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _escaped(error: UnicodeError) -> tuple[str, int]:
-    r"""Write what an encoding lacks as \uXXXX: words stay readable, and JSON stays JSON."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4)), error.end
 
 
 def _open_streams() -> None:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from identikit.cli import option
+from identikit.cli.datasets import COMMANDS
 from identikit.errors import IdentikitError, InputError
 
 if TYPE_CHECKING:
     from identikit.runs.manifest import NotedCommand
 
 FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as given with --out.")]
-_RESUMED = ("attention", "attribution", "tokens", "reproduce")
+_RESUMED = (*COMMANDS, "reproduce")
 _DIFFERENT = 1  # exit statuses of diff
 _TROUBLE = 2
 
@@ -83,10 +84,16 @@ def _run_again(context: option.Context, folder: str, noted: "NotedCommand", chan
         )
     commands: Any = getattr(context.parent and context.parent.command, "commands", {})
     command = commands[noted.command]
+    names = {parameter.name for parameter in command.params}
     arguments = {**noted.arguments, **changes}
     with noted.there():
         try:
-            _check_arguments(command, arguments)
+            for name, value in arguments.items():  # refuse what could not have been typed
+                if name not in names:
+                    raise typer.BadParameter(f"{name!r} is not an argument of {command.name}")
+                for entry in value if isinstance(value, list) else [value]:
+                    if not isinstance(entry, str | int | float | None) or "\0" in str(entry):
+                        raise typer.BadParameter(f"{name} has the value {entry!r:.40}")
             inner = command.make_context(noted.command, [], parent=context.parent, default_map=arguments)
         except (typer.BadParameter, ValueError) as error:
             why = error.message if isinstance(error, typer.BadParameter) else str(error)
@@ -96,17 +103,6 @@ def _run_again(context: option.Context, folder: str, noted: "NotedCommand", chan
             ) from None
         with inner:
             command.invoke(inner)
-
-
-def _check_arguments(command: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse what could not have been typed: arguments that the command does not have, and values of other kinds."""
-    names = {parameter.name for parameter in command.params}
-    for name, value in arguments.items():
-        if name not in names:
-            raise ValueError(f"{name!r} is not an argument of {command.name}")
-        for entry in value if isinstance(value, list) else [value]:
-            if not isinstance(entry, str | int | float | None) or "\0" in str(entry):
-                raise ValueError(f"{name} has the value {entry!r:.40}")
 
 
 def verify(folder: FolderArgument, as_json: option.Json = False) -> None:

@@ -25,7 +25,8 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     """Print a value as JSON on one line, with null in place of what is not a finite number."""
-    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(plain(value), ensure_ascii=not is_unicode, allow_nan=False))
 
 
 @contextmanager

@@ -56,22 +56,16 @@ def write_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _sync(path.parent)
     except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
-
-
-def _sync(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
-    if os.name != "posix":
-        return
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    if os.name == "posix":  # let the new name survive a power cut
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_through(files: "AbstractFileSystem", path: str, content: bytes) -> None:
@@ -211,7 +205,9 @@ def described(about: Mapping[str, Any], files: Files) -> dict[str, bytes]:
 
 def write_folder(folder: str | os.PathLike[str], files: Callable[[], Files]) -> None:
     """Write files to a new or empty folder, all of them or none; they are made once the folder is known to be fine."""
-    target = _path("save", folder, "a new folder")
+    if not is_path(folder):
+        raise InputError(f"save({shortened(folder)}): expected a new folder.")
+    target = Path(folder)
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise InputError(f"Saving a result to {target}: it is not an empty folder. Choose a new one.")
@@ -225,12 +221,26 @@ def write_folder(folder: str | os.PathLike[str], files: Callable[[], Files]) -> 
 
 def read_folder(folder: str | os.PathLike[str]) -> Files:
     """Return the files of a folder that `write_folder` wrote."""
-    path = _path("open_result", folder, "the folder that a result's save() wrote")
-    description = _read(path, ABOUT)
-    names = description_of({ABOUT: description}, str(path)).get("files")
-    if not isinstance(names, dict) or not all(_is_inside(name) for name in names):
-        raise InputError(f"Opening {path}: it is damaged (it names files that are not its own). Save it again.")
-    return {ABOUT: description, **{name: _read(path, name) for name in names}}
+    if not is_path(folder):
+        raise InputError(f"open_result({shortened(folder)}): expected the folder that a result's save() wrote.")
+    files = {ABOUT: _read(Path(folder), ABOUT)}
+    names = description_of(files, str(folder)).get("files")
+    if not isinstance(names, dict) or not all(map(_is_inside, names)):
+        raise InputError(f"Opening {folder}: it is damaged (it names files that are not its own). Save it again.")
+    return files | {name: _read(Path(folder), name) for name in names}
+
+
+def _is_inside(name: str) -> bool:
+    return not Path(name).is_absolute() and ".." not in Path(name).parts and "\0" not in name
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        if not (folder / name).is_file():
+            raise InputError(f"Opening {folder}: there is no {name}. Give a folder that a result's save() wrote.")
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise InputError(f"Opening {folder}: {name} cannot be read ({error.strerror or error}).") from None
 
 
 def description_of(files: Files, where: str) -> dict[str, Any]:
@@ -245,23 +255,3 @@ def description_of(files: Files, where: str) -> dict[str, Any]:
         reason = str(error) if isinstance(error, Damaged) else "its files are not those it names"
         raise InputError(f"Opening {where}: it is damaged ({reason}). Save the result again.") from None
     return about
-
-
-def _path(call: str, folder: object, expected: str) -> Path:
-    if not is_path(folder):
-        raise InputError(f"{call}({shortened(folder)}): expected {expected}.")
-    return Path(folder)
-
-
-def _is_inside(name: str) -> bool:
-    path = Path(name)
-    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
-
-
-def _read(folder: Path, name: str) -> bytes:
-    try:
-        if not (folder / name).is_file():
-            raise InputError(f"Opening {folder}: there is no {name}. Give a folder that a result's save() wrote.")
-        return (folder / name).read_bytes()
-    except OSError as error:
-        raise InputError(f"Opening {folder}: {name} cannot be read ({error.strerror or error}).") from None

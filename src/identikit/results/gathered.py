@@ -19,18 +19,32 @@ _WAYS: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "mean": torch.mean,
 def by_words(result: R) -> R:
     """Return a result by words instead of pieces; see `Result.words`."""
     groups = _word_groups(result)
-    declared = {name: result.measures[name].words for name in result.arrays if name in result.measures}
-    ways = {name: how for name, how in declared.items() if how is not None}
+    ways: dict[str, Mapping[str, str]] = {}
+    for name in result.arrays:
+        if name in result.measures and (how := result.measures[name].words) is not None:
+            ways[name] = how
     result.refuse_large(ways)
-    axes = {axis.name: axis for axis in result.axes}
-    for name in dict.fromkeys(name for how in ways.values() for name in how):
-        if name in axes and not axes[name].single:
-            axes[name] = _word_axis(result, axes[name], groups)
-    arrays = {name: _gathered(result, name, how, groups) for name, how in ways.items()}
+    tokens = tuple(joined(result.tokens, group) for group in groups)
+    gathered_axes = {name for how in ways.values() for name in how}
+    axes = []
+    for axis in result.axes:
+        if axis.name in gathered_axes and not axis.single:
+            if axis.tokens != result.tokens:
+                raise InputError(
+                    f"Gathering {result.a_kind} into words: call words() before selecting some {axis.plural}."
+                )
+            axis = Axis(axis.name, tuple(range(len(groups))), tokens)
+        axes.append(replace(axis, selected=None))
+    arrays = {}
+    for name, how in ways.items():
+        arrays[name] = result.read(name)
+        for place, axis in enumerate(map(result.axis, result.source.dims[name])):
+            if axis.name in how and not axis.single:
+                pieces = [arrays[name].narrow(place, group[0], len(group)) for group in groups]
+                arrays[name] = torch.stack([_WAYS[how[axis.name]](piece, place) for piece in pieces], place)
     dims = {name: result.source.dims[name] for name in arrays}
-    about = {**result.about, "tokens": [joined(result.tokens, group) for group in groups], "words": None}
-    gathered = tuple(replace(axes[axis.name], selected=None) for axis in result.axes)
-    return replace(result, axes=gathered, source=Held(arrays, dims), about=about)
+    about = {**result.about, "tokens": list(tokens), "words": None}
+    return replace(result, axes=tuple(axes), source=Held(arrays, dims), about=about)
 
 
 def _word_groups(result: Result) -> list[list[int]]:
@@ -39,29 +53,12 @@ def _word_groups(result: Result) -> list[list[int]]:
         raise InputError(f"{result.a_kind.capitalize()} has no tokens to gather into words.")
     if result.about.get("words", ()) is None:
         raise InputError(f"This {result.kind} result is by words already.")
-    spans = result.about.get("words")
-    if not spans:
+    if not result.about.get("words"):
         raise InputError(
             f"Gathering {result.a_kind} into words: its tokens are not aligned with words. Pass a text instead of "
             "token ids, and use a tokenizer that keeps offsets (a fast one)."
         )
-    return word_groups(len(result.tokens), spans)
-
-
-def _word_axis(result: Result, axis: Axis, groups: Sequence[Sequence[int]]) -> Axis:
-    if axis.tokens != result.tokens:
-        raise InputError(f"Gathering {result.a_kind} into words: call words() before selecting some {axis.plural}.")
-    return Axis(axis.name, tuple(range(len(groups))), tuple(joined(result.tokens, group) for group in groups))
-
-
-def _gathered(result: Result, name: str, ways: Mapping[str, str], groups: Sequence[Sequence[int]]) -> Tensor:
-    array = result.read(name)
-    for place, axis in enumerate(map(result.axis, result.source.dims[name])):
-        if axis.name in ways and not axis.single:
-            gather = _WAYS[ways[axis.name]]
-            before = (slice(None),) * place
-            array = torch.stack([gather(array[(*before, list(group))], place) for group in groups], place)
-    return array
+    return word_groups(len(result.tokens), result.about["words"])
 
 
 def difference(one: R, other: R) -> R:

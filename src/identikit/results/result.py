@@ -22,15 +22,7 @@ from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.progress import Watched
 from identikit.results.axis import Axis, Index
-from identikit.results.files import (
-    Files,
-    described,
-    description_of,
-    plain,
-    read_folder,
-    tensor_file,
-    write_folder,
-)
+from identikit.results.files import Files, described, description_of, plain, read_folder, tensor_file, write_folder
 from identikit.results.measure import NOT_FINITE, Measure, ReadOnly, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
@@ -105,17 +97,15 @@ class Result(ABC):
 
     def read(self, name: str) -> Tensor:
         """Return one of the arrays with all of its axes, also those selected by one number or token."""
-        if isinstance(name, str) and name in self.measures and name not in self.source.dims:
+        if isinstance(name, str) and name in self.source.dims:
+            return self.source.read(name, {axis.name: axis.places for axis in self.axes})
+        if isinstance(name, str) and name in self.measures:
             raise InputError(
                 f"This {self.kind} result has no {name}: it was not computed, or the result holds only some numbers "
                 "because it was opened from a folder, gathered into words or subtracted. Compute it again with the "
                 "model."
             )
-        if not isinstance(name, str) or name not in self.source.dims:
-            raise InputError(
-                f"{self.a_kind.capitalize()} has no array {shortened(name)}: use {', '.join(self.arrays)}."
-            )
-        return self.source.read(name, {axis.name: axis.places for axis in self.axes})
+        raise InputError(f"{self.a_kind.capitalize()} has no array {shortened(name)}: use {', '.join(self.arrays)}.")
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -127,11 +117,10 @@ class Result(ABC):
 
     def axis(self, name: str) -> Axis:
         """Return an axis by its name."""
-        for axis in self.axes:
-            if axis.name == name:
-                return axis
-        names = ", ".join(axis.name for axis in self.axes)
-        raise InputError(f"Selecting from {self.a_kind}: it has no axis {shortened(name)}, only {names}.")
+        axes = {axis.name: axis for axis in self.axes}
+        if name not in axes:
+            raise InputError(f"Selecting from {self.a_kind}: it has no axis {shortened(name)}, only {', '.join(axes)}.")
+        return axes[name]
 
     @property
     def a_kind(self) -> str:
@@ -265,7 +254,10 @@ class Result(ABC):
     @classmethod
     def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
         """Return the result of files whose description was read; files that a class adds are read by the class."""
-        axes = tuple(map(_axis_of, about["axes"]))
+        axes = []
+        for axis in about["axes"]:
+            tokens = None if axis["tokens"] is None else tuple(axis["tokens"])
+            axes.append(Axis(axis["name"], tuple(axis["values"]), tokens, single=axis["single"]))
         sizes = {axis.name: len(axis) for axis in axes}
         dims = {name: tuple(names) for name, names in about["dims"].items()}
         arrays = load(files[_ARRAYS])
@@ -283,15 +275,14 @@ class Result(ABC):
         given = about["provenance"]
         if set(given) != {entry.name for entry in fields(Provenance)}:
             raise InputError(f"Opening {where}: its provenance was written by another version of identikit.")
-        if not isinstance(given["model"], str) or not all(
-            isinstance(given[it], dict) for it in ("settings", "versions")
-        ):
+        kinds = {"model": str, "settings": dict, "versions": dict}
+        if not all(isinstance(given[name], kind) for name, kind in kinds.items()):
             raise TypeError("provenance")
         facts = about["about"]
         lacking = [name for name in dir(cls) if isinstance(getattr(cls, name, None), Fact) and name not in facts]
         if not isinstance(facts, dict) or lacking or not all(isinstance(it, str) for it in facts.get("tokens", ())):
             raise TypeError("facts")
-        return cls(axes, Held(arrays, dims), Provenance(**given), facts)
+        return cls(tuple(axes), Held(arrays, dims), Provenance(**given), facts)
 
     # Words and differences
 
@@ -324,17 +315,15 @@ class Result(ABC):
         return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"
 
     def __str__(self) -> str:
-        if "minus" in self.about:
-            return f"{self!r}\n{self._difference()}"
-        return f"{self!r}\n{self.said()}"
+        if "minus" not in self.about:
+            return f"{self!r}\n{self.said()}"
+        largest = {name: float(self.array(name).double().abs().nan_to_num(0.0).max()) for name in self._main}
+        told = ", ".join(f"{name} {value:.3g}" for name, value in largest.items())
+        return f"{self!r}\nLargest difference: {told}."
 
     @abstractmethod
     def said(self) -> str:
         """Say in words what the result shows; `print` prints this."""
-
-    def _difference(self) -> str:
-        largest = {name: float(self.array(name).double().abs().nan_to_num(0.0).max()) for name in self._main}
-        return "Largest difference: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
 
     @abstractmethod
     def plot(self, **options: Any) -> Any:
@@ -393,8 +382,3 @@ def result_of(files: Files, where: str) -> Result:
 def _numpy(array: Tensor) -> Any:
     array = array.detach().cpu()
     return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
-
-
-def _axis_of(saved: Mapping[str, Any]) -> Axis:
-    tokens = None if saved["tokens"] is None else tuple(saved["tokens"])
-    return Axis(saved["name"], tuple(saved["values"]), tokens, single=saved["single"])

@@ -4,7 +4,7 @@ Each room declares the tables that it writes. `columns.json` in the folder of a 
 are made from these declarations.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from identikit.results.provenance import text_hash
@@ -95,24 +95,15 @@ def texts_table(texts: Sequence[Text], lengths: Sequence[int]) -> "DataFrame":
     return DataFrame(columns).astype({"second": "string"})
 
 
-def data_dictionary(tables: Mapping[str, DataTable]) -> dict[str, dict[str, dict[str, str | bool]]]:
-    """Return tables as nested dictionaries: table, column, what is known about it."""
-    return {
-        name: {column: about._asdict() for column, about in table.columns.items()} for name, table in tables.items()
-    }
-
-
 def markdown(commands: Mapping[str, Mapping[str, DataTable]]) -> str:
     """Return the tables of each command as the Markdown that `docs/tables.md` ends with."""
-    return "\n".join(_markdown_lines(commands))
-
-
-def _markdown_lines(commands: Mapping[str, Mapping[str, DataTable]]) -> Iterator[str]:
+    lines = []
     for command, tables in commands.items():
-        yield f"## identikit {command}\n"
+        lines.append(f"## identikit {command}\n")
         for name, table in tables.items():
-            yield f"### {name}\n\n{table.about} {table.rows.capitalize()}.\n"
-            yield "| column | type | meaning | range | missing where |\n|---|---|---|---|---|"
+            lines.append(f"### {name}\n\n{table.about} {table.rows.capitalize()}.\n")
+            lines.append("| column | type | meaning | range | missing where |\n|---|---|---|---|---|")
             for column, about in table.columns.items():
-                yield f"| `{column}` | {about.type} | {about.meaning} | {about.range} | {about.missing} |"
-            yield ""
+                lines.append(f"| `{column}` | {about.type} | {about.meaning} | {about.range} | {about.missing} |")
+            lines.append("")
+    return "\n".join(lines)

@@ -1,10 +1,9 @@
 """What is said about results, as a document: headings, paragraphs and tables.
 
-A document is made once and shown in several ways: on a terminal, as plain text, on a page and in LaTeX. Beside its
-words it holds the numbers in them as values, so that what is said can be checked whatever the wording is.
+A document is made once and shown on a terminal, as plain text and on a page. Beside its words it holds the numbers in
+them as values, so that what is said can be checked whatever the wording is.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -82,17 +81,6 @@ class Table:
         """Return the table as plain text; without a width no line is broken."""
         return Document((self,)).to_text(width)
 
-    def to_latex(self) -> str:
-        """Return the table as LaTeX; it needs the package booktabs."""
-        aligned = "".join(column.align[0] for column in self.columns)
-        lines = [r"\begin{table}", r"\centering"]
-        if self.caption:
-            lines.append(rf"\caption{{{latex(self.caption.removesuffix(':'))}}}")
-        lines += [rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", _latex_row(column.name for column in self.columns)]
-        lines += [r"\midrule", *map(_latex_row, self.cells()), r"\bottomrule", r"\end{tabular}"]
-        lines += [rf"\par\smallskip{{\footnotesize {latex(note.words)}}}" for note in self.notes]
-        return "\n".join([*lines, r"\end{table}"])
-
 
 Block = Heading | Paragraph | Table
 
@@ -167,13 +155,20 @@ class Document:
     def __rich__(self) -> "RenderableType":
         """Return what a console of rich prints."""
         from rich.console import Group
+        from rich.text import Text
 
         parts: list[RenderableType] = []
         before = None
         for block in self.blocks:
-            if isinstance(block, Table) and isinstance(before, Paragraph):
-                parts.append("")
-            parts += _rich(block)
+            if isinstance(block, Heading):
+                parts.append(Text(f"\n{block.words}", style="bold"))
+            elif isinstance(block, Paragraph):
+                parts.append(Text(block.words, style=_STYLES[block.tone]))
+            else:
+                parts += [""] if isinstance(before, Paragraph) else []
+                parts += [Text(block.caption)] if block.caption else []
+                parts.append(_rich_table(block))
+                parts += [Text(note.words, style=_STYLES[note.tone]) for note in block.notes]
             before = block
         return Group(*parts)
 
@@ -186,13 +181,15 @@ class Document:
         for block in self.blocks:
             if isinstance(block, Heading) and block.level == 1:
                 sections.append({"question": block.words, "paragraphs": []})
-            elif sections:
-                sections[-1]["paragraphs"] += _plain(block)
+            elif not sections:
+                continue
+            elif isinstance(block, Table):
+                table = {"columns": [column.name for column in block.columns], "rows": block.cells()}
+                caption = [block.caption] if block.caption else []
+                sections[-1]["paragraphs"] += [*caption, table, *(note.words for note in block.notes)]
+            else:
+                sections[-1]["paragraphs"].append(block.words)
         return {"sections": sections}
-
-    def to_latex(self) -> str:
-        """Return the document as LaTeX without a preamble; tables need the package booktabs."""
-        return "\n\n".join(_latex_block(block) for block in self.blocks)
 
 
 def joined(sentences: Iterable[Paragraph], tone: Tone = "plain") -> Paragraph:
@@ -274,17 +271,6 @@ def estimate(form: Callable[[float], str]) -> Callable[[ShareEstimate], str]:
     return written
 
 
-def _rich(block: Block) -> list["RenderableType"]:
-    from rich.text import Text
-
-    if isinstance(block, Heading):
-        return [Text(f"\n{block.words}", style="bold")]
-    if isinstance(block, Paragraph):
-        return [Text(block.words, style=_STYLES[block.tone])]
-    caption = [Text(block.caption)] if block.caption else []
-    return [*caption, _rich_table(block), *(Text(note.words, style=_STYLES[note.tone]) for note in block.notes)]
-
-
 def _rich_table(block: Table) -> "RenderableType":
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -298,47 +284,3 @@ def _rich_table(block: Table) -> "RenderableType":
     for row in block.cells():
         table.add_row(*map(Text, row))  # a token may look like markup
     return table
-
-
-def _plain(block: Block) -> list[str | dict[str, Any]]:
-    """Return a block as a page reads it."""
-    if not isinstance(block, Table):
-        return [block.words]
-    caption = [block.caption] if block.caption else []
-    table = {"columns": [column.name for column in block.columns], "rows": block.cells()}
-    return [*caption, table, *(note.words for note in block.notes)]
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "--": "-{}-",  # otherwise it becomes a dash
-    "–": "--",
-    "…": r"\ldots{}",
-    "→": r"$\rightarrow$",
-    "±": r"$\pm$",
-    **{sign: f"\\{sign}" for sign in "#$%&_{}"},
-}
-
-
-def latex(words: str) -> str:
-    """Return words with what LaTeX would take as commands escaped."""
-    return re.sub("|".join(map(re.escape, _LATEX)), lambda sign: _LATEX[sign[0]], words)
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    row = " & ".join(map(latex, cells))
-    start = "{}" if row.startswith("[") else ""  # otherwise it is read as an option of the row before
-    return rf"{start}{row} \\"
-
-
-def _latex_block(block: Block) -> str:
-    if isinstance(block, Heading):
-        command = ("section", "subsection", "subsubsection")[block.level]
-        return rf"\{command}*{{{latex(block.words)}}}"
-    return latex(block.words) if isinstance(block, Paragraph) else block.to_latex()

@@ -41,13 +41,20 @@ class Cluster:
         """Compute tasks, the longest first."""
         if not tasks:
             return
-        ray = _ray()
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        try:
+            import ray
+        except ImportError:
+            raise InputError(
+                "--engine ray needs the package ray. Run `pip install 'identikit[ray]'`, or use --engine processes."
+            ) from None
         worker = RunWorker.of(model, job, "ray", self.threads)
         # Ray prints what workers die of; what is printed for the user stays apart.
         with redirect_stdout(sys.stderr), self._connected(ray), _in_one_line(ray):
             # An actor may die often in a long run on machines that come and go; a task may not.
             remote = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
-            actors = [
+            actors: list[Any] = [
                 remote(RunWorker).remote(worker.recipe, worker.fingerprint, worker.job, worker.threads)
                 for _ in range(min(self._count(ray), len(tasks)))
             ]
@@ -72,20 +79,25 @@ class Cluster:
 
     def _connect(self, ray: Any) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        before = signal.getsignal(signal.SIGTERM)
         try:
-            with _own_signals():
-                if self.address is None:
-                    cpus = (self.workers or engines.workers_here(self.threads)) * self.threads
-                    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
-                else:
-                    _reach(self.address)
-                    ray.init(address=self.address, **quiet)
+            if self.address is None:
+                cpus = (self.workers or engines.workers_here(self.threads)) * self.threads
+                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+                return
+            host, _, port = self.address.rpartition(":")
+            if host and port.isdecimal() and "/" not in self.address:  # Ray itself would try for minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+            ray.init(address=self.address, **quiet)
         except (RuntimeError, ValueError, OSError, OverflowError, ray.exceptions.RayError) as error:
             where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
             raise InputError(
                 f"Cannot reach {where}: {_short(error)}. Check --address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN if the "
                 "cluster asks for a token; or leave --address out to start one here."
             ) from None
+        finally:  # Ray would end this process in its own way
+            with suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGTERM, before)
 
     def _count(self, ray: Any) -> int:
         """Return how many workers there are: as many as asked for, or as fit into the cluster."""
@@ -124,36 +136,6 @@ def _in_one_line(ray: Any) -> Iterator[None]:
         ) from None
     except ray.exceptions.RayError as error:
         raise InputError(f"The Ray cluster failed: {_short(error)}. Run the same command again to resume.") from None
-
-
-def _ray() -> Any:
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError:
-        raise InputError(
-            "--engine ray needs the package ray. Run `pip install 'identikit[ray]'`, or use --engine processes."
-        ) from None
-    return ray
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep what this process does on SIGTERM: Ray would end it in its own way."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGTERM, before)
-
-
-def _reach(address: str) -> None:
-    """Find out whether anything listens at an address; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "/" not in address:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
 
 
 def _short(error: Exception) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from identikit.errors import InputError
 from identikit.results.files import ABOUT, plain
 from identikit.results.result import Result, saved_result
-from identikit.runs.inspect import is_run, open_run
-from identikit.runs.store import COLUMNS, Store, opened, unequal
+from identikit.runs.inspect import open_run
+from identikit.runs.store import COLUMNS, MANIFEST, Store, opened, unequal
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -88,25 +88,14 @@ class Comparison:
         other = pairs.loc[:, f"{column} other"]
         distance = _distance(one, other)
         self.compared += 1
-        finite = distance[distance < math.inf]
-        if len(finite):
-            self.largest = max(self.largest, float(finite.max()))
-        differ = distance > self.tolerance
-        if not differ.any():
-            return
-        row = int(distance.to_numpy().argmax())
-        most = float(distance.iloc[row])
-        self.differences.append(
-            Difference(
-                table,
-                column,
-                rows=int(differ.sum()),
-                by=most if most < math.inf else None,
-                where=_place(pairs.iloc[row], keys),
-                one=_value(one.iloc[row]),
-                other=_value(other.iloc[row]),
-            )
-        )
+        self.largest = max(self.largest, float(distance[distance < math.inf].max(initial=0.0)))
+        rows = int((distance > self.tolerance).sum())
+        if rows:
+            row = int(distance.argmax())
+            most = float(distance[row]) if distance[row] < math.inf else None
+            where = _place(pairs.iloc[row], keys)
+            values = (_value(one.iloc[row]), _value(other.iloc[row]))
+            self.differences.append(Difference(table, column, rows, most, where, *values))
 
 
 def compare(one: str, other: str, tolerance: float) -> Comparison:
@@ -114,16 +103,16 @@ def compare(one: str, other: str, tolerance: float) -> Comparison:
     if not 0 <= tolerance < math.inf:
         raise InputError(f"--tolerance {tolerance} cannot be used: expected a number, 0 or more.")
     comparison = Comparison(tolerance)
-    if not is_run(one) and not is_run(other) and _has_result(one) and _has_result(other):
+    if all(_has(folder, ABOUT) and not _has(folder, MANIFEST) for folder in (one, other)):
         _compare_results(saved_result(one), saved_result(other), comparison)
     else:
         _compare_runs(open_run(one), open_run(other), comparison)
     return comparison
 
 
-def _has_result(folder: str) -> bool:
+def _has(folder: str, name: str) -> bool:
     files, path = opened(folder)
-    return files.exists(f"{path}/{ABOUT}")
+    return files.exists(f"{path}/{name}")
 
 
 # Tables of runs
@@ -136,11 +125,6 @@ def _compare_runs(one: Store, other: Store, comparison: Comparison) -> None:
             comparison.recorded[name] = values
     tables = _tables(one)
     other_tables = _tables(other)
-    for store, names in ((one, tables), (other, other_tables)):
-        if not names:
-            raise InputError(
-                f"Cannot compare {store.folder}: it has no tables. Make them with `identikit resume {store.folder}`."
-            )
     for name in sorted(tables ^ other_tables):
         comparison.other.append(f"{name} is only in {one.folder if name in tables else other.folder}")
     marked = _marked_keys(other) | _marked_keys(one)
@@ -148,11 +132,17 @@ def _compare_runs(one: Store, other: Store, comparison: Comparison) -> None:
         _compare_tables(name, _frame(one, name), _frame(other, name), marked.get(name, []), comparison)
 
 
-def _tables(store: Store, folder: str = "") -> set[str]:
+def _tables(store: Store) -> set[str]:
     """Return the names of a run's tables, those of a reproduction's figures too."""
-    names = store.names(folder)
-    tables = {f"{folder}{name.removesuffix('.parquet')}" for name in names if name.endswith(".parquet")}
-    return tables if folder else tables | _tables(store, "figures/")
+    tables = set()
+    for folder in ("", "figures/"):
+        names = [f"{folder}{name}" for name in store.names(folder)]
+        tables |= {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
+    if not tables:
+        raise InputError(
+            f"Cannot compare {store.folder}: it has no tables. Make them with `identikit resume {store.folder}`."
+        )
+    return tables
 
 
 def _marked_keys(store: Store) -> dict[str, list[str]]:
@@ -229,17 +219,17 @@ def _identify(keys: Sequence[str], *frames: "DataFrame") -> bool:
     return all({*keys} <= {*frame} and not frame.duplicated([*keys]).any() for frame in frames)
 
 
-def _distance(one: "Series", other: "Series") -> "Series":
+def _distance(one: "Series", other: "Series") -> Any:
     """Return how far apart values are: 0 where both are missing, infinite where they differ and cannot be measured."""
-    import pandas as pd
+    import numpy as np
     from pandas.api.types import is_float_dtype
 
     same = (one == other).fillna(False).astype(bool) | (one.isna() & other.isna())
-    distance = pd.Series(math.inf, index=one.index)
+    distance = np.full(len(one), math.inf)
     if is_float_dtype(one.dtype) and is_float_dtype(other.dtype):
-        scale = pd.concat([one.abs(), other.abs()], axis=1).max(axis=1).clip(lower=1)
-        distance = ((one - other).abs() / scale).fillna(math.inf).astype(float)
-    return distance.mask(same, 0.0)
+        scale = np.fmax(1, np.fmax(one.abs(), other.abs()))
+        distance = ((one - other).abs() / scale).fillna(math.inf).to_numpy(float)
+    return np.where(same, 0.0, distance)
 
 
 def _place(row: "Series", keys: Sequence[str]) -> str:
@@ -256,6 +246,8 @@ def _value(cell: Any) -> str | int | float | None:
 
 
 def _compare_results(one: Result, other: Result, comparison: Comparison) -> None:
+    from pandas import DataFrame, MultiIndex
+
     first = asdict(one.provenance) | {"kind": one.kind}
     second = asdict(other.provenance) | {"kind": other.kind}
     for name in ("versions", "device"):
@@ -269,20 +261,13 @@ def _compare_results(one: Result, other: Result, comparison: Comparison) -> None
     for name in sorted({*dims} & {*other_dims}):
         array = one.array(name).double()
         other_array = other.array(name).double()
-        shape = list(array.shape)
-        if shape == list(other_array.shape):
-            places = _places([dim for dim in dims[name] if dim not in single], shape)
-            values = {f"{name} one": array.flatten().numpy(), f"{name} other": other_array.flatten().numpy()}
-            comparison.add("result", name, places.assign(**values), list(places))
-        else:
-            other_shape = list(other_array.shape)
-            comparison.other.append(f"{name} has the shape {shape} in one and {other_shape} in the other")
-
-
-def _places(dims: Sequence[str], shape: Sequence[int]) -> "DataFrame":
-    """Return where each number of an array is, one row per number."""
-    import pandas as pd
-
-    if not dims:
-        return pd.DataFrame({"place": [0]})
-    return pd.MultiIndex.from_product([range(size) for size in shape], names=dims).to_frame(index=False)
+        if array.shape != other_array.shape:
+            shapes = f"{list(array.shape)} in one and {list(other_array.shape)} in the other"
+            comparison.other.append(f"{name} has the shape {shapes}")
+            continue
+        places = DataFrame({"place": [0]})
+        if array.ndim:
+            names = [dim for dim in dims[name] if dim not in single]
+            places = MultiIndex.from_product([range(size) for size in array.shape], names=names).to_frame(index=False)
+        values = {f"{name} one": array.flatten().numpy(), f"{name} other": other_array.flatten().numpy()}
+        comparison.add("result", name, places.assign(**values), list(places))

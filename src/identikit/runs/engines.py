@@ -28,6 +28,7 @@ from identikit.runs.store import opened, read_manifest
 ENGINES = ("local", "processes", "ray")
 AHEAD = 2  # tasks that each worker has been given
 RETRIES = 3  # how often a task whose worker died is tried again
+_THREADS = "OMP_NUM_THREADS"
 
 
 @runtime_checkable
@@ -93,13 +94,11 @@ def engine_of(
             raise InputError(f"{option} is for --engine {others}. Add it, or leave {option} out.")
     started = read_manifest(*opened(folder)) or {"run": {}}
     each: int = threads or started["run"].get("threads") or torch.get_num_threads()
-    if engine == "local":
-        return Local(each)
-    if engine == "processes":
-        return Processes(each, workers or workers_here(each))
-    from identikit.runs.cluster import Cluster
+    if engine == "ray":
+        from identikit.runs.cluster import Cluster
 
-    return Cluster(each, workers, address, gpus)
+        return Cluster(each, workers, address, gpus)
+    return Local(each) if engine == "local" else Processes(each, workers or workers_here(each))
 
 
 def workers_here(threads: int) -> int:
@@ -205,12 +204,11 @@ def results_of(
 
 # Processes of this machine
 
-_worker: RunWorker | None = None
+_workers: list[RunWorker] = []  # the one of this process
 
 
 def _begin(worker: RunWorker) -> None:
-    global _worker
-    _worker = worker
+    _workers.append(worker)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -223,8 +221,7 @@ def end_with_parent() -> None:
 
 
 def _compute(task: RunTask) -> WorkerResult:
-    assert _worker is not None
-    return _worker.compute(task)
+    return _workers[0].compute(task)
 
 
 @dataclass(frozen=True)
@@ -272,16 +269,14 @@ class Processes:
 @contextmanager
 def _starting(threads: int) -> Iterator[None]:
     """Give processes that are started here so many threads from the start, and leave Ctrl-C to this one."""
-    name = "OMP_NUM_THREADS"
-    before = os.environ.get(name)
-    os.environ[name] = str(threads)
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = str(threads)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield
     finally:
         if masked is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        os.environ.pop(_THREADS)
+        if before is not None:
+            os.environ[_THREADS] = before

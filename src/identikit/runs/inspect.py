@@ -6,8 +6,8 @@ The manifest is sealed, so it is as it was written; nothing else is taken for gr
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +33,6 @@ from identikit.runs.store import (
 
 INPUTS = "inputs"  # the folder of the inputs of `reproduce`
 _SEALED = re.compile(r"(shard-.*|passage|sentence)\.safetensors|(part-.*|plan|collapse)\.json")
-_NOTED = {"tokens": int, "seconds": float}  # in every shard
 _SHOWN = 8  # how many of many are listed
 
 
@@ -110,72 +109,45 @@ def open_run(folder: str) -> Store:
     return Store(folder, manifest["run"], manifest["recorded"])
 
 
-@dataclass
-class _Holdings:
-    """What the sealed files of a folder hold; `pieces` are texts or parts, each with its file."""
-
-    pieces: dict[int | str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    sums: Counter[str] = field(default_factory=Counter)  # of what shards note
-    damaged: dict[str, str] = field(default_factory=dict)
-
-    def add(self, store: Store, name: str) -> None:
-        """Count what a sealed file holds; one that is damaged is noted."""
-        try:
-            if name.endswith(".safetensors"):
-                about = store.read_tensors(name).about
-                if shard_files([name]):
-                    self._add_shard(name, about)
-                return
-            value = store.read_json(name)
-            if name == PLAN:
-                self.plan = dict(value)
-            elif name.startswith(PART):
-                self.pieces[name.removeprefix(PART).removesuffix(".json")] = name
-        except (Damaged, InputError, ValueError, TypeError) as why:
-            self.damaged[name] = str(why).rstrip(".")
-
-    def _add_shard(self, file: str, about: dict[str, Any]) -> None:
-        numbers = texts_held(about)
-        try:
-            noted = {name: kind(about[name]) for name, kind in _NOTED.items()}
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise Damaged("it does not say how much it holds") from None
-        for number in numbers:
-            if number in self.pieces:
-                raise Damaged(f"text {number} is also in {self.pieces[number]}")
-        self.pieces |= dict.fromkeys(numbers, file)
-        self.sums.update(noted)
-
-    def tokens(self) -> Amount:
-        """Return how many tokens are done, and of how many."""
-        total = self.plan.get("tokens")
-        return Amount(self.sums["tokens"], total if isinstance(total, int) else None)
-
-    def planned(self) -> tuple[str, Sequence[int | str]]:
-        """Return what the work consists of, and the numbers or names of all pieces; none where no plan can be read."""
-        try:
-            if "parts" in self.plan:
-                return "parts", [str(name) for name in self.plan["parts"]]
-            if "texts" in self.plan:
-                return "texts", texts_held(self.plan)
-        except (TypeError, Damaged):
-            self.damaged[PLAN] = "it does not say what there is to do"
-        return ("parts" if any(isinstance(piece, str) for piece in self.pieces) else "texts"), ()
-
-
 def state(folder: str) -> RunState:
     """Return what the folder of a run holds."""
     store = open_run(folder)
     sealed = [name for name in store.names() if _SEALED.fullmatch(name)]
-    holdings = _Holdings()
+    pieces: dict[int | str, str] = {}  # texts or parts, each with its file
+    plan: dict[str, Any] = {}
+    sums: Counter[str] = Counter()
+    damaged: dict[str, str] = {}
     for name in sealed:
-        holdings.add(store, name)
-    unit, planned = holdings.planned()
-    pieces = holdings.pieces
-    missing = tuple(piece for piece in planned if piece not in pieces)
+        try:
+            held = store.read_tensors(name).about if name.endswith(".safetensors") else store.read_json(name)
+            if name == PLAN:
+                plan = dict(held)
+            elif name.startswith(PART):
+                pieces[name.removeprefix(PART).removesuffix(".json")] = name
+            elif shard_files([name]):
+                numbers = texts_held(held)
+                amounts = _amounts(held)
+                if twice := [number for number in numbers if number in pieces]:
+                    raise Damaged(f"text {twice[0]} is also in {pieces[twice[0]]}")
+                pieces |= dict.fromkeys(numbers, name)
+                sums.update(amounts)
+        except (Damaged, InputError, ValueError, TypeError) as why:
+            damaged[name] = str(why).rstrip(".")
+    planned: tuple[int | str, ...] = ()
+    try:
+        if "parts" in plan:
+            planned = tuple(str(name) for name in plan["parts"])
+        elif "texts" in plan:
+            planned = texts_held(plan)
+    except (TypeError, Damaged):
+        damaged[PLAN] = "it does not say what there is to do"
+    unit = "parts" if any(isinstance(piece, str) for piece in (*planned, *pieces)) else "texts"
     for piece in pieces.keys() - set(planned) if planned else ():
-        holdings.damaged[pieces[piece]] = f"{piece} is not one of the run's {unit}"
+        damaged[pieces[piece]] = f"{piece} is not one of the run's {unit}"
+    missing = tuple(piece for piece in planned if piece not in pieces)
+    total = plan.get("tokens")
+    # A shard is written when its texts are: tables are made when the shards are merged.
+    tables = store.has(CHECKSUMS) or ("command" not in store.settings and store.has(COMPUTED))
     return RunState(
         folder=folder,
         settings=store.settings,
@@ -183,14 +155,21 @@ def state(folder: str) -> RunState:
         unit=unit,
         done=tuple(sorted(piece for piece in pieces if isinstance(piece, str) == (unit == "parts"))),
         missing=missing,
-        tokens=holdings.tokens(),
-        seconds=round(float(holdings.sums["seconds"]), 3),
+        tokens=Amount(sums["tokens"], total if isinstance(total, int) else None),
+        seconds=round(float(sums["seconds"]), 3),
         sealed=len(sealed),
-        damaged=holdings.damaged,
+        damaged=damaged,
         writer=FolderLock(store.files, store.folder).holder(),
         error=_error(store),
-        complete=not missing and not holdings.damaged and _is_written(store, bool(planned)),
+        complete=not missing and not damaged and (bool(planned) if "shard" in store.settings else tables),
     )
+
+
+def _amounts(about: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"tokens": int(about["tokens"]), "seconds": float(about["seconds"])}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise Damaged("it does not say how much it holds") from None
 
 
 def _error(store: Store) -> dict[str, str] | None:
@@ -203,11 +182,7 @@ def _error(store: Store) -> dict[str, str] | None:
         return {"date": "unknown", "error": f"{ERROR} cannot be read"}
 
 
-def _is_written(store: Store, planned: bool) -> bool:
-    """Say whether all was written; of a shard that is its texts: tables are made when the shards are merged."""
-    if "shard" in store.settings:
-        return planned
-    return store.has(CHECKSUMS) or ("command" not in store.settings and store.has(COMPUTED))
+# Folders within folders
 
 
 def parts_of(folder: str) -> dict[tuple[int, int], str]:
@@ -220,14 +195,21 @@ def parts_of(folder: str) -> dict[tuple[int, int], str]:
     return dict(sorted(parts.items()))
 
 
+def absent_parts(parts: Iterable[tuple[int, int]]) -> list[str]:
+    """Return the folders of the shards that are not there."""
+    there = set(parts)
+    counts = {count for _, count in there}
+    return [part_folder(i, count) for count in counts for i in range(1, count + 1) if (i, count) not in there]
+
+
 def inputs_of(folder: str) -> list[str]:
     """Return the folders of the inputs of `reproduce`."""
     files, path = opened(folder)
-    return [
-        f"{folder.rstrip('/')}/{INPUTS}/{data}/{name}"
-        for data in _folders(files, f"{path}/{INPUTS}")
-        for name in _folders(files, f"{path}/{INPUTS}/{data}")
-    ]
+    places = []
+    for data in _folders(files, f"{path}/{INPUTS}"):
+        for name in _folders(files, f"{path}/{INPUTS}/{data}"):
+            places.append(f"{folder.rstrip('/')}/{INPUTS}/{data}/{name}")
+    return places
 
 
 def _folders(files: AbstractFileSystem, path: str) -> list[str]:
@@ -243,24 +225,41 @@ def is_run(folder: str) -> bool:
     return files.exists(f"{path}/{MANIFEST}")
 
 
-def absent_parts(parts: Iterable[tuple[int, int]]) -> list[str]:
-    """Return the folders of the shards that are not there."""
-    there = set(parts)
-    counts = {count for _, count in there}
-    return [part_folder(i, count) for count in counts for i in range(1, count + 1) if (i, count) not in there]
-
-
 # In words
 
 
 def state_words(run: RunState) -> list[str]:
     """Say what a folder holds, in a few lines."""
-    lines = [f"{run.folder}: {_about(run)}.", *_options(run), *_progress(run)]
+    noted = dict(leaves(run.recorded))
+    about = [run.settings.get("command", "an input of reproduce")]
+    if "shard" in run.settings:
+        about.append(f"shard {run.settings['shard']}")
+    number_format = f" in {run.settings['dtype']}" if "dtype" in run.settings else ""
+    about.append(f"model {noted.get('model.name')}{number_format}")
+    if "data.source" in noted:
+        texts = dict(leaves(run.settings)).get("data.texts")
+        about.append(f"data {noted['data.source']}" + (f" ({texts:,} texts)" if isinstance(texts, int) else ""))
+    told_above = {"command", "data", "model", "dtype", "options", "shard", "texts", "weights"}
+    others = {name: value for name, value in run.settings.items() if name not in told_above}
+    chosen = leaves({"": run.settings.get("options", {})} | others)
+    lines = [f"{run.folder}: {', '.join(about)}."]
+    lines.append(f"Settings: {', '.join(f'{name} {value}' for name, value in chosen if value is not None)}.")
+    if started := [f"{name} {noted[name]}" for name in ("date", "device", "machine") if name in noted]:
+        lines.append(f"Started: {', '.join(started)}.")
+    lines += _progress(run)
     for file, why in run.damaged.items():
         lines.append(f"Damaged: {file} ({why}). Its contents will be computed again when the run is resumed.")
     if run.error is not None:
         lines.append(f"The last run ended with an error ({run.error['date']}): {run.error['error']}")
-    return [*lines, _ending(run)]
+    if run.writer is not None:
+        lines.append(f"Now: {run.writer.words()} is writing to it.")
+    elif not run.complete:
+        lines.append(f"Nobody is writing to it. Continue with `identikit resume {run.folder}`.")
+    else:
+        lines.append(
+            f"Complete: {'nothing is left to compute' if 'shard' in run.settings else 'all results are written'}."
+        )
+    return lines
 
 
 def state_line(run: RunState) -> str:
@@ -277,28 +276,19 @@ def state_line(run: RunState) -> str:
     return line
 
 
-def _about(run: RunState) -> str:
-    settings = run.settings
-    words = [settings.get("command", "an input of reproduce")]
-    if "shard" in settings:
-        words.append(f"shard {settings['shard']}")
-    noted = dict(leaves(run.recorded))
-    model = f"model {noted.get('model.name')}"
-    words.append(f"{model} in {settings['dtype']}" if "dtype" in settings else model)
-    if "data.source" in noted:
-        texts = dict(leaves(settings)).get("data.texts")
-        words.append(f"data {noted['data.source']}" + (f" ({texts:,} texts)" if isinstance(texts, int) else ""))
-    return ", ".join(words)
-
-
-def _options(run: RunState) -> Iterator[str]:
-    told_above = {"command", "data", "model", "dtype", "options", "shard", "texts", "weights"}
-    others = {name: value for name, value in run.settings.items() if name not in told_above}
-    chosen = leaves({"": run.settings.get("options", {})} | others)
-    yield f"Settings: {', '.join(f'{name} {value}' for name, value in chosen if value is not None)}."
-    noted = [f"{name} {run.recorded[name]}" for name in ("date", "device", "machine") if name in run.recorded]
-    if noted:
-        yield f"Started: {', '.join(noted)}."
+def _progress(run: RunState) -> list[str]:
+    if not run.done and not run.missing:
+        has_tables = run.settings.get("command", "reproduce") != "reproduce"
+        return ["Nothing has been computed yet."] if has_tables and not run.complete else []
+    lines = [f"Done: {_amount(run)}."]
+    if run.missing:
+        lines.append(f"Missing: {run.unit} {listed(run.missing)}.")
+    if run.rate is not None:
+        rate = f"Rate: {run.rate:,.0f} tokens/s while computing"
+        if run.missing and run.seconds_left is not None:
+            rate += f"; {timedelta(seconds=round(run.seconds_left))} left at that rate"
+        lines.append(f"{rate}.")
+    return lines
 
 
 def _amount(run: RunState) -> str:
@@ -306,31 +296,6 @@ def _amount(run: RunState) -> str:
     if run.tokens.total is not None:
         words += f", {run.tokens.done:,} of {run.tokens.total:,} tokens"
     return words if run.share is None else f"{words} ({percent(run.share)})"
-
-
-def _progress(run: RunState) -> Iterator[str]:
-    if not run.done and not run.missing:
-        if not run.complete and run.settings.get("command", "reproduce") != "reproduce":
-            yield "Nothing has been computed yet."
-        return
-    yield f"Done: {_amount(run)}."
-    if run.missing:
-        yield f"Missing: {run.unit} {listed(run.missing)}."
-    if run.rate is not None:
-        rate = f"Rate: {run.rate:,.0f} tokens/s while computing"
-        if run.missing and run.seconds_left is not None:
-            rate += f"; {timedelta(seconds=round(run.seconds_left))} left at that rate"
-        yield f"{rate}."
-
-
-def _ending(run: RunState) -> str:
-    if run.writer is not None:
-        return f"Now: {run.writer.words()} is writing to it."
-    if not run.complete:
-        return f"Nobody is writing to it. Continue with `identikit resume {run.folder}`."
-    if "shard" in run.settings:
-        return "Complete: nothing is left to compute."
-    return "Complete: all results are written."
 
 
 def listed(pieces: Sequence[int | str]) -> str:

@@ -84,21 +84,12 @@ class FolderLock:
         threading.Thread(target=self._beat, args=(self._released,), daemon=True).start()
 
     def _taken(self) -> BaseFileLock | None:
-        """Take the system's lock, or say who holds it; None where there is none."""
+        """Take the system's lock, or say who holds it; None where there is none.
+
+        A lock that is a link, or a second name of another file, is refused: taking it may empty what it stands for.
+        """
         if not isinstance(self.files, LocalFileSystem):
             return None
-        self._check_own()
-        lock = FileLock(Path(self.folder, LOCK), blocking=False, thread_local=False)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise self._held(self._noted()) from None
-        except (OSError, NotImplementedError):
-            return None
-        return lock
-
-    def _check_own(self) -> None:
-        """Refuse a lock that is a link, or a second name of another file: taking it may empty what it stands for."""
         path = Path(self.folder, LOCK)
         with suppress(FileNotFoundError):
             found = path.lstat()
@@ -107,6 +98,14 @@ class FolderLock:
                     f"Cannot write to {self.folder}: {LOCK} there is a link or something else that is no plain file of "
                     "its own. Remove it, or choose another folder with --out."
                 )
+        lock = FileLock(path, blocking=False, thread_local=False)
+        try:
+            lock.acquire()
+            return lock
+        except Timeout:
+            raise self._held(self._noted()) from None
+        except (OSError, NotImplementedError):
+            return None
 
     def _beat(self, released: threading.Event) -> None:
         """Show, every minute, that the owner lives."""
@@ -118,6 +117,17 @@ class FolderLock:
         """Renew the note where the system has no lock of its own, unless another process took the folder meanwhile."""
         if self._owner is not None and self._system is None:
             self._renew()
+
+    def _renew(self) -> None:
+        owner = self._noted()
+        if owner is not None and not self._is_ours(owner):
+            raise self._held(owner)
+        self._note()
+
+    def _note(self) -> None:
+        if self._owner is not None:
+            note = asdict(self._owner) | {"beat": time.time()}
+            write_through(self.files, f"{self.folder}/{NOTE}", json.dumps(note).encode())
 
     def release(self) -> None:
         """Give the lock back."""
@@ -137,34 +147,20 @@ class FolderLock:
             return None
         if self._system is None and Path(self.folder, LOCK).exists():
             with suppress(InputError):
-                system = self._taken()
-                if system is not None:
+                if (system := self._taken()) is not None:
                     system.release()
                     return None
         return owner
 
     def _noted(self) -> Owner | None:
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(read_through(self.files, f"{self.folder}/{NOTE}"))
-            kinds = Owner.__annotations__.items()
-            return Owner(**note) if all(isinstance(note[name], kind) for name, kind in kinds) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            if all(isinstance(note[name], kind) for name, kind in Owner.__annotations__.items()):
+                return Owner(**note)
+        return None
 
     def _is_ours(self, owner: Owner | None) -> bool:
         return owner is not None and self._owner is not None and owner.key == self._owner.key
-
-    def _renew(self) -> None:
-        """Write the note again, unless another process took the folder meanwhile."""
-        owner = self._noted()
-        if owner is not None and not self._is_ours(owner):
-            raise self._held(owner)
-        self._note()
-
-    def _note(self) -> None:
-        if self._owner is not None:
-            note = asdict(self._owner) | {"beat": time.time()}
-            write_through(self.files, f"{self.folder}/{NOTE}", json.dumps(note).encode())
 
     def _held(self, owner: Owner | None) -> InputError:
         who = "another process" if owner is None else owner.words()

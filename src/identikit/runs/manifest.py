@@ -62,16 +62,14 @@ class NotedCommand(NamedTuple):
 
     def there(self) -> AbstractContextManager[None]:
         """Go to the folder that relative paths start from; where it is gone, stay: data are checked by their hash."""
-        if self.place and Path(self.place).is_dir() and os.access(self.place, os.X_OK):
-            return chdir(self.place)
-        return nullcontext()
+        is_there = self.place and Path(self.place).is_dir() and os.access(self.place, os.X_OK)
+        return chdir(self.place) if is_there else nullcontext()
 
 
 def note(store: Store, command: str, arguments: Mapping[str, Any]) -> None:
     """Keep a command and its arguments as they were given, and the folder that paths among them start from."""
     kept = {name: value for name, value in arguments.items() if name not in _GIVEN_ANEW}
-    content = {"command": command, "arguments": kept, "place": str(Path.cwd())}
-    store.write(COMMAND, seal_record(content))
+    store.write(COMMAND, seal_record({"command": command, "arguments": kept, "place": str(Path.cwd())}))
 
 
 def noted_command(folder: str) -> NotedCommand:

@@ -1,7 +1,5 @@
 """The shards of a run that was spread over several folders, put together in the run's own."""
 
-from collections.abc import Mapping
-
 from identikit.errors import InputError
 from identikit.runs.inspect import RunState, absent_parts, listed, parts_of, state
 from identikit.runs.manifest import NotedCommand, noted_command
@@ -17,89 +15,65 @@ def merge(folder: str) -> NotedCommand:
     Shards that are missing, not complete, damaged or of different runs are refused. Stopped at any moment, it can be
     run again.
     """
-    parts = [state(part) for part in _all_parts(folder)]
-    for part in parts:
-        _check_complete(folder, part)
-        _check_same(folder, parts[0], part)
-    settings = {name: value for name, value in parts[0].settings.items() if name not in ("shard", "device")}
-    recorded = parts[0].recorded | {"shards": {str(part.settings["shard"]): part.recorded for part in parts}}
-    command = noted_command(parts[0].folder)
-    _copy(Store(folder, settings, recorded), _sources(folder, parts))
-    return command._replace(arguments=command.arguments | _MERGED_HERE)
-
-
-def _all_parts(folder: str) -> list[str]:
-    parts = parts_of(folder)
-    if not parts:
+    there = parts_of(folder)
+    counts = sorted({count for _, count in there})
+    if not there:
         raise InputError(f"Cannot merge {folder}: it holds no shards. Give the --out folder of its shards.")
-    counts = sorted({count for _, count in parts})
     if len(counts) > 1:
         raise InputError(
             f"Cannot merge {folder}: it holds shards of different divisions, into {' and '.join(map(str, counts))}. "
             "Remove the ones that you do not want."
         )
-    if missing := absent_parts(parts):
+    if missing := absent_parts(there):
         raise InputError(
             f"Cannot merge {folder}: {listed(missing)} of {counts[0]} shards {'is' if len(missing) == 1 else 'are'} "
             "missing. Compute what is missing with --shard, or copy it there."
         )
-    return list(parts.values())
+    parts = {f"{index}/{count}": state(place) for (index, count), place in there.items()}
+    first = parts[f"1/{counts[0]}"]
+    for shard, part in parts.items():
+        if why := _flaw(shard, part, first):
+            raise InputError(f"Cannot merge {folder}: {why}")
+    settings = {name: value for name, value in first.settings.items() if name not in ("shard", "device")}
+    recorded = first.recorded | {"shards": {shard: part.recorded for shard, part in parts.items()}}
+    command = noted_command(first.folder)
+    _copy(Store(folder, settings, recorded), list(parts.values()))
+    return command._replace(arguments=command.arguments | _MERGED_HERE)
 
 
-def _check_complete(folder: str, part: RunState) -> None:
+def _flaw(shard: str, part: RunState, first: RunState) -> str | None:
+    """Say why a shard cannot be merged with the first one."""
     if part.writer is not None:
-        raise InputError(
-            f"Cannot merge {folder}: {part.writer.words()} is writing to {part.folder}. Wait for it to finish."
-        )
+        return f"{part.writer.words()} is writing to {part.folder}. Wait for it to finish."
     for file, why in part.damaged.items():
-        raise InputError(
-            f"Cannot merge {folder}: {part.folder}/{file} is damaged ({why}). `identikit resume {part.folder}` "
-            "will compute it again."
-        )
+        return f"{part.folder}/{file} is damaged ({why}). `identikit resume {part.folder}` will compute it again."
     if not part.complete:
-        raise InputError(
-            f"Cannot merge {folder}: {part.folder} is not complete. Continue with `identikit resume {part.folder}`."
-        )
-
-
-def _check_same(folder: str, first: RunState, part: RunState) -> None:
-    _, index, _, count = part.folder.rpartition("/")[2].split("-")
-    if part.settings.get("shard") != f"{int(index)}/{int(count)}":
-        raise InputError(
-            f"Cannot merge {folder}: {part.folder} holds shard {part.settings.get('shard')}. Rename it, or compute its "
-            "own shard."
-        )
+        return f"{part.folder} is not complete. Continue with `identikit resume {part.folder}`."
+    if part.settings.get("shard") != shard:
+        return f"{part.folder} holds shard {part.settings.get('shard')}. Rename it, or compute its own shard."
     for key, (value, other) in unequal(first.settings, part.settings).items():
         if key != "shard":
-            raise InputError(
-                f"Cannot merge {folder}: its shards are of different runs; {key} is {value!r} in {first.folder}, and "
-                f"{other!r} in {part.folder}. Compute all with the same settings."
+            return (
+                f"its shards are of different runs; {key} is {value!r} in {first.folder}, and {other!r} in "
+                f"{part.folder}. Compute all with the same settings."
             )
+    return None
 
 
-def _sources(folder: str, parts: list[RunState]) -> dict[str, Store]:
-    """Return the files to copy, each with its shard; no text and no part is there twice."""
+def _copy(store: Store, parts: list[RunState]) -> None:
+    """Copy the results of the shards into the run's folder; no text and no part may be there twice."""
     sources: dict[str, Store] = {}
     done: dict[int | str, str] = {}
     for part in parts:
         for piece in part.done:
             if piece in done:
                 raise InputError(
-                    f"Cannot merge {folder}: {part.unit.removesuffix('s')} {piece} is both in {done[piece]} and in "
-                    f"{part.folder}. Compute the shards again."
+                    f"Cannot merge {store.folder}: {part.unit.removesuffix('s')} {piece} is both in {done[piece]} and "
+                    f"in {part.folder}. Compute the shards again."
                 )
             done[piece] = part.folder
-        store = Store(part.folder, part.settings)
-        sources |= dict.fromkeys(_results(store), store)
-    return sources
-
-
-def _results(store: Store) -> list[str]:
-    names = store.names()
-    return [*shard_files(names), *(name for name in names if name.startswith(PART) and name.endswith(".json"))]
-
-
-def _copy(store: Store, sources: Mapping[str, Store]) -> None:
+        source = Store(part.folder, part.settings)
+        sources |= dict.fromkeys(_results(source), source)
     if strange := [name for name in _results(store) if name not in sources]:
         raise InputError(
             f"Cannot merge {store.folder}: it already holds results of its own, such as {strange[0]}. Resume that run "
@@ -110,3 +84,8 @@ def _copy(store: Store, sources: Mapping[str, Store]) -> None:
             content = source.read(name)
             if not store.has(name) or store.read(name) != content:
                 store.write(name, content)
+
+
+def _results(store: Store) -> list[str]:
+    names = store.names()
+    return [*shard_files(names), *(name for name in names if name.startswith(PART) and name.endswith(".json"))]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -109,72 +108,6 @@ def groups_of(lengths: Sequence[int], most: int = 1, parameters: int = 1) -> lis
 
 
 @dataclass(frozen=True)
-class _Dataset:
-    """The texts of a run, and what they were read as; `numbers` in its methods are those of some of them."""
-
-    texts: Sequence[Text]
-    encoded: Sequence[Encoded]
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        return [len(text) for text in self.encoded]
-
-    def chosen(self, numbers: Iterable[int]) -> list[Text]:
-        return [self.texts[number] for number in numbers]
-
-    def hash(self, numbers: Iterable[int]) -> str:
-        """Return the SHA-256 of texts, or of what images and sounds hold, whatever their files are called."""
-        return text_hash([self.encoded[number].text for number in numbers])
-
-    def tokens(self, numbers: Iterable[int]) -> int:
-        return sum(self.lengths[number] for number in numbers)
-
-    def tasks(self, model: Model, job: TextJob, most: int) -> list[RunTask]:
-        """Return groups of at most `most` texts as tasks, each with the numbers of its texts."""
-        parameters = sum(parameter.numel() for parameter in model.hf.parameters())
-        groups = groups_of(self.lengths, most, parameters)
-        costs = [sum(job.cost(self.lengths[number]) for number in group) for group in groups]
-        return [RunTask(*task) for task in zip(range(len(groups)), groups, costs, strict=True)]
-
-    def flaw(self, job: TextJob, numbers: Sequence[int], tensors: Numbers) -> str | None:
-        """Say what is wrong with the tensors of some texts, if anything is: missing ones, rows, undefined numbers."""
-        for name in job.stored:
-            if name not in tensors and not name.endswith("*"):
-                return f"{name!r} is missing"
-        lengths = [self.lengths[number] for number in numbers]
-        for name, tensor in tensors.items():
-            declared = _declared(job, name)
-            if declared is None:
-                return f"{name!r} is not expected"
-            if why := declared.flaw(tensor, lengths):
-                return f"{name!r} {why}"
-        return None
-
-    def ordered(self, job: TextJob, held: Mapping[tuple[int, ...], Numbers]) -> Numbers:
-        """Return the tensors of all parts together, with rows in the order of the texts."""
-        numbers = [number for part in held for number in part]
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        sizes = {"text": [1] * len(numbers), "token": [self.lengths[number] for number in numbers]}
-        whole = joined(job, list(held.values()))
-        for name, tensor in whole.items():
-            declared = _declared(job, name)
-            if declared is not None and declared.per is not None:
-                rows = tensor.split(sizes[declared.per])
-                whole[name] = torch.cat([rows[place] for place in order])
-        return whole
-
-
-def joined(job: TextJob, parts: Sequence[Numbers]) -> Numbers:
-    """Return the tensors of several parts together, with the rows of one part after those of another."""
-    rows = {name: torch.cat([part[name] for part in parts]) for name, stored in job.stored.items() if stored.per}
-    return rows | job.merged(parts)
-
-
-def _declared(job: TextJob, name: str) -> Stored | None:
-    return next((stored for declared, stored in job.stored.items() if fnmatchcase(name, declared)), None)
-
-
-@dataclass(frozen=True)
 class Run:
     """Where a run's results are kept, what computes them, and where progress is reported.
 
@@ -214,28 +147,29 @@ class Run:
         `encoded` are the texts as tokens. Rows are in the order of the texts; a part of a run has only its own.
         `before` is called with the lengths of the texts that are missing, before any is computed.
         """
-        data = _Dataset(texts, encoded)
-        mine = self.mine(data.tasks(model, job, most))
+        shards = _Shards(self.store, model, job, encoded)
+        mine = self.mine(shards.tasks(most))
+        numbers = [number for task in mine for number in task.given]
         with self.store:
-            held = _kept(self.store, job, data)
-            done = {number for part in held for number in part}
-            numbers = [number for task in mine for number in task.given]
-            self.store.write_json(PLAN, {"texts": numbers, "tokens": data.tokens(numbers)})
-            left = {task.number: [number for number in task.given if number not in done] for task in mine}
-            tasks = [replace(task, given=data.chosen(left[task.number])) for task in mine if left[task.number]]
+            stored = shards.load()
+            self.store.write_json(PLAN, {"texts": numbers, "tokens": shards.tokens(numbers)})
+            left = {task.number: tuple(number for number in task.given if number not in stored) for task in mine}
+            tasks = []
+            for task in mine:
+                if left[task.number]:
+                    tasks.append(replace(task, given=[texts[number] for number in left[task.number]]))
             if tasks:
-                before([data.lengths[number] for task in tasks for number in left[task.number]])
-            stored = data.tokens(done)
-            told = _token_progress(self.progress, job.what, stored, stored + sum(map(data.tokens, left.values())))
-            shards = _Shards(self.store, model, job, data)
+                before([shards.lengths[number] for task in tasks for number in left[task.number]])
+            done = shards.tokens(stored)
+            told = _token_progress(self.progress, job.what, done, done + sum(map(shards.tokens, left.values())))
             try:
                 with closing(self.engine.run(model, job, tasks, told)) as results:
                     for task, tensors in results:
-                        shards.add(tuple(left[task.number]), tensors)
-                        told(task, data.tokens(left[task.number]))
+                        shards.add(left[task.number], tensors)
+                        told(task, shards.tokens(left[task.number]))
             finally:
                 shards.write()
-        return data.ordered(job, held | shards.written)
+        return shards.ordered()
 
     def parts(
         self,
@@ -286,23 +220,87 @@ def _token_progress(progress: Progress, what: str, done_before: int, total: int)
 
 
 class _Shards:
-    """Collects finished texts, and writes those of some seconds to one file; `written` are the tensors of each."""
+    """What is known of each text: read from a folder's shards, or just computed; then it is written every few seconds.
 
-    def __init__(self, store: Store, model: Model, job: TextJob, data: _Dataset):
+    `numbers` are always those of texts; `held` has the tensors of each shard.
+    """
+
+    def __init__(self, store: Store, model: Model, job: TextJob, encoded: Sequence[Encoded]):
         self.store = store
         self.model = model
         self.fingerprint = model.fingerprint
         self.job = job
-        self.data = data
-        self.written: dict[tuple[int, ...], Numbers] = {}
+        self.encoded = encoded
+        self.lengths = [len(text) for text in encoded]
+        self.held: dict[tuple[int, ...], Numbers] = {}
         self.waiting: dict[tuple[int, ...], Numbers] = {}
         self.bytes = 0
         self.begun = time.monotonic()
         self.started = self.begun  # with what is waiting
         self.writing = 0.0  # how long it took the last time
 
+    def tokens(self, numbers: Iterable[int]) -> int:
+        return sum(self.lengths[number] for number in numbers)
+
+    def tasks(self, most: int) -> list[RunTask]:
+        """Return groups of at most `most` texts as tasks, each with the numbers of its texts."""
+        parameters = sum(parameter.numel() for parameter in self.model.hf.parameters())
+        tasks = []
+        for place, group in enumerate(groups_of(self.lengths, most, parameters)):
+            tasks.append(RunTask(place, group, sum(self.job.cost(self.lengths[number]) for number in group)))
+        return tasks
+
+    # What is stored
+
+    def load(self) -> set[int]:
+        """Read the shards of the folder, and return which texts they hold; unusable ones are removed with a warning."""
+        done: set[int] = set()
+        for file in shard_files(self.store.names()):
+            if (found := self.store.usable(file, lambda name: self._read(name, done))) is not None:
+                numbers, tensors = found
+                self.held[numbers] = tensors
+                done.update(numbers)
+        return done
+
+    def _read(self, file: str, done: Collection[int]) -> tuple[tuple[int, ...], Numbers]:
+        """Return which texts one shard holds, and their tensors, or raise `Damaged`."""
+        tensors, about = self.store.read_tensors(file)
+        numbers = texts_held(about)
+        if len({*numbers} - {*done}) < len(numbers):
+            raise Damaged("it holds a text that is there already")
+        if not {*numbers} <= {*range(len(self.lengths))} or self._hash(numbers) != about.get("sha256"):
+            raise Damaged("it holds other texts")
+        if why := self._flaw(numbers, tensors):
+            raise Damaged(why)
+        if file != _shard_file(numbers):
+            raise Damaged("its texts are not those that its name says")
+        return numbers, tensors
+
+    def _hash(self, numbers: Iterable[int]) -> str:
+        """Return the SHA-256 of texts, or of what images and sounds hold, whatever their files are called."""
+        return text_hash([self.encoded[number].text for number in numbers])
+
+    def _flaw(self, numbers: Sequence[int], tensors: Numbers) -> str | None:
+        """Say what is wrong with the tensors of some texts, if anything is: missing ones, rows, undefined numbers."""
+        for name in self.job.stored:
+            if name not in tensors and not name.endswith("*"):
+                return f"{name!r} is missing"
+        lengths = [self.lengths[number] for number in numbers]
+        for name, tensor in tensors.items():
+            declared = self._declared(name)
+            why = "is not expected" if declared is None else declared.flaw(tensor, lengths)
+            if why is not None:
+                return f"{name!r} {why}"
+        return None
+
+    def _declared(self, name: str) -> Stored | None:
+        return next((stored for declared, stored in self.job.stored.items() if fnmatchcase(name, declared)), None)
+
+    # What is computed
+
     def add(self, numbers: tuple[int, ...], tensors: Numbers) -> None:
-        if why := self.data.flaw(self.job, numbers, tensors):
+        """Keep the tensors of finished texts, and write all that wait if it is time to."""
+        if why := self._flaw(numbers, tensors):
             which = f"text {numbers[0]}" if len(numbers) == 1 else f"texts {numbers[0]} to {numbers[-1]}"
             raise InputError(f"Computing {which}: {why}.")
         self.waiting[numbers] = tensors
@@ -313,23 +311,42 @@ class _Shards:
             self.write()
 
     def write(self) -> None:
+        """Write what waits as one shard."""
         if self.waiting:
             before = time.monotonic()
             self.model.check_unchanged(self.fingerprint)
             numbers = tuple(number for part in self.waiting for number in part)
-            tensors = joined(self.job, list(self.waiting.values()))
+            tensors = self._joined(list(self.waiting.values()))
             about = {
                 "texts": numbers,
-                "sha256": self.data.hash(numbers),
-                "tokens": self.data.tokens(numbers),
+                "sha256": self._hash(numbers),
+                "tokens": self.tokens(numbers),
                 "seconds": round(before - self.started, 3),
             }
             self.store.write_tensors(_shard_file(numbers), tensors, about)
-            self.written[numbers] = tensors
+            self.held[numbers] = tensors
             self.waiting = {}
             self.bytes = 0
             self.writing = time.monotonic() - before
         self.started = time.monotonic()
+
+    def _joined(self, parts: Sequence[Numbers]) -> Numbers:
+        """Return the tensors of several parts together, with the rows of one part after those of another."""
+        rows = [name for name, stored in self.job.stored.items() if stored.per]
+        return {name: torch.cat([part[name] for part in parts]) for name in rows} | self.job.merged(parts)
+
+    def ordered(self) -> Numbers:
+        """Return the tensors of all shards together, with rows in the order of the texts."""
+        numbers = [number for part in self.held for number in part]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        sizes = {"text": [1] * len(numbers), "token": [self.lengths[number] for number in numbers]}
+        whole = self._joined(list(self.held.values()))
+        for name, tensor in whole.items():
+            declared = self._declared(name)
+            if declared is not None and declared.per is not None:
+                rows = tensor.split(sizes[declared.per])
+                whole[name] = torch.cat([rows[place] for place in order])
+        return whole
 
 
 def _shard_file(numbers: Iterable[int]) -> str:
@@ -347,37 +364,6 @@ def texts_held(about: Mapping[str, Any]) -> tuple[int, ...]:
     if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
         raise Damaged("it does not say which texts it holds")
     return tuple(numbers)
-
-
-def _kept(store: Store, job: TextJob, data: _Dataset) -> dict[tuple[int, ...], Numbers]:
-    """Return the tensors of stored texts; a shard that is damaged or holds other texts is removed with a warning."""
-    kept: dict[tuple[int, ...], Numbers] = {}
-    done: set[int] = set()
-    for file in shard_files(store.names()):
-        if (found := store.usable(file, lambda name: _held(store, name, job, data, done))) is not None:
-            numbers, tensors = found
-            kept[numbers] = tensors
-            done.update(numbers)
-    return kept
-
-
-def _held(
-    store: Store, file: str, job: TextJob, data: _Dataset, done: Collection[int]
-) -> tuple[tuple[int, ...], Numbers]:
-    """Return which texts one shard holds, and their tensors, or raise `Damaged`."""
-    tensors, about = store.read_tensors(file)
-    numbers = texts_held(about)
-    if not all(0 <= number < len(data.texts) for number in numbers):
-        raise Damaged("it holds other texts")
-    if len({*numbers}) < len(numbers) or any(number in done for number in numbers):
-        raise Damaged("it holds a text that is there already")
-    if data.hash(numbers) != about.get("sha256"):
-        raise Damaged("it holds other texts")
-    if why := data.flaw(job, numbers, tensors):
-        raise Damaged(why)
-    if file != _shard_file(numbers):
-        raise Damaged("its texts are not those that its name says")
-    return numbers, tensors
 
 
 def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from identikit.results.files import (
     unseal_record,
     write_through,
 )
-from identikit.results.table import DataTable, data_dictionary
+from identikit.results.table import DataTable
 from identikit.runs.lock import LOCK, NOTE, FolderLock
 from identikit.shapes import Tensor
 from identikit.texts.tables import file_system
@@ -105,21 +105,17 @@ class Store:
             with self._explained(MANIFEST):
                 self.files.makedirs(self.folder, exist_ok=True)
                 self._lock.acquire()
-            self._start()
+            for name in self.names():
+                if name == ERROR or _PARTIAL.fullmatch(name):  # what a killed writer left: only the lock's owner writes
+                    self.remove(name)
+            self._check_same_run()  # again: another process may have started meanwhile
+            if self._is_unused():
+                self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
         except BaseException:
             self._entered = 0
             self._lock.release()
             raise
         return self
-
-    def _start(self) -> None:
-        for name in self.names():
-            if _PARTIAL.fullmatch(name):  # what a killed writer left: only the lock's owner writes
-                self.remove(name)
-        self.remove(ERROR)
-        self._check_same_run()  # again: another process may have started meanwhile
-        if self._is_unused():
-            self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
 
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
         """Give the lock back; after an error, note it, or leave nothing if nothing was computed."""
@@ -152,9 +148,8 @@ class Store:
         """Return the names of the files in the folder, or in a folder under it."""
         if not self.has(under):
             return []
-        return sorted(
-            path.rstrip("/").rpartition("/")[2] for path in self.files.ls(self._path(under).rstrip("/"), False)
-        )
+        paths = self.files.ls(self._path(under).rstrip("/"), False)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def has(self, name: str) -> bool:
         """Say whether a file is there, and so is whole."""
@@ -245,18 +240,16 @@ def opened(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
 
 def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any] | None:
     """Return what `run.json` in a folder says: the settings (`run`) and what is `recorded`; None if it is damaged."""
-    try:
+    with suppress(OSError, Damaged):
         manifest = unseal_record(read_through(files, f"{folder}/{MANIFEST}"))
-        whole = isinstance(manifest.get("run"), dict) and isinstance(manifest.get("recorded"), dict)
-        return manifest if whole else None
-    except (OSError, Damaged):
-        return None
+        if isinstance(manifest.get("run"), dict) and isinstance(manifest.get("recorded"), dict):
+            return manifest
+    return None
 
 
 def _is_ours(name: str) -> bool:
     """Say whether a file is one that a run has before its first result."""
-    partial = _PARTIAL.fullmatch(name) is not None
-    return partial or name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN)
+    return name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN) or _PARTIAL.fullmatch(name) is not None
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,7 +282,9 @@ def write_tables(
     A missing value is an empty cell in CSV.
     """
     if dictionary is not None:
-        described = data_dictionary({name: dictionary[name] for name in tables})
+        described = {}
+        for name in tables:
+            described[name] = {column: about._asdict() for column, about in dictionary[name].columns.items()}
         store.write(COLUMNS, json.dumps(described, indent=1, ensure_ascii=False).encode())
     import pyarrow  # noqa: F401  (pandas would not say by itself that this is what is missing)
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from identikit.errors import InputError
 from identikit.results.files import ABOUT, Damaged, unseal_record
 from identikit.results.result import saved_result
@@ -51,11 +49,8 @@ def verify(folder: str) -> Verified:
     if is_run(folder) or not parts:
         _check(folder, report)
     report.wrong += [(f"{folder.rstrip('/')}/{name}", "it is missing") for name in absent_parts(parts)]
-    nested = [*parts.values(), *inputs_of(folder)]
     figures = f"{folder.rstrip('/')}/{FIGURES}"
-    if is_run(figures):
-        nested.append(figures)
-    for place in nested:
+    for place in (*parts.values(), *inputs_of(folder), *([figures] if is_run(figures) else [])):
         try:
             _check(place, report)
         except InputError as why:
@@ -71,8 +66,7 @@ def _check(folder: str, report: Verified) -> None:
         rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
         report.wrong.append((folder, f"it is not complete: {rest}; continue with `identikit resume {folder}`"))
     checked = (*run.damaged.items(), *_command(store, report), *_checksums(store, report), *_tables(store, report))
-    for name, why in checked:
-        report.wrong.append((f"{folder}/{name}", why))
+    report.wrong += [(f"{folder}/{name}", why) for name, why in checked]
 
 
 def _command(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
@@ -110,14 +104,13 @@ def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
 
 def _tables(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
     """Check that tables have the columns that `columns.json` describes, of these types, and no undue gaps."""
-    if not store.has(COLUMNS):
-        return
     try:
-        described = {str(table): dict(columns) for table, columns in json.loads(store.read(COLUMNS)).items()}
+        described = json.loads(store.read(COLUMNS)) if store.has(COLUMNS) else {}
+        tables = {str(table): dict(columns) for table, columns in described.items()}
     except (ValueError, AttributeError, TypeError):
         yield COLUMNS, "it does not describe tables"
         return
-    for table, columns in described.items():
+    for table, columns in tables.items():
         name = f"{table}.parquet"
         if "/" in table or not store.has(name):
             yield name, f"it is missing, and {COLUMNS} describes it"
@@ -137,11 +130,11 @@ def _table_flaw(content: bytes, columns: dict[str, Any]) -> str | None:
         return "it is not a Parquet file that can be read"
     if table.column_names != list(columns):
         return f"its columns are not those in {COLUMNS}"
-    for column, about in columns.items():
-        values = table.column(column)
-        if not isinstance(about, dict) or str(values.type).removeprefix("large_") != about.get("type"):
-            return f"column {column!r} is of the type {values.type}, which {COLUMNS} does not say"
-        gaps = values.null_count or (pa.types.is_floating(values.type) and np.isnan(values.to_numpy()).any())
-        if about.get("missing") == "never" and gaps:
+    gaps = table.to_pandas().isna().any()  # missing values, and NaN
+    for column, kind in zip(columns, table.schema.types, strict=True):
+        about = columns[column]
+        if not isinstance(about, dict) or str(kind).removeprefix("large_") != about.get("type"):
+            return f"column {column!r} is of the type {kind}, which {COLUMNS} does not say"
+        if about.get("missing") == "never" and gaps[column]:
             return f"column {column!r} has missing values, and should have none"
     return None
