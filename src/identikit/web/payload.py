@@ -17,7 +17,7 @@ from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
-from identikit.errors import InputError, Unavailable
+from identikit.errors import InputError, Unavailable, for_page
 from identikit.explanation.result import NEAR, Explanation
 from identikit.explanation.words import verdict
 from identikit.progress import Progress, silent
@@ -25,7 +25,6 @@ from identikit.results.files import plain
 from identikit.results.measure import Measure
 from identikit.results.result import Result
 from identikit.shapes import Tensor
-from identikit.speech import for_page
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__
