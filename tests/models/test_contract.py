@@ -15,7 +15,7 @@ from torch.func import jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.errors import ModelError
-from identikit.models import families, parts, sample, watch
+from identikit.models import blocks, families
 from identikit.models import model as model_module
 from identikit.models.families import FAMILIES
 from identikit.models.load import check, load
@@ -90,7 +90,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_what_differs_between_architectures_is_in_the_table():
     """The modules that load, run and prove models name no architecture: the table of families does."""
     names = "|".join({kind.split("_")[0] for kind in FAMILIES} - {"phi"})
-    for module in (check, load, model_module, parts, sample, watch):
+    for module in (check, load, model_module, blocks):
         assert not re.findall(rf"\b(?i:{names})(?![a-z])", Path(module.__file__).read_text()), module.__name__
 
 

@@ -120,7 +120,6 @@ def _complete() -> Iterator[None]:
 
 _full = Shared(_complete)
 _tf32 = Shared(lambda: _rounding("high"))
-_plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 _derivatives = threading.RLock()
 
 
@@ -141,5 +140,5 @@ def products(precision: str) -> Iterator[None]:
 @contextmanager
 def derivatives() -> Iterator[None]:
     """Attend by the kernel that has derivatives, one thread at a time: torch counts forward mode by process."""
-    with _derivatives, _plain_attention():
+    with _derivatives, sdpa_kernel(SDPBackend.MATH):
         yield
