@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -129,12 +129,8 @@ def products(precision: str) -> Iterator[None]:
 
     torch has one switch for the whole process: while one thread asks for TF32, products of other threads round too.
     """
-    with _full():
-        if precision == "tf32":
-            with _tf32():
-                yield
-        else:
-            yield
+    with _full(), _tf32() if precision == "tf32" else nullcontext():
+        yield
 
 
 @contextmanager
