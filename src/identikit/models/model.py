@@ -142,7 +142,9 @@ class Model:
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
         check_in_place(self.hf, self.name)
-        if identity_of(self.hf, self.tokenizer).model != (self.fingerprint if since is None else since):
+        with turn(self._first):  # while another thread reads the model, hooks are on it
+            found = identity_of(self.hf, self.tokenizer).model
+        if found != (self.fingerprint if since is None else since):
             raise ModelError(
                 f"Reading {self.name}: its weights, configuration or tokenizer changed after it was first read, or "
                 "what is set on its modules (numbers, functions, hooks, adapters): the numbers would be of two models. "
