@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from identikit.errors import Unavailable
+from identikit.errors import Unavailable, for_command_line, for_page
 from identikit.explanation import explain as explaining
 from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation, Sources, TokenSource
 from identikit.explanation.words import LONGEST_LISTED, LONGEST_TEXT, _opening_and_end, sources_table, verdict
 from identikit.results.words import ShareEstimate, Table, estimate, percent
-from identikit.speech import for_command_line, for_page
 from tests.explanation.test_result import MAPS
 from tests.explanation.truth import unfounded
 from tests.models import tiny

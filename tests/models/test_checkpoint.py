@@ -121,7 +121,7 @@ def test_shapes_that_do_not_fit(tmp_path: Path):
     refused(folder, r"'lm_head\.weight' is of shape \[60, 24\], and with its config\.json it has to be \[61, 24\]")
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_numbers_that_are_not_plain(tmp_path: Path, dtype: torch.dtype):
     key = "encoder.layer.2.output.dense.weight"
     folder = restored(saved(tmp_path, "bert"), lambda weights: weights.update({key: weights[key].to(dtype)}))
@@ -142,7 +142,7 @@ def sharded(folder: Path) -> tuple[Path, dict]:
     return index, json.loads(index.read_text())
 
 
-@pytest.mark.parametrize("where", ["../{}", "{absolute}", "..\\{}", "C:\\{}"])
+@pytest.mark.parametrize("where", ["../{}", "{absolute}", "..\\{}"])
 def test_an_index_that_leaves_its_folder(tmp_path: Path, where: str):
     index, said = sharded(tmp_path / "model")
     first = sorted(set(said["weight_map"].values()))[0]
@@ -177,7 +177,7 @@ def test_pickled_shards_and_shards_that_are_not_there(tmp_path: Path):
     refused(tmp_path, rf"the weight '.*' is in both {first} and {second}")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 3}, "metadata": {}}'])
+@pytest.mark.parametrize("content", ["{", '{"weight_map": {}}', '{"weight_map": {"a": 3}, "metadata": {}}'])
 def test_an_index_that_is_none(tmp_path: Path, content: str):
     index, _ = sharded(tmp_path)
     index.write_text(content)
@@ -186,15 +186,8 @@ def test_an_index_that_is_none(tmp_path: Path, content: str):
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda content: content[:-100],
-        lambda content: content[:50],
-        lambda content: b"",
-        lambda content: content + b"more",
-        lambda content: struct.pack("<Q", 1 << 60) + content[8:],
-        lambda content: content[:8] + b"[" + content[9:],
-    ],
-    ids=["cut", "cut in its header", "empty", "longer", "header too long", "no json"],
+    [lambda content: content[:-100], lambda content: b"", lambda content: struct.pack("<Q", 1 << 60) + content[8:]],
+    ids=["cut", "empty", "header too long"],
 )
 def test_damaged_safetensors(tmp_path: Path, damage: Callable[[bytes], bytes]):
     file = saved(tmp_path) / "model.safetensors"
@@ -206,11 +199,8 @@ def test_damaged_safetensors(tmp_path: Path, damage: Callable[[bytes], bytes]):
     ("content", "words"),
     [
         ("{", r"config\.json cannot be read as JSON"),
-        ("\xff\xfe", r"config\.json cannot be read as JSON"),
         ("[1]", r"config\.json holds a list, expected an object"),
-        ("{}", "the model_type in its config.json is None, which transformers"),
         ('{"model_type": "bert-of-next-year"}', "model_type .*'bert-of-next-year', which transformers"),
-        ('{"model_type": 3}', "model_type in its config.json is 3, which"),
         ('{"model_type": "bert", "hidden_size": "wide"}', "hidden_size"),
     ],
 )
@@ -224,10 +214,7 @@ def test_configurations_that_are_none(tmp_path: Path, content: str, words: str):
     ("entry", "words"),
     [
         ({"hidden_size": 25}, r"The hidden size \(25\) is not a multiple"),
-        ({"num_hidden_layers": 0}, r"holds the weight 'encoder\.layer\.0\."),
         ({"hidden_act": "no such"}, r"KeyError: 'no such'\)\. Check its config\.json"),
-        ({"chunk_size_feed_forward": 7}, "has to be a multiple of the chunk size 7"),
-        ({"quantization_config": 3}, "Check its config"),
         ({"model_type": "llama"}, "lacks 29 weights of LlamaModel"),
     ],
 )
@@ -237,24 +224,19 @@ def test_configurations_that_do_not_fit(tmp_path: Path, entry: dict, words: str)
     refused(folder, words)
 
 
-@pytest.mark.parametrize("named", ["BertModel", [3], ["pipeline"], ["LlamaModel"], None])
+@pytest.mark.parametrize("named", [[3], ["LlamaModel"]])
 def test_a_class_that_is_none_is_passed_over(tmp_path: Path, named: object):
     folder = saved(tmp_path, "bert")
     rewritten(folder, lambda config: config.update(architectures=named))
     assert type(ik.load(folder).hf) is hf.BertModel
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", ["", "[]", '{"tokenizer_class": "NoSuch"}'])
-def test_tokenizers_that_are_none(tmp_path: Path, name: str, content: str):
+def test_a_tokenizer_that_is_none(tmp_path: Path):
     folder = saved(tmp_path)
-    (folder / name).write_text(content)
-    try:
-        model = ik.load(folder)
-    except ik.ModelError as error:
-        assert "tokenizer cannot be read" in str(error) and "\n" not in str(error)
-    else:  # what a broken settings file leaves is still the tokenizer
-        assert name == "tokenizer_config.json" and model.encode("w5 w6")[0].tokens[1:3] == ("w5", "w6")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "NoSuch"}')
+    assert ik.load(folder).encode("w5 w6")[0].tokens[1:3] == ("w5", "w6")  # what broken settings leave is the tokenizer
+    (folder / "tokenizer.json").write_text("[]")
+    refused(folder, "tokenizer cannot be read")
 
 
 def test_special_tokens_beyond_the_embeddings(tmp_path: Path):

@@ -25,11 +25,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_default_model_is_the_packaged_minilm():
-    model = ik.load()
+def test_default_model_is_the_packaged_minilm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has the name that it prints; a folder of that name is what its path says."""
+    model = ik.load(device="cpu")
     assert (model.n_layers, model.n_heads, model.n_key_value_heads) == (6, 12, 12)
     assert (model.d_model, model.d_value, model.causal, model.limit) == (384, 32, False, 512)
-    assert model.name == "all-MiniLM-L6-v2"
+    assert model.name == "all-MiniLM-L6-v2" and model.recipe == Recipe(None)
+    assert ik.load(model.name).recipe == Recipe(None)
+    monkeypatch.chdir(tmp_path)
+    Path(model.name).mkdir()
+    with pytest.raises(ik.ModelError, match=r"the folder has no \.safetensors file"):
+        ik.load(model.name)
 
 
 def test_default_model_damaged_or_missing(monkeypatch: pytest.MonkeyPatch):
@@ -67,9 +73,7 @@ def test_folder_without_safetensors(tmp_path: Path, folder: Path):
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ik.ModelError, match=r"no \.safetensors file.*pickled weights can run code.*save_pretrained"):
         ik.load(tmp_path)
-
-
-def test_folder_without_configuration(tmp_path: Path, folder: Path):
+    (tmp_path / "config.json").unlink()
     shutil.copy(folder / "model.safetensors", tmp_path)
     with pytest.raises(ik.ModelError, match=r"Loading .*config\.json"):
         ik.load(tmp_path)
@@ -85,38 +89,24 @@ def test_incomplete_checkpoint_is_refused(tmp_path: Path, folder: Path):
 
 def test_model_in_memory_keeps_its_place():
     model = tiny.build("bert", dtype=torch.float64)
-    assert ik.load(model, tiny.tokenizer()).dtype == torch.float64
-    with pytest.raises(ik.InputError, match="keeps its own device and dtype"):
-        ik.load(model, tiny.tokenizer(), dtype="float32")
-    with pytest.raises(ik.InputError, match=r"its tokenizer \(or image processor, or feature extractor\) is missing"):
-        ik.load(model)
-
-
-def test_a_tuple_of_a_model_and_its_tokenizer():
-    model = tiny.build("bert")
     tokenizer = tiny.tokenizer()
     loaded = ik.load((model, tokenizer))
-    assert loaded.hf is model and loaded.tokenizer is tokenizer
+    assert loaded.hf is model and loaded.tokenizer is tokenizer and loaded.recipe is None
+    assert ik.load(model, tokenizer).dtype == torch.float64
+    with pytest.raises(ik.InputError, match="keeps its own device and dtype"):
+        ik.load(model, tokenizer, dtype="float32")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            lambda model, tokenizer: ((model, None),),
-            r"its tokenizer \(or image processor, or feature extractor\) is missing",
-        ),
-        (lambda model, tokenizer: ((None, tokenizer),), r"got the tuple \(NoneType, .*expected a transformers model"),
-        (lambda model, tokenizer: ((model, tokenizer, 3),), r"got the tuple \(BertModel, .*, int\)"),
-        (lambda model, tokenizer: ((),), r"got the tuple \(\)"),
+        (lambda model, tokenizer: ((None, tokenizer),), "Loading None: a tokenizer goes only with"),
+        (lambda model, tokenizer: ((model, tokenizer, 3),), "got a tuple of 3, expected a transformers model"),
         (lambda model, tokenizer: ((model, tokenizer), tokenizer), "and a second argument"),
-        (lambda model, tokenizer: ((model, 3),), "got 3 as its tokenizer"),
+        (lambda model, tokenizer: (model,), "got None as its tokenizer, expected"),
         (lambda model, tokenizer: (model, lambda text: text), "it needs a tokenizer, and function is not one"),
-        (lambda model, tokenizer: (model, model), "class BertModel as its tokenizer"),
-        (lambda model, tokenizer: (tokenizer,), r"got an object of the class \w+, expected a hub id, a folder"),
         (lambda model, tokenizer: (torch.nn.Linear(2, 2), tokenizer), "Loading an object of the class Linear"),
         (lambda model, tokenizer: (3,), "got 3, expected a hub id, a folder, or a transformers model"),
-        (lambda model, tokenizer: ("",), "got '', expected"),
     ],
 )
 def test_what_is_no_model_is_refused_in_words(arguments, message: str):
@@ -140,14 +130,11 @@ def test_a_path_that_does_not_exist(folder: Path, tmp_path: Path):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Bert", "XLNet"])
-def test_multiple_choice_is_refused_before_anything_runs(name: str, monkeypatch: pytest.MonkeyPatch):
-    build = getattr(hf, f"{name}ForMultipleChoice")
-    sizes = tiny._ENCODER if name != "XLNet" else {"vocab_size": 60, "d_model": 24, "n_layer": 1, "n_head": 4}
-    model = build(build.config_class(**sizes))
+def test_multiple_choice_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
+    model = hf.BertForMultipleChoice(hf.BertConfig(**tiny._ENCODER))
     encoder = ik.load(model.base_model, tiny.tokenizer())
     assert encoder.trace(encoder.sample((4,))).hidden[-1].shape == (1, 4, 24)
-    monkeypatch.setattr(build, "forward", lambda *args, **kwargs: pytest.fail("it ran"))
+    monkeypatch.setattr(hf.BertForMultipleChoice, "forward", lambda *args, **kwargs: pytest.fail("it ran"))
     with pytest.raises(ik.ModelError, match=r"several choices at once .*Pass its encoder: load\(model\.base_model"):
         ik.load(model, tiny.tokenizer())
 
@@ -166,14 +153,12 @@ def test_a_tokenizer_of_another_model_is_refused_in_words():
 
 
 def test_wrong_device_and_dtype(folder: Path):
-    with pytest.raises(ik.InputError, match="device 'abacus' cannot be used here"):
-        ik.load(folder, device="abacus")
-    for device in ("", "meta"):
+    for device in ("abacus", "", "meta"):
         with pytest.raises(ik.InputError, match=f"The device '{device}' cannot be used here"):
             ik.load(folder, device=device)
     with pytest.raises(ik.InputError, match="revision='' cannot be used"):
         ik.load(folder, revision="")
-    for dtype in ("int7", "int8", torch.int8, torch.float8_e4m3fn):
+    for dtype in ("int8", torch.float8_e4m3fn):
         with pytest.raises(ik.InputError, match=f"dtype {dtype!r} is not known"):
             ik.load(folder, dtype=dtype)
     with pytest.raises(ik.InputError, match="a folder or hub id brings its own"):
@@ -240,19 +225,3 @@ def test_a_recipe_loads_the_same_model_wherever_it_is_read(folder: Path, tmp_pat
     monkeypatch.chdir(tmp_path)
     again = pickle.loads(pickle.dumps(model.recipe)).load()
     assert (again.fingerprint, again.name, again.recipe) == (model.fingerprint, folder.name, model.recipe)
-
-
-def test_recipes_of_the_packaged_model_and_of_one_in_memory():
-    model = ik.load(device="cpu")
-    assert model.recipe == Recipe(None) and model.recipe.load().name == model.name
-    assert ik.load(tiny.build("bert"), tiny.tokenizer()).recipe is None
-
-
-def test_the_packaged_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The one that it prints; a folder of that name is what its path says."""
-    named = ik.load(ik.load().name)
-    assert named.name == "all-MiniLM-L6-v2" and named.recipe == Recipe(None)
-    monkeypatch.chdir(tmp_path)
-    Path(named.name).mkdir()
-    with pytest.raises(ik.ModelError, match=r"the folder has no \.safetensors file"):
-        ik.load(named.name)

@@ -1,11 +1,11 @@
 """Batches with their texts, and what a replaced head output changes, in words."""
 
 import pytest
-import transformers as hf
+import torch
+from PIL import Image
 
 from identikit.errors import InputError
-from identikit.models.load.load import load
-from identikit.models.reading import Change, encoded_batches, readings
+from identikit.models.reading import Change, readings
 from tests.models import tiny
 
 
@@ -39,24 +39,25 @@ def test_a_change_is_measured():
     assert found.words().startswith("changed the final hidden states by ")
 
 
-def test_batches_come_with_their_texts():
+def test_readings_come_in_the_order_of_their_texts():
     model = tiny.loaded("llama")
     texts = ["w5 w6", ("w7", "w8 w9"), [5, 6, 7], "w5 w6 w7 w8 w9 w10"]
-    ((batch, found),) = encoded_batches(model, texts, truncate=False)
-    assert found == [texts[3], texts[1], "w5 w6", (5, 6, 7)]
-    assert batch.order == (3, 1, 0, 2) and batch.lengths == (8, 6, 4, 3)
-    ((cut, _),) = encoded_batches(model, texts, truncate=True, max_tokens=5)
-    assert cut.lengths == (5, 5, 4, 3)
+    found = readings(model, texts, layers=(1,))
+    assert [reading.text for reading in found] == ["w5 w6", ("w7", "w8 w9"), (5, 6, 7), texts[3]]
+    assert [reading.batch.lengths for reading in found] == [(4,), (6,), (3,), (8,)]
+    for reading in found:
+        (alone,) = readings(model, reading.text, layers=(1,))
+        torch.testing.assert_close(reading.calls[1].output, alone.calls[1].output)
+    cut = readings(model, texts, layers=(), truncate=True, max_tokens=5)
+    assert [len(reading.tokens) for reading in cut] == [4, 5, 3, 5]
     with pytest.raises(InputError, match=r"texts\[1\]: it has 6 tokens and max_tokens allows at most 5"):
-        list(encoded_batches(model, texts[:3], truncate=False, max_tokens=5))
+        readings(model, texts[:3], layers=(), max_tokens=5)
 
 
 def test_images_cannot_be_cut():
-    from PIL import Image
-
-    model = load(tiny.build("vit"), hf.ViTImageProcessorPil(size={"height": 16, "width": 16}))
+    model = tiny.loaded("vit")
     image = Image.new("RGB", (20, 20))
-    ((batch, found),) = encoded_batches(model, image, truncate=True, max_tokens=17)
-    assert batch.lengths == (17,) and str(found[0]).startswith("image ")
+    (encoded,) = model.encode(image, truncate=True, max_tokens=17)
+    assert len(encoded) == 17 and str(encoded.text).startswith("image ")
     with pytest.raises(InputError, match=r"makes 17 tokens of it, and max_tokens allows 16\. An image cannot be cut"):
-        list(encoded_batches(model, image, truncate=True, max_tokens=16))
+        model.encode(image, truncate=True, max_tokens=16)

@@ -4,7 +4,7 @@ Models in another state (gradient checkpointing, asked for tuples) are in `tests
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -112,17 +112,22 @@ SURROUNDINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        slow_unless(name, {"autocast", "inference", "float64", "device", "saved tensors", "modes"})
-        for name in SURROUNDINGS
-    ],
-)
-def test_surroundings_change_no_number(name: str, expected: dict[str, torch.Tensor]):
-    hf = tiny.build("gpt2").train()
-    surrounding: AbstractContextManager[Any] = SURROUNDINGS[name]()
-    with surrounding:
+# Several at once, as far as their own checks allow.
+TOGETHER = [
+    ("autocast", "float64", "saved tensors", "device"),
+    ("inference", "deterministic", "kernel"),
+    ("no grad", "rounded", "modes"),
+    ("default device",),
+]
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
+def test_surroundings_change_no_number(names: tuple[str, ...], expected: dict[str, torch.Tensor]):
+    with torch.inference_mode("inference" in names):
+        hf = tiny.build("gpt2").train()
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(SURROUNDINGS[name]())
         before = state_of(hf)
         model = ik.load(hf, tiny.tokenizer())
         found = answers(model)
@@ -159,13 +164,6 @@ def test_wrapped_and_compiled_models_are_read_as_they_are_written(name: str, exp
     before = state_of(hf)
     check_same(answers(ik.load(given, tiny.tokenizer())), expected)
     assert state_of(hf) == before
-
-
-@pytest.mark.slow
-def test_weights_made_in_inference_mode_are_read(expected: dict[str, torch.Tensor]):
-    with torch.inference_mode():
-        hf = tiny.build("gpt2")
-    check_same(answers(ik.load(hf, tiny.tokenizer())), expected)
 
 
 def test_ctrl_c_while_setting_aside_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,8 @@
 """Weights of every kind that a model may have: number formats, adapters, quantised, damaged, offloaded, spread."""
 
 import json
+import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ import peft
 import pytest
 import torch
 import transformers as hf
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 import identikit as ik
@@ -17,7 +20,6 @@ from identikit.models.load.check import prove
 from identikit.models.load.load import Recipe
 from identikit.models.load.weights import linear_bias, linear_weight
 from tests.models import tiny
-from tests.models.hub import put_in_cache, run_offline
 from tests.models.state import state_of
 
 TEXT = "w5 w6 w7 w8 w9 w10 w11"
@@ -29,10 +31,10 @@ def saved(folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32,
     return folder
 
 
-def rewritten(folder: Path, change: Callable[[dict], None]) -> None:
-    config = json.loads((folder / "config.json").read_text())
+def rewritten(folder: Path, change: Callable[[dict], None], name: str = "config.json") -> None:
+    config = json.loads((folder / name).read_text())
     change(config)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / name).write_text(json.dumps(config))
 
 
 # Number formats
@@ -183,19 +185,34 @@ def test_a_folder_of_an_adapter_is_read_with_its_base(adapter: Path, dtype: str)
     assert ik.load(adapter).tokenizer.name_or_path == str(adapter)
 
 
-def test_hub_ids_are_read_from_a_local_cache(adapter: Path, tmp_path: Path):
-    """Offline, from a cache laid out as huggingface_hub lays it out; an adapter's tokenizer comes with its base."""
-    config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": "someone/base"}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    put_in_cache(tmp_path, "adapter", adapter, "a" * 40)
-    put_in_cache(tmp_path, "base", tmp_path / "base", "b" * 40)
-    script = (
-        "import identikit as ik; m = ik.load('someone/base'); print(m.name, m.revision, m.recipe.load().recipe)\n"
-        "m = ik.load('someone/adapter'); print(m.name, m.revision, *m.hf.peft_config)"
-    )
-    base, adapted = run_offline(tmp_path, script).splitlines()
-    assert base == f"someone/base {'b' * 40} {Recipe('someone/base', revision='b' * 40)}"
-    assert adapted == f"someone/adapter {'a' * 40} default"
+@pytest.mark.parametrize("offline", [True, False])
+def test_hub_ids_are_read_from_a_local_cache(adapter: Path, monkeypatch: pytest.MonkeyPatch, offline: bool):
+    """Where the hub does not answer it is asked once for each model; an adapter's tokenizer comes with its base."""
+    asked = []
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(adapter.parent / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_: asked.append(host) or unknown_host())
+    rewritten(adapter, lambda config: config.update(base_model_name_or_path="someone/base"), "adapter_config.json")
+    for folder, commit in ((adapter, "a" * 40), (adapter.parent / "base", "b" * 40)):  # as huggingface_hub lays it out
+        repository = adapter.parent / "hub" / f"models--someone--{folder.name}"
+        shutil.copytree(folder, repository / "snapshots" / commit)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(commit)
+    base = ik.load("someone/base")
+    assert (base.name, base.revision) == ("someone/base", "b" * 40)
+    assert base.recipe == Recipe("someone/base", revision="b" * 40)
+    adapted = ik.load("someone/adapter")
+    assert (adapted.name, adapted.revision) == ("someone/adapter", "a" * 40) and "default" in adapted.hf.peft_config
+    silence = "HF_HUB_OFFLINE is set" if offline else "huggingface.co does not answer"
+    with pytest.raises(
+        ik.ModelError, match=rf"Loading nowhere: there is no such folder, and no such model .*{silence}"
+    ):
+        ik.load("nowhere")
+    assert len(asked) == (0 if offline else 4)  # an adapter and its base are two
+
+
+def unknown_host() -> None:
+    raise socket.gaierror(-2, "Name or service not known")
 
 
 def test_adapters_that_cannot_be_read_are_refused_in_words(adapter: Path, monkeypatch: pytest.MonkeyPatch):

@@ -38,7 +38,7 @@ def write_parquet(path: Path, **columns) -> Path:
 
 
 in_one_folder = settings(
-    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
@@ -52,16 +52,11 @@ def test_a_text_file_has_a_text_a_line(tmp_path, texts, end, encoding):
 
 @in_one_folder
 @given(st.lists(st.tuples(one_line, one_line), min_size=1))
-def test_tabs_are_plain_and_quotes_are_text(tmp_path, pairs):
+def test_every_format_gives_back_what_was_written(tmp_path, pairs):
+    """Tabs are plain: quotes between them are text."""
     lines = ["left\tnumber\tright", *(f"{left}\t7\t{right}" for left, right in pairs)]
     path = write(tmp_path / "pairs.tsv", "\n".join(lines) + "\n", "utf-8-sig")
     assert list(read_texts(path, columns=("left", "right"))) == pairs
-    assert list(read_texts(str(path), columns="right")) == [right for _, right in pairs]
-
-
-@in_one_folder
-@given(st.lists(st.tuples(one_line, one_line), min_size=1))
-def test_csv_json_and_parquet_give_back_what_was_written(tmp_path, pairs):
     with (tmp_path / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("left", "right"), *((left + "\n", right) for left, right in pairs)])
     records = [json.dumps({"left": left, "number": 3, "right": right}) for left, right in pairs]
@@ -81,12 +76,9 @@ def test_the_only_text_column_needs_no_name(tmp_path):
     assert list(read_texts(write_parquet(tmp_path / "a.parquet", n=[1, 2, 3], t=["a", "b", "c"]))) == ["a", "b", "c"]
 
 
-def test_paths_go_through_fsspec():
+def test_texts_are_read_one_by_one(tmp_path):
     fsspec.filesystem("memory").pipe_file("/folder/texts.txt", b"one\ntwo\n")
     assert list(read_texts("memory://folder/texts.txt")) == ["one", "two"]
-
-
-def test_texts_are_read_one_by_one(tmp_path):
     path = tmp_path / "broken.txt"
     path.write_bytes(b"one\n" * 10_000 + b"\xff\n")
     texts = read_texts(path)
@@ -111,9 +103,7 @@ TWO_COLUMNS = "one\ttwo\na\tb\n"
         ("a.jsonl", "\n", None, "is empty"),
         ("a.jsonl", "{'a': 1}\n", None, "line 1: not valid JSON"),
         ("a.jsonl", "[1]\n", None, "line 1: expected a JSON object, got list"),
-        ("a.jsonl", "[" * 100_000, None, "line 1: not valid JSON"),
         ("a.jsonl", '{"text": "a", "text": "b"}\n', None, r"not valid JSON \(the key 'text' occurs twice\)"),
-        ("a.jsonl", f'{{"text": "a", "n": {"9" * 5000}}}\n', None, "line 1: not valid JSON"),
         ("a.jsonl", '{"text": 7}\n', None, "name the column of the texts"),
         ("a.parquet", "PAR?", None, "not valid Parquet"),
         ("a.json", "{}", None, r"ending in \.txt, \.tsv, \.csv, \.jsonl, \.parquet.*mrpc.*datasets:"),
@@ -131,13 +121,11 @@ def test_mistakes_surface_at_the_call(tmp_path, name, content, columns, message)
     ("name", "content", "columns", "message"),
     [
         ("a.tsv", TWO_COLUMNS + "a\n", "one", r"line 3: it has 1 cells where 2 were expected \(one, two\)"),
-        ("a.tsv", "one\ttwo\na\tb\tc\n", "one", "line 2: it has 3 cells where 2 were expected"),
         ("a.tsv", TWO_COLUMNS + "\na\t \n", "two", "line 4: column 'two' holds nothing"),
         ("a.tsv", "text\n", None, "it holds no text"),
         ("a.csv", 'one,two\n"a\nb",c\na,\n', "two", "line 4: column 'two' holds nothing"),
         ("a.csv", 'one,two\na,"b\n', "two", "line 2: not valid CSV"),
         ("a.csv", 'text\n"' + "x" * 10_000_001, None, r"line 2: not valid CSV \(field larger than field limit"),
-        ("a.csv", "text\none\0two\n", None, "line 2: it holds a NUL character"),
         ("a.jsonl", '{"t": "a"}\n\n{"u": "a"}', "t", "line 3: column 't' holds nothing"),
         ("a.jsonl", '{"t": "a"}\n{"t": 3}', "t", "line 2: column 't' holds int 3, expected a text"),
         ("a.jsonl", '{"t": "a"}\n{"t": "a", "n": NaN}\n', "t", r"line 2: not valid JSON \(NaN is not JSON\)"),
@@ -160,7 +148,6 @@ def test_a_bad_line_is_named(tmp_path, name, content, columns, message):
     [
         (["a", "b", None], "row 3: column 't' holds nothing"),
         ([5], "row 1: column 't' holds int 5"),
-        ([b"a"], "row 1: column 't' holds bytes b'a'"),
         (pyarrow.array([], pyarrow.string()), "holds no text"),
     ],
 )
@@ -168,11 +155,6 @@ def test_a_parquet_cell_that_is_no_text_is_named(tmp_path, cells, message):
     path = write_parquet(tmp_path / "a.parquet", t=cells)
     with pytest.raises(InputError, match=message):
         list(read_texts(path, columns="t"))
-
-
-def test_text_in_another_encoding_is_refused_at_the_call(tmp_path):
-    with pytest.raises(InputError, match="not UTF-8"):
-        read_texts(write(tmp_path / "a.csv", "text\nnaïve", "utf-16"))
 
 
 def test_only_files_are_read(tmp_path):
@@ -230,18 +212,13 @@ MNLI = "index\tgenre\tsentence1\tsentence2\tgold_label\n0\tfiction\tA premise.\t
             ["A line = 1 ."],
         ),
         ("wikitext", {"wiki.test.raw": "one\r\n \r\ntwo"}, ["one", "two"]),
+        ("cola", {"CoLA/dev.tsv": "x\t1\t\tglue", "dev.tsv": "x\t1\t\tloose"}, ["glue"]),
     ],
 )
 def test_known_datasets_in_each_layout(tmp_path, name, files, texts):
     for file, content in files.items():
         write(tmp_path / file, content)
     assert list(read_texts(name, data_dir=tmp_path)) == texts
-
-
-def test_a_glue_folder_comes_before_loose_files(tmp_path):
-    write(tmp_path / "CoLA/dev.tsv", "x\t1\t\tglue")
-    write(tmp_path / "dev.tsv", "x\t1\t\tloose")
-    assert list(read_texts("cola", data_dir=f"{tmp_path}/")) == ["glue"]
 
 
 def test_training_pairs_without_ids_are_all_read(tmp_path):

@@ -25,7 +25,6 @@ from identikit.texts.text import (
     shown,
     text_alone,
 )
-from tests.models import tiny
 from tests.models.real import STORIES
 
 SENTENCE = "Don't distort  unbelievable long-term evidence, okay?"
@@ -132,13 +131,6 @@ def test_words_of_byte_level_pieces():
     assert [half for half, _, _ in pair.characters] == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("tokenizer", [metaspace, unsplit])
-def test_words_of_sentencepiece_style_pieces_end_at_white_space_and_punctuation(tokenizer):
-    (encoded, single) = encode(tokenizer(), [SENTENCE, "evidence,"])
-    assert word_texts(encoded) == WORDS
-    assert word_texts(single) == ["evidence", ","]
-
-
 def test_words_of_llama():
     tokenizer = llama()
     pair, quoted = encode(tokenizer, [("unbelievable  one\ntwo", " leading, 北京"), 'He said "Yes."'])
@@ -179,17 +171,11 @@ def test_a_tokenizer_in_pure_python_gives_pieces_and_no_words():
     [
         ([], "list is empty"),
         ("", "the text.*blank"),
-        (["a", " \n"], r"texts\[1\].*blank"),
         (["a", ("b", "")], r"texts\[1\].*blank half"),
         ((one for one in "ab"), "got an object of the class generator, expected .* Pass several texts as a list"),
         (3, "got int 3, expected a string, a pair .* or a flat sequence of token ids"),
-        (b"a", "got bytes"),
-        ({"a"}, "got set"),
-        (("a", "b", "c"), "got tuple"),
         ([torch.tensor(101, device="meta")], "the text: the numbers of its tensor cannot be read"),
         (["a", torch.tensor([101, 102]).to_sparse()], r"texts\[1\]: the numbers of its tensor cannot be read"),
-        ([("a", 2)], r"texts\[0\]: got tuple"),
-        ([["a", "b"]], r"texts\[0\]: got list.*tuple of two strings"),
         (["a\ud800"], r"texts\[0\].*not valid Unicode"),
         (["a", "\u200b"], r"texts\[1\].*no token"),
         ([("a", "\u200b")], r"texts\[0\].*no token"),
@@ -255,21 +241,18 @@ def test_ids_that_no_string_is_split_into_have_no_words(bert):
     assert encoded.tokens == ("##stor", "cat")
     assert encoded.words == encoded.characters == encoded.parts == ()
     assert encode(ByT5Tokenizer(), [107, 108, 1])[0].words == ()
+    with pytest.raises(InputError, match="position 1 is 999"):
+        encode(ByT5Tokenizer(), [107, 999])
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         ([101, 30522], r"the text: the token id at position 1 is 30522, expected one of the tokenizer's 30522 ids"),
-        ([101, -1], "position 1 is -1"),
         ([True, 5], "position 0 is True"),
-        ([5, "a"], "position 1 is 'a'"),
-        ((2**40,), f"position 0 is {2**40}"),
         (np.array([5.0]), r"position 0 is 5\.0"),
-        (torch.tensor([True]), "position 0 is True"),
         (["a", [5, 99999]], r"texts\[1\]: the token id at position 1 is 99999"),
         ((), "the text: the sequence is empty"),
-        ([[]], r"texts\[0\]: the sequence is empty"),
         (torch.ones(2, 3, dtype=torch.long), "got Tensor .* flat sequence of token ids. Pass several texts as a list"),
         (np.array(["a", "b"]), "got ndarray .*flat sequence"),
     ],
@@ -277,11 +260,6 @@ def test_ids_that_no_string_is_split_into_have_no_words(bert):
 def test_ids_that_cannot_be_read_are_named(bert, texts, message):
     with pytest.raises(InputError, match=message):
         encode(bert, texts)
-
-
-def test_ids_out_of_a_slow_vocabulary_are_named():
-    with pytest.raises(InputError, match="position 1 is 999"):
-        encode(ByT5Tokenizer(), [107, 999])
 
 
 def test_max_tokens_and_the_models_limit_say_which_one_it_was(bert):
@@ -297,53 +275,28 @@ def test_max_tokens_and_the_models_limit_say_which_one_it_was(bert):
     assert len(encode(bert, text, max_tokens=7)[0]) == 7
     with pytest.raises(InputError, match="max_tokens allows at most 2 tokens, which leaves no room"):
         encode(bert, text, max_tokens=2, truncate=True)
-
-
-def test_long_ids_are_cut_at_the_end(bert):
-    (encoded,) = encode(bert, [101, 1037, 4937, 102], max_tokens=3, truncate=True)
-    assert encoded.tokens == ("[CLS]", "a", "cat")
-    assert encoded.text == (101, 1037, 4937, 102)
-
-
-def between(encoded: Encoded) -> tuple[str, ...]:
-    return joined_by(encoded.tokens, encoded.special)
+    (ids,) = encode(bert, [101, 1037, 4937, 102], max_tokens=3, truncate=True)  # ids are cut at the end
+    assert ids.tokens == ("[CLS]", "a", "cat") and ids.text == (101, 1037, 4937, 102)
 
 
 def test_what_joins_the_halves_of_a_pair(bert):
-    assert between(encode(bert, ("a cat", "a mat"))[0]) == ("[SEP]",)
-    assert between(encode(tiny.tokenizer(), ("w5 w6", "w7"))[0]) == ("</s>",)
-    assert between(encode(ByT5Tokenizer(), ("hi", "b"))[0]) == ("</s>",)
-    assert between(encode(byte_level(), ("the cat", "the mat"))[0]) == ()  # simply joined
+    for tokenizer, between in ((bert, ("[SEP]",)), (ByT5Tokenizer(), ("</s>",)), (byte_level(), ())):
+        (pair,) = encode(tokenizer, ("the cat", "the mat"))
+        assert joined_by(pair.tokens, pair.special) == between
 
 
-@pytest.mark.parametrize(
-    ("token", "text"),
-    [
-        ("Ġthe", " the"),
-        ("▁the", " the"),
-        ("▁▁", "  "),
-        ("##ing", "##ing"),
-        ("[CLS]", "[CLS]"),
-        ("Ċ", "↵"),
-        ("ĠĊĊ", " ↵↵"),
-        ("čĊ", "↵"),
-        ("\n", "↵"),
-        ("<0x0A>", "↵"),
-        ("âĢĻ", "’"),
-        ("ðŁĺĬ", "😊"),
-        ("ĠÑĢÐ°Ð·", " раз"),
-        ("Ġâ", " â"),  # half a character: only its space is sure
-        ("naïve", "naïve"),
-        ("Çınar", "Çınar"),  # the bytes of 'Ǐnar', and a Turkish word
-        ("cat</w>", "cat"),
-        ("</w>", "</w>"),
-        ("č", "č"),  # a carriage return, and a Czech letter
-        ("日本", "日本"),
-        ("", ""),
-    ],
-)
-def test_a_token_is_shown_as_it_is_read(token, text):
-    assert shown(token) == text
+SHOWN = {
+    "Ġthe": " the", "▁the": " the", "▁▁": "  ", "##ing": "##ing", "[CLS]": "[CLS]", "": "", "cat</w>": "cat",
+    "</w>": "</w>", "Ċ": "↵", "ĠĊĊ": " ↵↵", "čĊ": "↵", "\n": "↵", "<0x0A>": "↵", "âĢĻ": "’", "ðŁĺĬ": "😊",
+    "ĠÑĢÐ°Ð·": " раз", "naïve": "naïve", "日本": "日本",
+    "Ġâ": " â",  # half a character: only its space is sure
+    "Çınar": "Çınar",  # the bytes of 'Ǐnar', and a Turkish word
+    "č": "č",  # a carriage return, and a Czech letter
+}  # fmt: skip
+
+
+def test_a_token_is_shown_as_it_is_read():
+    assert {token: shown(token) for token in SHOWN} == SHOWN
 
 
 def test_shown_byte_level_tokens_spell_the_text():
@@ -373,10 +326,9 @@ def test_truncation_keeps_special_tokens_and_cuts_the_longer_half(bert):
     assert short.tokens == ("[CLS]", "one", "[SEP]")
 
 
-@pytest.mark.parametrize("limit", [1, 4])
-def test_a_limit_without_room_for_both_halves_is_refused(bert, limit):
-    with pytest.raises(InputError, match=f"the model reads at most {limit} tokens, which leaves no room"):
-        encode(bert, ("one two three", "four five"), limit=limit, truncate=True)
+def test_a_limit_without_room_for_both_halves_is_refused(bert):
+    with pytest.raises(InputError, match="the model reads at most 4 tokens, which leaves no room"):
+        encode(bert, ("one two three", "four five"), limit=4, truncate=True)
 
 
 def test_a_text_longer_than_the_tokenizer_expects_is_not_logged(bert):
@@ -459,11 +411,10 @@ texts_of_pieces = st.lists(
 )
 
 
-def as_encoded(pieces, segments=True) -> Encoded:
+def as_encoded(pieces) -> Encoded:
     ids = tuple(piece for piece, _ in pieces)
     special = tuple(mark for _, mark in pieces)
-    tokens = tuple(str(piece) for piece in ids)
-    return Encoded(ids, tuple(i % 2 for i in ids) if segments else None, special, tokens, ((0, len(ids)),), "text")
+    return Encoded(ids, tuple(i % 2 for i in ids), special, tuple(map(str, ids)), ((0, len(ids)),), "text")
 
 
 @settings(max_examples=40)
@@ -480,19 +431,10 @@ def test_unpadding_a_batch_gives_the_texts_back(texts, side):
         assert tuple(batch.special[row, kept].tolist()) == text.special
         assert tuple(batch.segments[row, kept].tolist()) == text.segments
         assert batch.lengths[row] == len(kept) == len(text)
+        assert (kept[0] == 0) if side == "right" else (kept[-1] == batch.keep.shape[1] - 1)
     padding = ~batch.keep
     assert (batch.ids[padding] == 77).all()
     assert not batch.special[padding].any()
-
-
-def test_the_side_of_the_padding():
-    encoded = [as_encoded([(5, True)], segments=False), as_encoded([(1, True), (2, False)], segments=False)]
-    right, left = (collate(encoded, pad_id=0, side=side) for side in ("right", "left"))
-    assert right.ids is not None and left.ids is not None
-    assert right.ids.tolist() == [[5, 0], [1, 2]]
-    assert left.ids.tolist() == [[0, 5], [1, 2]]
-    assert left.keep.tolist() == [[False, True], [True, True]]
-    assert right.segments is None
 
 
 @settings(max_examples=40)

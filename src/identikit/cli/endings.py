@@ -21,8 +21,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from identikit.errors import IdentikitError, InputError
-from identikit.speech import for_command_line
+from identikit.errors import IdentikitError, InputError, for_command_line
 
 FAILED = 1
 INTERNAL = 70

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -22,14 +23,10 @@ _REFUSED = dict.fromkeys(["gemma3n", "gemma3n_text"], _STREAMS) | dict.fromkeys(
 
 def family_of(model: PreTrainedModel) -> Family:
     """Return a model's row, or say why the model cannot be read."""
-    name = type(model).__name__
     family = FAMILIES.get(model.config.model_type)
-    if family is None:
-        raise ModelError(f"Loading {name}: {_unlisted(model)}")
-    reason = family.refusal(model.config) or _refusal(model, family)
-    if reason is not None:
-        raise ModelError(f"Loading {name}: {reason}")
-    _fits(family, stack_of(family, model))
+    for reason in [_unlisted(model)] if family is None else _reasons(family, model):
+        raise ModelError(f"Loading {type(model).__name__}: {reason}")
+    assert family is not None
     return family
 
 
@@ -57,49 +54,43 @@ def _unlisted(model: PreTrainedModel) -> str:
     )
 
 
-def _refusal(model: PreTrainedModel, family: Family) -> str | None:
-    """Return why a class of a supported architecture cannot be read; None if it can."""
-    base = stack_of(family, model).base_model
+def _reasons(family: Family, model: PreTrainedModel) -> Iterator[str]:
+    """Yield why a model of a supported architecture cannot be read, or which part that its row names is not there.
+
+    `check.py` proves that what is there is the right part.
+    """
+    stack = stack_of(family, model)
+    base = stack.base_model
+    blocks = find_all(base, family.blocks)
+    row = f"the row of {model.config.model_type!r} says"
+    refusal = family.refusal(model.config)
+    if refusal is not None:
+        yield refusal
     if any(parent.__name__.endswith("ForMultipleChoice") for parent in type(model).__mro__):
-        return (
+        yield (
             "it reads several choices at once (inputs of three dimensions), and identikit reads one text at a time. "
             "Pass its encoder: load(model.base_model, tokenizer)."
         )
-    if not find_all(base, family.blocks):
+    if not blocks:
         instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
-        row = f"the row of {model.config.model_type!r} says blocks={family.blocks!r}"
-        return f"{row}, and {type(base).__name__} has none there.{instead}"
+        yield f"{row} blocks={family.blocks!r}, and {type(base).__name__} has none there.{instead}"
     if getattr(model.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
-        return "it has an encoder and a decoder, and identikit reads one stack. Pass its encoder: model.get_encoder()."
-    return None
-
-
-def _fits(family: Family, stack: PreTrainedModel) -> None:
-    """Refuse a row that names a part which is not there; `check.py` proves that what is there is the right part."""
-    row = f"Loading {type(stack).__name__}: the row of {stack.config.model_type!r} says"
-    base = stack.base_model
+        yield "it has an encoder and a decoder, and identikit reads one stack. Pass its encoder: model.get_encoder()."
     if family.embedding is not None and not isinstance(find(base, family.embedding), nn.Module):
-        raise ModelError(f"{row} embedding={family.embedding!r}, and {type(base).__name__} has no module there.")
-    for block in find_all(base, family.blocks):
-        if mixer_instead(family, block) is not None:
-            continue
-        for field, path in (("output", family.output), ("value", family.value)):
+        yield f"{row} embedding={family.embedding!r}, and {type(base).__name__} has no module there."
+    for block in blocks:
+        paths = {} if mixer_instead(family, block) is not None else {"output": family.output, "value": family.value}
+        for field, path in paths.items():
             layer = None if path is None else find(block, path)
             bare = isinstance(layer, nn.Parameter) and field == "output" and family.watch_output is not None
-            if path is not None and not bare and not _is_linear(layer):
-                raise ModelError(f"{row} {field}={path!r}, and {type(block).__name__} has no linear layer there.")
+            weight = getattr(layer, "weight", None)
+            matrix = isinstance(layer, nn.Module) and weight is not None and weight.ndim == 2
+            if path is not None and not bare and (not matrix or isinstance(layer, nn.Embedding)):
+                yield f"{row} {field}={path!r}, and {type(block).__name__} has no linear layer there."
     if family.splits and family.instead is not None:
-        raise ModelError(
-            f"{row} instead={family.instead!r} and splits=True, and blocks without softmax attention do not split."
-        )
+        yield f"{row} instead={family.instead!r} and splits=True, and blocks without softmax attention do not split."
     if family.positions and "position_ids" not in inspect.signature(stack.forward).parameters:
-        raise ModelError(f"{row} positions=True, and its forward takes no position_ids.")
-
-
-def _is_linear(layer: object) -> bool:
-    weight = getattr(layer, "weight", None)
-    matrix = isinstance(layer, nn.Module) and weight is not None and weight.ndim == 2
-    return matrix and not isinstance(layer, nn.Embedding)
+        yield f"{row} positions=True, and its forward takes no position_ids."
 
 
 def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:

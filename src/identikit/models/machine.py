@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,6 @@ def _complete() -> Iterator[None]:
 
 _full = Shared(_complete)
 _tf32 = Shared(lambda: _rounding("high"))
-_plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 _derivatives = threading.RLock()
 
 
@@ -130,16 +129,12 @@ def products(precision: str) -> Iterator[None]:
 
     torch has one switch for the whole process: while one thread asks for TF32, products of other threads round too.
     """
-    with _full():
-        if precision == "tf32":
-            with _tf32():
-                yield
-        else:
-            yield
+    with _full(), _tf32() if precision == "tf32" else nullcontext():
+        yield
 
 
 @contextmanager
 def derivatives() -> Iterator[None]:
     """Attend by the kernel that has derivatives, one thread at a time: torch counts forward mode by process."""
-    with _derivatives, _plain_attention():
+    with _derivatives, sdpa_kernel(SDPBackend.MATH):
         yield

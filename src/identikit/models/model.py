@@ -13,26 +13,17 @@ from transformers import PreTrainedModel
 
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models import families
+from identikit.models.blocks import Block, Reached, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.weights import broken_weight, check_in_place, wider_dtype
-from identikit.models.parts import Block, Reached, Split, block_of, embedding_tail
-from identikit.models.sample import sample_features, sample_tokens
-from identikit.models.surroundings import (
-    Makeup,
-    makeup,
-    turn,
-    uncompiled,
-    undisturbed,
-    without_gradients,
-)
-from identikit.models.taps.tap import AttentionCall, Visitor, evaluating, plain_experts, plain_outputs
-from identikit.models.watch import Trace, Watch, check_layers_agree, watching
+from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
+from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
 from identikit.results.provenance import Provenance, package_versions, text_hash
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, room_for
 from identikit.texts.features import FeatureSource, encode_features
-from identikit.texts.text import Encoded, Text, TokenBatch, batches
+from identikit.texts.text import Encoded, Text, TokenBatch, batches, collate
 
 if TYPE_CHECKING:
     from identikit.models.load.load import Recipe
@@ -65,7 +56,11 @@ class Model:
         self.name = name
         self.revision = revision
         self.limit = self.family.limit(hf.config)
-        self._accepted = _accepted(hf)
+        parameters = inspect.signature(hf.forward).parameters
+        self._accepted = set(parameters)
+        hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        if hands_on and hasattr(hf.config.get_text_config(), "use_cache"):  # to a text model
+            self._accepted.add("use_cache")
         self._first = families.find_all(hf.base_model, self.family.blocks)[0]
         self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
         with self.alone():
@@ -80,8 +75,17 @@ class Model:
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
         batch = self.sample((6,))
-        with self._tapped(calls.append) as watch, _in_one_line(self.name):
-            self._forward(batch)
+        with self._tapped(calls.append) as watch:
+            try:
+                self._forward(batch)
+            except IdentikitError:
+                raise
+            except Exception as error:  # the modules are the user's, and raise what they like
+                reason = " ".join(str(error).split())[:200].rstrip(".")
+                raise ModelError(
+                    f"Reading {self.name}: it failed on a made-up input ({type(error).__name__}: {reason}). identikit "
+                    "runs a model as it is, without autocast: its weights must fit together."
+                ) from error
         watch.check_vectors(batch.keep, self.hf.config.model_type)
         check_layers_agree(self.name, calls)
         first = calls[0]
@@ -138,7 +142,9 @@ class Model:
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
         check_in_place(self.hf, self.name)
-        if identity_of(self.hf, self.tokenizer).model != (self.fingerprint if since is None else since):
+        with turn(self._first):  # while another thread reads the model, hooks are on it
+            found = identity_of(self.hf, self.tokenizer).model
+        if found != (self.fingerprint if since is None else since):
             raise ModelError(
                 f"Reading {self.name}: its weights, configuration or tokenizer changed after it was first read, or "
                 "what is set on its modules (numbers, functions, hooks, adapters): the numbers would be of two models. "
@@ -220,9 +226,21 @@ class Model:
 
         Images and sounds are all of one length, whichever lengths are given.
         """
-        if self.family.features is None:
-            return sample_tokens(self.hf.config, lengths, self.pad_id)
-        return sample_features(self.hf.config, self.family.features, len(lengths))
+        config = self.hf.config
+        kind = self.family.features
+        if kind is None:
+            vocabulary = config.get_text_config().vocab_size
+            ids = [(self.pad_id + 1 + place * 7 % (vocabulary - 1)) % vocabulary for place in range(max(lengths))]
+            made_up = [(tuple(ids[:n]), n, None) for n in lengths]
+        else:
+            generator = torch.Generator().manual_seed(0)
+            features = torch.randn(len(lengths), *kind.shape(config), generator=generator, dtype=torch.float32)
+            made_up = [((), len(kind.tokens(config, each)), each) for each in features]
+        encoded = [
+            Encoded(ids, None, (False,) * n, ("?",) * n, (), "made up", features=features)
+            for ids, n, features in made_up
+        ]
+        return collate(encoded, pad_id=self.pad_id)
 
     def trace(self, batch: TokenBatch, visit: Visitor = lambda call: None) -> Trace:
         """Run a batch through the tapped model.
@@ -307,16 +325,15 @@ class Model:
             calls: list[AttentionCall] = []
             run = self.trace(batch, calls.append), calls
         trace, calls = run
-        blocks = [block_of(entry, call) for entry, call in zip(trace.blocks, calls, strict=True)]
-        with self._switched():
-            yield Split(trace.inputs, lambda x: self._tail(batch, x), tuple(blocks))
 
-    def _tail(self, batch: TokenBatch, x: Tensor) -> Tensor:
-        """Run the rest of the embedding, from the sum x up to the first block."""
-        if self.family.embedding is None:
-            return x
-        embedding = families.find(self.hf.base_model, self.family.embedding)
-        return embedding_tail(lambda: self._forward(batch), embedding, self.blocks[0], x)
+        def tail(x: Tensor) -> Tensor:
+            if self.family.embedding is None:
+                return x
+            embedding = families.find(self.hf.base_model, self.family.embedding)
+            return embedding_tail(lambda: self._forward(batch), embedding, self.blocks[0], x)
+
+        with self._switched():
+            yield Split(trace.inputs, tail, tuple(map(Block, trace.blocks, calls)))
 
     def _forward(self, batch: TokenBatch) -> Any:
         return self.hf(**self.arguments(batch))
@@ -345,9 +362,7 @@ class Model:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
-        with self.alone(), undisturbed(), torch.no_grad(), ExitStack() as stack:
-            for setting in (uncompiled, evaluating, without_gradients, plain_outputs, plain_experts):
-                stack.enter_context(setting(self.hf))
+        with self.alone(), undisturbed(), torch.no_grad(), as_written(self.hf):
             yield
 
     @contextmanager
@@ -362,21 +377,6 @@ class Model:
             yield watch
 
 
-@contextmanager
-def _in_one_line(name: str) -> Iterator[None]:
-    """Turn what a model's own forward raises into one line."""
-    try:
-        yield
-    except IdentikitError:
-        raise
-    except Exception as error:  # the modules are the user's, and raise what they like
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise ModelError(
-            f"Reading {name}: it failed on a made-up input ({type(error).__name__}: {reason}). identikit runs a model "
-            "as it is, without autocast: its weights must fit together."
-        ) from error
-
-
 def checked_model(model: object) -> Model:
     """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
     if isinstance(model, Model):
@@ -388,11 +388,3 @@ def checked_model(model: object) -> Model:
         f"Expected a model from identikit.load, got {type(model).__name__}. Load it first: "
         "model = identikit.load(hf_model, tokenizer), or identikit.load('a folder or hub id')."
     )
-
-
-def _accepted(hf: PreTrainedModel) -> frozenset[str]:
-    """Return the arguments that a model's forward takes; if it hands others on to a text model, also `use_cache`."""
-    parameters = inspect.signature(hf.forward).parameters
-    hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    caches = hands_on and hasattr(hf.config.get_text_config(), "use_cache")
-    return frozenset([*parameters, "use_cache"] if caches else parameters)

@@ -2,7 +2,7 @@
 
 from typing import TypedDict
 
-from identikit.models.table import FAMILIES, Family
+from identikit.models.table import FAMILIES
 
 _READS = ("text", "image", "sound")
 _COLUMNS = {
@@ -47,22 +47,22 @@ class FamilyEntry(TypedDict):
 
 def listed() -> list[FamilyEntry]:
     """Return every family, in the order of what it reads and of its name."""
-    rows = [_row(kind, family) for kind, family in FAMILIES.items()]
+    rows: list[FamilyEntry] = []
+    for kind, family in FAMILIES.items():
+        reads = "text" if family.features is None else family.features.modality
+        rows.append(
+            {
+                "family": kind,
+                "name": family.name,
+                "checkpoints": list(family.checkpoints),
+                "reads": reads,
+                "attention": "all layers" if family.instead is None else "some layers",
+                "attribution": "exact" if family.splits else "forward mode",
+                "identifiability": True,
+                "inversion": reads == "text" and family.causal and family.splits and not family.by_place,
+            }
+        )
     return sorted(rows, key=lambda row: (_READS.index(row["reads"]), row["name"].lower(), row["family"]))
-
-
-def _row(kind: str, family: Family) -> FamilyEntry:
-    reads = "text" if family.features is None else family.features.modality
-    return {
-        "family": kind,
-        "name": family.name,
-        "checkpoints": list(family.checkpoints),
-        "reads": reads,
-        "attention": "all layers" if family.instead is None else "some layers",
-        "attribution": "exact" if family.splits else "forward mode",
-        "identifiability": True,
-        "inversion": reads == "text" and family.causal and family.splits and not family.by_place,
-    }
 
 
 def in_short(row: FamilyEntry) -> tuple[str, str, str, str]:

@@ -1,6 +1,6 @@
 """Read texts through a model: batches and their texts, what each query sees, and what a replaced output changes."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Change(NamedTuple):
     def words(self) -> str:
         """Return the change as the end of a sentence: 'left … bit-identical' or 'changed … by …'."""
         sizes = {"the final hidden states": self.hidden, "the logits": self.logits}
-        moved = [f"{what} by {_short(size)}" for what, size in sizes.items() if size]
+        moved = [f"{what} by {size:.1g}".replace("e-0", "e-") for what, size in sizes.items() if size]
         same = [what for what, size in sizes.items() if size == 0]
         clauses = []
         if moved:
@@ -45,28 +45,9 @@ class Change(NamedTuple):
         return f", which is more than the rounding of {dtype} explains by itself"
 
 
-def _short(number: float) -> str:
-    return f"{number:.1g}".replace("e-0", "e-")
-
-
-def encoded_batches(
-    model: Model, text: object, *, truncate: bool, max_tokens: int | None = None
-) -> Iterator[tuple[TokenBatch, list[Text]]]:
-    """Yield padded batches of texts (or images, or sounds), each with the texts of its rows."""
-    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
-    for batch in model.batches(encoded):
-        yield batch, [encoded[index].text for index in batch.order]
-
-
-def output_change(before: Trace, after: Trace) -> Change:
-    """Return how much the final hidden states and logits of a run differ from those of another."""
-    logits = None
-    if before.logits is not None and after.logits is not None:
-        logits = _largest_change(before.logits, after.logits)
-    return Change(_largest_change(before.hidden[-1], after.hidden[-1]), logits)
-
-
-def _largest_change(before: Tensor, after: Tensor) -> float:
+def _largest_change(before: Tensor | None, after: Tensor | None) -> float | None:
+    if before is None or after is None:
+        return None
     before = before.double()
     difference = (after.double() - before).abs().max()
     if not torch.isfinite(difference):
@@ -142,23 +123,24 @@ class Reading:
     def changed_by(self, visit: Visitor) -> Change:
         """Run the model again with `visit` replacing head outputs, and return how much its output changed."""
         before = self.model.trace(self.batch) if self.trace is None else self.trace
-        return output_change(before, self.model.trace(self.batch, visit))
+        after = self.model.trace(self.batch, visit)
+        hidden = _largest_change(before.hidden[-1], after.hidden[-1])
+        assert hidden is not None
+        return Change(hidden, _largest_change(before.logits, after.logits))
 
 
 def readings(
     model: Model, text: object, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
 ) -> list[Reading]:
     """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
+    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
     by_index: dict[int, Reading] = {}
-    for batch, texts in encoded_batches(model, text, truncate=truncate, max_tokens=max_tokens):
-        calls: list[dict[int, AttentionCall]] = [{} for _ in batch.order]
-        visible: list[dict[int, Visible | None]] = [{} for _ in batch.order]
-        trace = model.trace(batch, _collector(batch, layers, calls, visible))
+    for batch in model.batches(encoded):
+        trace, calls, visible = _captured(model, batch, layers)
         for row, index in enumerate(batch.order):
-            alone = trace if len(batch) == 1 else None
-            by_index[index] = Reading(
-                model, text_alone(batch, row), texts[row], calls[row], visible[row], alone, truncate
-            )
+            kept = trace if len(batch) == 1 else None
+            alone = text_alone(batch, row)
+            by_index[index] = Reading(model, alone, encoded[index].text, calls[row], visible[row], kept, truncate)
     return [by_index[index] for index in sorted(by_index)]
 
 
@@ -168,13 +150,12 @@ def unread(model: Model, text: object, *, truncate: bool = False, max_tokens: in
     return [Reading(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None, truncate) for each in encoded]
 
 
-def _collector(
-    batch: TokenBatch,
-    layers: Collection[int],
-    calls: list[dict[int, AttentionCall]],
-    visible: list[dict[int, Visible | None]],
-) -> Callable[[AttentionCall], None]:
-    """Return a visitor that takes each chosen layer apart by texts; layers that share a mask share its reading."""
+def _captured(
+    model: Model, batch: TokenBatch, layers: Collection[int]
+) -> tuple[Trace, list[dict[int, AttentionCall]], list[dict[int, Visible | None]]]:
+    """Run a batch, and take each chosen layer apart by texts; layers that share a mask share its reading."""
+    calls: list[dict[int, AttentionCall]] = [{} for _ in batch.order]
+    visible: list[dict[int, Visible | None]] = [{} for _ in batch.order]
     seen: dict[tuple[int, int], tuple[Tensor | RowMask | None, Visible | None]] = {}
 
     def visit(call: AttentionCall) -> None:
@@ -188,4 +169,4 @@ def _collector(
             calls[row][call.layer] = alone
             visible[row][call.layer] = seen[key][1]
 
-    return visit
+    return model.trace(batch, visit), calls, visible

@@ -7,6 +7,7 @@ model is read, nobody else may run it.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from identikit.errors import InputError, ModelError
-from identikit.models.load.changes import ON_EVERY_MODULE, changes, only_watches
+from identikit.models.load.fingerprint import ON_EVERY_MODULE, changes, only_watches
 from identikit.models.machine import products
+from identikit.models.taps.tap import put, restored
 
 Makeup = tuple[object, ...]
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
@@ -54,43 +57,39 @@ def turn(module: nn.Module) -> Iterator[bool]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Compute in the dtype of the numbers, without gradients, on the devices where they are; also a decorator."""
+    """Compute in the dtype of the numbers, without gradients, on the devices where they are; also a decorator.
+
+    What torch keeps for a thread is set aside, the hooks of saved tensors too, which derivatives cannot have.
+    """
     if getattr(_inside, "undisturbed", False):
         yield
         return
     refuse_transforms()
     graded = torch.is_grad_enabled()
+    core: Any = getattr(torch._C, "_autograd")  # noqa: B009 - torch does not declare it
+    top = getattr(core, "_top_saved_tensors_default_hooks", lambda _: None)  # not in every version of torch
     try:
-        with _set_aside():
+        with ExitStack() as stack:
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))  # what is made there has no derivative
+            for kind in _AUTOCAST:
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(_disable_current_modes())  # such as FlopCounterMode, which lacks some derivatives
+            while torch._C._len_torch_function_stack():
+                stack.callback(_push_mode, _pop_mode())
+            if torch.get_default_device().type != "cpu":
+                stack.enter_context(torch.device("cpu"))
+            while (hooks := top(True)) is not None:
+                stack.callback(core._push_saved_tensors_default_hooks, *hooks)
+                core._pop_saved_tensors_default_hooks()
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(products("full"))
             _inside.undisturbed = True
             yield
     finally:  # also where Ctrl-C came between two steps of setting aside or giving back
         _inside.undisturbed = False
         torch.set_grad_enabled(graded)
-
-
-@contextmanager
-def _set_aside() -> Iterator[None]:
-    """Set aside what torch keeps for a thread; the hooks of saved tensors too, which derivatives cannot have."""
-    core: Any = getattr(torch._C, "_autograd")  # noqa: B009 - torch does not declare it
-    top = getattr(core, "_top_saved_tensors_default_hooks", lambda _: None)  # not in every version of torch
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))  # what is made there has no derivative
-        for kind in _AUTOCAST:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(_disable_current_modes())  # such as FlopCounterMode, through which not all derivatives pass
-        while torch._C._len_torch_function_stack():
-            stack.callback(_push_mode, _pop_mode())
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        while (hooks := top(True)) is not None:
-            stack.callback(core._push_saved_tensors_default_hooks, *hooks)
-            core._pop_saved_tensors_default_hooks()
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(products("full"))
-        yield
 
 
 def refuse_transforms() -> None:
@@ -127,43 +126,35 @@ def bare(model: Any) -> Any:
 
 
 @contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run modules as they are written: compiled code may leave out hooks and the tap."""
+def as_written(model: PreTrainedModel) -> Iterator[None]:
+    """Run a model as it is written: in evaluation mode, not compiled, with plain outputs and experts one by one.
+
+    Hooks that change no number, those on gradients and those that only watch, are left out meanwhile.
+    """
     with ExitStack() as stack:
         for module in model.modules():
-            forward = vars(module).get("forward")
-            written = getattr(forward, "_torchdynamo_orig_callable", None)
-            if written is not None:
-                stack.callback(setattr, module, "forward", forward)
-                module.forward = written
+            written = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
+            if written is not None:  # compiled code may leave out hooks and the tap
+                put(stack, module, "forward", written)
             if module._compiled_call_impl is not None:
-                stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
-                module._compiled_call_impl = None
-        yield
-
-
-@contextmanager
-def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Leave out hooks that change no number: those on gradients, and those that only watch."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            for backward in (module._backward_hooks, module._backward_pre_hooks):
-                if backward:  # derivatives cannot have them
-                    stack.callback(backward.update, dict(backward))
-                    backward.clear()
+                put(stack, module, "_compiled_call_impl", None)
+            put(stack, module, "training", False)
+            for name in ("_backward_hooks", "_backward_pre_hooks"):
+                if getattr(module, name):  # derivatives cannot have them
+                    put(stack, module, name, OrderedDict())
         for hooks in (*(module._forward_hooks for module in model.modules()), *ON_EVERY_MODULE):
             watching = [key for key, hook in hooks.items() if only_watches(hook)]
             if watching:
-                stack.callback(_put_back, hooks, dict(hooks))
+                stack.callback(hooks.update, dict(hooks))
+                stack.callback(hooks.clear)  # before: hooks get their order back, which is part of `makeup`
                 for key in watching:
                     del hooks[key]
+        for name, wanted in {"return_dict": True, "_output_attentions": False, "output_hidden_states": False}.items():
+            for config in stack.enter_context(restored(model, name)):
+                setattr(config, name, wanted)
+        stack.enter_context(restored(model, "_experts_implementation_internal"))
+        model.set_experts_implementation("eager")  # fused products have no derivative forward, and none in float64
         yield
-
-
-def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:
-    """Give hooks their order back, which is part of `makeup`."""
-    hooks.clear()
-    hooks.update(before)
 
 
 def makeup(model: nn.Module) -> Makeup:

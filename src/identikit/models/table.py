@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from identikit.models.taps import deberta, interface, methods, xlnet
+from identikit.models.taps import own
 from identikit.models.taps.tap import switched
 from identikit.shapes import Tensor
 from identikit.texts.features import Images, Sounds
@@ -94,18 +94,6 @@ def _own_keys(config: PreTrainedConfig) -> str | None:
     return "its config says multi_query=False; only multi_query=True is supported, as in StarCoder and SantaCoder."
 
 
-def _no_prefix(config: PreTrainedConfig) -> tuple[str, ...]:
-    return ()
-
-
-def _distilled(config: PreTrainedConfig) -> tuple[str, ...]:
-    return "[CLS]", "[DIST]"
-
-
-def _registers(config: PreTrainedConfig) -> tuple[str, ...]:
-    return "[CLS]", *(f"reg{index}" for index in range(config.num_register_tokens))
-
-
 def _source_positions(config: PreTrainedConfig) -> int:
     return config.max_source_positions
 
@@ -138,7 +126,7 @@ _ROBERTA = replace(_BERT, limit=_after_padding)
 _LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True, causal=True)
 _INSIDE = replace(_LLAMA, blocks="language_model.layers.*")  # the text model of a model that also reads images
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)
-_HYBRID = replace(_LLAMA, instead="linear_attn", splits=False, tap=interface.gated)
+_HYBRID = replace(_LLAMA, instead="linear_attn", splits=False, tap=own.gated)
 _MAMBA = replace(_LLAMA, instead="mamba", splits=False)
 _T5 = Family("block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=nothing, stack="encoder")
 _BART = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", embedding="layernorm_embedding", stack="encoder")
@@ -289,9 +277,9 @@ FAMILIES: dict[str, Family] = {
         limit=nothing,
         splits=False,
         sequence_first=True,
-        tap=xlnet.switched,
-        watch_output=xlnet.watch_output,
-        refusal=xlnet.refusal,
+        tap=own.xlnet,
+        watch_output=own.xlnet_output,
+        refusal=own.xlnet_refusal,
     ).called("XLNet", "xlnet/xlnet-base-cased"),
     "bloom": Family(
         "h.*",
@@ -301,11 +289,11 @@ FAMILIES: dict[str, Family] = {
         embedding="word_embeddings_layernorm",
         limit=nothing,
         causal=True,
-        tap=methods.bloom,
-        refusal=methods.bloom_refusal,
+        tap=own.bloom,
+        refusal=own.bloom_refusal,
     ).called("BLOOM", "bigscience/bloom-560m", "bigscience/bloomz-560m"),
     "deberta-v2": replace(
-        _BERT, value="attention.self.value_proj", limit=deberta.limit, splits=False, tap=deberta.switched
+        _BERT, value="attention.self.value_proj", limit=own.deberta_limit, splits=False, tap=own.deberta
     ).called("DeBERTa v2, v3", "microsoft/deberta-v3-base", "microsoft/mdeberta-v3-base"),
     "falcon": Family(
         "h.*",
@@ -313,18 +301,18 @@ FAMILIES: dict[str, Family] = {
         "self_attention.query_key_value",
         interleaved=True,
         positions=True,
-        limit=methods.falcon_limit,
+        limit=own.falcon_limit,
         causal=True,
-        tap=methods.falcon,
-        refusal=methods.falcon_refusal,
+        tap=own.falcon,
+        refusal=own.falcon_refusal,
     ).called("Falcon", "tiiuae/falcon-7b", "tiiuae/falcon-rw-1b"),
-    "gptj": replace(_LLAMA, blocks="h.*", output="attn.out_proj", value="attn.v_proj", tap=methods.gptj).called(
+    "gptj": replace(_LLAMA, blocks="h.*", output="attn.out_proj", value="attn.v_proj", tap=own.gptj).called(
         "GPT-J", "EleutherAI/gpt-j-6b"
     ),
     "mpnet": replace(
-        _BERT, output="attention.attn.o", value="attention.attn.v", limit=methods.after_two, tap=methods.mpnet
+        _BERT, output="attention.attn.o", value="attention.attn.v", limit=own.after_two, tap=own.mpnet
     ).called("MPNet", "sentence-transformers/all-mpnet-base-v2", "microsoft/mpnet-base"),
-    "beit": replace(_VIT, tap=interface.biased, features=Images(any_size=True)).called(
+    "beit": replace(_VIT, tap=own.beit, features=Images(any_size=True)).called(
         "BEiT", "microsoft/beit-base-patch16-224"
     ),
     "clip_text_model": replace(_CLIP, positions=True, causal=True).called(
@@ -333,18 +321,18 @@ FAMILIES: dict[str, Family] = {
     "clip_vision_model": replace(_CLIP, embedding="pre_layrnorm", limit=nothing, features=Images()).called(
         "CLIP (vision tower)", "openai/clip-vit-base-patch32"
     ),
-    "deit": replace(_VIT, features=Images(_distilled)).called("DeiT", "facebook/deit-base-distilled-patch16-224"),
-    "dinov2": _DINO.called("DINOv2", "facebook/dinov2-base"),
-    "dinov2_with_registers": replace(_DINO, features=Images(_registers, any_size=True)).called(
-        "DINOv2 with registers", "facebook/dinov2-with-registers-base"
+    "deit": replace(_VIT, features=Images(("[CLS]", "[DIST]"))).called(
+        "DeiT", "facebook/deit-base-distilled-patch16-224"
     ),
-    "dinov3_vit": replace(_VIT, blocks="layer.*", features=Images(_registers, any_size=True)).called(
+    "dinov2": _DINO.called("DINOv2", "facebook/dinov2-base"),
+    "dinov2_with_registers": _DINO.called("DINOv2 with registers", "facebook/dinov2-with-registers-base"),
+    "dinov3_vit": replace(_VIT, blocks="layer.*", features=Images(any_size=True)).called(
         "DINOv3", "facebook/dinov3-vitb16-pretrain-lvd1689m"
     ),
     "hubert": _WAV2VEC2.called("HuBERT", "facebook/hubert-base-ls960"),
     "siglip_text_model": _CLIP.called("SigLIP (text tower)", "google/siglip-base-patch16-224"),
     "siglip2_text_model": _CLIP.called("SigLIP 2 NaFlex (text tower)"),
-    "siglip_vision_model": replace(_CLIP, limit=nothing, features=Images(_no_prefix)).called(
+    "siglip_vision_model": replace(_CLIP, limit=nothing, features=Images(())).called(
         "SigLIP (vision tower)", "google/siglip-base-patch16-224"
     ),
     "wav2vec2": _WAV2VEC2.called("wav2vec 2.0", "facebook/wav2vec2-base-960h"),

@@ -18,7 +18,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from identikit.checks import shortened
 from identikit.errors import InputError, ModelError
 from identikit.models.families import FAMILIES, family_of
-from identikit.models.load.files import Checkpoint
+from identikit.models.load.checkpoint import Checkpoint
 from identikit.texts.encoding import tokenized
 
 TOWERS = ("text", "vision")
@@ -110,7 +110,16 @@ def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: str) -> None:
     """Refuse a tokenizer whose special tokens, which are in every text, the model called `name` does not know."""
-    _check_template(tokenizer, name)
+    processor = getattr(getattr(tokenizer, "backend_tokenizer", None), "post_processor", None)
+    state = {} if processor is None else json.loads(processor.__getstate__())
+    for template in state.get("processors", [state]):
+        pieces = [*(template.get("single") or ()), *(template.get("pair") or ())]
+        for token in [piece["SpecialToken"]["id"] for piece in pieces if piece.get("SpecialToken") is not None]:
+            if token not in template.get("special_tokens", {}):  # tokenizers would panic at every text
+                raise ModelError(
+                    f"Loading {name}: its tokenizer adds {shortened(token)} to every text, and does not say which id "
+                    "that has. Check its tokenizer.json."
+                )
     tokenized(tokenizer, "a, b \N{SNOWMAN}")  # words that it may not know
     for index in tokenized(tokenizer, "")["input_ids"]:
         if index >= vocabulary:
@@ -119,20 +128,3 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: s
                 f"Loading {name}: its tokenizer puts {token!r} (id {index}) into every text, and the model has "
                 f"embeddings for only {vocabulary} ids. Use the model's own tokenizer."
             )
-
-
-def _check_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer that adds a token which it does not define: tokenizers would panic at every text."""
-    processor = getattr(getattr(tokenizer, "backend_tokenizer", None), "post_processor", None)
-    if processor is None:
-        return
-    state = json.loads(processor.__getstate__())
-    for template in state.get("processors", [state]):
-        pieces = [*(template.get("single") or ()), *(template.get("pair") or ())]
-        added = [piece["SpecialToken"]["id"] for piece in pieces if piece.get("SpecialToken") is not None]
-        for token in added:
-            if token not in template.get("special_tokens", {}):
-                raise ModelError(
-                    f"Loading {name}: its tokenizer adds {shortened(token)} to every text, and does not say which id "
-                    "that has. Check its tokenizer.json."
-                )

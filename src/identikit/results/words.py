@@ -130,7 +130,7 @@ class Document:
         return Document(tuple(blocks))
 
     def spoken(self, speak: Callable[[str], str]) -> "Document":
-        """Return the document as another place than Python says it (see `speech.py`); a text's tokens stay."""
+        """Return the document as another place than Python says it (see `errors.py`); a text's tokens stay."""
         blocks: list[Block] = []
         for block in self.blocks:
             if isinstance(block, Paragraph) and block.offers:

@@ -1,16 +1,101 @@
-"""Files and datasets as streams of texts: `read_texts`, and `read_labelled` for datasets with two classes."""
+"""Files and datasets as streams of texts: `read_texts`, and `read_labelled` for datasets with two classes.
+
+`KNOWN` says where the files and columns of the datasets known by name are, in a folder that holds a download of them.
+"""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from itertools import chain
 from pathlib import PurePosixPath
 
-from identikit.checks import is_collection, is_path, shortened
+from identikit.checks import is_collection, is_path, no_effect, shortened
 from identikit.errors import InputError
-from identikit.texts.known import KNOWN, split_tables
-from identikit.texts.tables import HUB, READERS, Row, Rows, TextTable, first_repeated, hub_table, kind_at
+from identikit.texts.tables import HUB, READERS, Row, Rows, TextTable, delimited_table, hub_table, kind_at, line_table
 from identikit.texts.text import LONGEST, Text
+
+
+@dataclass(frozen=True)
+class KnownDataset:
+    """Where a dataset's files and columns are.
+
+    `layouts` gives, for each split (the default first), the sets of files to look for in turn; the files of a set are
+    read one after another. `columns` are the spellings of the text columns, `labels` those of the column of labels 0
+    and 1. Rows of 'dev' are left out of 'train' by their `ids`.
+    """
+
+    layouts: Mapping[str, tuple[tuple[str, ...], ...]]
+    columns: tuple[tuple[str, ...], ...]
+    read: Callable[[str], TextTable]
+    hub: str
+    ids: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def columns_of(self, table: TextTable) -> tuple[str, ...]:
+        """Return the text columns as this table spells them, or the first spelling if it has none of them."""
+        fitting = (columns for columns in self.columns if set(columns) <= set(table.columns))
+        return _chosen_columns(table, next(fitting, self.columns[0]))
+
+    def tables(self, folder: str | os.PathLike[str], split: str) -> list[TextTable]:
+        """Return the tables of the first layout whose files all exist; none if there is no such layout."""
+        for layout in self.layouts[split]:
+            paths = [f"{os.fspath(folder).rstrip('/')}/{file}" for file in layout]
+            if all(kind_at(path) == "file" for path in paths):
+                return [self.read(path) for path in paths]
+        return []
+
+
+def _paragraph(line: str) -> str:
+    """Return the paragraph on a line of WikiText, or nothing if it is a heading between = signs."""
+    text = line.strip()
+    return "" if text.startswith("= ") and text.endswith(" =") else text
+
+
+def _layouts(folder: str, file: str, *flat: str) -> tuple[tuple[str, ...], ...]:
+    """Return the layouts to look for: a download's folder, only its file, and files named after the dataset."""
+    return ((f"{folder}/{file}",), (file,), *((flat,) if flat else ()))
+
+
+KNOWN: Mapping[str, KnownDataset] = {
+    "mrpc": KnownDataset(
+        layouts={
+            "dev": _layouts("MRPC", "dev.tsv", "mrpc_dev.tsv"),
+            "train": _layouts("MRPC", "msr_paraphrase_train.txt") + _layouts("MRPC", "train.tsv"),
+        },
+        columns=(("#1 String", "#2 String"), ("sentence1", "sentence2")),
+        read=delimited_table,
+        hub="nyu-mll/glue/mrpc",
+        ids=("#1 ID", "#2 ID"),
+        labels=("Quality", "label"),
+    ),
+    "cola": KnownDataset(
+        layouts={
+            "dev": _layouts("CoLA", "dev.tsv", "cola_in_domain_dev.tsv", "cola_out_of_domain_dev.tsv"),
+            "train": _layouts("CoLA", "train.tsv", "cola_in_domain_train.tsv"),
+        },
+        columns=(("sentence",),),
+        read=partial(delimited_table, header=("source", "label", "mark", "sentence")),
+        hub="nyu-mll/glue/cola",
+        labels=("label",),
+    ),
+    "mnli": KnownDataset(
+        layouts={
+            "dev": _layouts("MNLI", "dev_matched.tsv", "mnli_dev_matched.tsv"),
+            "train": _layouts("MNLI", "train.tsv"),
+        },
+        columns=(("sentence1", "sentence2"), ("premise", "hypothesis")),
+        read=delimited_table,
+        hub="nyu-mll/glue/mnli",
+    ),
+    "wikitext": KnownDataset(
+        layouts={"test": _layouts("wikitext-2-raw", "wiki.test.raw", "wikitext2_raw_test.txt")},
+        columns=(("text",),),
+        read=partial(line_table, text_of=_paragraph),
+        hub="Salesforce/wikitext/wikitext-2-raw-v1",
+    ),
+}
 
 
 def read_texts(
@@ -34,23 +119,27 @@ def read_texts(
     Wrong arguments raise an error at the call; texts are read while iterating.
     """
     source = _path("source", source, "a file, the name of a dataset, or 'datasets:NAME'")
-    names = None if columns is None else _names(columns)
+    listed = list(columns) if is_collection(columns) else [columns]
+    names = tuple(name for name in listed if isinstance(name, str))
+    if columns is not None and (not names or len(names) < len(listed)):
+        raise InputError(
+            f"columns={shortened(columns)} cannot be used: expected the name of a column, or two for pairs."
+        )
     data_dir = None if data_dir is None else _path("data_dir", data_dir, "a folder")
     if split is not None and not isinstance(split, str):
         raise InputError(f"split={shortened(split)} cannot be used: expected a name, such as 'train'.")
     if source.lower() in KNOWN:
-        _refuse(source, "columns", columns, "it knows its own")
+        no_effect("columns", columns, f"{source} knows its own")
         dataset = KNOWN[source.lower()]
-        tables = split_tables(source.lower(), data_dir, split)
-        streams = [_texts(table, _chosen_columns(table, dataset.columns_of(table))) for table in tables]
-        return chain.from_iterable(streams)
-    _refuse(source, "data_dir", data_dir, f"only {', '.join(KNOWN)} take it")
+        tables = _split_tables(source.lower(), data_dir, split)
+        return chain.from_iterable([_texts(table, dataset.columns_of(table)) for table in tables])
+    no_effect("data_dir", data_dir, f"only {', '.join(KNOWN)} take it")
     if source.startswith(HUB):
-        table = hub_table(source.removeprefix(HUB), names, split)
+        table = hub_table(source.removeprefix(HUB), columns, split)
     else:
-        _refuse(source, "split", split, "a file has none")
+        no_effect("split", split, "a file has none")
         table = _file_table(source)
-    return _texts(table, _chosen_columns(table, names))
+    return _texts(table, _chosen_columns(table, names or None))
 
 
 def read_labelled(
@@ -66,9 +155,13 @@ def read_labelled(
         labelled = ", ".join(other for other in KNOWN if KNOWN[other].labels)
         raise InputError(f"Reading texts with labels: {shortened(name)} is not known. Use one of {labelled}.")
     streams = []
-    for table in split_tables(name.lower(), data_dir, split):
-        columns = _chosen_columns(table, dataset.columns_of(table))
-        streams.append(_labelled(table, columns, dataset.label_column_of(table)))
+    for table in _split_tables(name.lower(), data_dir, split):
+        spelled = [column for column in dataset.labels if column in table.columns]
+        if not spelled:
+            expected = " or ".join(map(repr, dataset.labels))
+            present = ", ".join(map(repr, table.columns))
+            raise InputError(f"Reading {table.name}: it has no labels. Expected a column {expected}; it has {present}.")
+        streams.append(_labelled(table, dataset.columns_of(table), spelled[0]))
     return chain.from_iterable(streams)
 
 
@@ -83,6 +176,9 @@ def sample_text() -> Text:
     return pairs[len(pairs) // 2]
 
 
+# Tables
+
+
 def _file_table(path: str) -> TextTable:
     """Return the table in a file, by the ending of its name."""
     ending = PurePosixPath(path).suffix.lower()
@@ -92,14 +188,45 @@ def _file_table(path: str) -> TextTable:
             f"data_dir, or '{HUB}NAME'."
         )
     kind = kind_at(path)
-    if kind == "other":
-        raise InputError(f"Reading {path}: it is a folder, or something else that is not a file. Check the path.")
-    if kind == "nothing":
-        raise InputError(f"Reading {path}: there is no such file. Check the path.")
+    if kind != "file":
+        wrong = "there is no such file" if kind == "nothing" else "it is a folder, or something else that is not a file"
+        raise InputError(f"Reading {path}: {wrong}. Check the path.")
     return READERS[ending](path)
 
 
-# Rows and cells
+def _split_tables(name: str, data_dir: str | os.PathLike[str] | None, split: str | None) -> list[TextTable]:
+    """Return the tables of a split, the default one if none is named; 'train' without the rows of 'dev'."""
+    dataset = KNOWN[name]
+    split = next(iter(dataset.layouts)) if split is None else split
+    if split not in dataset.layouts:
+        raise InputError(f"Reading {name}: there is no split {split!r}. It has {', '.join(dataset.layouts)}.")
+    if data_dir is None:
+        raise InputError(
+            f"Reading {name}: say which folder holds it with data_dir=, or read "
+            f"'{HUB}{dataset.hub}' with columns and split."
+        )
+    tables = dataset.tables(data_dir, split)
+    if not tables:
+        files = ", ".join(" + ".join(layout) for layout in dataset.layouts[split])
+        raise InputError(f"Reading {name}: {os.fspath(data_dir)} holds none of {files}. Pass the folder that does.")
+    if split == "train" and dataset.ids:
+        held_out = dataset.tables(data_dir, "dev")
+        return [_without(table, held_out, dataset.ids) for table in tables]
+    return tables
+
+
+def _without(table: TextTable, others: list[TextTable], ids: tuple[str, ...]) -> TextTable:
+    """Return the table without the rows whose ids are in other tables, if it has ids."""
+    if not set(ids) <= set(table.columns):
+        return table
+
+    def rows(columns: Sequence[str]) -> Rows:
+        left_out = {tuple(row.get(name) for name in ids) for other in others for _, row in other.rows(ids)}
+        for place, row in table.rows((*columns, *ids)):
+            if tuple(row[name] for name in ids) not in left_out:
+                yield place, row
+
+    return replace(table, rows=rows)
 
 
 def _texts(table: TextTable, columns: Sequence[str]) -> Iterator[Text]:
@@ -134,17 +261,14 @@ def _text(table: TextTable, place: str, row: Row, columns: Sequence[str]) -> Tex
 
 def _cell(table: TextTable, place: str, row: Row, column: str) -> str:
     value = row.get(column)
-    if isinstance(value, str) and len(value) > LONGEST:
-        raise InputError(
-            f"Reading {table.name}, {place}: column {column!r} holds {len(value):,} characters, and a text may have at "
-            f"most {LONGEST:,}. Shorten it."
-        )
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str) and value.strip() and len(value) <= LONGEST:
         return value
-    content = "nothing" if value is None or isinstance(value, str) else f"{type(value).__name__} {value!r:.40}"
-    raise InputError(
-        f"Reading {table.name}, {place}: column {column!r} holds {content}, expected a text. Repair the row."
-    )
+    content = f"{type(value).__name__} {value!r:.40}, expected a text. Repair the row"
+    if value is None or isinstance(value, str):
+        content = "nothing, expected a text. Repair the row"
+    if isinstance(value, str) and len(value) > LONGEST:
+        content = f"{len(value):,} characters, and a text may have at most {LONGEST:,}. Shorten it"
+    raise InputError(f"Reading {table.name}, {place}: column {column!r} holds {content}.")
 
 
 # Arguments
@@ -161,9 +285,8 @@ def _chosen_columns(table: TextTable, names: tuple[str, ...] | None) -> tuple[st
         return table.text_columns
     if len(names) > 2:
         raise InputError(f"Reading {table.name}: got {len(names)} columns, expected one for texts or two for pairs.")
-    repeated = first_repeated(names)
-    if repeated is not None:
-        raise InputError(f"Reading {table.name}: the column {repeated!r} is named twice. Name two different ones.")
+    if len(names) == 2 and names[0] == names[1]:
+        raise InputError(f"Reading {table.name}: the column {names[0]!r} is named twice. Name two different ones.")
     for column in names:
         if column not in table.columns:
             raise InputError(f"Reading {table.name}: there is no column {column!r}. It has {present}.")
@@ -174,19 +297,3 @@ def _path(name: str, value: object, expected: str) -> str:
     if not is_path(value):
         raise InputError(f"{name}={shortened(value)} cannot be used: expected {expected}.")
     return os.fspath(value)
-
-
-def _names(columns: object) -> tuple[str, ...]:
-    """Return the names of columns, given as one name or several."""
-    listed = list(columns) if is_collection(columns) else [columns]
-    names = tuple(name for name in listed if isinstance(name, str))
-    if not names or len(names) < len(listed):
-        raise InputError(
-            f"columns={shortened(columns)} cannot be used: expected the name of a column, or two for pairs."
-        )
-    return names
-
-
-def _refuse(source: str, option: str, value: object, reason: str) -> None:
-    if value is not None:
-        raise InputError(f"Reading {source}: {option}={shortened(value)} has no effect here ({reason}). Leave it out.")

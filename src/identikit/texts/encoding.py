@@ -38,14 +38,11 @@ def encode(
     if not listed:
         raise InputError("Reading texts: the list is empty. Pass at least one text.")
     room = room_for(limit, max_tokens, truncate)
-    checked = []
-    for index, text in enumerate(listed):
-        name = f"texts[{index}]" if several else "the text"
-        ids = _listed_ids(name, text)
-        checked.append((name, _checked_text(name, text) if ids is None else ids))
+    names = [f"texts[{index}]" if several else "the text" for index in range(len(listed))]
+    checked = [_checked(name, text) for name, text in zip(names, listed, strict=True)]
     aligns = _separates_words(tokenizer)
     encoded = []
-    for name, text in checked:
+    for name, text in zip(names, checked, strict=True):
         if isinstance(text, list):
             encoded.append(_encode_ids(tokenizer, name, text, room, aligns))
         else:
@@ -76,12 +73,10 @@ class Room:
 def room_for(limit: int | None, max_tokens: object, truncate: bool) -> Room:
     """Return how many tokens a text may have: the fewer of the model's `limit` and the caller's `max_tokens`."""
     truncate = flag("truncate", truncate)
-    if max_tokens is None:
+    most = None if max_tokens is None else whole_number("max_tokens", max_tokens, least=1)
+    if most is None or (limit is not None and limit <= most):
         return Room(limit, f"the model reads at most {limit}", truncate)
-    max_tokens = whole_number("max_tokens", max_tokens, least=1)
-    if limit is not None and limit <= max_tokens:
-        return room_for(limit, None, truncate)
-    return Room(max_tokens, f"max_tokens allows at most {max_tokens}", truncate)
+    return Room(most, f"max_tokens allows at most {most}", truncate)
 
 
 def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -> BatchEncoding:
@@ -99,31 +94,27 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -
         ) from None
 
 
-def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's own words end at white space and at punctuation.
-
-    WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
-    (T5) or take a whole text as one word (Llama).
-    """
-    return bool(tokenizer.is_fast) and len(set(tokenized(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
-
-
-# Strings and pairs
-
-
-def _described(text: object) -> str:
-    words = shortened(text)
-    kind = type(text).__name__
-    return words if words.endswith(f" {kind}") else f"{kind} {words}"
-
-
-def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
+def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
+    """Return a string or a pair as it is, and a sequence of numbers, which are token ids, as a list."""
+    try:
+        listed = text.tolist() if getattr(text, "ndim", None) == 1 else text
+        if isinstance(listed, list | tuple | range) and not (listed and is_several(list(listed))):
+            values: list[Any] = list(listed)
+            return [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
+    except RuntimeError as error:  # torch's, of a tensor that is sparse or on the meta device
+        reason = " ".join(str(error).split())[:100].rstrip(".!")
+        raise InputError(
+            f"Reading {name}: the numbers of its tensor cannot be read ({reason}). Pass the token ids as a list."
+        ) from None
     halves = text if isinstance(text, tuple) and len(text) == 2 else (text,)
     for half in halves:
         if not isinstance(half, str):
+            words = shortened(text)
+            kind = type(text).__name__
+            shown = words if words.endswith(f" {kind}") else f"{kind} {words}"
             raise InputError(
-                f"Reading {name}: got {_described(text)}, expected a string, a pair (a tuple of "
-                "two strings), or a flat sequence of token ids. Pass several texts as a list."
+                f"Reading {name}: got {shown}, expected a string, a pair (a tuple of two strings), or a flat sequence "
+                "of token ids. Pass several texts as a list."
             )
         if not half.strip():
             raise InputError(f"Reading {name}: {shortened(text)} is blank or has a blank half. Pass some words.")
@@ -134,6 +125,18 @@ def _checked_text(name: str, text: Any) -> str | tuple[str, str]:
                 f"Reading {name}: {shortened(text)} is not valid Unicode. Repair its lone surrogates."
             ) from None
     return text
+
+
+def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's own words end at white space and at punctuation.
+
+    WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
+    (T5) or take a whole text as one word (Llama).
+    """
+    return bool(tokenizer.is_fast) and len(set(tokenized(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
+
+
+# Strings and pairs
 
 
 def _encode_text(
@@ -149,16 +152,14 @@ def _encode_text(
         pieces, kept = _cut(tokenizer, read, pieces, room)
         if room.exceeded(name, len(kept)) or not _reads_all(pieces, parts, kept):
             raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
-    ids, special, segments = (
-        None if row is None else tuple(row[place] for place in kept)
-        for row in (pieces["input_ids"], pieces["special_tokens_mask"], pieces.get("token_type_ids"))
-    )
+    ids = [pieces["input_ids"][place] for place in kept]
+    segments = pieces.get("token_type_ids")
     words = _words(pieces.encodings[0], read, aligns, kept) if pieces.encodings else []
     return Encoded(
-        ids=ids or (),
-        segments=segments,
-        special=tuple(map(bool, special or ())),
-        tokens=tuple(tokenizer.convert_ids_to_tokens(list(ids or ()))),
+        ids=tuple(ids),
+        segments=None if segments is None else tuple(segments[place] for place in kept),
+        special=tuple(bool(pieces["special_tokens_mask"][place]) for place in kept),
+        tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
         words=tuple(span for span, _ in words),
         text=text,
         characters=tuple(place for _, place in words),
@@ -180,21 +181,18 @@ def _cut(
         return shorter, list(range(len(shorter["input_ids"])))
     sources = pieces.sequence_ids()
     own = [[place for place, source in enumerate(sources) if source == part] for part in range(len(parts))]
-    sizes = _longest_first([len(places) for places in own], max(room.tokens - sources.count(None), 0))
+    left = max(room.tokens - sources.count(None), 0)
+    sizes = [min(len(own[0]), left)]
+    if len(own) == 2:  # the longer half goes first, and an odd piece is the longer half's
+        counts = [len(places) for places in own]
+        shorter = min(*counts, left // 2)
+        longer = min(max(counts), left - shorter)
+        sizes = [longer, shorter] if counts[0] > counts[1] else [shorter, longer]
     from_left = getattr(tokenizer, "truncation_side", "right") == "left"
     dropped = set()
     for places, size in zip(own, sizes, strict=True):
         dropped.update(places[: len(places) - size] if from_left else places[size:])
     return pieces, [place for place in range(len(sources)) if place not in dropped]
-
-
-def _longest_first(counts: list[int], room: int) -> list[int]:
-    """Return how many pieces each part keeps: the longer half goes first, and an odd piece is the longer half's."""
-    if len(counts) == 1:
-        return [min(counts[0], room)]
-    shorter = min(*counts, room // 2)
-    longer = min(max(counts), room - shorter)
-    return [longer, shorter] if counts[0] > counts[1] else [shorter, longer]
 
 
 def _start(
@@ -211,11 +209,8 @@ def _start(
         long = [head != part for head, part in zip(heads, parts, strict=True)]
         if sum(long) == 1:
             counts = [len(tokenized(tokenizer, head, add_special_tokens=False)["input_ids"]) for head in heads]
-            fits = [
-                count >= 2 * room.tokens if cut else count < room.tokens
-                for count, cut in zip(counts, long, strict=True)
-            ]
-            if all(fits):
+            others = [count for count, cut in zip(counts, long, strict=True) if not cut]
+            if counts[long.index(True)] >= 2 * room.tokens and all(count < room.tokens for count in others):
                 return heads, "at least "
     for part in parts:
         if len(part) > LONGEST:
@@ -243,40 +238,20 @@ def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...], kept: list[int]) -
 # Token ids
 
 
-def _listed_ids(name: str, text: Any) -> list[object] | None:
-    """Return a sequence of numbers as a list; None if the text is something else."""
-    try:
-        if getattr(text, "ndim", None) == 1:
-            text = text.tolist()
-        if not isinstance(text, list | tuple | range) or (text and is_several(list(text))):
-            return None
-        values: list[Any] = list(text)
-        return [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
-    except RuntimeError as error:  # torch's, of a tensor that is sparse or on the meta device
-        reason = " ".join(str(error).split())[:100].rstrip(".!")
-        raise InputError(
-            f"Reading {name}: the numbers of its tensor cannot be read ({reason}). Pass the token ids as a list."
-        ) from None
-
-
-def _token(tokenizer: PreTrainedTokenizerBase, index: object) -> str | None:
-    """Return the token of an id, or None if the tokenizer has no such id."""
-    highest = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < highest:
-        return None
-    return tokenizer.convert_ids_to_tokens([index])[0]
-
-
 def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any], room: Room, aligns: bool) -> Encoded:
     if not listed:
         raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")
-    tokens = [_token(tokenizer, index) for index in listed]
-    if None in tokens:
-        place = tokens.index(None)
-        raise InputError(
-            f"Reading {name}: the token id at position {place} is {shortened(listed[place])}, expected one of the "
-            f"tokenizer's {len(tokenizer)} ids. Pass ids that this tokenizer made."
-        )
+    highest = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
+    tokens = []
+    for place, index in enumerate(listed):
+        whole = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < highest
+        token = tokenizer.convert_ids_to_tokens([index])[0] if whole else None
+        if token is None:
+            raise InputError(
+                f"Reading {name}: the token id at position {place} is {shortened(index)}, expected one of the "
+                f"tokenizer's {len(tokenizer)} ids. Pass ids that this tokenizer made."
+            )
+        tokens.append(token)
     ids = listed[: room.tokens] if room.exceeded(name, len(listed)) else listed
     of_the_text = (tokenizer.unk_token_id, tokenizer.mask_token_id)
     added = [index for index in tokenizer.all_special_ids if index not in of_the_text]
@@ -286,7 +261,7 @@ def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any]
         ids=tuple(ids),
         segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
         special=special,
-        tokens=tuple(str(token) for token in tokens[: len(ids)]),
+        tokens=tuple(tokens[: len(ids)]),
         words=tuple(span for span, _ in words),
         text=tuple(listed),
         characters=tuple(place for _, place in words),

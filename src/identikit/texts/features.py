@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,19 +27,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def _cls(config: PreTrainedConfig) -> tuple[str, ...]:
-    return ("[CLS]",)
-
-
 @dataclass(frozen=True)
 class Images:
     """How a model reads images: as a grid of patches ('r0c1' is in row 0 and column 1), after tokens of its own.
 
-    - `prefix`: the names of the tokens before the patches, from the model's configuration
+    - `prefix`: the names of the tokens before the patches, but for the registers, which the configuration counts
     - `any_size`: it fits its positions to any number of patches; otherwise images have the configured size
     """
 
-    prefix: Callable[[PreTrainedConfig], tuple[str, ...]] = _cls
+    prefix: tuple[str, ...] = ("[CLS]",)
     any_size: bool = False
     modality: ClassVar[str] = "image"
 
@@ -51,7 +48,11 @@ class Images:
         height, width = _sides(config.patch_size)
         rows = range(features.shape[1] // height)
         columns = range(features.shape[2] // width)
-        return *self.prefix(config), *(f"r{row}c{column}" for row in rows for column in columns)
+        return *self._before(config), *(f"r{row}c{column}" for row in rows for column in columns)
+
+    def _before(self, config: PreTrainedConfig) -> tuple[str, ...]:
+        registers = range(getattr(config, "num_register_tokens", 0))
+        return *self.prefix, *(f"reg{index}" for index in registers)
 
     def encode(self, image: object, name: str, source: "FeatureSource", room: Room) -> Encoded:
         """Return one image as tokens with its pixels."""
@@ -64,7 +65,7 @@ class Images:
                 f"Reading {name}: the model makes {len(tokens)} tokens of it, and max_tokens allows {room.tokens}. "
                 "An image cannot be cut; leave max_tokens out."
             )
-        added = len(self.prefix(source.config))
+        added = len(self._before(source.config))
         special = [place < added for place in range(len(tokens))]
         return _encoded(tokens, special, features, self.modality)
 
@@ -112,7 +113,9 @@ class Sounds:
         if padded is not None:
             source.check_shape(name, features)
         heard = 1 + (len(wave) - first) // step
-        tokens = _times(padded or heard, step / rate)
+        seconds = step / rate
+        decimals = next((places for places in range(2, 6) if abs(round(seconds, places) - seconds) < 1e-9), 6)
+        tokens = tuple(f"{place * seconds:.{decimals}f}s" for place in range(padded or heard))
         special = [place >= heard for place in range(len(tokens))]
         return _encoded(tokens, special, features, self.modality)
 
@@ -139,14 +142,11 @@ class FeatureSource:
         """Refuse features of a shape that the model does not take."""
         expected = self.kind.shape(self.config)
         if features.shape != expected:
+            made, read = (" × ".join(map(str, shape)) for shape in (features.shape, expected))
             raise InputError(
-                f"Reading {name}: {type(self.reader).__name__} makes {self.argument} of {_by(features.shape)}, and the "
-                f"model reads {_by(expected)}. Use the model's own."
+                f"Reading {name}: {type(self.reader).__name__} makes {self.argument} of {made}, and the model reads "
+                f"{read}. Use the model's own."
             )
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
 
 
 def encode_features(source: FeatureSource, inputs: object, room: Room, *, keep: bool = True) -> list[Encoded]:
@@ -182,10 +182,8 @@ def _open_image(image: object, name: str) -> "Image":
         from PIL import Image, ImageOps
     except ImportError as error:
         raise InputError("Reading images needs Pillow. Run `pip install 'identikit[vision]'`.") from error
-    if isinstance(image, str | os.PathLike) and not _is_file(image):
-        raise InputError(
-            f"Reading {name}: there is no file {shortened(str(image))}. The model reads images: pass the path of one."
-        )
+    if isinstance(image, str | os.PathLike):
+        _check_file(image, name, "images: pass the path of one")
     try:
         if isinstance(image, Image.Image):
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -200,38 +198,38 @@ def _open_image(image: object, name: str) -> "Image":
     raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")
 
 
-def _is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a path leads to a file, not to a folder, a pipe or nowhere."""
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):  # a name that is too long, or that no file can have
-        return False
+def _check_file(path: str | os.PathLike[str], name: str, read: str) -> None:
+    """Refuse a path that leads to a folder, a pipe or nowhere; `read` says what the model reads."""
+    with suppress(OSError, ValueError):  # a name that is too long, or that no file can have
+        if Path(path).is_file():
+            return
+    raise InputError(f"Reading {name}: there is no file {shortened(str(path))}. The model reads {read}.")
 
 
 def _wave(sound: object, name: str, rate: int) -> Float[np.ndarray, " sample"]:
     """Return the samples of a sound at a rate: a file is mixed to one channel and resampled, an array taken as is."""
-    wave = _sound_file(sound, name, rate) if isinstance(sound, str | os.PathLike) else _array(sound, name)
-    if not wave.size:
-        raise InputError(f"Reading {name}: it is empty. Pass at least a few samples.")
-    if not np.isfinite(wave).all():
-        raise InputError(f"Reading {name}: it holds NaN or infinity. Pass finite samples.")
-    return wave
-
-
-def _array(sound: object, name: str) -> np.ndarray:
     expected = "the path of a sound file, or a 1-D array of samples between -1 and 1 at the model's sampling rate"
-    samples = sound.detach().cpu().float() if isinstance(sound, torch.Tensor) else sound
-    if not isinstance(samples, list | np.ndarray | torch.Tensor):
+    if isinstance(sound, str | os.PathLike):
+        wave = _sound_file(sound, name, rate)
+    elif isinstance(sound, torch.Tensor):
+        samples = sound.detach().cpu()
+        wave = np.asarray(samples.float() if samples.is_floating_point() else samples)  # NumPy has no bfloat16
+    elif isinstance(sound, list | np.ndarray):
+        wave = np.asarray(sound)
+    else:
         raise InputError(f"Reading {name}: got {type(sound).__name__}, expected {expected}.")
-    wave = np.asarray(samples)
     if wave.ndim != 1:
         raise InputError(
             f"Reading {name}: got an array of {wave.ndim} dimensions, expected {expected}. Mix channels to one first."
         )
-    whole = isinstance(sound, torch.Tensor) and not sound.is_floating_point()
-    if wave.size and (whole or wave.dtype.kind != "f"):
-        kind = sound.dtype if isinstance(sound, torch.Tensor) else wave.dtype
-        raise InputError(f"Reading {name}: its samples are {kind}, expected {expected}. Divide 16-bit ones by 32768.")
+    if not wave.size:
+        raise InputError(f"Reading {name}: it is empty. Pass at least a few samples.")
+    if wave.dtype.kind != "f":
+        raise InputError(
+            f"Reading {name}: its samples are {wave.dtype}, expected {expected}. Divide 16-bit ones by 32768."
+        )
+    if not np.isfinite(wave).all():
+        raise InputError(f"Reading {name}: it holds NaN or infinity. Pass finite samples.")
     return wave.astype(np.float32)
 
 
@@ -240,16 +238,12 @@ def _sound_file(path: str | os.PathLike[str], name: str, rate: int) -> np.ndarra
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package is there, the library that it wraps is not
         raise InputError("Reading sound files needs soundfile. Run `pip install 'identikit[audio]'`.") from error
-    if not _is_file(path):
-        raise InputError(
-            f"Reading {name}: there is no file {str(path)!r:.200}. The model reads sounds: pass the path of one, or a "
-            "1-D array."
-        )
+    _check_file(path, name, "sounds: pass the path of one, or a 1-D array")
     try:
         channels, file_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.SoundFileError as error:
         raise InputError(
-            f"Reading {name}: {str(path)!r:.200} cannot be read as sound. Pass a WAV, FLAC, OGG or MP3."
+            f"Reading {name}: {shortened(str(path))} cannot be read as sound. Pass a WAV, FLAC, OGG or MP3."
         ) from error
     wave = channels.mean(1)
     if file_rate == rate or not wave.size:
@@ -258,9 +252,3 @@ def _sound_file(path: str | os.PathLike[str], name: str, rate: int) -> np.ndarra
 
     shared = math.gcd(file_rate, rate)
     return resample_poly(wave, rate // shared, file_rate // shared).astype(np.float32)
-
-
-def _times(count: int, step: float) -> tuple[str, ...]:
-    """Return when each of `count` tokens begins, in seconds, with as many decimals as `step` has (2 to 6)."""
-    decimals = next((places for places in range(2, 6) if abs(round(step, places) - step) < 1e-9), 6)
-    return tuple(f"{place * step:.{decimals}f}s" for place in range(count))

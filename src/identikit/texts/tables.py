@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, Any, Literal
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -20,16 +20,12 @@ from fsspec.implementations.local import LocalFileSystem
 from identikit.errors import InputError
 from identikit.texts.text import LONGEST
 
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
-
 HUB = "datasets:"
 Row = Mapping[str, object]
 Rows = Iterator[tuple[str, Row]]
 _LONGEST_LINE = 2 * LONGEST + 1  # a pair of texts
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)
 _Numbered = Generator[tuple[int, list[str]]]
-_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True)
@@ -45,13 +41,12 @@ class TextTable:
     rows: Callable[[Sequence[str]], Rows]
 
     def __post_init__(self) -> None:
-        repeated = first_repeated(self.columns)
+        repeated = _first_repeated(self.columns)
         if repeated is not None:
             raise InputError(f"Reading {self.name}: two columns are called {repeated!r}. Rename one of them.")
 
 
-def first_repeated(names: Sequence[str]) -> str | None:
-    """Return the first name that occurs a second time; None if all differ."""
+def _first_repeated(names: Sequence[str]) -> str | None:
     return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
@@ -90,11 +85,11 @@ def _reason(error: Exception) -> str:
     return f"{' '.join(str(error).split()):.300}" or type(error).__name__
 
 
-# Lines
+# Lines. Only \n and \r\n end one: texts may hold other separators
 
 
-def _whole_lines(path: str) -> Generator[tuple[int, str]]:
-    """Yield numbered lines with their ends; refuse lines longer than any text, and files that are not text."""
+def _lines(path: str, *, ends: bool = False) -> Generator[tuple[int, str]]:
+    """Yield numbered lines, with their ends or without; refuse lines longer than any text, and what is not text."""
     with _opened(path, encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
             if len(line) == _LONGEST_LINE and not line.endswith("\n"):
@@ -105,13 +100,7 @@ def _whole_lines(path: str) -> Generator[tuple[int, str]]:
                 raise InputError(f"Reading {path}: its lines end in \\r alone. Save it with \\n at their ends.")
             if "\0" in line:
                 raise InputError(f"Reading {path}, line {number}: it holds a NUL character. Save the file as UTF-8.")
-            yield number, line
-
-
-def _lines(path: str) -> Generator[tuple[int, str]]:
-    """Yield numbered lines without their ends. Only \\n and \\r\\n end a line: texts may hold other separators."""
-    for number, line in _whole_lines(path):
-        yield number, line.removesuffix("\n").removesuffix("\r")
+            yield number, line if ends else line.removesuffix("\n").removesuffix("\r")
 
 
 def line_table(path: str, *, text_of: Callable[[str], str] = str) -> TextTable:
@@ -129,7 +118,7 @@ def line_table(path: str, *, text_of: Callable[[str], str] = str) -> TextTable:
     return TextTable(path, ("text",), ("text",), rows)
 
 
-def _first(path: str, numbered: Generator[tuple[int, _Content]]) -> _Content:
+def _first(path: str, numbered: Generator[tuple[int, Any]]) -> Any:
     """Return the content of the first line that is not blank."""
     with closing(numbered):
         for _, content in numbered:
@@ -147,22 +136,18 @@ def _tab_cells(path: str) -> _Numbered:
 
 
 def _comma_cells(path: str) -> _Numbered:
-    reader = csv.reader((line for _, line in _whole_lines(path)), strict=True)
-    try:
-        while (cells := _next_cells(reader)) is not None:
-            if cells:
-                yield reader.line_num, cells
-    except csv.Error as error:
-        raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}). Repair it.") from error
-
-
-def _next_cells(reader: Any) -> list[str] | None:
-    """Return the next row; None at the end. A cell may be as long as a text; unless told, Python takes less."""
-    before = csv.field_size_limit(LONGEST)
-    try:
-        return next(reader, None)
-    finally:
-        csv.field_size_limit(before)
+    reader = csv.reader((line for _, line in _lines(path, ends=True)), strict=True)
+    cells: list[str] | None = []
+    while cells is not None:
+        before = csv.field_size_limit(LONGEST)  # a cell may be as long as a text; unless told, Python takes less
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise InputError(f"Reading {path}, line {reader.line_num}: not valid CSV ({error}). Repair it.") from error
+        finally:
+            csv.field_size_limit(before)
+        if cells:
+            yield reader.line_num, cells
 
 
 def delimited_table(
@@ -199,11 +184,20 @@ def _jsonl_table(path: str) -> TextTable:
 
 
 def _records(path: str) -> Generator[tuple[int, dict[str, object]]]:
+    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        repeated = _first_repeated([key for key, _ in pairs])
+        if repeated is not None:
+            raise ValueError(f"the key {repeated!r} occurs twice")
+        return dict(pairs)
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
     for number, line in _lines(path):
         if not line.strip():
             continue
         try:
-            record = json.loads(line, object_pairs_hook=_object, parse_constant=_refuse_constant)
+            record = json.loads(line, object_pairs_hook=mapping, parse_constant=refuse)
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"Reading {path}, line {number}: not valid JSON ({_reason(error)}). Repair the line."
@@ -213,22 +207,11 @@ def _records(path: str) -> Generator[tuple[int, dict[str, object]]]:
         yield number, record
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    repeated = first_repeated([key for key, _ in pairs])
-    if repeated is not None:
-        raise ValueError(f"the key {repeated!r} occurs twice")
-    return dict(pairs)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 # Parquet; pyarrow is imported here, so that bare GPU images do without it
 
 
 @contextmanager
-def _parquet_file(path: str) -> Iterator["ParquetFile"]:
+def _parquet_file(path: str) -> Iterator[Any]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -240,11 +223,9 @@ def _parquet_file(path: str) -> Iterator["ParquetFile"]:
 
 
 def _parquet_table(path: str) -> TextTable:
-    from pyarrow.types import is_large_string, is_string
-
     with _parquet_file(path) as file:
         schema = file.schema_arrow
-    text_columns = tuple(field.name for field in schema if is_string(field.type) or is_large_string(field.type))
+    text_columns = tuple(field.name for field in schema if str(field.type) in ("string", "large_string"))
 
     def rows(columns: Sequence[str]) -> Rows:
         numbers = count(1)

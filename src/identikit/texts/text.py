@@ -79,9 +79,8 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the same batch with its tensors on another device."""
-        fields = ("ids", "keep", "special", "segments", "features")
-        tensors = {name: getattr(self, name) for name in fields}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def rows(self, row: int) -> Int[Tensor, " kept"]:
         """Return the positions of one row's real tokens: `result[row, batch.rows(row)]` is unpadded."""
@@ -90,7 +89,11 @@ class TokenBatch:
 
 def is_several(texts: object) -> TypeGuard[list[Any]]:
     """Whether an argument holds several texts: a list does, unless it is a list of token ids, which is one text."""
-    return isinstance(texts, list) and not (texts and _is_number(texts[0]))
+    if not isinstance(texts, list) or not texts:
+        return isinstance(texts, list)
+    return (
+        not isinstance(texts[0], numbers.Number) and getattr(texts[0], "ndim", None) != 0
+    )  # 0: a NumPy or torch number
 
 
 def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
@@ -191,10 +194,6 @@ def in_order(results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) 
     """Put the results of batches, given as (`batch.order`, one result per row), back in the order of the n texts."""
     by_index = {index: result for order, rows in results for index, result in zip(order, rows, strict=True)}
     return [by_index[index] for index in range(n)]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0  # 0: a scalar of NumPy or torch
 
 
 # Byte-level tokenizers write each byte as a character: those that print as themselves, the others from U+0100 on.

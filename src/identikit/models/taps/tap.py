@@ -202,11 +202,11 @@ class AttentionCall:
         if isinstance(self.mask, RowMask) and self.mask.plain_causal and fused and self.bias is None:
             key = self.key.repeat_interleave(self.groups, dim=1)
             return F.scaled_dot_product_attention(self.query, key, value, is_causal=True, scale=self.scaling)
-        attend = self._fused_rows if fused else self._explicit_rows
-        return torch.cat([attend(value, rows) for rows in self.row_chunks()], dim=2)
-
-    def _explicit_rows(self, value: Tensor, rows: slice) -> Tensor:
-        return self.weights(rows) @ value
+        if fused:
+            rows = [self._fused_rows(value, rows) for rows in self.row_chunks()]
+        else:
+            rows = [self.weights(rows) @ value for rows in self.row_chunks()]
+        return torch.cat(rows, dim=2)
 
     def _fused_rows(self, value: Tensor, rows: slice) -> Tensor:
         query = self.query[:, :, rows]
@@ -342,6 +342,15 @@ def visiting(visitor: Visitor) -> Iterator[Place]:
         _place.reset(place_before)
 
 
+def put(stack: ExitStack, owner: Any, name: str, value: object) -> None:
+    """Set an attribute until the stack is closed; then give back what was there, or take it away again."""
+    if name in vars(owner):  # such as the forward that accelerate's hooks have put there
+        stack.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        stack.callback(delattr, owner, name)
+    setattr(owner, name, value)
+
+
 @contextmanager
 def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
     """Yield the model's configurations, and give each its own setting back at the end."""
@@ -360,33 +369,3 @@ def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[Non
     with restored(model):
         model.set_attn_implementation(implementation)
         yield
-
-
-@contextmanager
-def plain_experts(model: PreTrainedModel) -> Iterator[None]:
-    """Run experts one by one: the fused products have no derivative forward, and none in float64."""
-    with restored(model, "_experts_implementation_internal"):
-        model.set_experts_implementation("eager")
-        yield
-
-
-@contextmanager
-def plain_outputs(model: PreTrainedModel) -> Iterator[None]:
-    """Have a model return what it makes by name, and no attention maps, whatever its configuration asks for."""
-    with ExitStack() as stack:
-        for name, wanted in {"return_dict": True, "_output_attentions": False, "output_hidden_states": False}.items():
-            for config in stack.enter_context(restored(model, name)):
-                setattr(config, name, wanted)
-        yield
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run without dropout; at the end, give every module its own training flag back."""
-    training = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, flag in training:
-            module.training = flag

@@ -2,7 +2,7 @@
 
 import pytest
 
-from identikit.speech import for_command_line, for_page
+from identikit.errors import for_command_line, for_page
 
 OPTIONS = {"truncate": "--truncate", "probes": "--probes", "seconds": "--seconds", "tower": "--tower"} | {
     "columns": "--column",

@@ -1,12 +1,14 @@
-"""Watch one run of a model: what enters and leaves its blocks, and that each block attends just once."""
+"""The blocks of a model: watch one run of them, and take each apart into what acts on every position alone.
 
-from collections.abc import Iterator
+A run is refused unless each block attends just once.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from identikit.errors import ModelError
 from identikit.models import families
@@ -33,10 +35,6 @@ class BlockCall(NamedTuple):
             return first_output(self.module(x, *self.args[1:], **self.kwargs))
         return first_output(self.module(**self.kwargs | {"hidden_states": x}))
 
-    def after(self, start: int, n: int) -> "BlockCall":
-        """Return the call for the positions from `start` on, out of `n`."""
-        return BlockCall(self.module, _cut(self.args, n, start), _cut(self.kwargs, n, start))
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -52,11 +50,14 @@ class Trace:
     blocks: tuple[BlockCall, ...] = ()
 
 
+# Watched
+
+
 @dataclass
 class Watch:
     """What hooks see in one run of the model called `name`: its embedding sum, and what goes in and out of its blocks.
 
-    `calls` is how often each block that has ended called the tapped attention.
+    `attended` is how many attention calls were made by the end of the last block.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Watch:
     embedded: Tensor | None = None
     hidden: list[Tensor] = field(default_factory=list)
     blocks: list[BlockCall] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
+    attended: int = 0
 
     @property
     def inputs(self) -> Tensor:
@@ -94,40 +95,27 @@ class Watch:
         """Keep what a block returns; refuse one that did not attend just once."""
         self.hidden.append(self._batch_first(first_output(output)))
         expected = int(families.mixer_instead(self.family, module) is None)
-        made = self.place.calls - sum(self.calls)
+        made = self.place.calls - self.attended
         if made != expected:
             raise ModelError(
                 f"Reading {self.name}: block {self.place.block} ({type(module).__name__}) called the tapped attention "
                 f"{made} times, not {'once' if expected else 'never'}."
             )
-        self.calls.append(made)
+        self.attended = self.place.calls
 
     def _batch_first(self, hidden: Tensor) -> Tensor:
         return hidden.transpose(0, 1) if self.family.sequence_first else hidden
 
-    def check_calls(self) -> None:
-        """Refuse a run with attention outside of the blocks, or without any."""
-        if not self.calls or self.place.calls != sum(self.calls):
-            raise ModelError(
-                f"Reading {self.name}: its {len(self.blocks)} blocks called the tapped attention {self.place.calls} "
-                "times, not once each. Its attention does not go through transformers' attention interface as "
-                "identikit needs."
-            )
-
     def check_vectors(self, keep: Bool[Tensor, "batch n"], kind: str) -> None:
         """Refuse a row, of the model type `kind`, under which there is not one vector per token."""
-        places = {
-            f"blocks={self.family.blocks!r} and sequence_first={self.family.sequence_first}": self.hidden,
-            f"embedding={self.family.embedding!r}": [self.inputs],
-        }
-        for row, tensors in places.items():
-            for tensor in tensors:
-                if tensor.ndim != 3 or tensor.shape[:2] != keep.shape or not tensor.is_floating_point():
-                    raise ModelError(
-                        f"Reading {self.name}: the row of {kind!r} says {row}, and there is a tensor "
-                        f"{list(tensor.shape)} ({tensor.dtype}) where a vector for each token of a batch "
-                        f"{list(keep.shape)} is expected."
-                    )
+        blocks = f"blocks={self.family.blocks!r} and sequence_first={self.family.sequence_first}"
+        rows = [blocks] * len(self.hidden) + [f"embedding={self.family.embedding!r}"]
+        for row, tensor in zip(rows, [*self.hidden, self.inputs], strict=True):
+            if tensor.ndim != 3 or tensor.shape[:2] != keep.shape or not tensor.is_floating_point():
+                raise ModelError(
+                    f"Reading {self.name}: the row of {kind!r} says {row}, and there is a tensor {list(tensor.shape)} "
+                    f"({tensor.dtype}) where a vector for each token of a batch {list(keep.shape)} is expected."
+                )
 
 
 @contextmanager
@@ -135,18 +123,18 @@ def watching(name: str, family: Family, base: nn.Module, visit: Visitor) -> Iter
     """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once."""
     with visiting(visit) as place, ExitStack() as stack:
         watch = Watch(name, family, place)
-        for hook in _hooks(watch, base):
-            stack.callback(hook.remove)
+        if family.embedding is not None:
+            embedding = families.find(base, family.embedding)
+            stack.callback(embedding.register_forward_pre_hook(watch.on_embedding).remove)
+        for module in families.find_all(base, family.blocks):
+            stack.callback(module.register_forward_pre_hook(watch.on_enter, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(watch.on_leave).remove)
         yield watch
-    watch.check_calls()
-
-
-def _hooks(watch: Watch, base: nn.Module) -> Iterator[RemovableHandle]:
-    if watch.family.embedding is not None:
-        yield families.find(base, watch.family.embedding).register_forward_pre_hook(watch.on_embedding)
-    for module in families.find_all(base, watch.family.blocks):
-        yield module.register_forward_pre_hook(watch.on_enter, with_kwargs=True)
-        yield module.register_forward_hook(watch.on_leave)
+    if not watch.hidden or place.calls != watch.attended:
+        raise ModelError(
+            f"Reading {name}: its {len(watch.blocks)} blocks called the tapped attention {place.calls} times, not once "
+            "each. Its attention does not go through transformers' attention interface as identikit needs."
+        )
 
 
 def check_layers_agree(name: str, calls: list[AttentionCall]) -> None:
@@ -172,6 +160,71 @@ def first_output(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+# Taken apart
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block as post(x, mix(pre(x))): `pre` and `post` act on each position alone, and only `mix` looks across.
+
+    - `entry`: the block and what it was called with; `call`: its attention, as captured
+
+    The tap has to be in place where a block is run.
+    """
+
+    entry: BlockCall
+    call: AttentionCall
+
+    @property
+    def input(self) -> Float[Tensor, "batch n d"]:
+        """The hidden vectors that enter it."""
+        return self.entry.hidden
+
+    def run(self, x: Tensor, visitor: Visitor) -> Tensor:
+        """Run the whole block, with the head output that the visitor returns for its attention, if any."""
+        with visiting(visitor):
+            return self.entry.run(x)
+
+    def pre(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values."""
+        try:
+            self.run(x, _stop)
+        except Reached as reached:
+            query, key, value = reached.parts
+            return query, key, value
+        raise ModelError(f"Taking {type(self.entry.module).__name__} apart: it did not call its attention.")
+
+    def post(self, x: Tensor, output: Tensor) -> Tensor:
+        """Return the block's output for a head output."""
+        return self.run(x, lambda call: output)
+
+    def after(self, start: int) -> "Block":
+        """Return the block for the positions from `start` on; only its `call` is still that of all positions."""
+        n = self.call.query.shape[2]
+        args, kwargs = _cut((self.entry.args, self.entry.kwargs), n, start)
+        return Block(BlockCall(self.entry.module, args, kwargs), self.call)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A model taken apart for one batch: x (`inputs`), from there to the first block (`tail`), and its `blocks`."""
+
+    inputs: Float[Tensor, "batch n d_x"]
+    tail: Callable[[Tensor], Tensor]
+    blocks: tuple[Block, ...]
+
+
+class Reached(Exception):  # noqa: N818 - not an error: it ends a run once the wanted part is done
+    """Ends a run, and carries what it was run for."""
+
+    def __init__(self, *parts: Tensor):
+        self.parts = parts
+
+
+def _stop(call: AttentionCall) -> None:
+    raise Reached(call.query, call.key, call.value)
+
+
 def _cut(argument: Any, n: int, start: int) -> Any:
     """Cut what a block was called with to the positions from `start` on; tensors of four axes are maps of positions."""
     if isinstance(argument, tuple):
@@ -185,3 +238,19 @@ def _cut(argument: Any, n: int, start: int) -> Any:
         if argument.shape[axis] == n:
             argument = argument.narrow(axis, start, n - start)
     return argument
+
+
+def embedding_tail(run: Callable[[], object], embedding: nn.Module, first: nn.Module, x: Tensor) -> Tensor:
+    """Return what enters the `first` block when the model runs with x in the place of the `embedding`'s input."""
+
+    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise Reached(BlockCall(module, args, kwargs).hidden)
+
+    with ExitStack() as stack:
+        stack.callback(embedding.register_forward_pre_hook(lambda module, args: (x, *args[1:])).remove)
+        stack.callback(first.register_forward_pre_hook(stop, with_kwargs=True).remove)
+        try:
+            run()
+        except Reached as reached:
+            return reached.parts[0]
+    raise ModelError(f"Running an embedding: {type(first).__name__}, the first block, was never called.")
