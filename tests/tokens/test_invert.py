@@ -90,7 +90,7 @@ def test_the_search_finds_what_the_definition_finds(distance: str, monkeypatch: 
             assert bool(result.recovered[layer, column]) == (winner == ids[position])
 
 
-@pytest.mark.parametrize("name", sorted(SOME))
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama"])
 def test_every_token_is_recovered_without_noise(name: str):
     model = tiny.loaded(name)
     result = ik.invert(model, SHORT)
