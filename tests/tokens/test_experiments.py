@@ -81,17 +81,6 @@ def rate_by_loop(given, fitted):
     return sum(hits) / len(hits)
 
 
-def test_the_table_has_its_columns_and_one_row_a_fold():
-    given = states(hidden=rotated, layers=3)
-    experiment = same_layer(given, MapChoice(maps=("naive", "ridge"), layers=(0, 2)), Settings(folds=4))
-    assert list(experiment.rates.columns[: len(COLUMNS)]) == COLUMNS
-    assert len(experiment.rates) == 2 * 2 * 2 * 4
-    assert set(experiment.rates["layer"]) == {0, 2}
-    assert (experiment.rates["layer"] == experiment.rates["test_layer"]).all()
-    assert (experiment.rates["chance"] == given.chance).all()
-    assert set(experiment.rates["split"]) == {"test"} and set(experiment.rates["target"]) == {"input"}
-
-
 def test_a_map_tested_on_another_layer_sees_that_layer():
     """Layers 0 and 1 are the same rotation and layer 2 is another."""
     first = states(sentences=60, width=16, length=(6, 13), hidden=rotated, layers=2)

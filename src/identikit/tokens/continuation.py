@@ -263,7 +263,8 @@ def search(
         places = torch.cat([places, here], 1).gather(1, order)
         tick(len(ids))
     ids = candidates.ids.to(device)[places].cpu()
-    return Found(*ids.unbind(1), *near.cpu().unbind(1), true.cpu())
+    near = near.cpu()
+    return Found(ids[:, 0], ids[:, 1], near[:, 0], near[:, 1], true.cpu())
 
 
 def chunk_size(model: Model, before: int, depth: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from identikit.checks import known
 from identikit.models.model import Model
@@ -95,17 +95,19 @@ def identifiability_tables(
     return tables
 
 
+_STORED = {  # columns are layers and noises
+    **dict.fromkeys(("recovered", "winner", "runner_up"), Stored("token")),
+    **dict.fromkeys(("margin", "winner_distance", "runner_up_distance", "own_distance"), Stored("token", real=True)),
+}
+
+
 @dataclass(frozen=True)
 class InversionJob:
     """Inverts every token of one text, in all layers and with all noises in one pass over the vocabulary."""
 
     options: InversionOptions
     what = "inversion, tokens"
-    stored: ClassVar = {  # columns are layers and noises
-        **dict.fromkeys(("recovered", "winner", "runner_up"), Stored("token")),
-        **dict.fromkeys(("margin", "winner_distance", "runner_up_distance"), Stored("token", real=True)),
-        "own_distance": Stored("token", real=True),
-    }
+    stored = _STORED
     _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
 
     def cost(self, length: int) -> float:

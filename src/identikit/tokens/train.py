@@ -134,8 +134,8 @@ class _Stack:
         self.rows: dict[_Group, tuple[Tensor, Tensor]] = {}  # of training and of validation
         for group in {member.group for member in members}:
             split = fold_split(blocks, group.fold, data_share=group.data_share)
-            parts = (states.rows_with_target(part, group.offset) for part in (split.train, split.validation))
-            self.rows[group] = tuple(parts)
+            train = states.rows_with_target(split.train, group.offset)
+            self.rows[group] = train, states.rows_with_target(split.validation, group.offset)
         self.parameters = self._start()
         self.first = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
         self.second = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
