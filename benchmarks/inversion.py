@@ -17,11 +17,10 @@ from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.models.reading import Reading, unread
 from identikit.progress import Progress, silent
-from identikit.results.axis import Axis
 from identikit.shapes import Tensor
 from identikit.texts.data import sample_texts
 from identikit.tokens.continuation import check_continues
-from identikit.tokens.invert import NOISES, Inversion, InversionOptions, judged
+from identikit.tokens.invert import NOISES, Inversion, InversionOptions
 
 MADE_UP = "made-up:"
 APPENDED = 10  # texts that are also inverted with each winner appended
@@ -102,8 +101,7 @@ def _measured(model: Model, texts: list[Reading], asked: InversionOptions, case:
         torch.cuda.reset_peak_memory_stats()
     started, found, taken = time.perf_counter(), [], []
     for text in texts:
-        sought, ran = inversion.read(text, layers, Axis("position", tuple(range(n))).values)
-        found.append(judged(sought, inversion.find(sought, ran), inversion.candidates))
+        found.append(inversion.found(inversion.sought(text, layers, tuple(range(n)))))
         taken.append(time.perf_counter())
     rows = list(_rates(found, asked, layers, case))
     rows.append(Row(case, "time per token", (taken[-1] - started) / (len(texts) * n), "s"))

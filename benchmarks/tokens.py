@@ -18,8 +18,7 @@ from identikit.errors import InputError
 from identikit.models.load.load import load
 from identikit.progress import Progress, silent
 from identikit.texts.data import sample_texts
-from identikit.tokens.evaluate import measure
-from identikit.tokens.fit import fit_maps
+from identikit.tokens.experiments import fit_maps, measure
 from identikit.tokens.identify import hidden_states
 from identikit.tokens.maps import glorot_start
 from identikit.tokens.protocol import MapChoice, Settings, Task, fold_split, sentence_blocks

@@ -10,7 +10,6 @@ from identikit.models.model import Model
 from identikit.texts.data import sample_texts
 from identikit.tokens import identify as identity
 from identikit.tokens import states as vectors
-from identikit.tokens.maps import load_maps
 from identikit.tokens.protocol import Settings
 from identikit.tokens.states import hidden_states
 from tests.models import tiny
@@ -61,8 +60,8 @@ def test_one_text_is_read(fit: identity.TokenIdentifiability, tmp_path: Path):
     assert found.map == "ridge" and found.recovered.shape == found.margin.shape == (2, len(found.tokens))
     assert found.recovered[0].all() and found.winners[0] == found.tokens
     assert torch.equal(found.margin > 0, found.recovered)
-    fit.save_maps(tmp_path / "maps.safetensors")
-    again = identity.identity_of_text(fit.model, text, load_maps(tmp_path / "maps.safetensors"))
+    fit.save(tmp_path / "fit")
+    again = identity.identity_of_text(fit.model, text, ik.open_result(tmp_path / "fit").maps)
     assert torch.equal(again.margin, found.margin)
 
 
@@ -91,13 +90,9 @@ def test_mistakes(minilm: Model):
     repeated = Model(tiny.build("llama"), tiny.tokenizer(), name="tiny")
     repeated.tokenizer.backend_tokenizer.post_processor = None
     for model, some, options, message in (
-        (minilm, texts[:5], {"maps": ["naive"]}, "at least 20 are needed"),
         (minilm, texts, {"layers": [6]}, "There is no layer 6"),
         (minilm, texts, {"experiment": "magic"}, "experiment='magic' is not known: use 'same layer'"),
-        (minilm, texts, {"maps": ["sorcery"]}, "'sorcery'"),
-        (tiny.loaded("albert"), ["w5 w6 w7"] * 20, {"maps": ["naive"], "settings": QUICK}, "naive"),
         (repeated, ["w5 w5 w5"] * 20, {}, "all 3 tokens of text 0 have the same input vector"),
-        (repeated, ["w5"] * 20, {}, "text 0 has only one token"),
     ):
         with pytest.raises(ik.InputError, match=message):
             ik.token_identifiability(model, some, **options)

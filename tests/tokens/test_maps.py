@@ -1,20 +1,20 @@
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from identikit.errors import InputError
-from identikit.tokens.fit import fit_maps
-from identikit.tokens.maps import load_maps, save_maps
+from identikit.results.files import seal
+from identikit.tokens.experiments import fit_maps
+from identikit.tokens.maps import maps_of, sealed_maps
 from identikit.tokens.protocol import MapChoice, Settings, Task
 from tests.tokens.constructed import states
 
 
-def test_maps_come_back_from_disk_as_they_were(tmp_path):
+def test_maps_come_back_from_disk_as_they_were():
     given = states(layers=2)
     settings = Settings(folds=2, epochs=1, hidden_size=5, learning_rates=(0.01,), seed=3)
     maps = fit_maps(given, MapChoice(), tasks=[Task(data_share=0.9)], settings=settings).maps
-    save_maps(tmp_path / "maps.safetensors", maps)
-    loaded = load_maps(tmp_path / "maps.safetensors")
+    loaded = maps_of(sealed_maps(maps), "a file")
     assert len(loaded) == len(maps) == 4 * 2 * 2 * 2
     for first, second in zip(maps, loaded, strict=True):
         plain = [
@@ -25,12 +25,11 @@ def test_maps_come_back_from_disk_as_they_were(tmp_path):
         torch.testing.assert_close(first(given.layer(1)), second(given.layer(1)), rtol=0, atol=0)
 
 
-def test_files_that_hold_no_maps_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"Loading fitted maps from .*missing.*\. Give a file that save_maps wrote"):
-        load_maps(tmp_path / "missing")
-    (tmp_path / "text").write_text("not tensors")
-    with pytest.raises(InputError, match=r"Loading fitted maps from .*text"):
-        load_maps(tmp_path / "text")
-    save_file({"a": torch.zeros(1)}, tmp_path / "other")
-    with pytest.raises(InputError, match="it is not a sealed safetensors file"):
-        load_maps(tmp_path / "other")
+def test_files_that_hold_no_maps_are_refused():
+    for content, message in (
+        (b"not tensors", "Loading fitted maps from a file: .*Fit them again"),
+        (save({"a": torch.zeros(1)}), "it is not a sealed safetensors file"),
+        (seal({}, {"format": "other"}), "its format is 'other'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            maps_of(content, "a file")

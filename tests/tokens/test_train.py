@@ -62,10 +62,9 @@ def trained_by_torch(given, member, settings):
 
 
 @pytest.mark.parametrize("map_name", ["linear", "mlp"])
-@pytest.mark.parametrize("tasks", [*([task] for task in TASKS[:-1]), TASKS], ids=str)
-def test_every_member_of_a_stack_is_trained_as_torch_would(map_name, tasks):
+def test_every_member_of_a_stack_is_trained_as_torch_would(map_name):
     given = states(hidden=noisy, layers=2, dtype=torch.float64)
-    members = one_rate_each(map_name, tasks=tasks)
+    members = one_rate_each(map_name, tasks=TASKS)
     trained = train_grid(given, members, settings=SMALL)
     assert [trial.member for trial in trained.trials] == members
     for member, trial, fitted in zip(members, trained.trials, trained.maps, strict=True):
@@ -77,15 +76,13 @@ def test_every_member_of_a_stack_is_trained_as_torch_would(map_name, tasks):
 
 
 @pytest.mark.parametrize("map_name", ["linear", "mlp"])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_map_trained_alone_equals_its_member_of_a_stack_of_several_tasks_to_the_last_bit(map_name, dropout):
+def test_a_map_trained_alone_equals_its_member_of_a_stack_of_several_tasks_to_the_last_bit(map_name):
     """All sizes are multiples of four: the last bit of batched products of odd sizes depends on where they lie."""
     given = narrow()
-    settings = replace(SMALL, dropout=dropout)
-    members = one_rate_each(map_name, folds=2, tasks=TASKS)
-    together = train_grid(given, members, settings=settings)
+    members = one_rate_each(map_name, folds=1, tasks=TASKS)
+    together = train_grid(given, members, settings=SMALL)
     for member, trial, expected in zip(members, together.trials, together.maps, strict=True):
-        alone = train_grid(given, [member], settings=settings)
+        alone = train_grid(given, [member], settings=SMALL)
         assert alone.trials == [trial]
         for name, value in expected.parameters.items():
             assert torch.equal(alone.maps[0].parameters[name], value)
@@ -99,14 +96,6 @@ def counted_steps(monkeypatch, given, members, settings=SMALL):
         patch.setattr(train, "_adam", lambda *tensors: taken.append(step(*tensors)))
         trials = train_grid(given, members, settings=settings).trials
     return len(taken), trials
-
-
-def test_tasks_together_take_the_steps_of_the_longest_alone(monkeypatch):
-    given = states(hidden=noisy, layers=2, dtype=torch.float64)
-    alone = [counted_steps(monkeypatch, given, one_rate_each("linear", tasks=[task]))[0] for task in TASKS]
-    together, _ = counted_steps(monkeypatch, given, one_rate_each("linear", tasks=TASKS))
-    assert together == max(alone) < sum(alone) / 3
-    assert min(alone) < max(alone)
 
 
 def test_tasks_that_have_stopped_take_no_steps(monkeypatch):
@@ -123,16 +112,6 @@ def test_tasks_that_have_stopped_take_no_steps(monkeypatch):
     assert steps == long + short * (settings.epochs - stopped) / settings.epochs
 
 
-def test_dropout_changes_mlps_and_leaves_linear_maps():
-    given = states(hidden=noisy, layers=2)
-    for map_name, changes in (("linear", False), ("mlp", True)):
-        plain, dropped = (
-            train_grid(given, one_rate_each(map_name), settings=replace(SMALL, dropout=dropout)).trials
-            for dropout in (0.0, 0.5)
-        )
-        assert (plain != dropped) is changes
-
-
 def test_training_is_repeatable_and_depends_on_the_seed():
     given = states(hidden=noisy, layers=2)
     first, again, other = (
@@ -144,11 +123,11 @@ def test_training_is_repeatable_and_depends_on_the_seed():
 
 def test_little_memory_means_more_stacks_and_the_same_maps():
     given = states(hidden=noisy, layers=2)
-    members = one_rate_each("linear") + one_rate_each("mlp")
+    members = one_rate_each("linear", folds=1) + one_rate_each("mlp", folds=1)
     ample = list(train._stacks(given, members, SMALL))
     scarce = list(train._stacks(given, members, replace(SMALL, memory=1)))
-    assert [len(stack) for stack in ample] == [12, 12]
-    assert [len(stack) for stack in scarce] == [1] * 24
+    assert [len(stack) for stack in ample] == [4, 4]
+    assert [len(stack) for stack in scarce] == [1] * 8
     assert set(chain(*ample)) == set(chain(*scarce)) == set(members)
     calls = []
     results = [
@@ -158,7 +137,7 @@ def test_little_memory_means_more_stacks_and_the_same_maps():
     for first, second in zip(*(result.trials for result in results), strict=True):
         assert first.member == second.member
         assert first.validation_loss == pytest.approx(second.validation_loss, abs=1e-5)
-    assert calls[2] == ("training maps", 3, 6) and calls[-1] == ("training maps", 72, 72)
+    assert calls[2] == ("training maps", 3, 6) and calls[-1] == ("training maps", 24, 24)
 
 
 @pytest.mark.parametrize("map_name", ["linear", "mlp"])
@@ -168,7 +147,7 @@ def test_stacks_of_several_tasks_count_each_vector_they_hold_once(map_name):
     members = one_rate_each(map_name, tasks=TASKS)
     inner = SMALL.hidden_size if map_name == "mlp" else 0
     each = 4 * (7 * (12 * inner or 36) + 4 * 16 * (6 + 3 * (inner + 6)))
-    data = train._Data(given, members, SMALL)
+    data = train._Stack(given, members, SMALL)
     assert (len(data.features), len(data.targets)) == (2 * len(given.inputs), 2 * len(given.inputs))
     whole = each * len(members) + data.features.nbytes + data.targets.nbytes
     assert len(list(train._stacks(given, members, replace(SMALL, memory=whole)))) == 1

@@ -1,26 +1,28 @@
-"""What is said of a text's attention beyond why it is free: means by layer, sinks, and the edges worth naming.
+"""What is said of a text's attention: means by layer, why rows are free, sinks, and the edges worth naming.
 
 Rows are drawn, bounded and averaged by `attention/sample.py`.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from identikit.attention.certainty import value_sizes
 from identikit.attention.estimate import Mean, RowSample, mean_over_rows, share_of_rows
+from identikit.attention.layer import Layer
+from identikit.attention.precision import equal_values
 from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import sample_rows
 from identikit.attention.yardstick import shuffled_rows
-from identikit.explanation.causes import causes
 from identikit.explanation.result import Explanation
+from identikit.maths.linalg import Resolution, column_scales, matrix_rank, rounding_unit
 from identikit.maths.polytope.exact import compile_solver
 from identikit.progress import Progress
-from identikit.shapes import Bool, Float, Tensor
+from identikit.shapes import Bool, Float, Int, Tensor
 
 SECONDS = 20.0  # how long `explain` may take
 EDGES_NAMED = 5  # how many edges a list names, each of another head
@@ -76,55 +78,48 @@ def attention_facts(
     raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
     sunk = is_sink(raw, even)
     bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
-    beside = _beside_intervals(attention)
-    beside["reachable_dim"] = _reachable(attention, limit)
-    facts = _free_facts(attention)
-    _, limit = limit.without(lambda: compile_solver(attention.captured().layers[0].heads.device))
-    seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
-    sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
-    ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
-    sinks = []
-    for group in bounded[1:]:
-        sizes = [value_sizes(layer, [groups[group]]).nanmean() for layer in attention.captured().layers]
-        sinks.append(
-            {
-                "token": [*tokens][group - 1],
-                "keys": groups[group],
-                "layers": _numbers(attention, sunk[:, group]),
-                "value_size": [float(size) for size in sizes],
-                "raw": raw[:, group].tolist(),
-                "effective": effective[:, group].tolist(),
-                "lower": ends[group][0].ends()[0].tolist(),
-                "upper": ends[group][1].ends()[1].tolist(),
-            }
-        )
-    mass, strongest = _certainty(attention, sample)
-    arrays = {"special_raw": raw[:, 0], "special_effective": effective[:, 0], **beside}
-    estimates = {"certain_mass": mass, "strongest_certain": strongest}
-    estimates |= dict(zip(("special_lower", "special_upper"), ends[0], strict=True))
-    for name, estimate in estimates.items():
-        arrays |= {name: estimate.mean, f"{name}_stderr": estimate.stderr}
-        arrays |= {f"{name}_least": estimate.ends()[0], f"{name}_most": estimate.ends()[1]}
-    facts |= {
-        "certain": _overall(sample, mass, strongest) | {"seconds": limit.seconds},
-        "shuffled": shuffled_rows(attention, sample, seed=SEED),
-        "group": "special tokens" if special else "first token",
-        "sinks": sinks,
-        "least_certain": _at_layers(attention, least_certain(sample)),
-        "outside": _at_layers(attention, outside(sample, attention.pearson("head"))),
+    null = attention.null_dim.double()
+    arrays = {
+        "special_raw": raw[:, 0],
+        "special_effective": effective[:, 0],
+        "least_null_dim": null.amin((1, 2)),
+        "greatest_null_dim": null.amax((1, 2)),
+        "identifiable": (null == 0).double().mean((1, 2)),
+        "pearson": attention.pearson("layer"),
+        "reachable_dim": _reachable(attention, limit),
     }
-    return {name: arrays[name].cpu().double() for name in Explanation.main}, facts, sample
-
-
-def _free_facts(attention: EffectiveAttention) -> dict[str, Any]:
-    """Return why rows are free, what a learned sink takes, and where ranks are not sure."""
-    return {
+    layers = attention.captured().layers
+    facts = {
         "causes": causes(attention),
         "learned_sink": attention.sink.double().mean((1, 2)).tolist(),
         "unsure": (~attention.rank_is_sure).double().mean((1, 2)).tolist(),
         "rounded_duplicates": attention.rounded_duplicates.tolist(),
         "shared_outputs": _numbers(attention, (attention.joint_null_dim > attention.null_dim.sum(1)).any(1)),
+        "group": "special tokens" if special else "first token",
     }
+    _, limit = limit.without(lambda: compile_solver(layers[0].heads.device))
+    seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
+    sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
+    ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
+    facts["sinks"] = []
+    for group in bounded[1:]:
+        token = [*tokens][group - 1]
+        sink = {"token": token, "keys": tokens[token], "layers": _numbers(attention, sunk[:, group])}
+        sink["value_size"] = [float(value_sizes(layer, [tokens[token]]).nanmean()) for layer in layers]
+        sink |= {"raw": raw[:, group].tolist(), "effective": effective[:, group].tolist()}
+        lower, upper = ends[group]
+        facts["sinks"].append(sink | {"lower": lower.ends()[0].tolist(), "upper": upper.ends()[1].tolist()})
+    estimates = _certainty(attention, sample)
+    facts["certain"] = _overall(sample, estimates) | {"seconds": limit.seconds}
+    estimates |= dict(zip(("special_lower", "special_upper"), ends[0], strict=True))
+    for name, estimate in estimates.items():
+        least, most = estimate.ends()
+        arrays |= {name: estimate.mean, f"{name}_stderr": estimate.stderr, f"{name}_least": least, f"{name}_most": most}
+    edges = {"least_certain": least_certain(sample), "outside": outside(sample, attention.pearson("head"))}
+    for name, some in edges.items():
+        facts[name] = [edge | {"layer": attention.layers[edge["layer"]]} for edge in some]
+    facts["shuffled"] = shuffled_rows(attention, sample, seed=SEED)
+    return {name: arrays[name].cpu().double() for name in Explanation.main}, facts, sample
 
 
 def _numbers(attention: EffectiveAttention, marked: Bool[Tensor, "layer"]) -> list[int]:
@@ -132,26 +127,12 @@ def _numbers(attention: EffectiveAttention, marked: Bool[Tensor, "layer"]) -> li
     return [attention.layers[place] for place in marked.nonzero()[:, 0].tolist()]
 
 
-def _at_layers(attention: EffectiveAttention, edges: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [edge | {"layer": attention.layers[edge["layer"]]} for edge in edges]
-
-
-def _certainty(attention: EffectiveAttention, sample: RowSample) -> tuple[Mean, Mean]:
+def _certainty(attention: EffectiveAttention, sample: RowSample) -> dict[str, Mean]:
     """Return the determined share, and in what share of rows the strongest edge is; a learned sink's weight is not."""
     fixed = (attention.null_dim == 0).cpu()
     kept = ((1 - attention.sink.double().cpu()) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
     mass = mean_over_rows(sample, sample.bounded.lower.sum(-1).clamp(max=1.0), kept.tolist())
-    return mass, share_of_rows(sample, sample.bounded.strongest)
-
-
-def _beside_intervals(attention: EffectiveAttention) -> dict[str, Float[Tensor, "layer"]]:
-    null = attention.null_dim.double()
-    return {
-        "least_null_dim": null.amin((1, 2)),
-        "greatest_null_dim": null.amax((1, 2)),
-        "identifiable": (null == 0).double().mean((1, 2)),
-        "pearson": attention.pearson("layer"),
-    }
+    return {"certain_mass": mass, "strongest_certain": share_of_rows(sample, sample.bounded.strongest)}
 
 
 def _reachable(attention: EffectiveAttention, limit: Limit) -> Float[Tensor, "layer"]:
@@ -167,16 +148,17 @@ def _reachable(attention: EffectiveAttention, limit: Limit) -> Float[Tensor, "la
     return attention.reachable_dim.double().mean((1, 2))
 
 
-def _overall(sample: RowSample, mass: Mean, strongest: Mean) -> dict[str, Any]:
+def _overall(sample: RowSample, certain: Mapping[str, Mean]) -> dict[str, Any]:
     """Return how much is determined overall, with standard errors, and how many rows that was read from."""
     facts: dict[str, Any] = {}
-    for name, mean in (("mass", mass.overall()), ("strongest", strongest.overall())):
-        facts |= dict(zip((name, f"{name}_stderr"), known_numbers([float(mean.mean), float(mean.stderr)]), strict=True))
+    for name, by_layer in zip(("mass", "strongest"), certain.values(), strict=True):
+        mean = by_layer.overall()
+        facts[name], facts[f"{name}_stderr"] = known_numbers([float(mean.mean), float(mean.stderr)])
         facts[f"{name}_range"] = [float(end) for end in mean.ends()]
     return {
         **facts,
         "free_by_layer": sample.free.tolist(),
-        "bounded_by_layer": mass.rows.tolist(),
+        "bounded_by_layer": certain["certain_mass"].rows.tolist(),
         "rows": sample.rows * len(sample.free),
         "free_rows": int(sample.free.sum()),
         "bounded_rows": len(sample.bounded.places),
@@ -187,6 +169,59 @@ def _overall(sample: RowSample, mass: Mean, strongest: Mean) -> dict[str, Any]:
 def known_numbers(numbers: Sequence[float]) -> list[float | None]:
     """Return numbers with None in place of NaN, as JSON holds them."""
     return [None if number != number else number for number in numbers]
+
+
+# Why rows are free
+
+
+def causes(attention: EffectiveAttention) -> dict[str, Any]:
+    """Return why rows are free: which of these hold, and in which layers or heads.
+
+    - `keys`: layers where a query sees more keys than values have dimensions; `most_keys`: at most how many
+    - `repeated`: layers where repeated tokens have equal values, with how many tokens repeat the value of an earlier
+      one, and two of them as an example: the earlier and the later
+    - `projections`: heads whose output projection passes on only `rank` dimensions, where that frees a row
+    - `dependent`: layers where a row has a larger null space than all of these explain
+    """
+    found: dict[str, Any] = {"keys": [], "most_keys": 0, "repeated": [], "projections": [], "dependent": []}
+    for layer, part in zip(attention.layers, attention.captured().layers, strict=True):
+        width = part.projection.shape[1]
+        most = int(part.seen.count.max())
+        if most > width:
+            found["keys"].append(layer)
+            found["most_keys"] = max(found["most_keys"], most)
+        same, _ = equal_values(part.call, attention.tokens)
+        queries = torch.arange(len(same), device=part.heads.device)
+        pairs = []
+        for place, first in enumerate(same.tolist()):
+            pair = torch.tensor([first, place], device=queries.device)
+            if first < place and bool(part.seen.block(queries, pair).all(1).any()):  # some query sees both
+                pairs.append([first, place])
+        if pairs:
+            found["repeated"].append({"layer": layer, "tokens": len(pairs), "example": pairs[0]})
+        ranks = torch.full((len(part.projection),), width)
+        if part.factors.values is not part.plain.values:
+            resolution = Resolution(rounding_unit(part.projection.dtype))
+            H = part.projection.double()
+            ranks = torch.tensor([matrix_rank(rows, resolution) for rows in H * column_scales(H.mT).mT])
+        for head, rank in zip(attention.heads, ranks.tolist(), strict=True):
+            if rank < min(width, most):
+                found["projections"].append({"layer": layer, "head": head, "rank": rank})
+        if bool((part.factors.rank < _expected_rank(part, same, ranks)).any()):
+            found["dependent"].append(layer)
+    return found
+
+
+def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "head query"]:
+    """Return the rank of each row if only counting, equal values and the output projection limited it."""
+    count = part.seen.count
+    limit = torch.minimum(ranks.to(count)[:, None], count)
+    queries = (part.factors.rank < limit).any(0).nonzero()[:, 0]
+    if len(queries) and bool((same < torch.arange(len(same))).any()):
+        seen = part.seen.block(queries, torch.arange(len(same), device=queries.device))
+        distinct = [same.to(queries)[row].unique().numel() for row in seen]
+        limit[:, queries] = torch.minimum(limit[:, queries], torch.tensor(distinct).to(limit))
+    return limit
 
 
 # Sinks

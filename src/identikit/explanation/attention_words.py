@@ -1,7 +1,7 @@
 """The answer to the first question in words. Every number in it is an interval's, or stands beside one."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from identikit.results.words import (
     percent,
     weight,
 )
+from identikit.tokens.result import layers_in_words
 
 HEADS_NAMED = 5  # how many heads with a rank-deficient projection are named
 QUESTION = "Which attention is determined?"
@@ -36,7 +37,6 @@ _LEGEND = (
     "row can change with the same output, if weights may be negative{query}. Correlation: of raw and effective "
     "attention."
 )
-_REACHED = {"reachable": ", reachable", "query": ", and by a change of its query"}
 _WIDE_BY_SELECTION = (
     "An interval is the range of a weight over all alternatives. These are the widest of {count:,}: the table above "
     "says what is usual."
@@ -46,10 +46,9 @@ _NOT_AN_ATTENTION = (
     "so it is not an alternative."
 )
 
-_BOUNDED = "the intervals of their weights are known"
-_ENDS = ("", "_stderr", "_least", "_most")
+_ROW = "a row (one token's attention in one head) is determined by the output"
+_THE_SAME = "the same in every alternative, which is other attention with the same head output"
 _two = decimals(2)
-_three = decimals(3)
 
 
 def attention_blocks(explanation: Explanation) -> Iterator[Block]:
@@ -85,6 +84,7 @@ def attention_blocks(explanation: Explanation) -> Iterator[Block]:
 
 
 def _headline(explanation: Explanation) -> Paragraph:
+    """Say how much of a row is determined by the output, and in how many rows the strongest edge is."""
     certain = explanation.about["certain"]
     facts = {name: certain[name] for name in ("free_rows", "rows", "bounded_rows")}
     free, rows, bounded = facts.values()
@@ -99,35 +99,28 @@ def _headline(explanation: Explanation) -> Paragraph:
         )
     facts |= {"fixed_rows": rows - free}
     shares = []
-    for name in ("mass", "strongest"):
-        found = ShareEstimate(_known(certain[name]), _known(certain[f"{name}_stderr"]), *certain[f"{name}_range"])
-        shares.append(estimate(percent)(found))
-        long = {"mass": "certain_mass", "strongest": "strongest_certain"}[name]
-        facts |= {long: found.share, f"{long}_stderr": found.stderr, f"{long}_range": certain[f"{name}_range"]}
-    words = f"{_determined(shares[0])} The rest is free. {_strongest(shares[1])}"
+    for short, name in (("mass", "certain_mass"), ("strongest", "strongest_certain")):
+        known = [math.nan if certain[key] is None else certain[key] for key in (short, f"{short}_stderr")]
+        share = ShareEstimate(*known, *certain[f"{short}_range"])
+        shares.append(estimate(percent)(share))
+        facts |= {name: share.share, f"{name}_stderr": share.stderr, f"{name}_range": certain[f"{short}_range"]}
+    mass = f"On average, {shares[0]} of {_ROW}: it is {_THE_SAME}."
+    if shares[0] == UNKNOWN_SHARE:
+        mass = f"Too few rows were bounded to say how much of {_ROW}, that is, {_THE_SAME}."
+    strongest = (
+        f"In {shares[1]} of the rows the strongest edge is determined: it is the strongest in every alternative."
+    )
+    if shares[1] == UNKNOWN_SHARE:
+        strongest = "In how many rows the strongest edge is determined is not known either."
+    words = f"{mass} The rest is free. {strongest}"
     others = f"; the other {rows - free:,} are determined" if free < rows else ""
+    known_ends = "(the intervals of their weights are known)"
     if bounded == free:
-        return Paragraph(f"{words} All {free:,} free rows were bounded ({_BOUNDED}){others}.", facts)
+        return Paragraph(f"{words} All {free:,} free rows were bounded {known_ends}{others}.", facts)
     facts["seconds"] = certain["seconds"]
-    drawn = f"{counted(bounded, 'was', 'were')} bounded ({_BOUNDED}), drawn at random, in {certain['seconds']:g} s"
+    drawn = f"{counted(bounded, 'was', 'were')} bounded {known_ends}, drawn at random, in {certain['seconds']:g} s"
     how = "± is the standard error, and a range holds two of them, or all that is possible"
     return Paragraph(f"{words} Of the {free:,} free rows, {drawn}{others}; {how}.", facts)
-
-
-def _determined(share: str) -> str:
-    """Say how much of a row is determined by the output, and what that means."""
-    row = "a row (one token's attention in one head) is determined by the output"
-    means = "the same in every alternative, which is other attention with the same head output"
-    if share == UNKNOWN_SHARE:
-        return f"Too few rows were bounded to say how much of {row}, that is, {means}."
-    return f"On average, {share} of {row}: it is {means}."
-
-
-def _strongest(share: str) -> str:
-    """Say in how many rows it is determined which edge is the strongest."""
-    if share == UNKNOWN_SHARE:
-        return "In how many rows the strongest edge is determined is not known either."
-    return f"In {share} of the rows the strongest edge is determined: it is the strongest in every alternative."
 
 
 def _yardstick(explanation: Explanation) -> Iterator[Paragraph]:
@@ -140,10 +133,6 @@ def _yardstick(explanation: Explanation) -> Iterator[Paragraph]:
             f"free row would be determined ({found['rows']} rows at random; as they are, {percent(found['mass'])}).",
             {f"yardstick_{name}": value for name, value in found.items()},
         )
-
-
-def _known(number: float | None) -> float:
-    return math.nan if number is None else number
 
 
 def _causes(explanation: Explanation) -> Iterator[Paragraph]:
@@ -214,74 +203,61 @@ def _reservations(explanation: Explanation) -> Iterator[Paragraph]:
 
 def _layers(which: Sequence[int], layers: Axis) -> str:
     """Return layers in words: `every layer`, `layer 3`, `layers 0 to 4`, `layers 0, 2 and 5`."""
-    if len(which) == len(layers):
-        return "every layer" if layers.values == tuple(range(len(layers))) else "every layer that was read"
-    if len(which) == 1:
-        return f"layer {which[0]}"
-    if len(which) > 2 and list(which) == list(range(which[0], which[-1] + 1)):
-        return f"layers {which[0]} to {which[-1]}"
-    return f"layers {', '.join(map(str, which[:-1]))} and {which[-1]}"
+    if len(which) < len(layers):
+        return layers_in_words(which)
+    return "every layer" if layers.values == tuple(range(len(layers))) else "every layer that was read"
 
 
 def _table(explanation: Explanation) -> Table:
     """Return means over the rows of each layer."""
     group = explanation.about["group"]
-    columns = (
-        Column("layer", align="right"),
-        Column("determined", estimate(weight), "right", "deter-\nmined"),
-        Column("strongest determined", estimate(percent), "right", "strongest\ndetermined"),
-        Column(f"{group} raw [min, max]", _weight_in_interval, "right", f"{group}\nraw [min, max]"),
-        Column("effective", _two, "right", "effec-\ntive"),
-        Column("null dim", _range, "right", "null\ndim"),
-        Column("reachable", decimals(1), "right", "reach-\nable"),
-        Column("correlation", _two, "right", "corre-\nlation"),
-    )
-    frame = {name: explanation.read(name).tolist() for name in explanation.main}
-    rows = zip(
-        explanation.axes[0].values,
-        _estimates(frame, "certain_mass"),
-        _estimates(frame, "strongest_certain"),
-        zip(frame["special_raw"], *_special_ends(explanation), strict=True),
-        frame["special_effective"],
-        zip(frame["least_null_dim"], frame["greatest_null_dim"], strict=True),
-        frame["reachable_dim"],
-        frame["pearson"],
-        strict=True,
-    )
-    rows = tuple(rows)
     certain = explanation.about["certain"]
-    if certain["bounded_rows"] < certain["free_rows"]:  # in place of reachable dimensions, for want of room
-        columns = (*columns[:1], Column("bounded", _of, "right", "rows\nbounded"), *columns[1:6], *columns[7:])
+    frame = {name: explanation.read(name).tolist() for name in explanation.main}
+    ends = []
+    for name, sign in (("special_lower", -1), ("special_upper", 1)):  # two standard errors apart where estimated
+        end = explanation.array(name) + sign * 2 * explanation.array(f"{name}_stderr")
+        ends.append(end.nan_to_num(float(sign > 0)).clamp(0, 1).tolist())
+    columns: list[tuple[Column, Iterable[Any]]] = [
+        (Column("layer", align="right"), explanation.axes[0].values),
+        (Column("determined", estimate(weight), "right", "deter-\nmined"), _estimates(frame, "certain_mass")),
+        (
+            Column("strongest determined", estimate(percent), "right", "strongest\ndetermined"),
+            _estimates(frame, "strongest_certain"),
+        ),
+        (
+            Column(f"{group} raw [min, max]", _weight_in_interval, "right", f"{group}\nraw [min, max]"),
+            zip(frame["special_raw"], *ends, strict=True),
+        ),
+        (Column("effective", _two, "right", "effec-\ntive"), frame["special_effective"]),
+        (
+            Column("null dim", _range, "right", "null\ndim"),
+            zip(frame["least_null_dim"], frame["greatest_null_dim"], strict=True),
+        ),
+        (Column("reachable", decimals(1), "right", "reach-\nable"), frame["reachable_dim"]),
+        (Column("correlation", _two, "right", "corre-\nlation"), frame["pearson"]),
+    ]
+    legend = [Paragraph(_LEGEND.format(reachable=", reachable", query=", and by a change of its query"))]
+    partial = certain["bounded_rows"] < certain["free_rows"]
+    if partial:  # in place of reachable dimensions, for want of room
+        del columns[6]
         counts = zip(certain["bounded_by_layer"], certain["free_by_layer"], strict=True)
-        rows = tuple((row[0], count, *row[1:6], *row[7:]) for row, count in zip(rows, counts, strict=True))
-    return Table(columns, rows, notes=(joined(_legend(explanation), "note"),))
+        columns.insert(
+            1, (Column("bounded", lambda count: f"{count[0]:,}/{count[1]:,}", "right", "rows\nbounded"), counts)
+        )
+        legend = [Paragraph(_LEGEND.format(reachable="", query=""))]
+    if any(math.isnan(value) for value in frame["pearson"]):
+        words = "A correlation of – is not defined: raw or effective attention is constant."
+        legend.append(Paragraph(words, {"constant_attention": "some"}))
+    if partial:
+        legend.append(Paragraph("Min and max hold two standard errors.", {"bounded_rows": certain["bounded_rows"]}))
+    heads, values = zip(*columns, strict=True)
+    return Table(heads, tuple(zip(*values, strict=True)), notes=(joined(legend, "note"),))
 
 
 def _estimates(frame: Mapping[str, Sequence[float]], name: str) -> list[ShareEstimate]:
     """Return a column of means with what says how well each is known."""
-    return [ShareEstimate(*row) for row in zip(*(frame[f"{name}{end}"] for end in _ENDS), strict=True)]
-
-
-def _special_ends(explanation: Explanation) -> tuple[list[float], list[float]]:
-    """Return the ends of the weight on special tokens, two standard errors apart where they are estimated."""
-    lower, upper = (explanation.array(f"special_{end}") for end in ("lower", "upper"))
-    below, above = (2 * explanation.array(f"special_{end}_stderr") for end in ("lower", "upper"))
-    return (lower - below).nan_to_num(0.0).clamp(min=0).tolist(), (upper + above).nan_to_num(1.0).clamp(max=1).tolist()
-
-
-def _of(counts: tuple[int, int]) -> str:
-    return f"{counts[0]:,}/{counts[1]:,}"
-
-
-def _legend(explanation: Explanation) -> Iterator[Paragraph]:
-    certain = explanation.about["certain"]
-    all_bounded = certain["bounded_rows"] == certain["free_rows"]
-    yield Paragraph(_LEGEND.format_map(_REACHED if all_bounded else dict.fromkeys(_REACHED, "")))
-    if bool(explanation.array("pearson").isnan().any()):
-        words = "A correlation of – is not defined: raw or effective attention is constant."
-        yield Paragraph(words, {"constant_attention": "some"})
-    if not all_bounded:
-        yield Paragraph("Min and max hold two standard errors.", {"bounded_rows": certain["bounded_rows"]})
+    ends = (frame[f"{name}{end}"] for end in ("", "_stderr", "_least", "_most"))
+    return [ShareEstimate(*row) for row in zip(*ends, strict=True)]
 
 
 def _sink(sink: Mapping[str, Any], explanation: Explanation) -> Paragraph:
@@ -310,16 +286,20 @@ def _sink(sink: Mapping[str, Any], explanation: Explanation) -> Paragraph:
 
 def _edges(explanation: Explanation, edges: Sequence[Mapping[str, Any]], note: Paragraph, *, effective: bool) -> Table:
     tokens = explanation.axes[1]
-    columns = [Column("head", _head), Column("query"), Column("key"), Column("raw", _three, "right")]
-    if effective:
-        columns.append(Column("effective", _three, "right"))
-    columns.append(Column("interval", _interval))
+    weights = ["raw", "effective"] if effective else ["raw"]
     rows = []
     for edge in edges:
-        weights = [edge["raw"], edge["effective"]] if effective else [edge["raw"]]
         names = [tokens.name_of(edge["query"]), tokens.name_of(edge["key"])]
-        rows.append(((edge["layer"], edge["head"]), *names, *weights, (edge["lower"], edge["upper"])))
-    return Table(tuple(columns), tuple(rows), notes=(note,))
+        ends = (edge["lower"], edge["upper"])
+        rows.append(((edge["layer"], edge["head"]), *names, *(edge[name] for name in weights), ends))
+    columns = (
+        Column("head", lambda place: f"L{place[0]}H{place[1]}"),
+        Column("query"),
+        Column("key"),
+        *(Column(name, decimals(3), "right") for name in weights),
+        Column("interval", lambda ends: f"[{ends[0]:.3f}, {ends[1]:.3f}]"),
+    )
+    return Table(columns, tuple(rows), notes=(note,))
 
 
 def _certificate(explanation: Explanation) -> Paragraph:
@@ -351,14 +331,6 @@ def _certificate(explanation: Explanation) -> Paragraph:
 def _weight_in_interval(weights: tuple[float, float, float]) -> str:
     raw, lower, upper = map(_two, weights)
     return f"{raw} [{lower}, {upper}]"
-
-
-def _interval(ends: tuple[float, float]) -> str:
-    return f"[{ends[0]:.3f}, {ends[1]:.3f}]"
-
-
-def _head(place: tuple[int, int]) -> str:
-    return f"L{place[0]}H{place[1]}"
 
 
 def _range(ends: tuple[float, float]) -> str:

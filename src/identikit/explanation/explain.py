@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ from identikit.maths.mixing import by_offset
 from identikit.maths.threads import calm
 from identikit.models.machine import duration
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Change, Reading, readings
+from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting
 from identikit.results.axis import Axis
@@ -69,9 +69,9 @@ def explain(
       longer is left out; and rows of attention are bounded, in random order, in what is left of it, or in half of it.
       The verdict says what was left out. None: all of it
     """
-    model, progress = checked_model(model), function("progress", progress)
+    model = checked_model(model)
+    progress = function("progress", progress)
     seconds = Bounding.checked("auto", 0.0, seconds).seconds
-    seconds = None if seconds == math.inf else seconds
     if text is None and model.modality != "text":
         raise InputError(
             f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
@@ -81,18 +81,46 @@ def explain(
         raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
     if probes is not None:
         AttributionOptions(probes=probes).checked(model)  # refuses a wrong number before anything is computed
-    maps = _checked_maps(maps)
-    limit = Limit(seconds, time.monotonic())
+    fitted = maps.maps if isinstance(maps, TokenIdentifiability) else maps
+    listed = isinstance(fitted, list | tuple) and bool(fitted) and all(isinstance(one, FittedMap) for one in fitted)
+    if fitted is not None and not listed:
+        raise InputError(
+            f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
+        )
+    limit = Limit(None if seconds == math.inf else seconds, time.monotonic())
     (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
     running = time.monotonic() - limit.started
-    fitted, limit = limit.without(lambda: _fitted(model, maps, progress))
-    identity = _identity(reading, fitted)
+    identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
-    asked, limit = _asked(reading, probes, limit)
-    facts = attention_facts(attention, limit, progress)
-    attribution = asked if isinstance(asked, Unavailable) else _attribution(reading, asked, progress)
-    return _explanation(reading, (attention, identity, attribution), change, *facts)
+    attribution, limit = _asked(reading, probes, limit)
+    arrays, facts, bounded = attention_facts(attention, limit, progress)
+    facts["output_change"] = None if change is None else change._asdict()
+    if isinstance(attribution, Request):
+        try:
+            attribution = attribute([reading], attribution, progress=progress)[0]
+        except InputError as refusal:
+            attribution = Unavailable(str(refusal))
+    return _explanation(reading, (attention, identity, attribution), arrays, facts, bounded)
+
+
+def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
+    """Read the text with these maps, or with ridge maps that are fitted once to the sample texts."""
+    reads = reading.model.modality
+    about = {"fitted_to": "your texts", "unknown": 0.0}
+    if maps is None and reads != "text":
+        return Unavailable(
+            f"The sample texts do not fit a model that reads {reads}s. Fit maps to {reads}s of your own: "
+            f"`explain(model, {reads}, maps=token_identifiability(model, {reads}s))`."
+        )
+    try:
+        if maps is None:
+            maps, unknown = cached_maps(reading.model, sample_texts(), progress=progress)
+            about = {"fitted_to": "the sample texts", "unknown": unknown}
+        identity = identity_of(reading, maps)
+    except InputError as reason:  # a tokenizer that knows none of the sample texts' words, or a text of one token
+        return Unavailable(str(reason))
+    return replace(identity, about={**identity.about, **about})
 
 
 def _attention(reading: Reading, limit: Limit, progress: Progress) -> EffectiveAttention:
@@ -115,94 +143,6 @@ def spread(count: int) -> list[int]:
         before, after = max(pairwise(sorted(order)), key=lambda ends: ends[1] - ends[0])
         order.append((before + after) // 2)
     return order
-
-
-def _explanation(
-    reading: Reading,
-    answers: tuple[EffectiveAttention, IdentityMap | Unavailable, TokenAttribution | Unavailable],
-    change: Change | None,
-    arrays: dict[str, Tensor],
-    facts: Mapping[str, Any],
-    bounded: RowSample,
-) -> Explanation:
-    model = reading.model
-    attention, identity, attribution = answers
-    layers = list(attention.layers)
-    about = reading.about | {
-        "n_layers": model.n_layers,
-        "n_heads": model.n_heads,
-        "d_value": model.d_value,
-        "causal": model.causal,
-        "pearson_overall": known_numbers([float(attention.pearson())])[0],
-        "largest_residual": float(attention.residual.max()),
-        "largest_row_residual": float(attention.row_residual.max()),
-        "output_change": None if change is None else change._asdict(),
-        "layers_left_out": len(model.attention_layers) - len(layers),
-        "joined_by": _joined_by(reading),
-        **facts,
-    }
-    if isinstance(identity, IdentityMap):
-        recovered = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
-        recovered[list(identity.axis("layer").values)] = identity.recovered.double()
-        arrays["recovered"] = recovered[layers]
-    if isinstance(attribution, TokenAttribution):
-        arrays |= {"own": attribution.own[layers], "outweighed": attribution.outweighed[layers]}
-        about |= _attribution_facts(attribution)
-    dims = {name: Explanation.measures[name].axes for name in arrays}
-    axes = (Axis("layer", tuple(layers)), Axis("token", tuple(range(len(reading.tokens))), reading.tokens))
-    return Explanation(axes, Held(arrays, dims), attention.provenance, about, *answers, bounded)
-
-
-def _joined_by(reading: Reading) -> list[str] | None:
-    """Return the special tokens between the halves of a pair; None for a single text."""
-    if not (isinstance(reading.text, tuple) and isinstance(reading.text[0], str)):
-        return None
-    return list(joined_by(reading.tokens, reading.batch.special[0].tolist()))
-
-
-def _checked_maps(maps: Any) -> Sequence[FittedMap] | None:
-    if maps is None:
-        return None
-    fitted = maps.maps if isinstance(maps, TokenIdentifiability) else maps
-    if not isinstance(fitted, list | tuple) or not fitted or not all(isinstance(one, FittedMap) for one in fitted):
-        raise InputError(
-            f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
-        )
-    return fitted
-
-
-class _Maps(NamedTuple):
-    """What tokens are recovered with, what it was fitted to, and which share of that the tokenizer does not know."""
-
-    maps: Sequence[FittedMap]
-    fitted_to: str
-    unknown: float
-
-
-def _fitted(model: Model, maps: Sequence[FittedMap] | None, progress: Progress) -> _Maps | Unavailable:
-    if maps is not None:
-        return _Maps(maps, "your texts", 0.0)
-    reads = model.modality
-    if reads != "text":
-        return Unavailable(
-            f"The sample texts do not fit a model that reads {reads}s. Fit maps to {reads}s of your own: "
-            f"`explain(model, {reads}, maps=token_identifiability(model, {reads}s))`."
-        )
-    try:
-        fitted, unknown = cached_maps(model, sample_texts(), progress=progress)
-    except InputError as reason:  # a tokenizer that knows none of the sample texts' words
-        return Unavailable(str(reason))
-    return _Maps(fitted, "the sample texts", unknown)
-
-
-def _identity(reading: Reading, fitted: _Maps | Unavailable) -> IdentityMap | Unavailable:
-    if isinstance(fitted, Unavailable):
-        return fitted
-    try:
-        found = identity_of(reading, fitted.maps)
-    except InputError as reason:  # a text of one token
-        return Unavailable(str(reason))
-    return replace(found, about={**found.about, "fitted_to": fitted.fitted_to, "unknown": fitted.unknown})
 
 
 def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unavailable, Limit]:
@@ -228,13 +168,6 @@ def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unava
     return options, limit
 
 
-def _attribution(reading: Reading, asked: Request, progress: Progress) -> TokenAttribution | Unavailable:
-    try:
-        return attribute([reading], asked, progress=progress)[0]
-    except InputError as refusal:
-        return Unavailable(str(refusal))
-
-
 def _offer(reading: Reading) -> str:
     """Say what of a text's attribution takes less time and memory, and how long: the last token, and fewer layers."""
     model = reading.model
@@ -251,12 +184,43 @@ def _offer(reading: Reading) -> str:
     return f"Of the last token alone, {'; '.join(offers)}." if offers else ""
 
 
-def _attribution_facts(found: TokenAttribution) -> dict[str, Any]:
-    """Return how much of what comes from other tokens comes from near ones, by layer, and how exact it is."""
-    others = by_offset(found.contribution, causal=found.causal)
-    near = others.share()[:, others.positions.abs() <= NEAR].sum(1)
-    return {
-        "near": near.tolist() if others.sums.any() else None,
-        "probes": found.probes,
-        "largest_stderr": None if found.stderr is None else float(found.stderr.max()),
+def _explanation(
+    reading: Reading,
+    answers: tuple[EffectiveAttention, IdentityMap | Unavailable, TokenAttribution | Unavailable],
+    arrays: dict[str, Tensor],
+    facts: Mapping[str, Any],
+    bounded: RowSample,
+) -> Explanation:
+    model = reading.model
+    attention, identity, attribution = answers
+    layers = list(attention.layers)
+    about = reading.about | {
+        "n_layers": model.n_layers,
+        "n_heads": model.n_heads,
+        "d_value": model.d_value,
+        "causal": model.causal,
+        "pearson_overall": known_numbers([float(attention.pearson())])[0],
+        "largest_residual": float(attention.residual.max()),
+        "largest_row_residual": float(attention.row_residual.max()),
+        "layers_left_out": len(model.attention_layers) - len(layers),
+        "joined_by": None,
+        **facts,
     }
+    if isinstance(reading.text, tuple) and isinstance(reading.text[0], str):  # a pair: what stands between its halves
+        about["joined_by"] = list(joined_by(reading.tokens, reading.batch.special[0].tolist()))
+    if isinstance(identity, IdentityMap):
+        recovered = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
+        recovered[list(identity.axis("layer").values)] = identity.recovered.double()
+        arrays["recovered"] = recovered[layers]
+    if isinstance(attribution, TokenAttribution):
+        arrays |= {"own": attribution.own[layers], "outweighed": attribution.outweighed[layers]}
+        others = by_offset(attribution.contribution, causal=attribution.causal)
+        near = others.share()[:, others.positions.abs() <= NEAR].sum(1)
+        about |= {
+            "near": near.tolist() if others.sums.any() else None,
+            "probes": attribution.probes,
+            "largest_stderr": None if attribution.stderr is None else float(attribution.stderr.max()),
+        }
+    dims = {name: Explanation.measures[name].axes for name in arrays}
+    axes = (Axis("layer", tuple(layers)), Axis("token", tuple(range(len(reading.tokens))), reading.tokens))
+    return Explanation(axes, Held(arrays, dims), attention.provenance, about, *answers, bounded)

@@ -30,15 +30,10 @@ _PARTS: Mapping[str, type[Result]] = {
 _UNDEFINED = EffectiveAttention.measures["pearson"].missing
 
 
-def _by_layer(meaning: str, values: str) -> Attribute:
+def _by_layer(meaning: str, values: str = "0 to 1") -> Attribute:
     """Declare a mean over the rows of each layer."""
-    return held(
-        "layer",
-        f"{meaning}, on average over rows.",
-        range=values,
-        missing="Too few rows of the layer were bounded in time.",
-        words={},
-    )
+    missing = "Too few rows of the layer were bounded in time."
+    return held("layer", f"{meaning}, on average over rows.", range=values, missing=missing, words={})
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -77,31 +72,27 @@ class Explanation(Result):
         "output_change": "There was no time to run the model again.",
     }
 
-    certain_mass = _by_layer("Share of a row's weight that is determined by the output", "0 to 1")
+    certain_mass = _by_layer("Share of a row's weight that is determined by the output")
     certain_mass_stderr = _by_layer("Standard error of `certain_mass`", "0 or more")
-    certain_mass_least = _by_layer(
-        "The least that `certain_mass` is: two standard errors below, or what is known", "0 to 1"
-    )
-    certain_mass_most = _by_layer(
-        "The most that `certain_mass` is: two standard errors above, or what is known", "0 to 1"
-    )
-    strongest_certain = _by_layer("Share of rows whose strongest edge is determined", "0 to 1")
+    certain_mass_least = _by_layer("The least that `certain_mass` is: two standard errors below, or what is known")
+    certain_mass_most = _by_layer("The most that `certain_mass` is: two standard errors above, or what is known")
+    strongest_certain = _by_layer("Share of rows whose strongest edge is determined")
     strongest_certain_stderr = _by_layer("Standard error of `strongest_certain`", "0 or more")
     strongest_certain_least = _by_layer(
-        "The least that `strongest_certain` is: two standard errors below, or what is known", "0 to 1"
+        "The least that `strongest_certain` is: two standard errors below, or what is known"
     )
     strongest_certain_most = _by_layer(
-        "The most that `strongest_certain` is: two standard errors above, or what is known", "0 to 1"
+        "The most that `strongest_certain` is: two standard errors above, or what is known"
     )
-    special_raw = _by_layer("Weight of all special tokens (or of the first token, if there are none)", "0 to 1")
-    special_lower = _by_layer("The least that they get in any alternative", "0 to 1")
+    special_raw = _by_layer("Weight of all special tokens (or of the first token, if there are none)")
+    special_lower = _by_layer("The least that they get in any alternative")
     special_lower_stderr = _by_layer("Standard error of `special_lower`", "0 or more")
-    special_upper = _by_layer("The greatest that they get in any alternative", "0 to 1")
+    special_upper = _by_layer("The greatest that they get in any alternative")
     special_upper_stderr = _by_layer("Standard error of `special_upper`", "0 or more")
     special_effective = _by_layer("Effective attention to them", "any number")
     least_null_dim = _by_layer("Least null dimension of a row", "0 to tokens")
     greatest_null_dim = _by_layer("Greatest null dimension of a row", "0 to tokens")
-    identifiable = _by_layer("Share of rows that are not free", "0 to 1")
+    identifiable = _by_layer("Share of rows that are not free")
     reachable_dim = held(
         "layer",
         "Dimension of the alternatives that queries can reach, on average over rows.",

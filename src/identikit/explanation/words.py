@@ -20,29 +20,32 @@ ALL_SOURCES = "`to_dict()` has all"
 
 def verdict(explanation: Explanation) -> Document:
     """Return what an explanation says: about the model and the text, and the answers to the three questions."""
-    blocks = (
-        *_header(explanation),
-        *attention_blocks(explanation),
-        *_identity(explanation),
-        *_origin(explanation),
-    )
-    return Document(blocks)
+    parts = (_header, attention_blocks, _identity, _origin)  # in the order in which they are read
+    return Document(tuple(block for part in parts for block in part(explanation)))
 
 
 def _header(explanation: Explanation) -> Iterator[Block]:
     about = explanation.about
-    text = _opening_and_end(explanation.tokens)
+    layers = explanation.axes[0].values
     facts = {"n_layers": about["n_layers"], "n_heads": about["n_heads"], "d_value": about["d_value"]}
+    attending = ""  # which layers have softmax attention, where not all have, and of which there was time to read it
+    named = ", ".join(map(str, layers))
     if about["layers_left_out"]:
-        facts |= {"layers_read": explanation.axes[0].values, "limit": about["certain"]["seconds"]}
+        limit = about["certain"]["seconds"]
+        facts |= {"layers_read": layers, "limit": limit}
+        of_these = f"attention was read in {named}, and all that is said of it is of these"
+        attending = f" (within the limit of {limit:g} s, {of_these})"
+    elif len(layers) < about["n_layers"]:
+        attending = f" (softmax attention in {named}, and only these are read below)"
     yield Heading(explanation.model_name, 0)
     yield Paragraph(
-        f"{counted(about['n_layers'], 'layer')}{_attending(explanation)}, {counted(about['n_heads'], 'head')} per "
-        f"layer, values of {about['d_value']} dimensions per head, "
-        f"{'causal' if about['causal'] else 'bidirectional'}. Layers and heads count from 0.",
+        f"{counted(about['n_layers'], 'layer')}{attending}, {counted(about['n_heads'], 'head')} per layer, values of "
+        f"{about['d_value']} dimensions per head, {'causal' if about['causal'] else 'bidirectional'}. Layers and heads "
+        "count from 0.",
         facts,
     )
     tokens = len(explanation.tokens)
+    text = _opening_and_end(explanation.tokens)
     yield Paragraph(f"{counted(tokens, 'token')}: {text}", {"tokens": tokens, "text": text}, "note")
     if about["joined_by"] is not None and about["causal"]:
         added = " ".join(shown(token) for token in about["joined_by"])
@@ -53,29 +56,15 @@ def _header(explanation: Explanation) -> Iterator[Block]:
 
 
 def _opening_and_end(tokens: Sequence[str]) -> str:
-    """Return the text as its tokens read; of a long one its opening and its end."""
+    """Return the text as its tokens read, with spaces except within words; of a long one its opening and its end."""
     parts = [tokens]
     if len(tokens) > LONGEST_TEXT:
         parts = [tokens[: LONGEST_TEXT // 2], tokens[-LONGEST_TEXT // 2 :]]
-    return " … ".join("".join(map(_spaced, part)).strip() for part in parts)
-
-
-def _attending(explanation: Explanation) -> str:
-    """Say which layers have softmax attention, where not all have, and of which there was time to read it."""
-    layers = explanation.axes[0].values
-    if len(layers) == explanation.about["n_layers"]:
-        return ""
-    named = ", ".join(map(str, layers))
-    if explanation.about["layers_left_out"]:
-        limit = f"{explanation.about['certain']['seconds']:g} s"
-        return f" (within the limit of {limit}, attention was read in {named}, and all that is said of it is of these)"
-    return f" (softmax attention in {named}, and only these are read below)"
-
-
-def _spaced(token: str) -> str:
-    """Return a token as it is read in a row of tokens: with a space before it, except within a word."""
-    read = shown(token)
-    return read if read.startswith(" ") or not read.strip() else f" {read}"
+    texts = []
+    for part in parts:
+        read = map(shown, part)
+        texts.append("".join(word if word[:1] == " " or not word.strip() else f" {word}" for word in read).strip())
+    return " … ".join(texts)
 
 
 def _identity(explanation: Explanation) -> Iterator[Block]:
@@ -84,9 +73,14 @@ def _identity(explanation: Explanation) -> Iterator[Block]:
     if isinstance(identity, Unavailable):
         yield Paragraph(f"Not answered: {identity.reason}", {"unavailable": identity.reason}, offers=True)
         return
-    yield joined(_recovered(identity))
-    if len(identity.axes[0]) > 2:
-        yield _recovered_table(identity)
+    shares = identity.recovered.double().mean(-1).tolist()
+    layers = identity.axes[0].values
+    yield joined(_recovered(identity, shares))
+    if len(layers) > 2:  # a table of some layers, the first and the last among them
+        steps = range(MOST_LAYERS)
+        places = sorted({round((len(layers) - 1) * step / (MOST_LAYERS - 1)) for step in steps})
+        columns = [Column(str(layers[place]), percent, "right") for place in places]
+        yield Table((Column("after layer"), *columns), (("recovered", *(shares[place] for place in places)),))
     unknown = identity.about.get("unknown", 0.0)
     if unknown > UNKNOWN:
         yield Paragraph(
@@ -99,9 +93,8 @@ def _identity(explanation: Explanation) -> Iterator[Block]:
         )
 
 
-def _recovered(identity: IdentityMap) -> Iterator[Paragraph]:
+def _recovered(identity: IdentityMap, shares: list[float]) -> Iterator[Paragraph]:
     """Yield which share of the tokens is recovered after each layer, and which are lost after the last."""
-    shares = identity.recovered.double().mean(-1).tolist()
     layers, positions = identity.axes
     ends = (layers.values[0], layers.values[-1])
     last = f" and from {percent(shares[-1])} after layer {ends[1]}" if len(layers) > 1 else ""
@@ -127,16 +120,6 @@ def _recovered(identity: IdentityMap) -> Iterator[Paragraph]:
     more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     facts = {"lost": lost, "lost_not_named": max(0, len(lost) - NAMED)}
     yield Paragraph(f"Lost after the last layer: {named}{more}.", facts)
-
-
-def _recovered_table(identity: IdentityMap) -> Table:
-    """Return the share of recovered tokens after some layers, the first and the last among them."""
-    layers = identity.axes[0].values
-    last = len(layers) - 1
-    places = sorted({round(last * step / (MOST_LAYERS - 1)) for step in range(MOST_LAYERS)})
-    shares = identity.recovered.double().mean(-1).tolist()
-    columns = [Column(str(layers[place]), percent, "right") for place in places]
-    return Table((Column("after layer"), *columns), (("recovered", *(shares[place] for place in places)),))
 
 
 def _origin(explanation: Explanation) -> Iterator[Block]:

@@ -11,8 +11,7 @@ from identikit.paper.texts import PIECES
 from identikit.progress import Progress, silent
 from identikit.runs.engines import Engine, Local
 from identikit.texts.text import Text
-from identikit.tokens.evaluate import measure
-from identikit.tokens.fit import fit_maps
+from identikit.tokens.experiments import fit_maps, measure
 from identikit.tokens.identify import hidden_states
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import MapChoice, Settings, Task

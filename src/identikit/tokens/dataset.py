@@ -15,9 +15,8 @@ from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
 from identikit.tokens.continuation import check_continues
-from identikit.tokens.evaluate import Rate
-from identikit.tokens.experiments import EXPERIMENTS, run_experiment
-from identikit.tokens.invert import Inversion, InversionOptions, judged, token_words
+from identikit.tokens.experiments import EXPERIMENTS, Rate, run_experiment
+from identikit.tokens.invert import Inversion, InversionOptions, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
 from identikit.tokens.states import HiddenStates, hidden_states
@@ -115,35 +114,29 @@ class InversionJob:
         """Return the number of tokens, each of which is sought in the whole vocabulary."""
         return float(length)
 
-    def inversion(self, model: Model) -> Inversion:
-        """Return what inverts texts of a model, made once per process."""
-        if model.fingerprint not in self._made:
-            self._made[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
-        return self._made[model.fingerprint]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_made": {}}  # not sent to other processes
-
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return nothing: every array has a row per token."""
         return {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_made": {}}  # not sent to other processes
+
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return what was found: arrays (position, aim), with the noises of a layer one after another."""
-        inversion = self.inversion(model)
+        if model.fingerprint not in self._made:
+            self._made[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
+        inversion = self._made[model.fingerprint]
         (reading,) = unread(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
         n = len(reading.tokens)
-        size = len(inversion.candidates.ids)
         done = 0.0
 
         def tick(count: float | int) -> None:
             nonlocal done
-            done += count / size
+            done += count / len(inversion.candidates.ids)
             told("", int(done + 1e-6), n)
 
-        sought, text = inversion.read(reading, tuple(range(model.n_layers)), tuple(range(n)))
-        found = judged(sought, replace(inversion, tick=tick).find(sought, text), inversion.candidates)
-        return {name: array.mT for name, array in found.items()}
+        sought = inversion.sought(reading, tuple(range(model.n_layers)), tuple(range(n)))
+        return {name: array.mT for name, array in replace(inversion, tick=tick).found(sought).items()}
 
 
 def inversion_tables(
@@ -159,8 +152,8 @@ def inversion_tables(
     tokens = _token_table(model, encoded, found, options.noises)
     tables = {
         "texts": texts_table(texts, [len(one) for one in encoded]),
-        "inversion": summary_of(tokens, ["layer", "noise"]),
-        "positions": summary_of(tokens, ["layer", "noise", "position"]),
+        "inversion": _summary(tokens, ["layer", "noise"]),
+        "positions": _summary(tokens, ["layer", "noise", "position"]),
         "tokens": tokens,
     }
     write_tables(run.store, tables, INVERSION)
@@ -198,8 +191,7 @@ def _token_table(model: Model, encoded: list[Encoded], found: Numbers, noises: t
     return table.astype(dict.fromkeys(measured, float))[[*INVERSION["tokens"].columns]]
 
 
-def summary_of(tokens: "DataFrame", by: list[str]) -> "DataFrame":
-    """Return rates, margins and distances of a table of tokens by layer, noise or more."""
+def _summary(tokens: "DataFrame", by: list[str]) -> "DataFrame":
     grouped: Any = tokens.groupby(by, sort=True)
     return grouped.agg(
         tokens=("recovered", "size"),

@@ -1,19 +1,23 @@
-"""The paper's experiments on token identifiability, each giving one tidy table of rates.
+"""The paper's experiments on token identifiability: maps are fitted, and the tokens that they recover are counted.
 
-All take the hidden states of a dataset. Tables of several models or datasets are put side by side with
-`pandas.concat`.
+Tables of several models or datasets are put side by side with `pandas.concat`.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
+from identikit.errors import InputError
+from identikit.maths.neighbours import Nearest, distinct, nearest_in_sentences
 from identikit.progress import Progress, silent
-from identikit.tokens.evaluate import Rate, measure
-from identikit.tokens.fit import fit_maps
+from identikit.shapes import Float, Int, Tensor
 from identikit.tokens.maps import FittedMap
-from identikit.tokens.protocol import MapChoice, Settings, Task
+from identikit.tokens.protocol import MapChoice, Settings, Task, fold_split, sentence_blocks
+from identikit.tokens.ridge import fit_ridge
 from identikit.tokens.states import HiddenStates
-from identikit.tokens.train import Trial
+from identikit.tokens.train import Grid, Member, Trial, train_grid
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,6 +46,31 @@ EXPERIMENTS = {
 """Every experiment by the name that users call it; `token_identifiability` says what each is for."""
 
 
+class Rate(NamedTuple):
+    """One row of the table of rates.
+
+    `rate` is the share of tokens recovered, `unique_rate` the same over tokens whose target occurs once in its
+    sentence (NaN without any), `duplicates` the share of the others, `chance` 1 over the mean sentence length of
+    the dataset, and `n_tokens` the number of tokens looked up. Layers count from 0.
+    """
+
+    model: str
+    map: str
+    distance: str
+    layer: int
+    test_layer: int
+    target: str
+    offset: int
+    data_share: float
+    fold: int
+    split: str
+    rate: float
+    unique_rate: float
+    duplicates: float
+    chance: float
+    n_tokens: int
+
+
 class Measured(NamedTuple):
     """What an experiment gives: rates, the trials of learning rates, and the fitted maps."""
 
@@ -62,6 +91,160 @@ def run_experiment(
     )
     rates.sort(key=lambda rate: tasks.index(Task(rate.target, rate.offset, rate.data_share)))
     return Measured(rates, grid.trials, tuple(grid.maps))
+
+
+def fit_maps(
+    states: HiddenStates, choice: MapChoice, *, tasks: Sequence[Task], settings: Settings, progress: Progress = silent
+) -> Grid:
+    """Fit the maps for all tasks, layers, folds and distances, and list how each training went.
+
+    Linear maps and MLPs of all tasks, layers, folds, learning rates and distances train together: several tasks at once
+    are faster than one after another, and give the same maps. Ridge maps are solved; naive maps have nothing to fit.
+    Maps and trials come in the order of the tasks.
+    """
+    tasks = tuple(dict.fromkeys(tasks))
+    layers = tuple(range(states.n_layers)) if choice.layers is None else choice.layers
+    for task in tasks:
+        _refuse_what_cannot_be_fitted(states, task, layers if "naive" in choice.maps else (), settings)
+    folds = range(settings.folds)
+    fitted: list[FittedMap] = []
+    if "naive" in choice.maps:
+        for cell in product(choice.distances, layers, folds, tasks):
+            fitted.append(FittedMap("naive", *cell, settings.seed, {}))
+    trained = [name for name in ("linear", "mlp") if name in choice.maps]
+    cells = product(tasks, trained, choice.distances, layers, folds, settings.learning_rates)
+    members = [Member(name, distance, layer, fold, task, rate) for task, name, distance, layer, fold, rate in cells]
+    grid = train_grid(states, members, settings=settings, progress=progress)
+    fitted += grid.maps
+    if "ridge" in choice.maps:
+        for task in tasks:
+            fitted += fit_ridge(states, layers, choice.distances, task=task, settings=settings, progress=progress)
+    return Grid(maps=sorted(fitted, key=lambda each: tasks.index(each.task)), trials=grid.trials)
+
+
+def _refuse_what_cannot_be_fitted(
+    states: HiddenStates, task: Task, naive_layers: Sequence[int], settings: Settings
+) -> None:
+    """Refuse texts too short to have neighbours, and the naive map between vectors of different widths."""
+    blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
+    lengths = states.lengths.cpu()
+    for fold in range(settings.folds):
+        for name, part in fold_split(blocks, fold, data_share=task.data_share)._asdict().items():
+            if int(lengths[part].max()) <= abs(task.offset):
+                raise InputError(
+                    f"Recovering neighbours at offset {task.offset}: no {name} text of fold {fold} has more than "
+                    f"{abs(task.offset)} tokens. Give longer texts or a smaller offset."
+                )
+    width = states.hidden.shape[2]
+    for layer in naive_layers:
+        target = states.width(task, layer)
+        if target != width:
+            raise InputError(
+                f"Fitting the naive map to layer {layer} of {states.model}: hidden vectors have {width} numbers and "
+                f"their targets {target}, so one cannot be looked up among the others. Choose maps without 'naive'."
+            )
+
+
+def measure(
+    states: HiddenStates,
+    maps: Sequence[FittedMap],
+    *,
+    test_layers: Sequence[int] | None = None,
+    splits: Sequence[str] = ("test",),
+    device: str | None = None,
+    progress: Progress = silent,
+) -> list[Rate]:
+    """Look up the tokens of each map's fold and count those recovered.
+
+    Each map is tested on the layer it was fitted to, or on all `test_layers` (Fig. 2b). `splits` are any of
+    "train", "validation" and "test".
+    """
+    where = torch.device(device) if device else states.inputs.device
+    layers = sorted({fitted.layer for fitted in maps}) if test_layers is None else list(test_layers)
+    rates = []
+    for place, layer in enumerate(layers):
+        hidden = states.layer(layer, device=where)
+        candidates: dict[str, tuple[Tensor, Tensor]] = {}  # by target: vectors, and which of them are equal
+        for fitted in maps:
+            if test_layers is None and fitted.layer != layer:
+                continue
+            target = fitted.task.target
+            if target not in candidates:
+                vectors = states.targets(fitted.task, layer, device=where)
+                candidates[target] = vectors, distinct(vectors)
+            for split in splits:
+                found = _rate(states, fitted, split, hidden, *candidates[target])
+                rates.append(found._replace(test_layer=layer))
+        progress("looking tokens up", place + 1, len(layers))
+    return rates
+
+
+def _rate(
+    states: HiddenStates,
+    fitted: FittedMap,
+    split: str,
+    hidden: Float[Tensor, "token d"],
+    candidates: Float[Tensor, "token d_t"],
+    identity: Int[Tensor, " token"],
+) -> Rate:
+    """Return how often a map recovers the tokens of a part of its fold from hidden vectors."""
+    task = fitted.task
+    blocks = sentence_blocks(states.n_sentences, seed=fitted.seed)
+    sentences = getattr(fold_split(blocks, fitted.fold, data_share=task.data_share), split)
+    rows = states.rows(sentences).to(hidden.device)
+    nearest = nearest_in_sentences(
+        fitted(hidden[rows]),
+        candidates[rows],
+        lengths=states.lengths.cpu()[sentences],
+        identity=identity[rows],
+        distance=fitted.distance,
+        offset=task.offset,
+    )
+    looked_up = nearest.winner >= 0
+    hit = nearest.hit[looked_up].double()
+    duplicated = nearest.duplicated[looked_up]
+    return Rate(
+        model=states.model,
+        map=fitted.map,
+        distance=fitted.distance,
+        layer=fitted.layer,
+        test_layer=fitted.layer,
+        target=task.target,
+        offset=task.offset,
+        data_share=task.data_share,
+        fold=fitted.fold,
+        split=split,
+        rate=float(hit.mean()),
+        unique_rate=float(hit[~duplicated].mean()),
+        duplicates=float(duplicated.double().mean()),
+        chance=states.chance,
+        n_tokens=len(hit),
+    )
+
+
+def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str) -> dict[int, Nearest]:
+    """Read one sentence with the first fold's maps of a kind: by layer, what is nearest to where each token is mapped.
+
+    `states` holds only that sentence. One that the maps were trained on looks better than a new one would.
+    """
+    own_input = [fitted for fitted in maps if fitted.task == Task()]
+    nearest = {}
+    for fitted in sorted(own_input, key=lambda fitted: fitted.layer):
+        if (fitted.map, fitted.distance, fitted.fold) == (map, distance, 0):
+            nearest[fitted.layer] = nearest_in_sentences(
+                fitted(states.layer(fitted.layer)),
+                states.targets(Task(), fitted.layer),
+                lengths=states.lengths,
+                identity=states.identity,
+                distance=distance,
+            )
+    if not nearest:
+        pairs = sorted({f"{fitted.map} {fitted.distance}" for fitted in own_input})
+        raise InputError(
+            f"Reading the identity map of a text: no {map} map for {distance} distance and fold 0 was fitted. Use "
+            f"one of those that were: {', '.join(pairs) or 'none'}."
+        )
+    return nearest
 
 
 def summary(rates: "DataFrame") -> "DataFrame":

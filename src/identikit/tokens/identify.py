@@ -24,9 +24,7 @@ from identikit.results.files import unseal, write_file
 from identikit.results.provenance import text_hash
 from identikit.results.source import Held
 from identikit.texts.text import Text, is_several
-from identikit.tokens.evaluate import recover
-from identikit.tokens.experiments import EXPERIMENTS, run_experiment
-from identikit.tokens.fit import fit_maps
+from identikit.tokens.experiments import EXPERIMENTS, fit_maps, recover, run_experiment
 from identikit.tokens.invert import invert as inverted
 from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task

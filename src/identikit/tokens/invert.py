@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +22,26 @@ from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
 from identikit.shapes import Float, Int, Tensor
 from identikit.texts.text import is_several
-from identikit.tokens.continuation import Continuations, Position, check_continues, ids_batch
+from identikit.tokens.continuation import (
+    LONG_SECONDS,
+    Aims,
+    Continuations,
+    Found,
+    Position,
+    Tick,
+    Vocabulary,
+    check_continues,
+    expected_seconds,
+    ids_batch,
+    search,
+    vocabulary,
+)
 from identikit.tokens.result import TokenInversion
-from identikit.tokens.search import LONG_SECONDS, Aims, Found, Tick, Vocabulary, expected_seconds, search, vocabulary
 
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
 PREFIXES = ("given", "recovered")
 WHAT = "inversion, candidates"
 LOUDEST = 1e6  # noise, relative to the norm of what it is added to: of more, nothing is left
-_DIMS = ("layer", "position")
 
 
 @dataclass(frozen=True)
@@ -61,16 +72,18 @@ class Sought:
     """Hidden vectors of one text, and what is known of the tokens they came from.
 
     - `layers`, `hidden`: which layers they are of, and the vectors; `positions`: those that are asked for
-    - `ids`: the true tokens, None where they are not known; `segments`: the token types, where the tokenizer makes any
+    - `segments`: the token types, where the tokenizer makes any
+    - `text`, `ids`: the run that they are from, and the true tokens; None where these are not known
     """
 
     layers: tuple[int, ...]
     hidden: Float[Tensor, "layer n d"]
     positions: tuple[int, ...]
-    ids: tuple[int, ...] | None
     segments: Int[Tensor, "1 n"] | None
+    text: Continuations | None = None
+    ids: tuple[int, ...] | None = None
 
-    def noisy(self, options: InversionOptions) -> Float[Tensor, "aim n d"]:
+    def noisy(self, options: InversionOptions) -> Aims:
         r"""Return the vectors of every layer and noise: $h + \nu\,\|h\|\,\varepsilon/\sqrt d$, with $\nu$ the noise.
 
         $\varepsilon$ is standard normal and depends on the seed, the layer and the tokens; all noises share it.
@@ -81,7 +94,7 @@ class Sought:
             drawn = torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             scale = torch.linalg.vector_norm(clean, dim=-1, keepdim=True) / clean.shape[-1] ** 0.5
             vectors += [clean + noise * scale * drawn.to(clean) for noise in options.noises]
-        return torch.stack(vectors)
+        return Aims(tuple(layer for layer in self.layers for _ in options.noises), torch.stack(vectors))
 
 
 @of_texts
@@ -132,19 +145,27 @@ def invert(
     options = InversionOptions(
         prefix, (real_number("noise", noise, least=0, most=LOUDEST),), distance, random_seed(seed)
     )
-    wanted = _layers(model, layer, layers, bare)
-    several = is_several(text)
+    if layer is not None and layers is not None:
+        raise InputError("invert takes layer= or layers=, not both.")
+    if bare and layer is None:
+        raise InputError("Inverting hidden vectors: say which layer they are of, with layer=.")
     if bare and prefix == "given":
         raise InputError("prefix='given' needs the true tokens, and hidden vectors do not tell them. Pass the text.")
+    wanted = chosen("layer", layers, model.n_layers)
+    if layer is not None:
+        wanted = (one_of("layer", layer, model.n_layers),)
+    several = is_several(text)
     sources: Sequence[Reading | Tensor]
     if bare:
         sources = [_checked_hidden(model, vectors) for vectors in (text if several else [text])]
+        axes = [Axis("position", tuple(range(len(vectors)))) for vectors in sources]
     else:
         sources = unread(model, text, truncate=truncate, max_tokens=max_tokens)
-    places = [_position_axis(source).sel(positions) for source in sources]
-    steps = sum(options.steps(axis.values) for axis in places)
+        axes = [Axis("position", tuple(range(len(source.tokens))), source.tokens) for source in sources]
+    places = [axis.sel(positions).values for axis in axes]
+    steps = sum(options.steps(some) for some in places)
     inversion = Inversion.of(model, options, progress, steps=steps, depth=max(wanted) + 1)
-    results = [inversion.result(source, wanted, axis) for source, axis in zip(sources, places, strict=True)]
+    results = [inversion.result(source, wanted, some) for source, some in zip(sources, places, strict=True)]
     if layer is not None:
         results = [result.sel(layer=wanted[0]) for result in results]
     return Results(results) if several else results[0]
@@ -187,110 +208,87 @@ class Inversion:
 
         return cls(model, options, candidates, tick)
 
-    def result(self, source: Reading | Tensor, layers: tuple[int, ...], positions: Axis) -> TokenInversion:
-        """Invert a text, or hidden vectors of one layer."""
-        if isinstance(source, Reading):
-            sought, text = self.read(source, layers, positions.values)
-            return _result(self, sought, self.find(sought, text), source.text, source.about)
-        names = getattr(self.model.tokenizer, "model_input_names", ())
-        segments = torch.zeros(1, len(source), dtype=torch.long) if "token_type_ids" in names else None
-        sought = Sought(layers, source[None], positions.values, None, segments)
-        digest = hashlib.sha256(source.cpu().double().numpy().tobytes()).hexdigest()
-        return _result(self, sought, self.find(sought), f"hidden vectors {digest}", {})
-
-    def read(
-        self, reading: Reading, layers: tuple[int, ...], positions: tuple[int, ...]
-    ) -> tuple[Sought, Continuations]:
-        """Run a text, and return its hidden vectors of these layers as what is sought, with the run."""
-        text = Continuations.read(self.model, reading.batch)
+    def sought(self, source: Reading | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> Sought:
+        """Run a text, and return its hidden vectors of these layers as what is sought; or hidden vectors themselves."""
+        if not isinstance(source, Reading):
+            names = getattr(self.model.tokenizer, "model_input_names", ())
+            segments = torch.zeros(1, len(source), dtype=torch.long) if "token_type_ids" in names else None
+            return Sought(layers, source[None], positions, segments)
+        text = Continuations.read(self.model, source.batch)
         hidden = torch.stack([text.trace.hidden[layer][0] for layer in layers])
-        ids = reading.batch.ids
-        assert ids is not None
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        return Sought(layers, hidden, positions, tuple(ids[0].tolist()), reading.batch.segments), text
+        ids = source.batch.ids
+        assert ids is not None
+        return Sought(layers, hidden, positions, source.batch.segments, text, tuple(ids[0].tolist()))
 
-    def find(self, sought: Sought, text: Continuations | None = None) -> Found:
-        """Search for every layer, noise and position: (aim, position), the noises of a layer one after another."""
-        vectors = sought.noisy(self.options)
-        if self.options.prefix == "recovered" or text is None:
-            return self._each_winner_appended(sought, vectors)
-        layers = self._layers_of_aims(sought)
-        columns = []
-        for place in sought.positions:
-            position = text.at(place, depth=max(layers) + 1)
-            columns.append(self._search(position, Aims(layers, vectors[:, place]), sought, self.tick))
-        return Found.beside(columns)
+    def found(self, sought: Sought) -> dict[str, Tensor]:
+        """Search for every layer, noise and position: arrays (aim, position), the noises of a layer one after another.
 
-    def _each_winner_appended(self, sought: Sought, vectors: Float[Tensor, "aim n d"]) -> Found:
+        With the true tokens, it also says whether they won. The margin is how much nearer the true token is than the
+        best other; where it is not known, how much nearer the winner is than the runner-up. A tie is a miss.
+        """
+        aims = sought.noisy(self.options)
+        if self.options.prefix == "recovered" or sought.text is None:
+            columns = self._each_winner_appended(sought, aims)
+        else:
+            columns = []
+            for place in sought.positions:
+                position = sought.text.at(place, depth=max(aims.layers) + 1)
+                columns.append(self._search(position, Aims(aims.layers, aims.vectors[:, place]), sought, self.tick))
+        found = Found.beside(columns)
+        arrays = {"margin": found.runner_up_distance - found.winner_distance, **found._asdict()}
+        if sought.ids is None:
+            del arrays["own_distance"]
+            return arrays
+        true = torch.tensor([sought.ids[place] for place in sought.positions])
+        alike = self.candidates.ids[self.candidates.of[true]]  # the first of equal embeddings stands for all
+        won = found.winner == alike
+        margin = torch.where(won, found.runner_up_distance, found.winner_distance) - found.own_distance
+        winner = torch.where(won, true, found.winner)
+        return {"recovered": margin > 0} | arrays | {"margin": margin, "winner": winner}
+
+    def _each_winner_appended(self, sought: Sought, aims: Aims) -> list[Found]:
         """Search from the first position on; aims that have found the same tokens so far share their search."""
-        layers = self._layers_of_aims(sought)
         columns: list[Found] = []
-        chains: list[tuple[int, ...]] = [() for _ in layers]
+        chains: list[tuple[int, ...]] = [() for _ in aims.layers]
         for place in range(max(sought.positions) + 1):
             of_aims: dict[int, Found] = {}
+            segments = None if sought.segments is None else sought.segments[:, : place + 1]
             for chain in dict.fromkeys(chains):
                 members = [aim for aim, winners in enumerate(chains) if winners == chain]
-                found = self._search_after(
-                    chain,
-                    Aims(tuple(layers[aim] for aim in members), vectors[members, place]),
-                    sought,
-                    len(members) / len(layers),
-                )
-                for row, aim in enumerate(members):
-                    of_aims[aim] = found.of(row)
-            columns.append(Found.beside([of_aims[aim] for aim in range(len(layers))]))
+                some = Aims(tuple(aims.layers[aim] for aim in members), aims.vectors[members, place])
+                ids = torch.tensor([[*chain, int(self.candidates.ids[-1])]])  # the last is there to be replaced
+                text = Continuations.read(self.model, ids_batch(ids, segments))
+                position = text.at(place, depth=max(some.layers) + 1)
+                share = len(members) / len(chains)
+                found = self._search(position, some, sought, lambda count, share=share: self.tick(count * share))
+                of_aims |= zip(members, map(Found._make, zip(*found, strict=True)), strict=True)
+            columns.append(Found.beside([of_aims[aim] for aim in range(len(chains))]))
             chains = [(*chain, int(winner)) for chain, winner in zip(chains, columns[-1].winner, strict=True)]
-        return Found.beside([columns[place] for place in sought.positions])
-
-    def _search_after(self, chain: tuple[int, ...], aims: Aims, sought: Sought, share: float) -> Found:
-        """Search at the position after a chain of tokens; `share` of the progress is its own."""
-        place = len(chain)
-        ids = torch.tensor([[*chain, int(self.candidates.ids[-1])]])  # the last is there to be replaced
-        segments = None if sought.segments is None else sought.segments[:, : place + 1]
-        text = Continuations.read(self.model, ids_batch(ids, segments))
-        position = text.at(place, depth=max(aims.layers) + 1)
-        return self._search(position, aims, sought, lambda count: self.tick(count * share))
+        return [columns[place] for place in sought.positions]
 
     def _search(self, position: Position, aims: Aims, sought: Sought, tick: Tick) -> Found:
-        token = None if sought.ids is None else sought.ids[position.position]
+        token = None if sought.ids is None else sought.ids[position.place]
         return search(position, aims, self.candidates, token=token, distance=self.options.distance, tick=tick)
 
-    def _layers_of_aims(self, sought: Sought) -> tuple[int, ...]:
-        return tuple(layer for layer in sought.layers for _ in self.options.noises)
-
-
-def judged(sought: Sought, found: Found, candidates: Vocabulary) -> dict[str, Tensor]:
-    """Return what was found as arrays (aim, position); with the true tokens, also whether they won.
-
-    The margin is how much nearer the true token is than the best other; where it is not known, how much nearer the
-    winner is than the runner-up. A tie is a miss.
-    """
-    arrays = {"margin": found.runner_up_distance - found.winner_distance, **found._asdict()}
-    if sought.ids is None:
-        return {name: array for name, array in arrays.items() if name != "own_distance"}
-    true = torch.tensor([sought.ids[place] for place in sought.positions])
-    alike = candidates.ids[candidates.of[true]]  # the first of the tokens with the same embedding stands for all
-    won = found.winner == alike
-    margin = torch.where(won, found.runner_up_distance, found.winner_distance) - found.own_distance
-    winner = torch.where(won, true, found.winner)
-    return {"recovered": margin > 0} | arrays | {"margin": margin, "winner": winner}
-
-
-def _result(inversion: Inversion, sought: Sought, found: Found, text: Any, about: Mapping[str, Any]) -> TokenInversion:
-    model = inversion.model
-    options = inversion.options
-    arrays = judged(sought, found, inversion.candidates)
-    words = token_words(model, torch.cat([arrays["winner"].flatten(), arrays["runner_up"].flatten()]).tolist())
-    if sought.ids is None:
-        tokens = tuple(words[str(int(token))] for token in arrays["winner"][0])
-        about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
-    else:
-        tokens = tuple(about["tokens"][place] for place in sought.positions)
-    axes = Axis("layer", sought.layers), Axis("position", sought.positions, tokens)
-    settings = {"prefix": options.prefix, "noise": options.noises[0], "distance": options.distance}
-    about = {**about, **settings, "candidates": len(inversion.candidates.ids), "vocabulary": words}
-    provenance = model.provenance(text, **settings, seed=options.seed)
-    return TokenInversion(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
+    def result(self, source: Reading | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> TokenInversion:
+        """Invert a text, or hidden vectors of one layer."""
+        arrays = self.found(self.sought(source, layers, positions))
+        words = token_words(self.model, torch.cat([arrays["winner"], arrays["runner_up"]]).flatten().tolist())
+        if isinstance(source, Reading):
+            text = source.text
+            about = source.about
+            tokens = tuple(about["tokens"][place] for place in positions)
+        else:
+            text = f"hidden vectors {hashlib.sha256(source.cpu().double().numpy().tobytes()).hexdigest()}"
+            tokens = tuple(words[str(int(token))] for token in arrays["winner"][0])
+            about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
+        axes = Axis("layer", layers), Axis("position", positions, tokens)
+        options = self.options
+        settings = {"prefix": options.prefix, "noise": options.noises[0], "distance": options.distance}
+        about = {**about, **settings, "candidates": len(self.candidates.ids), "vocabulary": words}
+        provenance = self.model.provenance(text, **settings, seed=options.seed)
+        return TokenInversion(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "position"))), provenance, about)
 
 
 def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:
@@ -306,46 +304,21 @@ def _is_hidden(argument: Any) -> bool:
 
 
 def _checked_hidden(model: Model, vectors: Any) -> Float[Tensor, "n d"]:
+    n, width = vectors.shape
+    wrong = f"{n} vectors of {width} numbers"
     if isinstance(vectors, Tensor) and (vectors.is_meta or vectors.layout != torch.strided):
-        raise InputError(
-            f"Inverting hidden vectors of {model.name}: the tensor is sparse or on the meta device, so its numbers "
-            "cannot be read. Pass a dense tensor that is in memory."
-        )
-    hidden = torch.as_tensor(vectors).detach().to(model.device)
-    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    finite = bool(hidden.isfinite().all())
-    if not len(hidden) or hidden.shape[1] != model.d_model or not finite:
-        what = f"{len(hidden)} vectors of {hidden.shape[1]} numbers{'' if finite else ', not finite'}"
-        raise InputError(
-            f"Inverting hidden vectors of {model.name}: got {what}, expected finite vectors of {model.d_model} numbers."
-        )
-    norms = hidden.norm(dim=1)
-    impossible = (norms == 0) | ~norms.square().isfinite()
-    if impossible.any():
+        wrong = "a tensor that is sparse or on the meta device"
+    elif n and width == model.d_model and n <= (model.limit or n):
+        hidden = torch.as_tensor(vectors).detach().to(model.device)
+        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        squares = hidden.square().sum(1)
+        impossible = (squares == 0) | ~squares.isfinite()
+        if not impossible.any():
+            return hidden
         place = int(impossible.nonzero()[0])
-        raise InputError(
-            f"Inverting hidden vectors of {model.name}: the vector at position {place} has the norm "
-            f"{float(norms[place]):.1g}, which no hidden vector has. Pass the vectors as the model made them."
-        )
-    if model.limit is not None and len(hidden) > model.limit:
-        raise InputError(
-            f"Inverting hidden vectors of {model.name}: got {len(hidden)}, and the model reads at most {model.limit} "
-            "tokens. Pass fewer."
-        )
-    return hidden
-
-
-def _layers(model: Model, layer: Index, layers: Index, bare: bool) -> tuple[int, ...]:
-    if layer is not None and layers is not None:
-        raise InputError("invert takes layer= or layers=, not both.")
-    if layer is not None:
-        return (one_of("layer", layer, model.n_layers),)
-    if bare:
-        raise InputError("Inverting hidden vectors: say which layer they are of, with layer=.")
-    return chosen("layer", layers, model.n_layers)
-
-
-def _position_axis(source: Reading | Tensor) -> Axis:
-    if isinstance(source, Reading):
-        return Axis("position", tuple(range(len(source.tokens))), source.tokens)
-    return Axis("position", tuple(range(len(source))))
+        wrong = f"a vector at position {place} whose norm is {float(hidden[place].norm()):.1g}"
+    limit = f", at most {model.limit} of them" if model.limit else ""
+    raise InputError(
+        f"Inverting hidden vectors of {model.name}: got {wrong}, expected finite vectors of {model.d_model} numbers, "
+        f"not all 0{limit}. Pass the vectors as the model made them."
+    )

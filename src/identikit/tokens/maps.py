@@ -1,13 +1,10 @@
 """The maps from hidden vectors to input vectors: what they compute, how they start, and how they are kept on disk."""
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
-from identikit.checks import is_path, shortened
 from identikit.errors import InputError
 from identikit.results.files import Damaged, plain, seal, unseal
 from identikit.shapes import Float, Tensor
@@ -42,23 +39,18 @@ class FittedMap:
 
 
 def apply_map(
-    parameters: Mapping[str, Tensor],
-    hidden: Float[Tensor, "*member token d"],
-    *,
-    kept: Float[Tensor, "*member token d_h"] | None = None,
+    parameters: Mapping[str, Tensor], hidden: Float[Tensor, "*member token d"]
 ) -> Float[Tensor, "*member token d_t"]:
     r"""Compute $\hat g(e)$ for the map that has these parameters, or for a whole stack of such maps.
 
     No parameters: the naive $\hat g(e)=e$. Only `weight`: the linear $eW$, without bias. Four of them: the MLP
-    $\mathrm{gelu}(eW_1+b_1)W_2+b_2$ of Appendix B.1, with the exact GELU. `kept` multiplies the hidden layer (dropout).
+    $\mathrm{gelu}(eW_1+b_1)W_2+b_2$ of Appendix B.1, with the exact GELU.
     """
     if not parameters:
         return hidden
     if "weight" in parameters:
         return hidden @ parameters["weight"]
     inner = torch.nn.functional.gelu(hidden @ parameters["weight_in"] + parameters["bias_in"])
-    if kept is not None:
-        inner = inner * kept
     return inner @ parameters["weight_out"] + parameters["bias_out"]
 
 
@@ -68,53 +60,34 @@ def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ..
     `widths` are those of the hidden vector, the MLP's hidden layer and the target. The draw depends only on
     `key`, so a map starts the same whether it is trained by itself or in a stack.
     """
+
+    def drawn(fan_in: int, fan_out: int, *own: int) -> Float[Tensor, "fan_in fan_out"]:
+        bound = (6 / (fan_in + fan_out)) ** 0.5
+        return torch.from_numpy(stream("start", *key, *own).uniform(-bound, bound, size=(fan_in, fan_out)))
+
     source, inner, target = widths
     if map_name == "linear":
-        return {"weight": _glorot(source, target, key)}
+        return {"weight": drawn(source, target)}
     return {
-        "weight_in": _glorot(source, inner, (*key, 0)),
+        "weight_in": drawn(source, inner, 0),
         "bias_in": torch.zeros(1, inner, dtype=torch.float64),
-        "weight_out": _glorot(inner, target, (*key, 1)),
+        "weight_out": drawn(inner, target, 1),
         "bias_out": torch.zeros(1, target, dtype=torch.float64),
     }
 
 
-def save_maps(path: str | os.PathLike[str], maps: Iterable[FittedMap]) -> None:
-    """Write fitted maps to one safetensors file: their parameters as tensors, all else as JSON in its header."""
-    if not is_path(path):
-        raise InputError(f"save_maps({shortened(path)}): expected the path of a new file.")
-    try:
-        Path(path).write_bytes(sealed_maps(maps))
-    except OSError as error:
-        raise InputError(f"Saving fitted maps to {path}: {error.strerror or error}. Choose another file.") from None
-
-
 def sealed_maps(maps: Iterable[FittedMap], about: Mapping[str, float] | None = None) -> bytes:
-    """Return fitted maps as the content of a file, with other numbers `about` them."""
-    maps = list(maps)
-    tensors = {
-        f"{number}.{name}": value.detach()
-        for number, fitted in enumerate(maps)
-        for name, value in fitted.parameters.items()
-    }
-    entries = [
-        {
-            **{name: value for name, value in vars(fitted).items() if name not in ("parameters", "task")},
-            "task": asdict(fitted.task),
-        }
-        for fitted in maps
-    ]
+    """Return fitted maps as the content of a safetensors file: parameters as tensors, all else as JSON in its header.
+
+    `about` has other numbers for the header.
+    """
+    tensors = {}
+    entries = []
+    for number, fitted in enumerate(maps):
+        tensors |= {f"{number}.{name}": value.detach() for name, value in fitted.parameters.items()}
+        entries.append({name: value for name, value in vars(fitted).items() if name not in ("parameters", "task")})
+        entries[-1]["task"] = asdict(fitted.task)
     return seal(tensors, {"format": _FORMAT, "maps": plain(entries), **(about or {})})
-
-
-def load_maps(path: str | os.PathLike[str]) -> list[FittedMap]:
-    """Read fitted maps that `save_maps` wrote."""
-    try:
-        return maps_of(Path(path).read_bytes(), str(path))
-    except OSError as error:
-        raise InputError(
-            f"Loading fitted maps from {path}: {error.strerror or error}. Give a file that save_maps wrote."
-        ) from None
 
 
 def maps_of(content: bytes, where: str) -> list[FittedMap]:
@@ -133,9 +106,4 @@ def maps_of(content: bytes, where: str) -> list[FittedMap]:
         ]
     except (Damaged, KeyError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, Damaged) else "it holds no fitted maps"
-        raise InputError(f"Loading fitted maps from {where}: {reason}. Give a file that save_maps wrote.") from None
-
-
-def _glorot(fan_in: int, fan_out: int, key: tuple[int, ...]) -> Float[Tensor, "fan_in fan_out"]:
-    bound = (6 / (fan_in + fan_out)) ** 0.5
-    return torch.from_numpy(stream("start", *key).uniform(-bound, bound, size=(fan_in, fan_out)))
+        raise InputError(f"Loading fitted maps from {where}: {reason}. Fit them again.") from None

@@ -58,7 +58,7 @@ class Settings:
 
     `folds` is how many of the ten folds are run; `seed` draws folds, starts and batches. Learned maps read batches of
     `batch_size` tokens for at most `epochs` epochs, and stop after `patience` epochs without a smaller distance on the
-    validation sentences. All `learning_rates` are tried, and the best is kept. `hidden_size` and `dropout` shape the
+    validation sentences. All `learning_rates` are tried, and the best is kept. `hidden_size` is that of the
     MLP. `device` is where maps are fitted (by default where the input vectors are) and `memory` how many bytes a stack
     of maps that train together may take (by default 80 % of what a GPU has free, and 2 GiB on a CPU). Products run in
     float32 unless the caller has allowed TF32 in torch.
@@ -71,21 +71,18 @@ class Settings:
     patience: int = 20
     epochs: int = 500
     hidden_size: int = 1000
-    dropout: float = 0.0
     device: str | None = None
     memory: int | None = None
 
     def __post_init__(self) -> None:
         for name, most in _COUNTS.items():
             whole_number(name, getattr(self, name), least=1, most=most)
-        if not is_collection(self.learning_rates) or not len(self.learning_rates):
-            raise InputError(
-                f"learning_rates={shortened(self.learning_rates)} cannot be used: expected one or more numbers above 0."
-            )
-        for rate in self.learning_rates:
+        rates = self.learning_rates
+        if not is_collection(rates) or not len(rates):
+            raise InputError(f"learning_rates={shortened(rates)} cannot be used: expected one or more numbers above 0.")
+        for rate in rates:
             real_number("learning_rates", rate, above=0)
         random_seed(self.seed)
-        real_number("dropout", self.dropout, least=0, below=1)
         if self.memory is not None:
             whole_number("memory", self.memory, least=1)
 
@@ -94,7 +91,7 @@ class Settings:
         counts = {name: int(getattr(self, name)) for name in (*_COUNTS, "seed")}
         rates = tuple(float(rate) for rate in self.learning_rates)
         memory = None if self.memory is None else int(self.memory)
-        return replace(self, **counts, learning_rates=rates, dropout=float(self.dropout), memory=memory)
+        return replace(self, **counts, learning_rates=rates, memory=memory)
 
 
 class FoldSplit(NamedTuple):

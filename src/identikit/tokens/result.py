@@ -1,7 +1,6 @@
 """What `token_identifiability` gives back, and what it reads in one text."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,8 @@ from identikit.results.result import Fact, Result
 from identikit.results.source import Held
 from identikit.results.words import percent
 from identikit.texts.text import shown
-from identikit.tokens.evaluate import Rate
-from identikit.tokens.maps import FittedMap, maps_of, save_maps, sealed_maps
+from identikit.tokens.experiments import Rate, summary
+from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,7 +34,7 @@ def layers_in_words(layers: Sequence[int]) -> str:
     """Say layers as 'layer 3', 'layers 0 to 5', or 'layers 0, 4 and 7'."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
-    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+    if len(layers) > 2 and list(layers) == list(range(layers[0], layers[-1] + 1)):
         return f"layers {layers[0]} to {layers[-1]}"
     return f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]}"
 
@@ -81,8 +80,6 @@ class TokenIdentifiability(Result):
     @property
     def summary(self) -> "DataFrame":
         """The rates averaged over folds, with their confidence and the rate of guessing at random."""
-        from identikit.tokens.experiments import summary
-
         return summary(self.rates)
 
     def identity_map(
@@ -111,10 +108,6 @@ class TokenIdentifiability(Result):
         return identity_of_text(
             self.model, text, self.maps, map=map, distance=distance, invert=invert, progress=progress
         )
-
-    def save_maps(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted maps to a safetensors file; `tokens.maps.load_maps` reads it."""
-        save_maps(path, self.maps)
 
     def _files(self) -> Files:
         trials = json.dumps(plain([dict(trial) for trial in self.trials]), allow_nan=False)
@@ -218,10 +211,6 @@ class IdentityMap(Result):
         """The token that won, for each layer and token."""
         return tuple(tuple(self.tokens[place] for place in row) for row in self.read("winner").tolist())
 
-    def words(self) -> "IdentityMap":
-        """Return the result by words: a word is recovered if all of its pieces are."""
-        return super().words()
-
     def said(self) -> str:
         """Say how many of the tokens are still themselves, layer by layer."""
         axis = self.axis("layer")
@@ -292,15 +281,12 @@ class TokenInversion(Result):
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
         """The nearest token, for each layer and position."""
-        return self._tokens_of("winner")
+        return tuple(tuple(map(self._word, row)) for row in self.read("winner").tolist())
 
     @property
     def runners_up(self) -> tuple[tuple[str, ...], ...]:
         """The second nearest token, for each layer and position."""
-        return self._tokens_of("runner_up")
-
-    def _tokens_of(self, name: str) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(map(self._word, row)) for row in self.read(name).tolist())
+        return tuple(tuple(map(self._word, row)) for row in self.read("runner_up").tolist())
 
     def _word(self, token: int) -> str:
         return self.about["vocabulary"].get(str(token), f"<id {token}>")
@@ -314,10 +300,6 @@ class TokenInversion(Result):
             alike = words["winner"] == words["runner_up"]
             words = {name: column.where(~alike, tokens[name]) for name, column in words.items()}
         return frame.assign(**{f"{name}_token": column for name, column in words.items()})
-
-    def words(self) -> "TokenInversion":
-        """Return the result by words: a word is recovered if all of its pieces are."""
-        return super().words()
 
     def said(self) -> str:
         """Say how many tokens are recovered in each layer, and which was the closest call."""
@@ -333,14 +315,11 @@ class TokenInversion(Result):
         else:
             text = "".join(map(shown, self.winners[0])).strip()
             words = f"Recovered from layer {layers[0]}, {among}: {text!r:.200} ({how})."
-        return f"{words} {self._closest_call()}"
-
-    def _closest_call(self) -> str:
         margins = self.read("margin").double()
         row, column = divmod(int(margins.argmin()), margins.shape[1])
-        where = f"layer {self.axis('layer').values[row]}, {self.axis('position').name_of(column)!r}"
+        where = f"layer {layers[row]}, {self.axis('position').name_of(column)!r}"
         unit = "of the vector's norm" if self.distance == "l2" else "in cosine distance"
-        return f"The smallest margin is {float(margins[row, column]):.2g} {unit} ({where})."
+        return f"{words} The smallest margin is {float(margins[row, column]):.2g} {unit} ({where})."
 
     def plot(self, **options: Any) -> Any:
         """Draw layers × positions: recovered or not, by what margin, and what won."""

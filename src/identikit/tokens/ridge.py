@@ -84,19 +84,19 @@ def fit_ridge(
             grams.append(some.mT @ some)
             crosses.append(some.mT @ targets[rows + task.offset].double())
         fold_grams = [torch.stack([grams[place] for place in places]).sum(0) for places in used]
-        fold_spectra = spectra(fold_grams)
-        for fold, split in enumerate(splits):
-            rows = states.rows(split.validation).to(device)
-            lengths = states.lengths.cpu()[split.validation]
-            validation = _Validation(features[rows], targets[rows], identity[rows], lengths, task.offset)
+        for fold, spectrum in enumerate(spectra(fold_grams)):
             cross = torch.stack([crosses[place] for place in used[fold]]).sum(0)
             mean = float(fold_grams[fold].trace()) / len(cross)
             strengths = [relative * mean for relative in RELATIVE_STRENGTHS]
-            weights = ridge_weights(fold_spectra[fold], cross, strengths)
-            choices = _choose(weights, strengths, validation, distances)
-            for distance, (_, weight, strength, loss) in choices.items():
-                parameters = {"weight": weight.cpu()}
-                maps.append(FittedMap("ridge", distance, layer, fold, task, settings.seed, parameters, strength, loss))
+            weights = ridge_weights(spectrum, cross, strengths)
+            sentences = splits[fold].validation
+            rows = states.rows(sentences).to(device)
+            validation = _Validation(
+                features[rows], targets[rows], identity[rows], states.lengths.cpu()[sentences], task.offset
+            )
+            for distance, (place, weight, _, loss) in _chosen(weights, validation, distances).items():
+                about = (distance, layer, fold, task, settings.seed)
+                maps.append(FittedMap("ridge", *about, {"weight": weight.cpu()}, strengths[place], loss))
         progress("fitting ridge maps", done, len(layers))
     return maps
 
@@ -110,48 +110,28 @@ class _Validation(NamedTuple):
     lengths: Int[Tensor, " sentence"]
     offset: int
 
-    def judge(self, predicted: Float[Tensor, "row d_t"], distance: str) -> tuple[float, float]:
-        """Measure the rate of tokens recovered and their mean distance to the target."""
-        nearest = nearest_in_sentences(
-            predicted,
-            self.targets,
-            lengths=self.lengths,
-            identity=self.identity,
-            distance=distance,
-            offset=self.offset,
-        )
-        rows = (nearest.winner >= 0).nonzero().squeeze(1)
-        distances = paired_distance(predicted[rows], self.targets[rows + self.offset], distance)
-        return float(nearest.hit[rows].double().mean()), float(distances.double().mean())
 
-
-class _Choice(NamedTuple):
-    """The weights and the strength chosen for a distance, with the validation sentences' rate and mean distance."""
-
-    rate: float
-    weight: Float[Tensor, "d d_t"]
-    strength: float
-    loss: float
-
-
-def _choose(
-    weights: Sequence[Float[Tensor, "d d_t"]],
-    strengths: Sequence[float],
-    validation: _Validation,
-    distances: Sequence[str],
-) -> dict[str, _Choice]:
-    """Find for each distance the strength that recovers most validation tokens.
+def _chosen(
+    weights: Sequence[Float[Tensor, "d d_t"]], validation: _Validation, distances: Sequence[str]
+) -> dict[str, tuple[int, Float[Tensor, "d d_t"], float, float]]:
+    """Find for each distance the weights that recover most validation tokens: their place, they, rate and distance.
 
     The strengths tried are `RELATIVE_STRENGTHS` times the mean eigenvalue of the Gram matrix, strongest first, so
     that the strongest of equals is kept. Ridge does not minimise the distance that is tested, and choosing by that
     distance cost up to four points of the rate in the last layer of a real model; hence the rate.
     """
-    best: dict[str, _Choice] = {}
-    for weight, strength in zip(weights, strengths, strict=True):
-        weight = weight.to(validation.features.dtype)
-        predicted = validation.features @ weight
+    features, targets, identity, lengths, offset = validation
+    best: dict[str, tuple[int, Tensor, float, float]] = {}
+    for place, weight in enumerate(weights):
+        weight = weight.to(features.dtype)
+        predicted = features @ weight
         for distance in distances:
-            rate, loss = validation.judge(predicted, distance)
-            if distance not in best or rate > best[distance].rate:
-                best[distance] = _Choice(rate, weight, strength, loss)
+            nearest = nearest_in_sentences(
+                predicted, targets, lengths=lengths, identity=identity, distance=distance, offset=offset
+            )
+            rows = (nearest.winner >= 0).nonzero().squeeze(1)
+            rate = float(nearest.hit[rows].double().mean())
+            if distance not in best or rate > best[distance][2]:
+                loss = paired_distance(predicted[rows], targets[rows + offset], distance).double().mean()
+                best[distance] = place, weight, rate, float(loss)
     return best

@@ -1,5 +1,6 @@
 """The hidden states and input vectors of texts: what maps are fitted to and read from."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from tempfile import NamedTemporaryFile
@@ -93,24 +94,15 @@ class HiddenStates:
 
     def __post_init__(self) -> None:
         """Refuse sentences in which nothing can be told apart."""
-        lengths = self.lengths.cpu()
-        if (lengths < 2).any():
-            sentence = int((lengths < 2).nonzero()[0])
-            raise InputError(
-                f"Reading hidden states of {self.model}: text {sentence} has only one token, so there is nothing "
-                "to tell it apart from. Use texts of at least two tokens."
-            )
         identity = self.identity.cpu()
-        owner = torch.arange(self.n_sentences).repeat_interleave(lengths)
-        differs = identity != identity[self.starts].repeat_interleave(lengths)
-        varied = torch.zeros(self.n_sentences, dtype=torch.bool)
-        varied[owner[differs]] = True
-        if not varied.all():
-            sentence = int((~varied).nonzero()[0])
-            raise InputError(
-                f"Reading hidden states of {self.model}: all {int(lengths[sentence])} tokens of text {sentence} have "
-                "the same input vector, so any answer would count as right. Use texts of different tokens."
-            )
+        lengths = self.lengths.tolist()
+        for sentence, (start, length) in enumerate(zip(self.starts.tolist(), lengths, strict=True)):
+            if length > 1 and bool((identity[start : start + length] != identity[start]).any()):
+                continue
+            what = f"all {length} tokens of text {sentence} have the same input vector, so any answer counts as right"
+            if length < 2:
+                what = f"text {sentence} has only one token, so there is nothing to tell it apart from"
+            raise InputError(f"Reading hidden states of {self.model}: {what}. Use texts of several different tokens.")
 
 
 def hidden_states(
@@ -125,7 +117,14 @@ def hidden_states(
     starts = (lengths.cumsum(0) - lengths).tolist()
     dtype = torch.promote_types(model.dtype, torch.float32)
     inputs = torch.empty(int(lengths.sum()), model.d_input, dtype=dtype)
-    hidden = _room((model.n_layers, len(inputs), model.d_model), dtype)
+    shape = (model.n_layers, len(inputs), model.d_model)
+    size = math.prod(shape) * dtype.itemsize
+    if size <= LARGEST_IN_MEMORY:
+        hidden = torch.empty(shape, dtype=dtype)
+    else:
+        with NamedTemporaryFile(prefix="identikit-") as file:  # removed at once: the mapping keeps it while needed
+            file.truncate(size)
+            hidden = torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
     done = 0
     progress(READING, done, len(inputs))
     for batch in model.batches(encoded):
@@ -139,16 +138,6 @@ def hidden_states(
         done += sum(batch.lengths)
         progress(READING, done, len(inputs))
     return HiddenStates(inputs, hidden, lengths, model.name)
-
-
-def _room(shape: tuple[int, int, int], dtype: torch.dtype) -> Float[Tensor, "layer token d"]:
-    count = shape[0] * shape[1] * shape[2]
-    size = count * dtype.itemsize
-    if size <= LARGEST_IN_MEMORY:
-        return torch.empty(shape, dtype=dtype)
-    with NamedTemporaryFile(prefix="identikit-") as file:  # removed at once: the mapping keeps it while it is needed
-        file.truncate(size)
-        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
 
 
 def states_of_trace(trace: Trace, model: str) -> HiddenStates:

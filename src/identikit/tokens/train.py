@@ -41,6 +41,11 @@ class Member(NamedTuple):
     task: Task
     learning_rate: float
 
+    @property
+    def group(self) -> "_Group":
+        """The members that it shares its batches with."""
+        return _Group(self.fold, self.task.offset, self.task.data_share)
+
 
 class Trial(NamedTuple):
     """How one training went: its best mean distance on the validation sentences, and after how many epochs."""
@@ -76,7 +81,7 @@ def train_grid(
     best: dict[tuple[str, str, int, int, Task], tuple[Trial, dict[str, Tensor]]] = {}  # without the learning rate
     trials = []
     for number, together in enumerate(stacks):
-        stack = _Stack(together, _Data(states, together, settings), settings)
+        stack = _Stack(states, together, settings)
         while stack.members:
             for trial, trained in stack.run_epoch():
                 trials.append(trial)
@@ -107,39 +112,30 @@ class _Group(NamedTuple):
     data_share: float
 
 
-def _group(member: Member) -> _Group:
-    return _Group(member.fold, member.task.offset, member.task.data_share)
+class _Stack:
+    """Members that train together, and the vectors that they read.
 
-
-class _Data:
-    """The vectors that a stack reads, on its device, and the rows of each group of members."""
+    Every tensor has members as its first axis; those of one distance lie side by side.
+    """
 
     def __init__(self, states: HiddenStates, members: Sequence[Member], settings: Settings) -> None:
+        self.members = sorted(members, key=lambda member: member.distance)
+        self.settings = settings
         self.device = torch.device(settings.device) if settings.device else states.inputs.device
+        self.epoch = 0
         layers = sorted({member.layer for member in members})
         sources = {member.task.target_layer(member.layer): (member.task, member.layer) for member in members}
         self.features = torch.cat([states.layer(layer, device=self.device) for layer in layers])
         self.targets = torch.cat([states.targets(*source, device=self.device) for source in sources.values()])
         tokens = states.inputs.shape[0]
-        self.feature_start = {layer: place * tokens for place, layer in enumerate(layers)}
-        self.target_start = {source: place * tokens for place, source in enumerate(sources)}
+        self.start_of_layer = {layer: place * tokens for place, layer in enumerate(layers)}
+        self.start_of_target = {source: place * tokens for place, source in enumerate(sources)}
         blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
-        self.train: dict[_Group, Tensor] = {}
-        self.validation: dict[_Group, Tensor] = {}
-        for group in {_group(member) for member in members}:
+        self.rows: dict[_Group, tuple[Tensor, Tensor]] = {}  # of training and of validation
+        for group in {member.group for member in members}:
             split = fold_split(blocks, group.fold, data_share=group.data_share)
-            self.train[group] = states.rows_with_target(split.train, group.offset)
-            self.validation[group] = states.rows_with_target(split.validation, group.offset)
-
-
-class _Stack:
-    """Members that train together. Every tensor has them as its first axis; those of one distance lie side by side."""
-
-    def __init__(self, members: Sequence[Member], data: _Data, settings: Settings) -> None:
-        self.members = sorted(members, key=lambda member: member.distance)
-        self.data = data
-        self.settings = settings
-        self.epoch = 0
+            train = states.rows_with_target(split.train, group.offset)
+            self.rows[group] = train, states.rows_with_target(split.validation, group.offset)
         self.parameters = self._start()
         self.first = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
         self.second = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
@@ -160,7 +156,7 @@ class _Stack:
         for place in improved:
             self.best_loss[place] = losses[place]
             self.best_epoch[place] = self.epoch
-        chosen = torch.tensor(improved, dtype=torch.long, device=self.data.device)
+        chosen = torch.tensor(improved, dtype=torch.long, device=self.device)
         for name, value in self.parameters.items():
             self.best[name][chosen] = value[chosen]
         last = self.epoch == self.settings.epochs
@@ -169,48 +165,42 @@ class _Stack:
 
     def _take_steps(self) -> None:
         """Take one Adam step for each batch of each member's group."""
-        orders = [
-            epoch_order(self.data.train[group], seed=self.settings.seed, fold=group.fold, epoch=self.epoch)
-            for group in self.groups
-        ]
-        rows, valid = _in_batches(orders, self.settings.batch_size, self.data.device)
+        orders = []
+        for group in self.groups:
+            rows = self.rows[group][0]
+            orders.append(epoch_order(rows, seed=self.settings.seed, fold=group.fold, epoch=self.epoch))
+        rows, valid = _in_batches(orders, self.settings.batch_size, self.device)
         coefficients = self._adam_coefficients(rows.shape[1])
-        generators = self._dropout_generators()
-        adam = _fused_adam() if self.data.device.type == "cuda" else _adam
+        adam = _fused_adam() if self.device.type == "cuda" else _adam
         for step in range(rows.shape[1]):
-            gradients = self._gradients(rows[:, step], valid[:, step], generators)
+            gradients = self._gradients(rows[:, step], valid[:, step])
             for name, gradient in gradients.items():
                 adam(self.parameters[name], gradient, self.first[name], self.second[name], coefficients[step])
 
     def _start(self) -> dict[str, Tensor]:
         starts: dict[tuple[int, int], dict[str, Tensor]] = {}
-        widths = (self.data.features.shape[1], self.settings.hidden_size, self.data.targets.shape[1])
+        widths = (self.features.shape[1], self.settings.hidden_size, self.targets.shape[1])
         for member in self.members:
             key = (member.layer, member.fold)
             if key not in starts:
                 starts[key] = glorot_start(member.map, widths, (self.settings.seed, *key))
         each = [starts[member.layer, member.fold] for member in self.members]
-        return {
-            name: torch.stack([start[name].to(self.data.features.dtype) for start in each]).to(self.data.device)
-            for name in each[0]
-        }
+        return {name: torch.stack([start[name].to(self.features) for start in each]) for name in each[0]}
 
     def _index_members(self) -> None:
-        data = self.data
-        device = data.device
-        groups = [_group(member) for member in self.members]
+        groups = [member.group for member in self.members]
         self.groups = sorted(set(groups))
-        self.group = torch.tensor([self.groups.index(group) for group in groups], device=device)
-        validation = [data.validation[group] for group in self.groups]
-        self.validation = _in_batches(validation, _VALIDATION_BATCHES * self.settings.batch_size, device)
-        self.validation_size = torch.tensor([len(rows) for rows in validation], device=device)
+        self.group = torch.tensor([self.groups.index(group) for group in groups], device=self.device)
+        validation = [self.rows[group][1] for group in self.groups]
+        self.validation = _in_batches(validation, _VALIDATION_BATCHES * self.settings.batch_size, self.device)
+        self.validation_size = torch.tensor([len(rows) for rows in validation], device=self.device)
         feature_start = []
         target_start = []
         for member in self.members:
-            feature_start.append(data.feature_start[member.layer])
-            target_start.append(data.target_start[member.task.target_layer(member.layer)] + member.task.offset)
-        self.feature_start = torch.tensor(feature_start, device=device)
-        self.target_start = torch.tensor(target_start, device=device)
+            feature_start.append(self.start_of_layer[member.layer])
+            target_start.append(self.start_of_target[member.task.target_layer(member.layer)] + member.task.offset)
+        self.feature_start = torch.tensor(feature_start, device=self.device)
+        self.target_start = torch.tensor(target_start, device=self.device)
         self.learning_rate = torch.tensor([member.learning_rate for member in self.members], dtype=torch.float64)
         names = [member.distance for member in self.members]
         self.spans = {
@@ -221,27 +211,23 @@ class _Stack:
         self, rows: Int[Tensor, "group batch"]
     ) -> tuple[Float[Tensor, "member batch d"], Float[Tensor, "member batch d_t"]]:
         rows = rows[self.group]
-        features = self.data.features.index_select(0, (rows + self.feature_start.unsqueeze(1)).flatten())
-        targets = self.data.targets.index_select(0, (rows + self.target_start.unsqueeze(1)).flatten())
+        features = self.features.index_select(0, (rows + self.feature_start.unsqueeze(1)).flatten())
+        targets = self.targets.index_select(0, (rows + self.target_start.unsqueeze(1)).flatten())
         return features.unflatten(0, rows.shape), targets.unflatten(0, rows.shape)
 
     @torch.enable_grad()
-    def _gradients(
-        self, rows: Int[Tensor, "group batch"], valid: Bool[Tensor, "group batch"], generators: list[torch.Generator]
-    ) -> dict[str, Tensor]:
+    def _gradients(self, rows: Int[Tensor, "group batch"], valid: Bool[Tensor, "group batch"]) -> dict[str, Tensor]:
         """Differentiate each member's mean distance over its batch: closed form at the output, autograd in the map."""
         features, targets = self._gather(rows)
         counted = valid.to(features.dtype)
         weight = (counted / counted.sum(1, keepdim=True).clamp(min=1))[self.group]
         parameters = {name: value.detach().requires_grad_() for name, value in self.parameters.items()}
-        predicted = apply_map(parameters, features, kept=self._dropout(generators, features.dtype))
+        predicted = apply_map(parameters, features)
         outer = [
             distance_gradient(predicted.detach()[span], targets[span], weight[span], distance)
             for distance, span in self.spans.items()
         ]
-        gradients = torch.autograd.grad(
-            predicted, list(parameters.values()), outer[0] if len(outer) == 1 else torch.cat(outer)
-        )
+        gradients = torch.autograd.grad(predicted, list(parameters.values()), torch.cat(outer))
         return dict(zip(parameters, gradients, strict=True))
 
     def _adam_coefficients(self, steps: int) -> Float[Tensor, "step coefficient member 1 1"]:
@@ -250,7 +236,7 @@ class _Stack:
         With bias corrections c1, c2 at step t, Adam's update lr·(m/c1)/(√(v/c2) + ε) is m/(√v·scale + shift) for scale
         = c1/(lr·√c2) and shift = ε·c1/lr: one pass over the stack less.
         """
-        batches = [math.ceil(len(self.data.train[group]) / self.settings.batch_size) for group in self.groups]
+        batches = [math.ceil(len(self.rows[group][0]) / self.settings.batch_size) for group in self.groups]
 
         def powers(beta: float, step: int) -> list[float]:
             # In Python, as the last bit of torch's power depends on the place in a tensor.
@@ -270,30 +256,10 @@ class _Stack:
             ],
             dim=1,
         )
-        return together.to(self.data.device, self.data.features.dtype)[..., None, None]
-
-    def _dropout_generators(self) -> list[torch.Generator]:
-        if self.settings.dropout == 0 or "weight" in self.parameters:
-            return []
-        seeds = [stream("dropout", self.settings.seed, group.fold, self.epoch).integers(2**62) for group in self.groups]
-        return [torch.Generator(self.data.device).manual_seed(int(seed)) for seed in seeds]
-
-    def _dropout(
-        self, generators: list[torch.Generator], dtype: torch.dtype
-    ) -> Float[Tensor, "member batch d_h"] | None:
-        """Draw which units of the MLPs' hidden layer stay, the same for all members of a fold."""
-        if not generators:
-            return None
-        shape = (self.settings.batch_size, self.settings.hidden_size)
-        drawn = [
-            torch.rand(shape, generator=generator, dtype=torch.float32, device=self.data.device)
-            for generator in generators
-        ]
-        kept = torch.stack(drawn) >= self.settings.dropout
-        return (kept.to(dtype) / (1 - self.settings.dropout))[self.group]
+        return together.to(self.device, self.features.dtype)[..., None, None]
 
     def _validation_losses(self) -> Float[Tensor, " member"]:
-        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.data.device)
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
         all_rows, all_valid = self.validation
         for rows, valid in zip(all_rows.unbind(1), all_valid.unbind(1), strict=True):
             features, targets = self._gather(rows)
@@ -312,7 +278,7 @@ class _Stack:
                 done.append((trial, {name: value[place] for name, value in self.best.items()}))
             else:
                 stay.append(place)
-        index = torch.tensor(stay, dtype=torch.long, device=self.data.device)
+        index = torch.tensor(stay, dtype=torch.long, device=self.device)
         for tensors in (self.parameters, self.first, self.second, self.best):
             tensors.update({name: value[index] for name, value in tensors.items()})
         self.members = [self.members[place] for place in stay]
@@ -353,7 +319,9 @@ def _in_batches(
 
 def _stacks(states: HiddenStates, members: Sequence[Member], settings: Settings) -> Iterator[list[Member]]:
     """Group members with parameters of one shape, of like steps and layers, into stacks that fit in memory."""
-    memory = settings.memory or _free_memory(torch.device(settings.device or states.inputs.device))
+    device = torch.device(settings.device or states.inputs.device)
+    free = int(0.8 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else _CPU_MEMORY
+    memory = settings.memory or free
     tokens, source = states.hidden.shape[1:]
 
     def shape(member: Member) -> tuple[str, int]:
@@ -378,9 +346,3 @@ def _stacks(states: HiddenStates, members: Sequence[Member], settings: Settings)
                 widths = needed
             together.append(member)
         yield together
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(0.8 * torch.cuda.mem_get_info(device)[0])
-    return _CPU_MEMORY
