@@ -23,7 +23,7 @@ def test_powers_of_two_change_no_bit(name, probes, highest, monkeypatch):
 
     def both() -> list[torch.Tensor]:
         forward = passes.generic(read(model, batch), asked(model, probes=probes), chunk=2, tick=lambda count: None)
-        return [*swept(model, batch, probes=probes), *swept(model, batch, together=0, probes=probes), forward]
+        return [*swept(model, batch, probes=probes), forward]
 
     plain = both()
     monkeypatch.setattr(request, "SCALED", (torch.float32,))

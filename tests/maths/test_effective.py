@@ -26,7 +26,7 @@ from tests.reference import effective as reference
 MASKS = ("full", "causal", "window", "both_sides", "padded", "padded_causal", "prefix", "packed", "random")
 SOLVERS = ("full", "causal", "window", "random")  # one mask for each way in which rows share their work
 
-few = settings(max_examples=30)
+few = settings(max_examples=20)
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ def cases(draw) -> Case:
     return Case(attention, values, torch.stack(projection), mask)
 
 
+@settings(max_examples=60)
 @given(cases())
 def test_agrees_with_the_definition(case):
     factors = case.factors()
@@ -139,7 +140,7 @@ def test_agrees_with_the_definition(case):
 
 @pytest.mark.parametrize("kind", (*SOLVERS, "padded_causal"))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("n", "repeats"), [(8, False), (9, False), (60, False), (60, True)])
+@pytest.mark.parametrize(("n", "repeats"), [(9, False), (60, False), (60, True)])
 def test_agrees_with_the_definition_at_and_above_the_head_width(n, repeats, kind, dtype):
     case = random_case(n, 8, kind, dtype=dtype)
     if repeats:  # as in the first layer of a model without positions in its inputs: equal tokens, equal values
@@ -312,8 +313,9 @@ def test_coefficients_can_be_kept_in_float32():
 
 
 @pytest.mark.parametrize("kind", ["full", "causal", "window"])
-@pytest.mark.parametrize(("hidden", "projection_rank"), [(32, 4), (10, 4), (7, 2), (3, 0)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("hidden", "projection_rank", "dtype"), [
+    (32, 4, torch.float64), (10, 4, torch.float32), (7, 2, torch.float64), (3, 0, torch.float32),
+])  # fmt: skip
 def test_joint_null_dimension(kind, hidden, projection_rank, dtype):
     case = random_case(14, 4, kind, dtype=dtype)
     left, right = torch.randn(4, 4, projection_rank).double(), torch.randn(4, projection_rank, hidden).double()

@@ -5,7 +5,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.cbook import boxplot_stats
 
@@ -22,8 +22,10 @@ def contributions(n: int, *, layers: int = 3, causal: bool = False, seed: int = 
 
 lengths = st.integers(1, 16)
 seeds = st.integers(0, 10_000)
+few = settings(max_examples=25)
 
 
+@few
 @given(lengths, seeds)
 def test_own_contribution_and_who_is_outweighed(n, seed):
     found = contributions(n, seed=seed)
@@ -40,6 +42,7 @@ def test_a_token_that_is_equalled_is_not_outweighed():
     assert not mixing.outweighed(torch.full((1, 2, 2), 0.5)).any()
 
 
+@few
 @given(lengths, seeds, st.booleans())
 def test_neighbour_groups_are_means_over_the_neighbours_there_are(n, seed, causal):
     found = contributions(n, causal=causal, seed=seed)
@@ -52,6 +55,7 @@ def test_neighbour_groups_are_means_over_the_neighbours_there_are(n, seed, causa
                 assert np.isnan(value) if expected is None else value == pytest.approx(expected, rel=1e-12)
 
 
+@few
 @given(lengths, seeds, st.booleans())
 def test_offsets_are_sums_over_pairs(n, seed, causal):
     found = contributions(n, causal=causal, seed=seed)
@@ -71,6 +75,7 @@ def test_offsets_are_sums_over_pairs(n, seed, causal):
                 assert offsets.mean()[layer, index].isnan()
 
 
+@few
 @given(st.integers(2, 12), seeds, st.data())
 def test_contributions_to_one_token_around_any_centre(n, seed, data):
     token = data.draw(st.integers(0, n - 1))
@@ -120,6 +125,7 @@ def flat(statistics: mixing.Mixing) -> dict[str, torch.Tensor]:
     return parts
 
 
+@few
 @given(st.permutations(range(6)), st.integers(0, 6))
 def test_merging_is_exact_whatever_the_order_and_the_shards(order, cut):
     found = texts()
@@ -164,12 +170,14 @@ def test_tags_of_one_median_are_ordered_by_name():
         assert list(statistics._replace(by_tag=dict.fromkeys(tags, counts)).tag_boxes()) == ["DT", "NN", "VB"]
 
 
+@few
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1))
 def test_quantiles_of_binned_numbers(numbers, level):
     counts = torch.bincount((torch.tensor(numbers, dtype=torch.float64) * 100).long().clamp(max=99), minlength=100)
     assert mixing.quantiles(counts, (level,)).item() == pytest.approx(np.quantile(numbers, level), abs=0.0051)
 
 
+@few
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40))
 def test_boxes_are_those_that_are_drawn(bins):
     """Numbers in the middle of their bins, so nothing is rounded; the reference is matplotlib's own."""

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from identikit.maths import linalg, prefix
-from identikit.maths.prefix import _distinct, _tabulate, prefix_solve
+from identikit.maths.prefix import prefix_solve
 from tests.maths.test_linalg import DOUBLE, SINGLE, by_pseudo_inverse, random, weights
 from tests.reference.prefix import prefix_solution
 
@@ -60,6 +60,7 @@ def spectrum_values(keys: int, d: int, decay: float, kind: str, seed: int = 0) -
 KINDS = ["plain", "tokens", "contexts", "nearly", "sink"]
 
 
+@settings(max_examples=50)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(KINDS),
@@ -90,33 +91,14 @@ def error(coefficients, expected, values, seen):
     return ((((coefficients - expected) @ values.T) * seen) @ values).norm(dim=-1)
 
 
-@given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 6))
-def test_distinct_keys_are_numbered_as_they_appear(tokens, most):
-    table = random(3, 5, 2)
-    table[0, 3] = table[0, 4]  # equal in one head is not equal
-    numbers = {}
-    expected = [numbers.setdefault(token, len(numbers)) for token in tokens]
-    stop = next((place for place, number in enumerate(expected) if number == most), len(tokens))
-    which, start = _distinct(table[:, torch.tensor(tokens, dtype=torch.long)], most)
-    assert (which.tolist(), start) == (expected[:stop], stop)
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=50), st.integers(1, 7))
-def test_rows_are_laid_out_by_block(blocks, size):
-    line, table = _tabulate(torch.tensor(blocks), size)
-    placed = [(int(line[i]), row) for i, rows in enumerate(table.tolist()) for row in rows if row >= 0]
-    assert sorted(row for _, row in placed) == list(range(len(blocks)))
-    assert all(blocks[row] == block for block, row in placed)
-    assert len(line) == sum(-(-blocks.count(block) // size) for block in set(blocks))
-
-
 @pytest.mark.parametrize("many", [1, 3])
 def test_blocks_at_once_and_rows_in_any_order_give_the_same(many, monkeypatch):
     values = spectrum_values(100, 8, 0.5, "contexts")
     stop = torch.cat([torch.arange(101), torch.full((30,), 77)])
     seen = torch.arange(100) < stop[:, None]
     output = (random(2, 2, 131, 100, seed=1).softmax(-1) * seen) @ values[:, None]
-    monkeypatch.setattr(prefix, "_at_once", lambda output: many)
+    blocks = prefix._all_blocks
+    monkeypatch.setattr(prefix, "_all_blocks", lambda values, start, _: blocks(values, start, many))
     expected, ranks = prefix_solve(values, output, stop, SINGLE)
     order = torch.randperm(131, generator=torch.Generator().manual_seed(0))
     found, rank = prefix_solve(values, output[:, :, order], stop[order], SINGLE)

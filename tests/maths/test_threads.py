@@ -42,7 +42,7 @@ def fields(answer: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tenso
 @pytest.mark.parametrize(
     "function", [eigh, svd, eigvalsh, cholesky_ex, qr, lower_inverse], ids=lambda function: function.__name__
 )
-@pytest.mark.parametrize("shape", [(129,), (5, 129), (2, 3, 65), (600, 31), (0, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(129,), (2, 3, 65), (600, 31), (0, 4)], ids=str)
 def test_every_number_of_threads_gives_the_same_bits(function, shape):
     matrices = positive(*shape)
     torch.set_num_threads(1)

@@ -58,7 +58,7 @@ def flushed(active: bool) -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-@pytest.mark.parametrize(("case", "dtype"), chosen(REFUSED, every=2))
+@pytest.mark.parametrize(("case", "dtype"), chosen(REFUSED, every=4))
 def test_what_has_no_answer_is_refused_with_the_layer(case: Case, dtype: torch.dtype):
     model, text = case(dtype)
     calls = [ik.effective_attention, ik.explain]
@@ -71,14 +71,14 @@ def test_what_has_no_answer_is_refused_with_the_layer(case: Case, dtype: torch.d
         assert "\n" not in str(told.value) and str(told.value).endswith(".")
 
 
-@pytest.mark.parametrize(("case", "dtype"), chosen(TRUSTED, every=3))
+@pytest.mark.parametrize(("case", "dtype"), chosen(TRUSTED, every=6))
 def test_effective_attention_is_its_definition(case: Case, dtype: torch.dtype):
     model, text = case(dtype)
     check_effective(model, ik.effective_attention(model, text), dtype)
 
 
 @pytest.mark.filterwarnings("ignore:Do not trust")
-@pytest.mark.parametrize(("case", "dtype"), chosen(STOCK, every=4))
+@pytest.mark.parametrize(("case", "dtype"), chosen(STOCK, every=8))
 def test_raw_attention_is_transformers_own(case: Case, dtype: torch.dtype):
     model, text = case(dtype)
     raw = ik.effective_attention(model, text).raw.double()
@@ -148,7 +148,7 @@ def check_pearson(attention: EffectiveAttention, layer: int, visible: Tensor) ->
             assert own == pytest.approx(expected, abs=1e-6 if spread > 1e-4 else 1e-3)
 
 
-@pytest.mark.parametrize(("case", "dtype"), chosen(TRUSTED, every=7))
+@pytest.mark.parametrize(("case", "dtype"), chosen(TRUSTED, every=14))
 def test_intervals_and_alternatives_keep_the_output(case: Case, dtype: torch.dtype):
     model, text = case(dtype)
     attention = ik.effective_attention(model, text, layers=min(LAYER, model.n_layers - 1))

@@ -13,7 +13,7 @@ from tests.numerics.test_attention import READ, chosen
 CAUSAL = [case for case in READ if case.family in ("llama", "gpt_oss")]
 
 
-@pytest.mark.parametrize(("case", "dtype"), chosen(READ, every=8))
+@pytest.mark.parametrize(("case", "dtype"), chosen(READ, every=16))
 @pytest.mark.parametrize("probes", ["exact", 3])
 def test_contributions_sum_to_1_or_are_0(case: Case, dtype: torch.dtype, probes: str | int):
     model, text = case(dtype)

@@ -11,7 +11,6 @@ import torch
 from identikit.attribution.attribute import attribute, mixing
 from identikit.attribution.plan import warning_ahead
 from identikit.attribution.request import AttributionOptions
-from identikit.attribution.result import TokenAttribution
 from identikit.attribution.tables import ATTRIBUTION
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
 from identikit.models.model import Model
@@ -68,8 +67,10 @@ class AttributionJob:
             tags = [self.tagger(text) for text in encoded_texts(model, task, options)]
         readings = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
         results = attribute(readings, options.checked(model), progress=told)
-        per_token = _per_token(results)._asdict()
-        return pack(mixing(results, tags)) | {f"token {name}": value for name, value in per_token.items()}
+        maps = [result.whole().cpu() for result in results]
+        own = torch.cat([own_contribution(contribution).mT for contribution in maps]).float()
+        largest = torch.cat([outweighed(contribution).mT for contribution in maps])
+        return pack(mixing(results, tags)) | {"token own": own, "token outweighed": largest}
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return the statistics of all texts together."""
@@ -113,12 +114,6 @@ def attribution_statistics(
     job = AttributionJob(options, tagger)
     numbers = run.texts(model, job, texts, encoded, most=together(model), before=before)
     return unpack(numbers), PerToken(*(numbers[f"token {name}"] for name in PerToken._fields))
-
-
-def _per_token(results: list[TokenAttribution]) -> PerToken:
-    maps = [result.whole().cpu() for result in results]
-    own = torch.cat([own_contribution(one).mT for one in maps])
-    return PerToken(own.float(), torch.cat([outweighed(one).mT for one in maps]))
 
 
 def pack(statistics: Mixing) -> Numbers:

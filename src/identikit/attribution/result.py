@@ -107,9 +107,11 @@ class TokenAttribution(Result):
         first = self.layers[0]
         last = self.layers[-1]
         more = f" and {percent(float(own[-1]))} after layer {last}" if last != first else ""
+        share = max(self.underflow or [0.0])
+        lost = f" In the worst layer, {share:.2%} of the contributions underflowed to 0." if share else ""
         return (
             f"A token contributes {percent(float(own[0]))} to its own hidden vector after layer {first}{more} "
-            f"(medians; {self.norm} norm, {how}). {self.largest_words()}{self._underflowed()}"
+            f"(medians; {self.norm} norm, {how}). {self.largest_words()}{lost}"
         )
 
     def _sources(self, count: int) -> str:
@@ -137,10 +139,6 @@ class TokenAttribution(Result):
             vectors = f"{unmoved} of the {last.shape[1]} hidden vectors"
             return f"{after} no input moves {vectors}: their derivatives are 0.{moved}"
         return f"{after} {share} own largest contributor."
-
-    def _underflowed(self) -> str:
-        share = max(self.underflow or [0.0])
-        return f" In the worst layer, {share:.2%} of the contributions underflowed to 0." if share else ""
 
     def plot(self, **options: Any) -> Any:
         """Draw where one selected token came from, layer by layer; or one layer as a map, by default the last."""

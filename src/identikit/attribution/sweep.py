@@ -2,15 +2,13 @@
 
 The tangents of some inputs (a round) go through a layer in chunks, then through the next: each layer's derivative is
 prepared once per round and dropped again, and tangents are held once. Where all inputs do not fit, there are several
-rounds, and where that is less memory, every layer's derivative is kept and a round is a single chunk. Short texts are
-prepared side by side, since on a GPU most of that time goes into starting small operations.
+rounds. Short texts are prepared side by side, since on a GPU most of that time goes into starting small operations.
 
 Engines return the norms of the Jacobian blocks (layer, input, output), or with probes the squared length of each
 block's image of each direction (layer, input, output, direction).
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import accumulate
 from math import prod
 
@@ -39,18 +37,11 @@ TRIES = 4  # where a block makes tangents overflow, each with smaller ones
 
 
 def sweep(
-    texts: Sequence[Reading],
-    options: Sequence[Request],
-    *,
-    chunk: int,
-    together: int,
-    keep: bool,
-    tick: Tick,
+    texts: Sequence[Reading], options: Sequence[Request], *, chunk: int, together: int, tick: Tick
 ) -> list[Tensor]:
     """Push tangents through all layers: `together` inputs in a round, counted on from text to text, `chunk` at a time.
 
-    Options may differ in their seeds and targets. `keep`: hold every layer's derivative, so that no round prepares it
-    again.
+    Options may differ in their seeds and targets.
     """
     asked = options[0]
     model = texts[0].model
@@ -67,15 +58,10 @@ def sweep(
         scratch = _Scratch(starts[0])
         agree = agreeing(split.blocks[:depth])
 
-        def derivatives(layer: int) -> list[BlockDerivative]:
-            return block_derivatives(split.blocks[layer], lengths, agree=agree[layer], dtype=dtype)
-
-        derivatives = cache(derivatives) if keep else derivatives
-
         def work(first: int, last: int) -> None:
             chunks = [_Chunk(text, starts[text], inputs, causal) for text, inputs in _cut(lengths, first, last, chunk)]
             for layer in range(depth):
-                blocks = derivatives(layer)
+                blocks = block_derivatives(split.blocks[layer], lengths, agree=agree[layer], dtype=dtype)
                 for some in chunks:
                     some.push(blocks[some.text], scratch)
                     if layer in asked.layers:
@@ -140,7 +126,11 @@ class _Chunk:
             for _ in range(TRIES - 1):
                 if moved.isfinite().all():
                     break
-                self._lower()
+                if self._moved is None:  # make room for growth: scale what enters the block down
+                    self._start = self._start * 2.0**-8
+                else:
+                    self._moved *= 2.0**-8
+                self._exponent += 8
                 moved = self._through(block, scratch)
             self._exponent += scaled(moved.unflatten(-1, (self.last - self.first, -1)), dim=2)
         self._moved = moved
@@ -173,11 +163,3 @@ class _Chunk:
         else:
             jacobian.push(self._moved, block, **memory, result=result)
         return result
-
-    def _lower(self) -> None:
-        """Make room for growth that overflowed: scale what enters the block down."""
-        if self._moved is None:
-            self._start = self._start * 2.0**-8
-        else:
-            self._moved *= 2.0**-8
-        self._exponent += 8

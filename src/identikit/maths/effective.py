@@ -221,9 +221,10 @@ def effective_rows(
     It is exactly 0 on invisible keys. Identifiable rows are copied from `raw` where it is given (it is asked only for
     those rows); without it they are the same numbers to rounding.
     """
-    h = _positions(heads, len(factors.coefficients), factors)
-    q = _positions(queries, factors.coefficients.shape[1], factors)
-    k = _positions(keys, factors.values.shape[1], factors)
+    device = factors.values.device
+    h = torch.arange(len(factors.coefficients), device=device)[heads]
+    q = torch.arange(factors.coefficients.shape[1], device=device)[queries]
+    k = torch.arange(factors.values.shape[1], device=device)[keys]
     Y = factors.coefficients[heads][:, queries]
     V = factors.values[heads if factors.group == 1 else h // factors.group][:, keys]
     rows = Y @ V.to(Y).mT
@@ -231,18 +232,10 @@ def effective_rows(
         identifiable = factors.identifiable[h][:, q]
         own = identifiable.any(0).nonzero()[:, 0]
         if len(own):
-            known = _raw_rows(raw, h, q[own])[:, :, k].to(rows)
-            rows[:, own] = torch.where(identifiable[:, own, None], known, rows[:, own])
+            known = raw[h][:, q[own]] if isinstance(raw, Tensor) else raw(h, q[own])
+            rows[:, own] = torch.where(identifiable[:, own, None], known[:, :, k].to(rows), rows[:, own])
     seen = factors.visible.block(q, k)
     return rows if bool(seen.all()) else rows.masked_fill_(~seen, 0)
-
-
-def _positions(selection: Selection, length: int, factors: Factors) -> Int[Tensor, "chosen"]:
-    return torch.arange(length, device=factors.values.device)[selection]
-
-
-def _raw_rows(raw: RawRows, heads: Tensor, queries: Tensor) -> Float[Tensor, "head_ query_ key"]:
-    return raw[heads][:, queries] if isinstance(raw, Tensor) else raw(heads, queries)
 
 
 def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...]:

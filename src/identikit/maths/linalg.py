@@ -132,16 +132,6 @@ def triangular_roots(
     return inverse.mT, good & ~failed
 
 
-def spectral_roots(
-    gram: Float[Tensor, "*rows d d"], count: Int[Tensor, "*rows"], resolution: Resolution
-) -> tuple[Float[Tensor, "*rows d d"], Int[Tensor, "*rows"]]:
-    r"""Find $F$ with $G^+ = FF^\top$, and the rank, from the eigenvalues of $G$: for values of float32 and less."""
-    eigenvalues, vectors = decomposed(eigh, gram)
-    singular = eigenvalues.clamp(min=0).sqrt()
-    keep = resolution.real(singular, count)
-    return vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :], keep.sum(-1)
-
-
 def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*rows d"], Float[Tensor, "*rows d d"]]:
     """Find the singular values and the right singular vectors, as columns, of the matrix itself.
 
@@ -151,15 +141,6 @@ def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
     _, singular, vectors = decomposed(lambda some: svd(qr(some, mode="r").R), padded)
     return singular, vectors.mT
-
-
-def singular_roots(
-    values: Float[Tensor, "*rows n d"], resolution: Resolution
-) -> tuple[Float[Tensor, "*rows d d"], Int[Tensor, "*rows"]]:
-    r"""Find $F$ with $G^+ = FF^\top$, and the rank, from the singular values of $V$ itself: for float64 values."""
-    singular, vectors = right_spectrum(values)
-    keep = resolution.real(singular, values.shape[-2])
-    return vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :], keep.sum(-1)
 
 
 def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> int:
@@ -198,21 +179,12 @@ def shared_solve(
     values: Float[Tensor, "kv key d"], output: Float[Tensor, "kv group query d"], resolution: Resolution
 ) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv"]]:
     r"""Find the coefficients $Y = O(V^\top V)^+$ where every row sees every key, and the rank of $V$."""
-    keys, width = values.shape[-2:]
-    gram = values.mT @ values
-    root, good = triangular_roots(gram, keys, resolution)
-    rank = torch.full(good.shape, width, device=good.device)
-    bad = ~good
-    if bad.any():
-        if resolution.exact:
-            root[bad], rank[bad] = singular_roots(values[bad], resolution)
-        else:
-            root[bad], rank[bad] = spectral_roots(gram[bad], torch.full_like(rank[bad], keys), resolution)
-    root = root[:, None]
+    everything = torch.ones(1, values.shape[1], dtype=torch.bool, device=values.device)
+    root, rank = _row_roots(values, everything, resolution)
     coefficients = (output @ root) @ root.mT
     if resolution.exact:
         coefficients += ((output - apply_gram(coefficients, values[:, None])) @ root) @ root.mT
-    return coefficients, rank
+    return coefficients, rank[:, 0]
 
 
 def rowwise_solve(
@@ -255,11 +227,17 @@ def _row_roots(
     root, good = triangular_roots(gram, count, resolution)
     rank = torch.full(good.shape, values.shape[-1], device=good.device)
     head, row = (~good).nonzero(as_tuple=True)
-    if resolution.exact:
-        for h, r in zip(head.tolist(), row.tolist(), strict=True):
-            root[h, r], rank[h, r] = singular_roots(values[h, seen[r]], resolution)
-    elif len(row):
-        root[head, row], rank[head, row] = spectral_roots(gram[head, row], count[row], resolution)
+    if len(row):
+        if resolution.exact:  # the Gram matrix has lost what decides: the values themselves
+            places = zip(head.tolist(), row.tolist(), strict=True)
+            spectra = [right_spectrum(values[h, seen[r]]) for h, r in places]
+            singular, vectors = (torch.stack(part) for part in zip(*spectra, strict=True))
+        else:
+            eigenvalues, vectors = decomposed(eigh, gram[head, row])
+            singular = eigenvalues.clamp(min=0).sqrt()
+        keep = resolution.real(singular, count[row])
+        root[head, row] = vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :]
+        rank[head, row] = keep.sum(-1)
     return root, rank
 
 

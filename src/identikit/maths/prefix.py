@@ -45,7 +45,11 @@ def prefix_solve(
         coefficients[:, :, rows] = solution
         rank[:, rows] = distinct
         good[:, rows] = sure
-    for begin, blocks in _all_blocks(values, start, 1 if resolution.exact else _at_once(output)):
+    many = 1
+    if not resolution.exact:  # blocks of d keys that are solved together; a GPU needs more of them to be busy
+        room = linalg.BYTES * (8 if output.is_cuda else 1)
+        many = max(1, room // (8 * len(values) * width * width * (6 * output.shape[1] + 8)))
+    for begin, blocks in _all_blocks(values, start, many):
         length = blocks.keys.shape[2]
         rows = ((stop > begin) & (stop <= begin + len(blocks.start) * length)).nonzero()[:, 0]
         if len(rows):
@@ -143,13 +147,6 @@ class _Blocks:
     def take(self, which: Int[Tensor, "line"]) -> "_Blocks":
         """Return chosen blocks."""
         return _Blocks(self.start[which], self.keys[:, which], self.gram[:, which], self.after[:, which], self.earlier)
-
-
-def _at_once(output: Float[Tensor, "kv group query d"]) -> int:
-    """Return how many blocks of d keys are solved together; a GPU needs more of them to be busy."""
-    heads, group, _, width = output.shape
-    room = linalg.BYTES * (8 if output.is_cuda else 1)
-    return max(1, room // (8 * heads * width * width * (6 * group + 8)))
 
 
 def _all_blocks(values: Float[Tensor, "kv key d"], start: int, many: int) -> Iterator[tuple[int, _Blocks]]:

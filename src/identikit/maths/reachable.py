@@ -27,7 +27,7 @@ from torch.linalg import eigvalsh, svdvals, vector_norm
 
 from identikit.maths.linalg import BYTES, column_scales
 from identikit.maths.threads import decomposed
-from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.shapes import Float, Int, Tensor
 
 NEARLY = 1e-3  # of the largest change of the output: what counts as none in the second reading
 
@@ -95,7 +95,8 @@ def _reach(
     eps: float,
 ) -> Reach:
     """Compute `reachable` for as many rows as fit in memory."""
-    unit = 4 * eps * (math.sqrt(keys.shape[-1]) if _exact(eps) else 1.0)
+    exact = eps <= torch.finfo(torch.float64).eps  # a Gram matrix cannot resolve it, and our products round as much
+    unit = 4 * eps * (math.sqrt(keys.shape[-1]) if exact else 1.0)
     root = weights.sqrt()[..., None]
     B = root * (keys - weights[:, :, None] @ keys)
     W = root * (values[:, None] - (weights @ values)[:, :, None])
@@ -111,29 +112,13 @@ def _reach(
     moved = fixed.clone()
     open_ = fixed < most
     size = (weights * vector_norm(keys, dim=-1).square()).sum(-1).sqrt()
-    moved[open_] = moved[open_].maximum(_rank(B, open_, unit * size, eps))
+    lengths = decomposed(svdvals if exact else _singular_by_gram, B[open_])
+    moved[open_] = moved[open_].maximum((lengths > unit * size[open_][:, None]).sum(-1))
     smallest = singular.masked_fill(~real, torch.inf).amin(-1)
     strongly = (real & (singular > NEARLY * largest[..., None])).sum(-1)
     condition = torch.where(fixed > 0, largest / smallest, torch.nan)
     return Reach(moved - fixed, moved - strongly, condition)
 
 
-def _rank(
-    matrices: Float[Tensor, "head row key d"],
-    chosen: Bool[Tensor, "head row"],
-    cutoff: Float[Tensor, "head row"],
-    eps: float,
-) -> Int[Tensor, "chosen"]:
-    """Count the singular values above the cutoff of the chosen matrices, in float64 from the matrices themselves."""
-    some = matrices[chosen]
-    singular = decomposed(svdvals if _exact(eps) else _singular_by_gram, some)
-    return (singular > cutoff[chosen, None]).sum(-1)
-
-
 def _singular_by_gram(matrices: Float[Tensor, "*batch key d"]) -> Float[Tensor, "*batch d"]:
     return eigvalsh(matrices.mT @ matrices).clamp(min=0).sqrt()
-
-
-def _exact(eps: float) -> bool:
-    """Tell whether rounding is float64's own: then a Gram matrix cannot resolve it, and our products round as much."""
-    return eps <= torch.finfo(torch.float64).eps

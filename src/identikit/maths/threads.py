@@ -56,37 +56,25 @@ def decomposed(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
         length = max(1, WORK // max(1, rows * columns * min(rows, columns)))
         pieces = list(zip(*(matrix.flatten(0, -3).split(length) for matrix in matrices), strict=True))
     threads = torch.get_num_threads()
-    if threads == 1:
-        answers = [function(*piece) for piece in pieces]
-    else:
-        answers = list(_workers(os.getpid(), threads).map(_like_the_caller(function), pieces))
-    return _joined(answers, batch)
-
-
-def _like_the_caller(function: Callable[..., Answer]) -> Callable[[tuple[Tensor, ...]], Answer]:
-    """Let a function run in another thread with this thread's gradient mode, which PyTorch keeps per thread."""
     inference = torch.is_inference_mode_enabled()
     gradients = torch.is_grad_enabled()
 
     def call(piece: tuple[Tensor, ...]) -> Answer:
-        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):  # PyTorch keeps both per thread
             return function(*piece)
 
-    return call
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        whole = parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+        return whole.unflatten(0, batch) if len(batch) > 1 else whole
 
-
-def _joined(answers: Sequence[Answer], batch: torch.Size) -> Answer:
-    """Put the answers for the pieces together and restore the batch axes."""
+    if threads == 1:
+        answers = [function(*piece) for piece in pieces]
+    else:
+        answers = list(_workers(os.getpid(), threads).map(call, pieces))
     first = answers[0]
     if isinstance(first, Tensor):
-        return cast("Answer", _whole(cast("Sequence[Tensor]", answers), batch))
-    fields = [_whole(field, batch) for field in zip(*answers, strict=True)]
-    return cast("Answer", type(first)(fields))
-
-
-def _whole(pieces: Sequence[Tensor], batch: torch.Size) -> Tensor:
-    whole = pieces[0] if len(pieces) == 1 else torch.cat(tuple(pieces))
-    return whole.unflatten(0, batch) if len(batch) > 1 else whole
+        return cast("Answer", joined(cast("Sequence[Tensor]", answers)))
+    return cast("Answer", type(first)([joined(parts) for parts in zip(*answers, strict=True)]))
 
 
 @cache

@@ -80,7 +80,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("n", "d_v"), [(12, 4), (20, 12), (40, 8)])
+@pytest.mark.parametrize(("n", "d_v"), [(12, 4), (40, 8)])
 def test_bounds_contain_the_exact_ends_and_say_how_far_they_can_be_off(n, d_v, case):
     rows, _ = some_rows(*(random_head(n, d_v, 3, seed, **CASES[case]) for seed in (1, 2)))
     lower, upper = exact_ends(rows)
@@ -111,7 +111,7 @@ def hard_rows(draw):
     return head(), head()
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(hard_rows(), st.integers(0, 14))
 def test_bounds_are_valid_after_any_number_of_steps(case, steps):
     rows, _ = some_rows(*case)
@@ -125,7 +125,7 @@ def test_bounds_are_valid_after_any_number_of_steps(case, steps):
     assert (found.upper <= 1).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(hard_rows(), st.data())
 def test_readings_of_groups_and_differences(case, data):
     rows, values = some_rows(*case)
@@ -146,7 +146,7 @@ def test_readings_of_groups_and_differences(case, data):
 # The set with room for the output
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(case=hard_rows(), seed=st.integers(0, 1000), epsilon=st.sampled_from([1e-6, 0.01, 0.3, 2.0]))
 def test_any_attention_whose_output_moves_little_is_inside(case, seed, epsilon):
     rows, values = some_rows(*case)
@@ -222,7 +222,7 @@ def test_any_dual_vector_proves_the_bound_of_the_definition(mask, epsilon):
         assert float(found[row, program]) >= literal - 1e-15
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(hard_rows(), st.sampled_from([0.0, 0.05]))
 def test_attention_found_on_the_way_is_in_the_set(case, epsilon):
     rows, values = some_rows(*case)

@@ -10,8 +10,6 @@ from identikit.maths.polytope.rows import decomposed
 from tests.maths.polytope.cases import decaying_values, hard_row, intervals, one_hot, one_row, random_row
 from tests.reference import intervals as reference
 
-SHAPES = [(1, 3), (4, 3), (5, 3), (30, 24), (40, 8)]  # n below, at and above d_v + 1
-
 
 def assert_same_output(found, attention, values, tolerance=1e-12):
     assert found.min() >= 0
@@ -194,26 +192,4 @@ def test_a_one_hot_row_collapses_at_a_corner_and_not_inside():
 @pytest.mark.parametrize("weights", [[0.5, -0.1, 0.6], [0.0, 0.0, 0.0], [0.5, 0.5, float("nan")]])
 def test_weights_that_are_no_distribution_are_refused(weights):
     with pytest.raises(InputError, match=r"attention row of 3 visible keys .* expected finite weights of at least 0"):
-        polytope.minimum_norm(torch.tensor(weights), torch.zeros(3, 1))
-
-
-# Minimum norm
-
-
-@pytest.mark.parametrize("sharpness", [0.3, 40.0])
-@pytest.mark.parametrize(("n", "d_v"), SHAPES)
-def test_minimum_norm_has_no_descent_direction(n, d_v, sharpness):
-    """a' is the least by convexity when a'·(b − a') ≥ 0 for every b with the same output."""
-    attention, values = random_row(n, d_v, sharpness=sharpness)
-    least = polytope.minimum_norm(attention, values)
-    assert_same_output(least, attention, values)
-    other = reference.optimum(least.numpy(), attention.numpy(), values.numpy())
-    assert least.numpy() @ other >= float(least @ least) - 1e-9
-
-
-@given(hard_row())
-def test_minimum_norm_is_the_best_of_all_supports(row):
-    attention, values = row
-    least = polytope.minimum_norm(attention, values)
-    assert_same_output(least, attention, values)
-    np.testing.assert_allclose(least, reference.minimum_norm(attention.numpy(), values.numpy()), atol=1e-10)
+        polytope.alternative(torch.tensor(weights), torch.zeros(3, 1), one_hot(3, 0))

@@ -124,9 +124,13 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
     proposed = _solved_again(rows, wanted, solve)
     bounds = proven_bounds(rows, wanted, proposed)
     loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
-    if len(loose):
-        again = _solved_plainly(rows.some(loose), wanted.of_rows(loose))
-        bounds = _better(bounds, loose, proven_bounds(rows.some(loose), wanted.of_rows(loose), again))
+    if len(loose):  # the better of two proofs, end by end; the smaller gap holds for it
+        some = rows.some(loose)
+        asked = wanted.of_rows(loose)
+        again = proven_bounds(some, asked, _solved_plainly(some, asked))
+        bounds.lower[loose] = torch.maximum(bounds.lower[loose], again.lower)
+        bounds.upper[loose] = torch.minimum(bounds.upper[loose], again.upper)
+        bounds.gap[loose] = bounds.gap[loose].fmin(again.gap)
     if wanted.keys is None or not wanted.top:
         return bounds
     return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead, solve))
@@ -149,15 +153,6 @@ def _solved_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: 
     if find_spec("scipy") is None:
         return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
     return propose_plainly(rows, wanted, both=both, vertices=vertices)
-
-
-def _better(bounds: Bounds, rows: Int[Tensor, "some"], again: Bounds) -> Bounds:
-    """Return bounds with the better of two proofs for some rows, end by end; the smaller gap holds for it."""
-    lower, upper, gap = (part.clone() for part in bounds[:3])
-    lower[rows] = torch.maximum(lower[rows], again.lower)
-    upper[rows] = torch.minimum(upper[rows], again.upper)
-    gap[rows] = gap[rows].fmin(again.gap)
-    return Bounds(lower, upper, gap, bounds.order)
 
 
 def _certain_order(
