@@ -98,6 +98,12 @@ def test_print_shows_the_document(explanation: Explanation):
     assert "Layers and heads count from 0." in str(explanation).replace("\n", " ")
 
 
+def test_the_verdict_can_be_put_into_a_paper(explanation: Explanation):
+    latex = explanation.to_latex()
+    assert latex.count(r"\begin{tabular}") == len(verdict(explanation).tables) > 0
+    assert latex.count(r"\subsection*") == 3
+
+
 def test_a_pair_says_what_stands_between_its_halves_in_a_causal_model(explanation: Explanation):
     causal, other = (explain(tiny.loaded(name), ("w5 w6", "w7"), maps=MAPS, probes=2) for name in ("llama", "bert"))
     between = [verdict(one).facts.get("joined_by") for one in (causal, other, explanation)]

@@ -1,4 +1,4 @@
-"""A document says the same on a terminal, as plain text and on a page, whatever is in it."""
+"""A document says the same on a terminal, as plain text, on a page and in LaTeX, whatever is in it."""
 
 import json
 import math
@@ -6,7 +6,18 @@ import math
 import pytest
 from rich.console import Console
 
-from identikit.results.words import Column, Document, Heading, Paragraph, Table, counted, decimals, joined, percent
+from identikit.results.words import (
+    Column,
+    Document,
+    Heading,
+    Paragraph,
+    Table,
+    counted,
+    decimals,
+    joined,
+    latex,
+    percent,
+)
 
 TABLE = Table(
     (Column("token"), Column("certain mass", decimals(2), "right", "certain\nmass"), Column("share", percent, "right")),
@@ -75,6 +86,34 @@ def test_a_page_reads_sections_of_words_and_tables():
         "More",
         "And 4 more.",
     ]
+
+
+def test_latex_is_a_table_of_booktabs_with_everything_escaped():
+    assert TABLE.to_latex().splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{Some tokens}",
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"token & certain mass & share \\",
+        r"\midrule",
+        r"{}[/b] & 0.26 & 50\% \\",
+        r":cat: & -- & -- \\",
+        r"a\_b & 1.00 & 12\% \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\par\smallskip{\footnotesize -- is not known.}",
+        r"\end{table}",
+    ]
+    whole = DOCUMENT.to_latex()
+    assert (
+        whole.startswith("\\section*{A model}\n\nBefore.\n\n\\subsection*{Which?}")
+        and "\\subsubsection*{More}" in whole
+    )
+    assert latex(r"#$%&_{}") == r"\#\$\%\&\_\{\}"
+    assert latex(r"\^~<s>|--json") == (
+        r"\textbackslash{}\textasciicircum{}\textasciitilde{}\textless{}s\textgreater{}\textbar{}-{}-json"
+    )
 
 
 def test_values_are_read_from_the_document():

@@ -149,6 +149,12 @@ class Explanation(Result):
         means = {name: float(self.array(name).double().nanmean()) for name in self.arrays}
         return f"Means: {', '.join(f'{name} {value:.3g}' for name, value in means.items() if value == value)}."
 
+    def to_latex(self) -> str:
+        """Return the verdict as LaTeX without a preamble; its tables need the package booktabs."""
+        from identikit.explanation.words import verdict
+
+        return verdict(self).to_latex()
+
     def plot(self, question: str = "attention", **options: Any) -> Any:
         """Draw the answer to one question: "attention" (heads), "identity" or "attribution" (the last layer)."""
         part = getattr(self, known("question", question, tuple(_PARTS)))

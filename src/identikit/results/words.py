@@ -1,9 +1,10 @@
 """What is said about results, as a document: headings, paragraphs and tables.
 
-A document is made once and shown on a terminal, as plain text and on a page. Beside its words it holds the numbers in
-them as values, so that what is said can be checked whatever the wording is.
+A document is made once and shown in several ways: on a terminal, as plain text, on a page and in LaTeX. Beside its
+words it holds the numbers in them as values, so that what is said can be checked whatever the wording is.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -80,6 +81,17 @@ class Table:
     def to_text(self, width: int | None = None) -> str:
         """Return the table as plain text; without a width no line is broken."""
         return Document((self,)).to_text(width)
+
+    def to_latex(self) -> str:
+        """Return the table as LaTeX; it needs the package booktabs."""
+        aligned = "".join(column.align[0] for column in self.columns)
+        lines = [r"\begin{table}", r"\centering"]
+        if self.caption:
+            lines.append(rf"\caption{{{latex(self.caption.removesuffix(':'))}}}")
+        lines += [rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", _latex_row(column.name for column in self.columns)]
+        lines += [r"\midrule", *map(_latex_row, self.cells()), r"\bottomrule", r"\end{tabular}"]
+        lines += [rf"\par\smallskip{{\footnotesize {latex(note.words)}}}" for note in self.notes]
+        return "\n".join([*lines, r"\end{table}"])
 
 
 Block = Heading | Paragraph | Table
@@ -191,6 +203,17 @@ class Document:
                 sections[-1]["paragraphs"].append(block.words)
         return {"sections": sections}
 
+    def to_latex(self) -> str:
+        """Return the document as LaTeX without a preamble; tables need the package booktabs."""
+        parts = []
+        for block in self.blocks:
+            if isinstance(block, Heading):
+                command = ("section", "subsection", "subsubsection")[block.level]
+                parts.append(rf"\{command}*{{{latex(block.words)}}}")
+            else:
+                parts.append(latex(block.words) if isinstance(block, Paragraph) else block.to_latex())
+        return "\n\n".join(parts)
+
 
 def joined(sentences: Iterable[Paragraph], tone: Tone = "plain") -> Paragraph:
     """Return one paragraph out of several sentences; each fact must have a name of its own."""
@@ -284,3 +307,31 @@ def _rich_table(block: Table) -> "RenderableType":
     for row in block.cells():
         table.add_row(*map(Text, row))  # a token may look like markup
     return table
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "--": "-{}-",  # otherwise it becomes a dash
+    "–": "--",
+    "…": r"\ldots{}",
+    "→": r"$\rightarrow$",
+    "±": r"$\pm$",
+    **{sign: f"\\{sign}" for sign in "#$%&_{}"},
+}
+
+
+def latex(words: str) -> str:
+    """Return words with what LaTeX would take as commands escaped."""
+    return re.sub("|".join(map(re.escape, _LATEX)), lambda sign: _LATEX[sign[0]], words)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    row = " & ".join(map(latex, cells))
+    start = "{}" if row.startswith("[") else ""  # otherwise it is read as an option of the row before
+    return rf"{start}{row} \\"
