@@ -33,6 +33,7 @@ from identikit.texts.text import is_several
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 _FIRST = {"cpu": 1, "cuda": 1024}  # rows in the first batch; later ones grow
 _LONGEST_BATCH = 10.0  # seconds between looks at the clock, about
+_TIMED = 31  # rows that say how long all will take: the first can wait for other work on the machine
 _AT_ONCE = 1e-9  # seconds that are as good as none
 _ROWS = ("layer", "head", "query")
 
@@ -206,7 +207,13 @@ def bounds_of(
             every[some] = part.to(every)
         done += len(some)
         now = time.monotonic()
-        _refuse_long(bounding, (now - started) / done * len(free), len(free), n)
+        expected = (now - started) / done * len(free)
+        timed = done >= _TIMED or now - started > LONGEST_SECONDS / 20
+        if bounding.seconds is None and timed and expected > LONGEST_SECONDS:
+            raise InputError(
+                f"Intervals of {len(free):,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select "
+                "some rows (layer=, head=, query=), or set a limit with seconds=."
+            )
         rate = len(some) / max(now - begun, 1e-6)
         batch = int(min(2 * batch, rate * _LONGEST_BATCH + 1, rate * (limit - now)))
         progress("attention intervals, rows", int(some[-1]) + 1, len(places))
@@ -258,14 +265,6 @@ def _row_by_row(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) ->
     every = torch.arange(len(rows.group), device=rows.group.device)
     parts = [_solved(rows.some(row), wanted.of_rows(row), bounding, limit) for row in every.split(1)]
     return Bounds(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-
-def _refuse_long(bounding: Bounding, expected: float, rows: int, n: int) -> None:
-    if bounding.seconds is None and expected > LONGEST_SECONDS:
-        raise InputError(
-            f"Intervals of {rows:,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select some rows "
-            "(layer=, head=, query=), or set a limit with seconds=."
-        )
 
 
 def _rounding(captured: Captured) -> float:

@@ -16,7 +16,7 @@ from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention
 from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions
-from identikit.attention.score_result import HeadScores
+from identikit.attention.reading_result import HeadScores
 from identikit.checks import function, known_names, random_seed, whole_number
 from identikit.errors import InputError
 from identikit.maths.polytope.bounds import Wanted
@@ -54,59 +54,63 @@ class ScoredText(NamedTuple):
 class HeadRole(NamedTuple):
     """A role: its name, what it means, and the pattern that a head with this role attends by.
 
-    `above`: the score is the share of texts in which that of the pattern is above this; None: it is the pattern's own.
+    - `noun`: what a head is that has it; None: the score is not a share of attention
+    - `above`: the score is the share of texts in which that of the pattern is above this; None: it is the pattern's own
     """
 
     name: str
     meaning: str
     pattern: Callable[[ScoredText], Tensor]
+    noun: str | None = None
     above: float | None = None
 
 
 ROLES: dict[str, HeadRole] = {}
 
 
-def role(name: str, above: float | None = None) -> Callable[[Callable[[ScoredText], Tensor]], HeadRole]:
+def role(
+    name: str, noun: str | None = None, *, above: float | None = None
+) -> Callable[[Callable[[ScoredText], Tensor]], HeadRole]:
     """Declare a role by the function that makes its pattern; the docstring says what the score is."""
 
     def declare(pattern: Callable[[ScoredText], Tensor]) -> HeadRole:
-        ROLES[name] = HeadRole(name, " ".join((pattern.__doc__ or "").split()), pattern, above)
+        ROLES[name] = HeadRole(name, " ".join((pattern.__doc__ or "").split()), pattern, noun, above)
         return ROLES[name]
 
     return declare
 
 
-@role("self")
+@role("self", "a self-attending head")
 def own_token(text: ScoredText) -> Tensor:
     """Weight on the token itself."""
     return text.offset == 0
 
 
-@role("previous")
+@role("previous", "a previous-token head")
 def previous_token(text: ScoredText) -> Tensor:
     """Weight on the token before."""
     return text.offset == 1
 
 
-@role("first")
+@role("first", "a first-token head")
 def first_token(text: ScoredText) -> Tensor:
     """Weight on the first token of the text, over the rows of all others."""
     return (torch.arange(len(text.ids)) == 0) & (text.offset != 0)
 
 
-@role("special")
+@role("special", "a special-token head")
 def special_tokens(text: ScoredText) -> Tensor:
     """Weight on the special tokens, all together."""
     return text.special.expand(len(text.ids), -1)
 
 
-@role("same token")
+@role("same token", "a same-token head")
 def same_token(text: ScoredText) -> Tensor:
     """Weight on earlier copies of the token, over the rows that have one."""
     return text.earlier
 
 
-@role("induction")
+@role("induction", "an induction head")
 def induction(text: ScoredText) -> Tensor:
     """Weight on the tokens that follow earlier copies of the token, over the rows that have one."""
     follows = torch.zeros_like(text.earlier)
@@ -163,18 +167,19 @@ def head_scores(
     parts = []
     for place, reading in enumerate(read):
         captured = captured_attention(reading, EffectiveOptions(), layers=wanted, heads=which).captured()
-        parts.append(_scored(captured, [ROLES[name] for name in names], until))
+        parts.append(scored(captured, [ROLES[name] for name in names], until))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
     provenance = model.provenance(text, scores=names, layers=wanted, heads=which)
     axes = (Axis("score", names), Axis("layer", wanted), Axis("head", which))
     about = {"texts": len(read), "meanings": {name: ROLES[name].meaning for name in names}, "sink": SINK}
-    arrays = _over_texts(torch.stack(parts), [ROLES[name] for name in names])
+    about["nouns"] = {name: ROLES[name].noun for name in names}
+    arrays = over_texts(torch.stack(parts), [ROLES[name] for name in names])
     dims = {name: ("score", "layer", "head")[: array.ndim] for name, array in arrays.items()}
     return HeadScores(axes, Held(arrays, dims), provenance, about)
 
 
-def _scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
+def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
     """Return what one text's heads score, raw to gap; NaN for a score that no row of the text has a target for."""
     layers = [_scored_layer(captured, at, roles, until) for at in range(len(captured.layers))]
     return torch.stack(layers, dim=2)
@@ -211,7 +216,7 @@ def _text_of(reading: Reading) -> ScoredText:
     return ScoredText(reading.batch.ids[0].cpu(), reading.batch.special[0].cpu())
 
 
-def _over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
+def over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
     """Return the means over texts with their standard errors, and over how many texts each score is."""
     for place, role in enumerate(roles):
         if role.above is not None:

@@ -13,17 +13,18 @@ from identikit.shapes import Tensor
 
 
 class Target(NamedTuple):
-    """What is differentiated: its name, and the number that it makes of logits and last hidden vectors."""
+    """What is differentiated: its name, the number that it makes of logits and last hidden vectors, and its token."""
 
     name: str
     number: Callable[[Tensor | None, Tensor], Tensor]
+    token: int | None = None
 
 
 def target_of(model: Model, reading: Reading, target: Any) -> Target:
     """Return what is differentiated: a logit of the last position, or of a class, or what a function makes."""
     if callable(target):
         return Target(getattr(target, "__name__", "a function"), _checked(target))
-    logits = None if reading.trace is None else reading.trace.logits
+    logits = (reading.trace or model.trace(reading.batch)).logits
     if logits is None or logits.ndim not in (2, 3):
         raise InputError(
             f"A target is a logit, and {model.name} makes none. Pass target=, a function of the logits (None) and the "
@@ -38,7 +39,7 @@ def target_of(model: Model, reading: Reading, target: Any) -> Target:
     name = f"{what} {number}"
     if what == "token":
         name = f"next token {model.tokenizer.decode([number])!r}"
-    return Target(name, lambda made, hidden: _at(made, place))
+    return Target(name, lambda made, hidden: _at(made, place), number if what == "token" else None)
 
 
 def _at(logits: Tensor | None, place: tuple[int, ...]) -> Tensor:
