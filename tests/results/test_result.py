@@ -58,6 +58,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "scores": ik.head_scores(model, [TEXT, TEXT[0]], layers=[0, 4], heads=[5, 7]),
         "measure": ik.attention_measure(model, TEXT, "value norm", layers=[0, 4], heads=[5, 7]),
         "rollout": ik.attention_measure(model, TEXT[0]),
+        "agreement": ik.agreement(model, [TEXT, TEXT[0]], ["mean", "rollout"]),
         "rates": fit,
         "explanation": ik.explain(model, TEXT, probes=8, maps=fit, seconds=2),
     }
@@ -67,7 +68,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
 
 NAMES = [
     "attention", "row", "intervals", "alternative", "attribution", "identity", "inversion", "scores", "measure",
-    "rollout", "rates", "explanation",
+    "rollout", "agreement", "rates", "explanation",
 ]  # fmt: skip
 every = pytest.mark.parametrize("name", NAMES)
 

@@ -9,10 +9,11 @@ from identikit.plots.attention import alternative_bars, head_grid, interval_bars
 from identikit.plots.attribution import attribution_map, sources
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
 from identikit.plots.maps import head_maps, interval_maps
-from identikit.plots.readings import measure_bars, measure_maps, role_bars
+from identikit.plots.readings import agreement_map, measure_bars, measure_maps, role_bars
 from identikit.plots.tokens import identity_map, inversion_map, rates
 
 __all__ = [
+    "agreement_map",
     "alternative_bars",
     "attribution_map",
     "certain_mass_by_length",

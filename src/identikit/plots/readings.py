@@ -88,3 +88,18 @@ def measure_maps(measure: Result, *, axes: Iterable[Axes] | None = None, footer:
 
     maps = read_maps(measure, maps_of, rows=rows, columns=columns)
     return draw_maps("measure_maps", maps, axes, footer, (rows, columns, name))
+
+
+def agreement_map(agreement: Result, ax: Axes | None = None, *, footer: str = "") -> Axes:
+    """Draw the rank correlation of each pair of measures, from −1 to 1, with its number."""
+    data = read("agreement_map", agreement, ("correlation",), axes=("measure", "other"))
+    cells = table(data, "correlation", "measure", "other")
+    names = [str(name) for name in data["measure"].values]
+    with drawing(ax, SINGLE, 0.9 + 0.35 * len(names), footer) as axes:
+        axes.imshow(cells, cmap="RdBu_r", vmin=-1, vmax=1)
+        for row, column in np.ndindex(*cells.shape):
+            axes.text(column, row, f"{cells[row, column]:.2f}", ha="center", va="center", fontsize="small")
+        token_axis(axes.yaxis, names)
+        token_axis(axes.xaxis, [str(name) for name in data["other"].values])
+        axes.grid(visible=False)
+    return axes
