@@ -12,9 +12,9 @@ from identikit.attention.reading_result import Agreement, AttentionMeasure
 from identikit.attention.readings import READINGS
 from identikit.checks import function, is_collection, known, shortened
 from identikit.errors import InputError
-from identikit.maths.measures import ordered_share, rank_correlation
+from identikit.maths.measures import mean_over_texts, ordered_share, rank_correlation
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
+from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis
@@ -64,20 +64,26 @@ def agreement(
     read = readings(model, texts, layers=model.attention_layers, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
-        parts.append(_compared(_rankings(model, reading, named, target)))
+        heads = range(model.n_heads)
+        attention = captured_attention(reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
+        text = MeasuredText(attention.captured(), target)
+        rankings = []
+        for name, given in named.items():
+            if isinstance(given, str):
+                rankings.append(overall(text.measure(READINGS[given], model.attention_layers)))
+            else:
+                rankings.append(_of_function(name, given(model, reading.text), len(reading.tokens)))
+        parts.append(_compared(rankings))
         progress("agreement, texts", place + 1, len(read))
     names = tuple(named)
     arrays: dict[str, Tensor] = {}
     for array, values in zip(("correlation", "determined"), zip(*parts, strict=True), strict=True):
-        numbers = torch.stack(values)
-        count = (~numbers.isnan()).sum(0)
-        arrays[array] = numbers.nanmean(0)
+        arrays[array], error = mean_over_texts(torch.stack(values))
         if len(read) > 1:
-            spread = (numbers - arrays[array]).square().nansum(0) / (count - 1)
-            arrays[f"{array}_stderr"] = (spread / count).sqrt()
+            arrays[f"{array}_stderr"] = error
     dims = {array: ("measure", "other")[: part.ndim] for array, part in arrays.items()}
-    text = [reading.text for reading in read] if is_several(texts) else read[0].text
-    provenance = model.provenance(text, measures=names, target=None if target is None else shortened(target))
+    of = [reading.text for reading in read] if is_several(texts) else read[0].text
+    provenance = model.provenance(of, measures=names, target=None if target is None else shortened(target))
     return Agreement(
         (Axis("measure", names), Axis("other", names)), Held(arrays, dims), provenance, {"texts": len(read)}
     )
@@ -89,19 +95,6 @@ class _Ranking(NamedTuple):
     raw: Float[Tensor, "output input"]
     lower: Float[Tensor, "output input"]
     upper: Float[Tensor, "output input"]
-
-
-def _rankings(model: Model, reading: Reading, named: dict[str, Given], target: Any) -> list[_Ranking]:
-    heads = range(model.n_heads)
-    attention = captured_attention(reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
-    plain = MeasuredText(attention.captured(), target)
-    found = []
-    for name, given in named.items():
-        if isinstance(given, str):
-            found.append(overall(plain.measure(READINGS[given], model.attention_layers)))
-        else:
-            found.append(_of_function(name, given(model, reading.text), len(reading.tokens)))
-    return found
 
 
 def overall(measure: AttentionMeasure) -> _Ranking:

@@ -17,9 +17,8 @@ from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.quantities import TOP, edges_wanted
 from identikit.attention.reading_result import AttentionMeasure
-from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind
+from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind, Target, target_of
 from identikit.attention.stream import WatchedRun, logit_directions, stream_of, watched_run
-from identikit.attention.targets import Target, target_of
 from identikit.checks import function, known
 from identikit.errors import InputError
 from identikit.maths.boxes import CORNERS
@@ -72,7 +71,7 @@ def attention_measure(
     kind = READINGS[known("name", name, tuple(READINGS))]
     progress = function("progress", progress)
     limit = Bounding.checked("exact", 0.0, seconds).seconds
-    until = math.inf if limit is None else time.monotonic() + limit
+    until = None if limit is None else time.monotonic() + limit
     model = checked_model(model)
     if is_several(text):
         raise InputError("attention_measure reads one text at a time: pass a text, a pair or token ids.")
@@ -105,12 +104,13 @@ class _Found(dict[str, Tensor]):
 class MeasuredText:
     """A text whose attention was captured, to be read in several ways: what these share is computed once.
 
-    `target` is what gradients and logits are of; bounding stops at `until`, on the monotonic clock.
+    `target` is what gradients and logits are of; bounding stops at `until`, on the monotonic clock. None: it does not
+    stop, and is refused where it would take long.
     """
 
     captured: Captured
     target: Any = None
-    until: float = math.inf
+    until: float | None = math.inf
     progress: Progress = silent
 
     def measure(self, kind: ReadingKind, shown: Sequence[int]) -> AttentionMeasure:
@@ -151,7 +151,7 @@ class MeasuredText:
     @cached_property
     def aim(self) -> Target:
         """What gradients and logits are of."""
-        return target_of(self.captured.reading.model, self.captured.reading, self.target)
+        return target_of(self.captured.reading, self.target)
 
     @cached_property
     def _run(self) -> WatchedRun:
@@ -181,7 +181,7 @@ class MeasuredText:
         n = len(self.captured.reading.tokens)
         shape = (len(self.captured.layers), len(self.captured.layers[0].heads), n, n)
         places = list(product(range(shape[0]), range(shape[1]), range(n)))
-        left = None if self.until == math.inf else max(self.until - time.monotonic(), 1e-9)
+        left = None if self.until is None else max(self.until - time.monotonic(), 1e-9)
         bounding = Bounding("exact", 0.0, left)
         rows, bounds = bounds_of(
             self.captured, places, edges_wanted(n, top=0), bounding=bounding, progress=self.progress
@@ -194,9 +194,10 @@ class MeasuredText:
 
     def _edges(self, kind: ReadingKind) -> tuple[Numbers, Compare]:
         """Read single heads, or their mean: the ends of every weight, scaled."""
-        assert kind.factor is not None
         rows, weights = self._weights
-        factor = torch.stack([kind.factor(layer).expand(weights.raw.shape[1:]) for layer in self._measured(kind)])
+        factor = torch.ones_like(weights.raw)
+        if kind.factor is not None:
+            factor = torch.stack([kind.factor(layer).expand(factor.shape[1:]) for layer in self._measured(kind)])
         ends = factor * weights.lower, factor * weights.upper
         low, high = torch.minimum(*ends), torch.maximum(*ends)
         numbers = Numbers(factor * weights.raw, factor * weights.effective, low, high, factor.abs() * weights.gap)
@@ -229,11 +230,11 @@ class MeasuredText:
 
     def _through(self, kind: ReadingKind) -> tuple[Numbers, Compare]:
         """Read through layers: from each input token to each output token of each layer."""
-        assert kind.factor is not None
         layers = self.captured.layers
+        until = math.inf if self.until is None else self.until
         n = len(self.captured.reading.tokens)
         factors = None
-        if kind.needs:
+        if kind.factor is not None:
             factors = [kind.factor(layer).expand(-1, n, -1) for layer in self._measured(kind)]
         chain = Chain(kind.keep, kind.give, factors)
         every = torch.arange(n, device=layers[0].heads.device)
@@ -245,7 +246,7 @@ class MeasuredText:
         sides = []
         for side, sign in enumerate((1.0, -1.0)):
             reached = []
-            extremes = greatest_through_layers(rows, chain, sign * start, late=lambda: time.monotonic() > self.until)
+            extremes = greatest_through_layers(rows, chain, sign * start, late=lambda: time.monotonic() > until)
             for done, extreme in enumerate(extremes):
                 reached.append((sign * extreme.value, extreme.gap))
                 self.progress("attention measure, layers", side * len(rows) + done + 1, 2 * len(rows))

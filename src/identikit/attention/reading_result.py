@@ -122,39 +122,33 @@ class HeadScores(Result):
         return self.axis("score").values
 
     def said(self) -> str:
-        """Say for each score which heads have most of it, and between which ends."""
-        return "\n".join(self._role(at, name) for at, name in enumerate(self.scores))
-
-    def _role(self, at: int, name: str) -> str:
-        raw = self.read("raw")[at]
-        if raw.isnan().all():
-            return f"{name}: {_NO_TARGET}"
-        strongest = raw.flatten().nan_to_num(-1).topk(min(_LISTED, raw.numel())).indices.tolist()
-        heads = [self._head(at, place // raw.shape[1], place % raw.shape[1]) for place in strongest]
-        unknown = int(self.read("gap")[at].isnan().sum())
-        late = f" {unknown} heads were not bounded in time: their ends are wide." if unknown else ""
-        return f"{name}: {'; '.join(heads)}.{self._has(at, name)}{late}"
-
-    def _has(self, at: int, name: str) -> str:
-        """Say which head certainly has the role: at least half of its attention, in every alternative."""
-        noun = self.about["nouns"].get(name)
-        lower = self.read("lower")[at].nan_to_num(-1)
-        if noun is None or float(lower.max()) < _HAS:
-            return ""
-        place = int(lower.argmax())
-        layer, head = divmod(place, lower.shape[1])
-        raw, least, most = (float(self.read(array)[at].flatten()[place]) for array in ("raw", "lower", "upper"))
-        return (
-            f" L{self.axis('layer').values[layer]}H{self.axis('head').values[head]} is {noun} in every attention with "
-            f"this output: score {raw:.2f}, between {least:.2f} and {most:.2f}."
-        )
-
-    def _head(self, at: int, layer: int, head: int) -> str:
-        raw, effective, lower, upper = (float(self.read(name)[at, layer, head]) for name in self.main)
-        where = f"L{self.axis('layer').values[layer]}H{self.axis('head').values[head]}"
-        ends = f"between {lower:.2f} and {upper:.2f}"
-        fixed = f"{ends} in all alternatives" if upper - lower > _SAME else "determined by the outputs"
-        return f"{where} {raw:.2f}, {fixed} (effective {effective:.2f})"
+        """Say for each score which heads have most of it, between which ends, and which head certainly has the role."""
+        layers, heads = (self.axis(name).values for name in ("layer", "head"))
+        names = [f"L{layer}H{head}" for layer in layers for head in heads]
+        lines = []
+        for at, role in enumerate(self.scores):
+            raw, effective, lower, upper, gap = (self.read(name)[at].flatten() for name in (*self.main, "gap"))
+            if raw.isnan().all():
+                lines.append(f"{role}: {_NO_TARGET}")
+                continue
+            shown = []
+            for place in raw.nan_to_num(-1).topk(min(_LISTED, len(raw))).indices.tolist():
+                fixed = "determined by the outputs"
+                if upper[place] - lower[place] > _SAME:
+                    fixed = f"between {lower[place]:.2f} and {upper[place]:.2f} in all alternatives"
+                shown.append(f"{names[place]} {raw[place]:.2f}, {fixed} (effective {effective[place]:.2f})")
+            words = [f"{role}: {'; '.join(shown)}."]
+            noun = self.about.get("nouns", {}).get(role)
+            place = int(lower.nan_to_num(-1).argmax())
+            if noun is not None and lower[place] >= _HAS:
+                words.append(
+                    f"{names[place]} is {noun} in every attention with this output: score {raw[place]:.2f}, between "
+                    f"{lower[place]:.2f} and {upper[place]:.2f}."
+                )
+            if gap.isnan().any():
+                words.append(f"{int(gap.isnan().sum())} heads were not bounded in time: their ends are wide.")
+            lines.append(" ".join(words))
+        return "\n".join(lines)
 
     def plot(self, **options: Any) -> Any:
         """Draw one score of all heads, the first if none is selected, each with its range and its effective score."""

@@ -13,8 +13,10 @@ import torch
 
 from identikit.attention.layer import Layer
 from identikit.attention.stream import FrozenNorm, StreamLayer
+from identikit.checks import as_whole, shortened
 from identikit.errors import InputError
 from identikit.maths.boxes import norm_ends, norm_of
+from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor
 
 Factor = Float[Tensor, "head #query key"]
@@ -81,8 +83,8 @@ class ReadingKind:
     """A reading of attention: its name, what it is, and how it is made.
 
     - `axes`: "layer head query key", "layer query key" for the mean over heads, or "layer output input" through layers
-    - `factor`: the numbers that multiply the weights; or `joint`: what it makes of the weights of all heads and their
-      ends, (head, query, key), one layer at a time. Through layers, its rows are divided by their sums
+    - `factor`: the numbers that multiply the weights, None: 1; or `joint`: what it makes of the weights of all heads
+      and their ends, (head, query, key), one layer at a time. Through layers, its rows are divided by their sums
     - `needs`: what it needs beside the layer: "gradient", "direction" or "stream"
     - `keep`, `give`: through layers, what a token keeps of what it had, and takes of what its heads bring
     """
@@ -133,17 +135,26 @@ def reading(
     return declare
 
 
-# Of one head, and the mean over heads
+for _plain in (
+    ReadingKind("attention", "The attention weight itself.", _EDGE),
+    ReadingKind("mean", "The attention weight, averaged over the heads of a layer.", _LAYER),
+    ReadingKind(
+        "rollout",
+        "Attention rolled out through the layers, with half of it kept as residual (Abnar and Zuidema, 2020).",
+        _THROUGH,
+        keep=0.5,
+        give=0.5,
+    ),
+    ReadingKind(
+        "rollout without residual",
+        "Attention multiplied through the layers, without the residual (Abnar and Zuidema, 2020).",
+        _THROUGH,
+    ),
+):
+    READINGS[_plain.name] = _plain
 
 
-def _ones(measured: MeasuredLayer) -> Factor:
-    return torch.ones_like(measured.values[:, None, :, 0])
-
-
-@reading("attention")
-def attention(measured: MeasuredLayer) -> Factor:
-    """The attention weight itself."""
-    return _ones(measured)
+# Of one head
 
 
 @reading("value norm")
@@ -181,12 +192,6 @@ def logit(measured: MeasuredLayer) -> Factor:
     of the final norm held (direct logit attribution)."""
     assert measured.direction is not None
     return (measured.direction @ measured.layer.projection.double().mT * measured.gate) @ measured.values.mT
-
-
-@reading("mean", _LAYER)
-def mean(measured: MeasuredLayer) -> Factor:
-    """The attention weight, averaged over the heads of a layer."""
-    return _ones(measured)
 
 
 # Of all heads together
@@ -244,18 +249,6 @@ def _lengths(
 # Through layers
 
 
-@reading("rollout", _THROUGH, keep=0.5, give=0.5)
-def rollout(measured: MeasuredLayer) -> Factor:
-    """Attention rolled out through the layers, with half of it kept as residual (Abnar and Zuidema, 2020)."""
-    return _ones(measured)
-
-
-@reading("rollout without residual", _THROUGH)
-def plain_rollout(measured: MeasuredLayer) -> Factor:
-    """Attention multiplied through the layers, without the residual (Abnar and Zuidema, 2020)."""
-    return _ones(measured)
-
-
 @reading("relevance", _THROUGH, needs="gradient", keep=1.0, give=1.0)
 def relevance(measured: MeasuredLayer) -> Factor:
     """Relevance R ← R + mean(∇A ⊙ A)⁺ R through the layers (Chefer et al., 2021)."""
@@ -298,3 +291,54 @@ def alti(measured: MeasuredLayer, weights: Numbers) -> Numbers:
         rows.append(torch.stack([(size - part).clamp(min=0) for part in far]))
     raw, effective, lower, upper = torch.stack(rows, dim=1)
     return Numbers(raw, effective, lower, upper, weights.gap.sum(0))
+
+
+# What gradients and logits are of
+
+
+class Target(NamedTuple):
+    """What is differentiated: its name, the number that it makes of logits and last hidden vectors, and its token."""
+
+    name: str
+    number: Callable[[Tensor | None, Tensor], Tensor]
+    token: int | None = None
+
+
+def target_of(reading: Reading, target: Any) -> Target:
+    """Return what is differentiated: a logit of the last position, or of a class, or what a function makes."""
+    model = reading.model
+    if callable(target):
+
+        def checked(logits: Tensor | None, hidden: Tensor) -> Tensor:
+            value = target(logits, hidden)
+            if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+                raise InputError("target= must return one number that depends on the logits or the hidden vectors.")
+            return value.reshape(())
+
+        return Target(getattr(target, "__name__", "a function"), checked)
+    logits = (reading.trace or model.trace(reading.batch)).logits
+    if logits is None or logits.ndim not in (2, 3):
+        raise InputError(
+            f"A target is a logit, and {model.name} makes none. Pass target=, a function of the logits (None) and the "
+            "last hidden vectors (batch, token, feature) that returns one number."
+        )
+    of_token = logits.ndim == 3
+    last = logits[0, -1] if of_token else logits[0]
+    number = int(last.argmax()) if target is None else as_whole(target)
+    if isinstance(target, str) and of_token:
+        ids = model.tokenizer(target, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise InputError(f"target={target!r} is {len(ids)} tokens of {model.name}. Give one token, or its id.")
+        number = int(ids[0])
+    if number is None or not 0 <= number < len(last):
+        raise InputError(
+            f"target={shortened(target)} cannot be used: expected a function, or a number from 0 to {len(last) - 1}."
+        )
+    name = f"next token {model.tokenizer.decode([number])!r}" if of_token else f"class {number}"
+    place = (0, -1, number) if of_token else (0, number)
+
+    def logit_of(made: Tensor | None, hidden: Tensor) -> Tensor:
+        assert made is not None
+        return made[place]
+
+    return Target(name, logit_of, number if of_token else None)

@@ -129,3 +129,11 @@ def rank_correlation(
         ranks.append((rank - rank.sum(-1, keepdim=True) / asked.sum(-1, keepdim=True)).masked_fill(~asked, 0.0))
     x, y = ranks
     return vecdot(x, y) / (vecdot(x, x) * vecdot(y, y)).sqrt()
+
+
+def mean_over_texts(numbers: Float[Tensor, "text *place"]) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
+    """Return the mean over the texts that have a number (not NaN), and its standard error; NaN for fewer than two."""
+    count = (~numbers.isnan()).sum(0)
+    mean = numbers.nanmean(0)
+    variance = (numbers - mean).square().nansum(0) / (count - 1).clamp(min=0)
+    return mean, (variance / count).sqrt()
