@@ -13,6 +13,7 @@ from identikit.runs import run as runs
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import tiny
+from tests.runs.made import save_model
 
 TEXTS = ["w5 w6 w7 w5 w6 w8 w9 w5 w6 w7 w10 w11", "w9 w10 w11 w5 w9 w10 w7 w8 w12", "w5"]
 
@@ -111,3 +112,19 @@ def test_tables_hold_what_each_text_gives_and_a_resumed_run_the_same_bytes(
     again = measures_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), options)
     for name, table in tables.items():
         assert table.equals(again[name])
+
+
+def test_the_command_writes_the_tables_and_says_what_is_determined(tmp_path: Path):
+    from typer.testing import CliRunner
+
+    from identikit.cli.main import app
+
+    save_model(tmp_path / "model", "llama")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    options = ["--data", tmp_path / "texts.txt", "--model", tmp_path / "model", "--measure", "rollout"]
+    done = CliRunner().invoke(app, ["measures", *map(str, options), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0 and "Means over texts" in done.stdout and "rollout" in done.stdout
+    assert {path.stem for path in (tmp_path / "run").glob("*.csv")} == {"texts", "measures", "roles"}
+    options[-1] = "zebra"
+    done = CliRunner().invoke(app, ["measures", *map(str, options), "--out", str(tmp_path / "other")])
+    assert done.exit_code != 0

@@ -306,6 +306,11 @@ def test_the_order_through_layers_is_that_of_all_differences():
         assert int(found.certain_order[layer, output]) == count
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_the_order_of_weights_is_that_of_intervals(name: str):
+    assert torch.equal(measured(name, "attention").certain_order, attention_of(name).intervals().certain_order)
+
+
 def test_in_no_time_there_are_still_bounds():
     exact = measured("bert", "rollout")
     late = ik.attention_measure(model_of("bert"), TEXT, "rollout", seconds=1e-9)

@@ -134,7 +134,8 @@ class MeasuredText:
         numbers = Numbers(*(part[places] for part in numbers))
         certain = numbers.lower.clamp(min=0) + (-numbers.upper).clamp(min=0)
         total = numbers.raw.abs().sum(-1)
-        arrays = numbers._asdict() | {"certain_share": torch.where(total > 0, certain.sum(-1) / total, 1.0)}
+        share = torch.where(total > 0, certain.sum(-1) / total, 1.0).clamp(max=1.0)
+        arrays = numbers._asdict() | {"certain_share": share}
         dims = dict.fromkeys(numbers._fields, kind.axes)
         dims |= dict.fromkeys(("certain_share", "certain_order"), kind.axes[:-1])
         which = tuple(self.captured.layers[0].heads.tolist())

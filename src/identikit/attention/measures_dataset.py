@@ -19,6 +19,7 @@ from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
 from identikit.results.table import texts_table
+from identikit.results.words import Column, Table, mean_and_error
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
 from identikit.shapes import Float, Tensor
@@ -119,6 +120,19 @@ def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: Meas
     tables = {"texts": texts_table(texts, tokens.tolist()), "measures": measures, "roles": roles}
     write_tables(run.store, tables, MEASURES)
     return tables
+
+
+def measure_table(frame: "DataFrame") -> Table:
+    """Return the table of measures in words: means over texts with their standard errors."""
+    columns = {"determined": "determined share", "strongest": "strongest determined", "order": "certain order"}
+    by = frame.groupby("measure", sort=False)[[*columns]]
+    means, errors = (part.to_numpy().tolist() for part in (by.mean(), by.sem()))
+    rows = [
+        (name, *zip(mean, error, strict=True))
+        for name, mean, error in zip(dict.fromkeys(frame["measure"]), means, errors, strict=True)
+    ]
+    forms = [Column(heading, mean_and_error(2)) for heading in columns.values()]
+    return Table((Column("measure"), *forms), tuple(rows))
 
 
 def measures_statistics(model: Model, texts: list[Text], run: Run, options: MeasuresOptions) -> dict[str, Tensor]:

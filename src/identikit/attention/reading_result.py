@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from identikit.attention.interval_result import edge_name, strongest_certain
 from identikit.results.gathered import strongest
 from identikit.results.measure import held, sometimes_held
@@ -185,24 +187,21 @@ class Agreement(Result):
 
     def said(self) -> str:
         """Say how far each pair of measures agrees, and how much of each ranking is determined."""
-        names = [axis.values for axis in self.axes]
-        errors = {}
+        written = {}
         for name in ("correlation", "determined"):
-            whole = self.read(name)
+            means = self.read(name)
             known = f"{name}_stderr" in self.source.dims
-            errors[name] = self.read(f"{name}_stderr") if known else whole * float("nan")
-        written = mean_and_error(2)
-        words = []
-        for row, measure in enumerate(names[0]):
-            share = written((float(self.read("determined")[row]), float(errors["determined"][row])))
-            pairs = [
-                f"{other} {written((float(self.read('correlation')[row, at]), float(errors['correlation'][row, at])))}"
-                for at, other in enumerate(names[1])
-                if other != measure
-            ]
-            others = f" Rank correlation: {', '.join(pairs)}." if pairs else ""
-            words.append(f"{measure}: at least {share} of the ranking is determined by the outputs.{others}")
-        return "\n".join(words)
+            errors = self.read(f"{name}_stderr") if known else torch.full_like(means, torch.nan)
+            pairs = zip(means.flatten().tolist(), errors.flatten().tolist(), strict=True)
+            written[name] = [mean_and_error(2)(pair) for pair in pairs]
+        lines = []
+        others = self.axis("other").values
+        for row, measure in enumerate(self.axis("measure").values):
+            line = f"{measure}: at least {written['determined'][row]} of the ranking is determined by the outputs."
+            ranks = written["correlation"][row * len(others) : (row + 1) * len(others)]
+            pairs = [f"{other} {rank}" for other, rank in zip(others, ranks, strict=True) if other != measure]
+            lines.append(f"{line} Rank correlation: {', '.join(pairs)}." if pairs else line)
+        return "\n".join(lines)
 
     def plot(self, **options: Any) -> Any:
         """Draw the rank correlation of each pair of measures as a map."""

@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import identikit
 from identikit.cli import option
-from identikit.cli.datasets import attention, attribution, count, tokens
+from identikit.cli.datasets import attention, attribution, count, measures, tokens
 from identikit.cli.endings import OPTIONS, own_words
 from identikit.cli.runs import diff, merge, resume, status, verify
 
@@ -98,7 +98,7 @@ def explain(
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
 
 
-for command in (attention, attribution, tokens, status, resume, verify, merge, diff):
+for command in (attention, measures, attribution, tokens, status, resume, verify, merge, diff):
     app.command()(command)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from identikit.runs.manifest import NotedCommand
 
 FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as given with --out.")]
-_RESUMED = ("attention", "attribution", "tokens", "reproduce")
+_RESUMED = ("attention", "measures", "attribution", "tokens", "reproduce")
 _DIFFERENT = 1  # exit statuses of diff
 _TROUBLE = 2
 
