@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from identikit.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from identikit.attention.agreement import agreement
     from identikit.attention.alternatives import alternative_attention
     from identikit.attention.effective import effective_attention
     from identikit.attention.intervals import attention_intervals
@@ -36,6 +37,7 @@ __all__ = [
     "alternative_attention",
     "attention_measure",
     "head_scores",
+    "agreement",
     "repeated_tokens",
     "token_attribution",
     "token_identifiability",
@@ -56,6 +58,7 @@ _MODULES = {
     "effective_attention": "attention.effective",
     "attention_intervals": "attention.intervals",
     "attention_measure": "attention.measure",
+    "agreement": "attention.agreement",
     "head_scores": "attention.scores",
     "repeated_tokens": "attention.scores",
     "token_attribution": "attribution.attribute",

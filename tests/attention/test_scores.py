@@ -86,3 +86,18 @@ def test_what_was_not_bounded_in_time_says_so():
     assert found.gap.isnan().any() and "in time" in str(found)
     exact = ik.head_scores(tiny.shared("bert"), TEXT, scores="self")
     assert (found.lower <= exact.lower + 1e-9).all() and (found.upper >= exact.upper - 1e-9).all()
+
+
+def test_a_head_that_has_a_role_in_every_alternative_is_named():
+    """A head of one value dimension whose rows see two keys is determined."""
+    found = ik.head_scores(tiny.shared("llama"), "w5 w6", scores=["self", "distance"])
+    lower = found.lower[0].flatten()
+    place = int(lower.argmax())
+    assert float(lower[place]) > 0.5
+    layer, head = divmod(place, found.lower.shape[2])
+    score = float(found.raw[0, layer, head])
+    sentence = (
+        f"L{layer}H{head} is a self-attending head in every attention with this output: score {score:.2f}, between "
+        f"{score:.2f} and {score:.2f}."
+    )
+    assert sentence in str(found) and str(found).count("in every attention") == 1  # distance is no share of attention

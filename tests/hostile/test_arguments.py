@@ -40,6 +40,7 @@ WRONG: dict[str, dict[str, Any]] = {
                           "seconds": -1.0, "truncate": 1, "progress": 5},
     "head_scores": {"model": None, "texts": 5, "scores": "zebra", "layers": 99, "heads": [1.5], "seconds": math.nan,
                     "truncate": "yes", "progress": 5},
+    "agreement": {"model": None, "texts": 5, "measures": "zebra", "target": "w5 w6", "truncate": "yes", "progress": 5},
     "repeated_tokens": {"model": None, "n": 0, "seed": -1},
     "token_attribution": {"model": object(), "text": None, "probes": 0, "norm": "l7", "layers": [[0]], "targets": {},
                           "source": "zebra", "precision": None, "seed": -1, "truncate": [], "max_tokens": True,
@@ -65,6 +66,8 @@ def given(function: str) -> dict[str, Any]:
         return bert | ROW
     if function == "repeated_tokens":
         return {"model": tiny.shared("bert"), "n": 5}
+    if function == "agreement":
+        return {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]}
     if function == "head_scores":
         return {"model": tiny.shared("bert"), "texts": TEXT}
     if function == "token_identifiability":

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from identikit.maths import chain as chaining
-from identikit.maths.chain import Chain, greatest_through_layers, through_layers
+from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
 from identikit.maths.polytope.exact import greatest
 from identikit.maths.polytope.rows import joined_rows, rows_of
 from tests.maths.polytope.cases import rank_of
@@ -68,33 +68,64 @@ def ends(model: Model, chain: Chain, start: torch.Tensor) -> tuple[torch.Tensor,
 @pytest.mark.parametrize(("keep", "give"), [(0.5, 0.5), (0.0, 1.0), (1.0, 1.0)])
 def test_ends_are_those_of_all_choices_at_once(keep: float, give: float):
     model = Model(3, 1, 1, 2)
-    chain = Chain(keep, give)
     starts = torch.cat([torch.eye(3, dtype=torch.float64), torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)])
-    lower, upper, gap = ends(model, chain, starts)
+    lower, upper, gap = ends(model, Chain(keep, give), starts)
     assert gap < 1e-12
-    for at, start in enumerate(starts.numpy()):
-        best = reference.greatest_by_choices(model.sets(), start, keep, give)
-        least = -reference.greatest_by_choices(model.sets(), -start, keep, give)
-        np.testing.assert_allclose(upper[at], best, atol=1e-12)
-        np.testing.assert_allclose(lower[at], least, atol=1e-12)
+    every = reference.all_products(model.sets(), keep, give) @ starts.numpy().T  # choice, output, start
+    np.testing.assert_allclose(upper.mT, every.max(0), atol=1e-12)
+    np.testing.assert_allclose(lower.mT, every.min(0), atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["plain", "causal", "repeated", "ties"])
-def test_random_attention_with_the_same_outputs_stays_inside(kind: str):
+def test_random_attention_stays_inside_and_the_own_choice_attains(kind: str):
     n = 5
     model = Model(n, 2, 2, 3, seed=3, kind=kind)
-    start = torch.eye(n, dtype=torch.float64)
+    start = torch.cat([torch.eye(n), torch.eye(n) - torch.eye(n).roll(1, 0)]).double()
     lower, upper, gap = ends(model, ROLLOUT, start)
     assert gap < 1e-11
     generator = np.random.default_rng(0)
     sets = model.sets()
-    for _ in range(400):
-        maps = []
-        for layer in sets:
-            chosen = [[row[generator.integers(len(row))] for row in head] for head in layer]
-            maps.append(torch.tensor(np.array(chosen)))
-        *_, found = through_layers(maps, ROLLOUT, start)
-        assert (found <= upper + 1e-11).all() and (found >= lower - 1e-11).all()
+    held = start.numpy().T[None]  # choice, token, start
+    best = start.numpy().copy()
+    for layer in sets:
+        drawn = [[row[generator.integers(len(row), size=20_000)] for row in head] for head in layer]
+        held = 0.5 * held + 0.5 * np.einsum("hqck->cqk", np.array(drawn)) / 2 @ held
+        chosen = [[row[(row @ best.T).argmax(0)] for row in head] for head in layer]  # the greatest of each start
+        best = 0.5 * best + 0.5 * np.einsum("hqsk,sk->sq", np.array(chosen), best) / 2
+    assert (held <= upper.mT.numpy() + 1e-11).all() and (held >= lower.mT.numpy() - 1e-11).all()
+    np.testing.assert_allclose(best, upper, atol=1e-12)
+
+
+def test_rows_in_boxes_give_what_is_left_to_what_holds_most():
+    generator = torch.Generator().manual_seed(0)
+    point = torch.rand(2, 5, 6, generator=generator, dtype=torch.float64)[..., :5].softmax(-1)
+    reach = 0.1 * torch.rand(2, 5, 5, generator=generator, dtype=torch.float64)
+    boxes = [(low, high) for low, high in zip((point - reach).clamp(min=0), point + reach, strict=True)]
+    start = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    expected = start.numpy()
+    for (low, high), found in zip(boxes, greatest_over_boxes(boxes, start), strict=True):
+        rows = [
+            [reference.greatest_in_box(*row, held) for row in zip(low.numpy(), high.numpy(), strict=True)]
+            for held in expected
+        ]
+        expected = np.array(rows)
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_shares_of_a_row_in_a_box_have_ends_that_are_attained():
+    generator = torch.Generator().manual_seed(1)
+    lower = torch.rand(6, generator=generator, dtype=torch.float64)
+    upper = lower + torch.rand(6, generator=generator, dtype=torch.float64)
+    least, most = shares_of(lower, upper)
+    points = lower + torch.rand(5000, 6, generator=generator, dtype=torch.float64) * (upper - lower)
+    shares = points / points.sum(-1, keepdim=True)
+    assert (shares >= least - 1e-12).all() and (shares <= most + 1e-12).all()
+    corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 6).double()
+    shares = lower + corners * (upper - lower)
+    shares = shares / shares.sum(-1, keepdim=True)
+    torch.testing.assert_close(shares.amin(0), least)
+    torch.testing.assert_close(shares.amax(0), most)
+    assert [float(end) for part in shares_of(torch.zeros(2), torch.zeros(2)) for end in part] == [0.0, 0.0, 1.0, 1.0]
 
 
 @settings(max_examples=15)

@@ -1,10 +1,12 @@
-"""Correlation of two maps, per head and over all, against numpy."""
+"""Correlation of two maps by value and by rank, and certain order, against numpy, scipy and their definitions."""
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
-from identikit.maths.measures import pearson, pearson_sums
+from identikit.maths.measures import certain_order, ordered_share, pearson, pearson_sums, rank_correlation
+from tests.reference import chain as reference
 
 
 def test_pearson_over_visible_entries():
@@ -31,3 +33,53 @@ def test_pearson_of_constant_maps():
     assert np.isnan(pearson_of([0.1] * 7, [0.3] * 7))
     assert np.isnan(pearson_of([], []))
     assert pearson_of([0.1, 0.2], [0.2, 0.1]) == pytest.approx(-1)
+
+
+def test_rank_correlation_is_that_of_scipy():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(8, 9, generator=generator).mul(2).round().double() for _ in range(2))  # with ties
+    asked = torch.rand(8, 9, generator=generator) < 0.7
+    found = rank_correlation(first, second, asked)
+    for row in range(8):
+        expected = spearmanr(first[row, asked[row]], second[row, asked[row]]).statistic
+        assert float(found[row]) == pytest.approx(expected, abs=1e-12)
+    assert rank_correlation(torch.ones(1, 4), torch.randn(1, 4), torch.ones(1, 4).bool()).isnan()
+
+
+def possible_rows(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What some rows may be, (row, choice, source), and the first of each; and which sources are asked for."""
+    generator = torch.Generator().manual_seed(seed)
+    strength = torch.linspace(2, 0, 6).exp()
+    possible = strength + 1.5 * torch.randn(40, 4, 6, generator=generator, dtype=torch.float64)
+    return possible, possible[:, 0], torch.rand(40, 6, generator=generator) < 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_certain_order_is_that_of_all_possible_rows(seed: int):
+    possible, raw, asked = possible_rows(seed)
+    calls = []
+
+    def compare(row: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.extend(row.tolist())
+        ahead = (possible[row, :, second] - possible[row, :, first]).amax(-1)
+        return ahead, torch.zeros_like(ahead)
+
+    ends = possible.amin(1), possible.amax(1)
+    found = certain_order(raw, ends, asked, compare, 4)
+    for row in range(40):
+        wanted = asked[row].nonzero()[:, 0].tolist()
+        assert int(found[row]) == reference.certain_order(raw[row].numpy(), possible[row].numpy(), wanted, 4)
+    assert len(set(found.tolist())) > 2 and len(calls) < 40 * 4 * 3
+    alone = certain_order(raw, ends, asked, None, 4)  # what the ends show is right, and the rest is not decided
+    assert ((alone == -1) | (alone <= found)).all() and (alone == -1).any() and (alone > 0).any()
+
+
+def test_pairs_are_ordered_where_their_ends_do_not_overlap():
+    possible, _, asked = possible_rows(0)
+    lower, upper = possible.amin(1), possible.amax(1)
+    found = ordered_share(lower, upper, asked)
+    for row in range(40):
+        sources = asked[row].nonzero()[:, 0].tolist()
+        pairs = [(one, other) for one in sources for other in sources if one < other]
+        apart = [lower[row, i] >= upper[row, j] or lower[row, j] >= upper[row, i] for i, j in pairs]
+        assert float(found[row]) == pytest.approx(np.mean(apart))

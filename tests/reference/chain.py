@@ -4,6 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linprog
 
 from tests.reference.intervals import augmented
 
@@ -35,12 +36,29 @@ def product_of_layers(maps: list[Array], start: Array, keep: float, give: float)
     return weights
 
 
-def greatest_by_choices(sets: list[list[list[Array]]], start: Array, keep: float, give: float) -> Array:
-    """The greatest product, by trying every vertex of every row of every head of every layer at once."""
+def all_products(sets: list[list[list[Array]]], keep: float, give: float) -> Array:
+    """The product for every choice of a vertex in every row of every head of every layer: (choice, output, input)."""
     rows = [vertices for layer in sets for head in layer for vertices in head]
-    heads, n = len(sets[0]), len(start)
-    best = np.full(n, -np.inf)
+    heads, n = len(sets[0]), len(sets[0][0])
+    found = []
     for choice in product(*rows):
         maps = list(np.array(choice).reshape(len(sets), heads, n, n))
-        best = np.maximum(best, product_of_layers(maps, start, keep, give))
-    return best
+        found.append(product_of_layers(maps, np.eye(n), keep, give))
+    return np.array(found)
+
+
+def certain_order(raw: Array, possible: Array, asked: list[int], top: int) -> int:
+    """How many of the strongest asked sources of one row have no later one above them in any of the possible rows."""
+    strongest = sorted(asked, key=lambda source: -raw[source])
+    for place, source in enumerate(strongest[:top]):
+        later = strongest[place + 1 :]
+        if later and (possible[:, later] > possible[:, [source]] + 1e-9 * np.abs(raw).max()).any():
+            return place
+    return min(top, len(strongest))
+
+
+def greatest_in_box(lower: Array, upper: Array, held: Array) -> float:
+    """The greatest p·w over l ≤ p ≤ u, Σp = 1, by a linear program."""
+    ends = list(zip(lower, upper, strict=True))
+    found = linprog(-held, A_eq=np.ones((1, len(held))), b_eq=[1.0], bounds=ends)
+    return float(-found.fun)

@@ -11,7 +11,8 @@ import pytest
 from pandas.api.types import infer_dtype
 
 from identikit.attention.dataset import AttentionOptions, attention_tables
-from identikit.attention.tables import ATTENTION
+from identikit.attention.measures_dataset import MeasuresOptions, measures_tables
+from identikit.attention.tables import ATTENTION, MEASURES
 from identikit.attribution.dataset import AttributionOptions, attribution_tables
 from identikit.attribution.tables import ATTRIBUTION
 from identikit.results.provenance import text_hash
@@ -32,6 +33,7 @@ TABLES = {
     "attribution": ATTRIBUTION,
     "tokens": TOKENS,
     "tokens --experiment inversion": INVERSION,
+    "measures": MEASURES,
 }
 TEXTS = [f"w{i} w{i + 3} w{i + 1} w{i + 7}" for i in range(3, 27)]
 DOCS = Path(__file__).parents[2] / "docs" / "tables.md"
@@ -48,6 +50,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny.shared("bert")
     attention_tables(model, TEXTS, Run(Store(folder / "attention", {})), AttentionOptions(intervals=7))
     attribution_tables(model, TEXTS, Run(Store(folder / "attribution", {})), AttributionOptions(), tagger=by_parity)
+    measures = MeasuresOptions(measures=("mean", "rollout"), scores=("previous",))
+    measures_tables(model, TEXTS[:3], Run(Store(folder / "measures", {})), measures)
     options = IdentifiabilityOptions(experiment="generalisation", folds=1)
     identifiability_tables(model, TEXTS, Run(Store(folder / "tokens", {})), options)
     inversion = InversionOptions(noises=(0.0, 2.0))

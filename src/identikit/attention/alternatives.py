@@ -83,8 +83,17 @@ def alternative_of(
     moved = other - rows.attention[0]
     step = float(moved[:n].norm())
     missed = float(layer.missed_by(moved[None], [(head, query)])[0])
-    which = attention.axis("layer").values[0], attention.axis("head").values[0], query
-    change = captured.reading.changed_by(lambda call: _replaced(call, which, other[:n]))
+
+    def replaced(call: AttentionCall) -> Float[Tensor, "1 head query d_v"] | None:
+        """Return the head output of the row's layer with the row replaced."""
+        if call.layer != layer.call.layer:
+            return None
+        output = call.output.clone()
+        own = int(layer.heads[head])
+        output[0, own, query] = (other[:n] @ call.value[0, own // call.groups].double()).to(output)
+        return output
+
+    change = captured.reading.changed_by(replaced)
     arrays = {"raw": rows.attention[0], "attention": other, "direction": moved / step if step else moved}
     arrays = {name: array[None, None, None, :n] for name, array in arrays.items()}
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in attention.axes)
@@ -100,7 +109,12 @@ def alternative_of(
 
 def _at_end(rows: Rows, keys: Axis, toward: Index, end: str) -> Float[Tensor, "key"]:
     """Return the attention that takes the weight of some keys, or of the key that can move most, to an end."""
-    wanted = _wanted(rows, keys, toward)
+    if toward is None:
+        wanted = [int(_room(rows)[: len(keys)].argmax())]
+    else:
+        wanted = [place for place in keys.sel(toward).values if bool(rows.visible[0, place])]
+    if not wanted:
+        raise InputError(f"toward={shortened(toward)}: the query does not see this key (it is masked).")
     objective = membership([wanted], rows.attention.shape[1]).to(rows.attention)
     vertices, failed = extreme_rows(rows, objective[None])
     if bool(failed[0]):
@@ -120,16 +134,6 @@ def _at_end(rows: Rows, keys: Axis, toward: Index, end: str) -> Float[Tensor, "k
         "Looking for another attention: only the row's own attention gives this output (keys that it sees: "
         f"{int(rows.visible[0, : len(keys)].sum())}). Choose a query that sees more keys, or another head."
     )
-
-
-def _wanted(rows: Rows, keys: Axis, toward: Index) -> list[int]:
-    """Return where some keys stand; by default, the key whose weight can move most."""
-    if toward is None:
-        return [int(_room(rows)[: len(keys)].argmax())]
-    wanted = [place for place in keys.sel(toward).values if bool(rows.visible[0, place])]
-    if not wanted:
-        raise InputError(f"toward={shortened(toward)}: the query does not see this key (it is masked).")
-    return wanted
 
 
 def _room(rows: Rows) -> Float[Tensor, "key"]:
@@ -153,15 +157,3 @@ def _along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tens
     along = F.pad(direction.to(rows.attention), (0, polytopes.sink))
     moved = alternative(rows.attention[0, seen], values[seen], along[seen])
     return torch.zeros_like(rows.attention[0]).index_put((seen,), moved)
-
-
-def _replaced(
-    call: AttentionCall, which: tuple[int, int, int], attention: Float[Tensor, "key"]
-) -> Float[Tensor, "1 head query d_v"] | None:
-    """Return a layer's head output with one row of attention replaced; None for the other layers."""
-    layer, head, query = which
-    if call.layer != layer:
-        return None
-    output = call.output.clone()
-    output[0, head, query] = (attention @ call.value[0, head // call.groups].double()).to(output)
-    return output

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from identikit.attention.captured import Place
-from identikit.attention.estimate import BoundedRows
 from identikit.attention.layer import Layer
 from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
@@ -57,31 +56,22 @@ def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[st
     bounded = bound_rows(result, places, distinct)
     if len(bounded.places) < len(places):
         raise IdentikitError(f"Bounding {len(places):,} rows: some have no bounds. Please report this text.")
-    weights = _group_weights(bounded, membership(distinct, len(result.tokens)))
+    raw, lower, upper = bounded.groups.unbind(1)
+    effective = bounded.effective @ membership(distinct, len(result.tokens)).mT
+    weights = torch.stack([raw, effective, lower, upper], dim=-1)  # row, group, weight
     absent = torch.zeros_like(weights[:, 0])
     by_group = [weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups.values()]
     sizes = [value_sizes(layer, [*groups.values()]) for layer in result.captured().layers]
+    strongest, place = bounded.attention.max(-1)
+    width = (bounded.upper - bounded.lower).gather(1, place[:, None])[:, 0]
+    mass = bounded.lower.sum(-1).clamp(max=1.0)
+    of_rows = (torch.ones_like(mass), bounded.free, mass, strongest, width, bounded.order > 0, bounded.order < 0)
     return {
-        "row_sums": _summed(_row_readings(bounded), places, shape),
+        "row_sums": _summed(torch.stack([number.double() for number in of_rows], dim=-1), places, shape),
         "group_sums": _summed(torch.stack(by_group, dim=1), places, shape),
         "value_size": torch.stack(sizes).cpu(),
         "group_keys": torch.tensor([len(keys) for keys in groups.values()]),
     }
-
-
-def _row_readings(bounded: BoundedRows) -> Float[Tensor, "row quantity"]:
-    """Return the quantities `READ` of each row."""
-    weight, strongest = bounded.attention.max(-1)
-    width = (bounded.upper - bounded.lower).gather(1, strongest[:, None])[:, 0]
-    mass = bounded.lower.sum(-1).clamp(max=1.0)
-    numbers = (torch.ones_like(mass), bounded.free, mass, weight, width, bounded.order > 0, bounded.order < 0)
-    return torch.stack([number.double() for number in numbers], dim=-1)
-
-
-def _group_weights(bounded: BoundedRows, members: Float[Tensor, "group key"]) -> Float[Tensor, "row group weight"]:
-    """Return the `WEIGHTS` that each row gives to groups of keys."""
-    raw, lower, upper = bounded.groups.unbind(1)
-    return torch.stack([raw, bounded.effective @ members.mT, lower, upper], dim=-1)
 
 
 def token_groups(result: EffectiveAttention) -> dict[str, list[int]]:

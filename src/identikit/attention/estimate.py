@@ -126,29 +126,26 @@ def estimated(known: Float[Tensor, "*place"], values: Sequence[Tensor], free: In
     rows of 0 and two of 1, so that rows which agree do not make a mean certain; the last factor is for few rows. The
     truth is within two standard errors in at least 93 % of draws: a test computes it for shares and simulates the rest.
     """
-    columns = [
-        _estimated(float(s), x, int(f), rows) for s, x, f in zip(known.flatten(), values, free.flatten(), strict=True)
-    ]
+    columns = []
+    for fixed, x, count in zip(known.flatten().tolist(), values, free.flatten().tolist(), strict=True):
+        m = len(x)
+        total = float(x.sum())
+        least = (fixed + total) / rows
+        if m == count:
+            columns.append((least, 0.0, least, least))
+            continue
+        mean = error = math.nan
+        if m:
+            more = m + 2 * _IMAGINED
+            variance = (float(x.square().sum()) + _IMAGINED) / more - ((total + _IMAGINED) / more) ** 2
+            few = 1 + _FEW / min(m, count - m)
+            mean = (fixed + count * total / m) / rows
+            error = count / rows * math.sqrt((1 - m / count) * max(0.0, variance) / m * few)
+        columns.append((mean, error, least, (fixed + total + count - m) / rows))
     made = torch.tensor(columns, dtype=torch.float64).reshape(-1, 4).mT.unflatten(1, known.shape)
     counts = torch.tensor([len(x) for x in values]).reshape(known.shape)
     mean, stderr, least, most = made
     return Mean(mean, stderr, least, most, counts, free)
-
-
-def _estimated(known: float, x: Float[Tensor, "some"], free: int, rows: int) -> tuple[float, float, float, float]:
-    m = len(x)
-    total = float(x.sum())
-    least = (known + total) / rows
-    most = (known + total + free - m) / rows
-    if m == free:
-        return least, 0.0, least, least
-    if not m:
-        return math.nan, math.nan, least, most
-    more = m + 2 * _IMAGINED
-    variance = (float(x.square().sum()) + _IMAGINED) / more - ((total + _IMAGINED) / more) ** 2
-    few = 1 + _FEW / min(m, free - m)
-    error = free / rows * math.sqrt((1 - m / free) * max(0.0, variance) / m * few)
-    return (known + free * total / m) / rows, error, least, most
 
 
 def mean_over_rows(sample: RowSample, values: Float[Tensor, "row"], fixed: Sequence[float] | float) -> Mean:

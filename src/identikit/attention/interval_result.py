@@ -22,11 +22,11 @@ _KEY_WORDS = {"key": "sum"}
 _MEANT = "in all alternatives, which are attention with the same output"
 
 
-def edge_name(result: Result, labels: dict[str, str]) -> str:
+def edge_name(result: Result, labels: dict[str, str], arrow: str = "→") -> str:
     """Return an edge as `L4H5 foot → her`, without the layer or head that was selected."""
     head = "".join(f"{letter}{labels[name]}" for name, letter in (("layer", "L"), ("head", "H")) if name in labels)
     query, key = (labels.get(axis.name, axis.label) for axis in result.axes[-2:])
-    return f"{head} {query} → {key}".strip()
+    return f"{head} {query} {arrow} {key}".strip()
 
 
 def strongest_certain(order: Int[Tensor, "*row"]) -> Float[Tensor, "*row"]:

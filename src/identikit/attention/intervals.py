@@ -33,6 +33,7 @@ from identikit.texts.text import is_several
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 _FIRST = {"cpu": 1, "cuda": 1024}  # rows in the first batch; later ones grow
 _LONGEST_BATCH = 10.0  # seconds between looks at the clock, about
+_TIMED = 31  # rows that say how long all will take: the first can wait for other work on the machine
 _AT_ONCE = 1e-9  # seconds that are as good as none
 _ROWS = ("layer", "head", "query")
 
@@ -192,7 +193,10 @@ def bounds_of(
     n = len(captured.reading.tokens)
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
-    asked = _with_sink(wanted, rows.attention.shape[1] - n)
+    sink = rows.attention.shape[1] - n  # one more key, which is not an edge
+    keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
+    objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
+    asked = Wanted(keys, objectives, wanted.top)
     bounds = unbounded(rows, asked)
     free = rows.free.nonzero()[:, 0]
     batch = _FIRST[free.device.type]
@@ -206,29 +210,23 @@ def bounds_of(
             every[some] = part.to(every)
         done += len(some)
         now = time.monotonic()
-        _refuse_long(bounding, (now - started) / done * len(free), len(free), n)
+        expected = (now - started) / done * len(free)
+        timed = done >= _TIMED or now - started > LONGEST_SECONDS / 20
+        if bounding.seconds is None and timed and expected > LONGEST_SECONDS:
+            raise InputError(
+                f"Intervals of {len(free):,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select "
+                "some rows (layer=, head=, query=), or set a limit with seconds=."
+            )
         rate = len(some) / max(now - begun, 1e-6)
         batch = int(min(2 * batch, rate * _LONGEST_BATCH + 1, rate * (limit - now)))
         progress("attention intervals, rows", int(some[-1]) + 1, len(places))
     if done == len(free):
         progress("attention intervals, rows", len(places), len(places))
-    return rows, _of_tokens(rows, bounds, wanted, n)
-
-
-def _with_sink(wanted: Wanted, sink: int) -> Wanted:
-    """Ask the same of rows with one more key, a learned sink, which is not an edge."""
-    keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
-    objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
-    return Wanted(keys, objectives, wanted.top)
-
-
-def _of_tokens(rows: Rows, bounds: Bounds, wanted: Wanted, n: int) -> Bounds:
-    """Return bounds of the n tokens, without the column of a learned sink."""
-    if rows.attention.shape[1] > n and wanted.keys is not None:
+    if sink and keys is not None:
         kept = [at for at in range(bounds.lower.shape[1]) if at != n]
         bounds = Bounds(bounds.lower[:, kept], bounds.upper[:, kept], bounds.gap[:, kept], bounds.order)
     bounds.lower.masked_fill_(bounds.lower == 0, 0.0)  # -0.0 is 0
-    return bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
+    return rows, bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
 
 
 def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bounds:
@@ -236,7 +234,9 @@ def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bou
     if bounding.method == "exact":
         return exact_bounds(rows, wanted)
     if wanted.objectives is not None and wanted.objectives.ndim == 3 and len(wanted.objectives) > 1:
-        return _row_by_row(rows, wanted, bounding, limit)
+        every = torch.arange(len(rows.group), device=rows.group.device)  # certified ends are of shared objectives
+        parts = [_solved(rows.some(row), wanted.of_rows(row), bounding, limit) for row in every.split(1)]
+        return Bounds(*(torch.cat(part) for part in zip(*parts, strict=True)))
     bounds = unbounded(rows, wanted)
     columns = torch.arange(bounds.lower.shape[1], device=rows.group.device)
     if wanted.keys is not None:
@@ -251,21 +251,6 @@ def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bou
         tokens = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
         bounds = bounds._replace(order=ordered(tokens, bounds.columns(slice(n)), wanted.top).order)
     return bounds
-
-
-def _row_by_row(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bounds:
-    """Bound rows with objectives of their own; certified ends are found for shared ones."""
-    every = torch.arange(len(rows.group), device=rows.group.device)
-    parts = [_solved(rows.some(row), wanted.of_rows(row), bounding, limit) for row in every.split(1)]
-    return Bounds(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-
-def _refuse_long(bounding: Bounding, expected: float, rows: int, n: int) -> None:
-    if bounding.seconds is None and expected > LONGEST_SECONDS:
-        raise InputError(
-            f"Intervals of {rows:,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select some rows "
-            "(layer=, head=, query=), or set a limit with seconds=."
-        )
 
 
 def _rounding(captured: Captured) -> float:

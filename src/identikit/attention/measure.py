@@ -2,41 +2,38 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention
 from identikit.attention.intervals import Bounding, bounds_of
-from identikit.attention.layer import EffectiveOptions
-from identikit.attention.measure_result import AttentionMeasure
-from identikit.attention.measured import READINGS, MeasuredLayer, ReadingKind
+from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.quantities import TOP, edges_wanted
-from identikit.attention.targets import Target, target_of
+from identikit.attention.reading_result import AttentionMeasure
+from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind, Target, target_of
+from identikit.attention.stream import WatchedRun, logit_directions, stream_of, watched_run
 from identikit.checks import function, known
 from identikit.errors import InputError
-from identikit.maths.boxes import CORNERS, norm_ends, norm_of
-from identikit.maths.chain import Chain, greatest_through_layers, through_layers
+from identikit.maths.boxes import CORNERS
+from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
+from identikit.maths.measures import Compare, certain_order
+from identikit.maths.polytope.exact import greatest
+from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
-from identikit.progress import Progress, Watched, reporting
+from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.source import Held
-from identikit.shapes import Int, Tensor
+from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import is_several
-
-
-class _Numbers(NamedTuple):
-    """What a reading is: of raw attention, of effective attention, its ends, and how far these are from sharp ones."""
-
-    raw: Tensor
-    effective: Tensor
-    lower: Tensor
-    upper: Tensor
-    gap: Tensor
 
 
 @reporting
@@ -53,17 +50,20 @@ def attention_measure(
     truncate: bool = False,
     progress: Watched = None,
 ) -> AttentionMeasure:
-    """Read attention as people do, with the exact range of the reading over all alternatives.
+    """Read attention as people do, with the range of the reading over all alternatives.
 
     An alternative is other attention with the same head outputs: all else that the model computes is the same too, and
-    each row moves in a set of its own. The ends hold for all of these rows together, and are attained.
+    each row moves in a set of its own. The ends hold for all of these rows together. Where `exact` is true they are
+    attained; elsewhere they are outer bounds, which no alternative exceeds and none need attain.
 
-    - `name`: of one head, "attention", "value norm" (‖a v H‖), "output share" and "gradient" (gradient × attention);
-      of a layer, "mean" over its heads and "norm" (‖Σ a v H‖, `exact` up to 12 heads); through layers, "rollout",
-      "rollout without residual" and "relevance" (Chefer)
+    - `name`: of one head, "attention", "value norm" (‖a v H‖), "output share", "gradient" (gradient × attention) and
+      "logit" (direct logit attribution);
+      of a layer, "mean" over its heads, "norm" (‖Σ a v H‖), "norm with residual" and "norm after layer norm", `exact`
+      up to 12 heads; through layers, "rollout", "rollout without residual" and "relevance" (Chefer), exact, and
+      "globenc" and "alti", with outer bounds
     - `target`: what gradients are of, for "gradient" and "relevance": a next token or a class (a string or its number;
       None: what the model itself predicts), or a function of the logits and the last hidden vectors. Gradients are
-      those of the model as it is, and held
+      those of the model as it is, and held. For "logit", a token
     - `layers`, `heads`: only these; readings through layers are of all heads
     - `seconds`: stop bounding after this time; what was not reached keeps what holds for any attention, and a `gap` of
       NaN
@@ -71,147 +71,237 @@ def attention_measure(
     kind = READINGS[known("name", name, tuple(READINGS))]
     progress = function("progress", progress)
     limit = Bounding.checked("exact", 0.0, seconds).seconds
-    until = math.inf if limit is None else time.monotonic() + limit
+    until = None if limit is None else time.monotonic() + limit
     model = checked_model(model)
     if is_several(text):
         raise InputError("attention_measure reads one text at a time: pass a text, a pair or token ids.")
     if target is not None and not kind.needs_target:
-        raise InputError(f"target= cannot be used with {name!r}, which needs no gradient. Leave it out.")
-    shown = model.attending(layers)
-    which = _heads(model, kind, heads)
-    read = _layers_below(model, shown) if kind.through else shown
-    (reading,) = readings(model, text, layers=read, truncate=truncate)
-    result = captured_attention(reading, EffectiveOptions(), layers=read, heads=which)
-    captured = result.captured()
-    aim: Target | None = None
-    measured = [MeasuredLayer(layer) for layer in captured.layers]
-    if kind.needs_target:
-        aim = target_of(model, reading, target)
-        gradients = model.gradients(reading.batch, aim.number)
-        measured = [MeasuredLayer(layer, gradients[layer.call.layer][0, layer.heads]) for layer in captured.layers]
-    if kind.through:
-        numbers = _through(captured, kind, measured, until, progress)
-        numbers = _Numbers(*(part[[read.index(layer) for layer in shown]] for part in numbers))
-    else:
-        numbers = _edges(captured, kind, measured, until, progress)
-    tokens = reading.tokens
-    ends = [Axis(axis, tuple(range(len(tokens))), tokens) for axis in kind.axes[-2:]]
-    head = [Axis("head", which)] if "head" in kind.axes else []
-    arrays = numbers._asdict() | {"certain_order": certain_order(numbers, others_only=kind.through)}
-    dims = dict.fromkeys(numbers._fields, kind.axes) | {"certain_order": kind.axes[:-1]}
-    about = {"measure": name, "meaning": kind.meaning, "target": None if aim is None else aim.name}
-    about["exact"] = not kind.joint or model.n_heads <= CORNERS
-    provenance = model.provenance(reading.text, measure=name, target=about["target"], layers=shown, heads=which)
-    axes = (Axis("layer", shown), *head, *ends)
-    return AttentionMeasure(axes, Held(arrays, dims), provenance, reading.about | about)
-
-
-def _heads(model: Model, kind: ReadingKind, heads: Index) -> tuple[int, ...]:
+        raise InputError(f"target= cannot be used with {name!r}, which needs none. Leave it out.")
     if heads is not None and "head" not in kind.axes:
-        raise InputError(f"heads= cannot be used with {kind.name!r}, which is of all heads together. Leave it out.")
-    return chosen("head", heads, model.n_heads)
+        raise InputError(f"heads= cannot be used with {name!r}, which is of all heads together. Leave it out.")
+    shown = model.attending(layers)
+    which = chosen("head", heads, model.n_heads)
+    read = model.attending(list(range(max(shown) + 1))) if kind.through else shown
+    wanted = model.attention_layers if kind.needs == "direction" else read
+    (reading,) = readings(model, text, layers=wanted, truncate=truncate)
+    attention = captured_attention(reading, EffectiveOptions(), layers=read, heads=which)
+    return MeasuredText(attention.captured(), target, until, progress).measure(kind, shown)
 
 
-def _layers_below(model: Model, layers: Sequence[int]) -> tuple[int, ...]:
-    """Return all layers up to the last one that is asked for; each of them must have attention."""
-    return model.attending(list(range(max(layers) + 1)))
+class _Found(dict[str, Tensor]):
+    """Arrays, of which one that is missing is found when it is first asked for."""
+
+    def __init__(self, arrays: Mapping[str, Tensor], find: Callable[[], Tensor]):
+        super().__init__(arrays)
+        self.find = find
+
+    def __missing__(self, name: str) -> Tensor:
+        self[name] = self.find()
+        return self[name]
 
 
-def _edges(
-    captured: Captured, kind: ReadingKind, measured: Sequence[MeasuredLayer], until: float, progress: Progress
-) -> _Numbers:
-    """Read single heads, or their mean: the ends of every weight, scaled."""
-    n = len(captured.reading.tokens)
-    heads = len(captured.layers[0].heads)
-    places = [(layer, head, query) for layer in range(len(measured)) for head in range(heads) for query in range(n)]
-    left = None if until == math.inf else max(until - time.monotonic(), 1e-9)
-    rows, bounds = bounds_of(
-        captured, places, edges_wanted(n, top=0), bounding=Bounding("exact", 0.0, left), progress=progress
-    )
-    shape = (len(measured), heads, n, n)
-    raw = rows.attention[:, :n].reshape(shape)
-    effective = captured.effective_rows(places).reshape(shape)
-    lower, upper, gap = (part.reshape(shape) for part in bounds[:3])
-    if kind.joint:
-        return _norms(measured, _Numbers(raw, effective, lower, upper, gap))
-    assert kind.factor is not None
-    factor = torch.stack([kind.factor(layer).expand(heads, n, n) for layer in measured])
-    ends = factor * lower, factor * upper
-    numbers = _Numbers(factor * raw, factor * effective, torch.minimum(*ends), torch.maximum(*ends), factor.abs() * gap)
-    if "head" not in kind.axes:
-        numbers = _Numbers(*(part.mean(1) for part in numbers))
-    return _Numbers(*(part.cpu() for part in numbers))
+@dataclass(eq=False)
+class MeasuredText:
+    """A text whose attention was captured, to be read in several ways: what these share is computed once.
 
-
-def _norms(measured: Sequence[MeasuredLayer], weights: _Numbers) -> _Numbers:
-    """Read the length of what each key adds to a layer's output, all heads together."""
-    layers = []
-    for at, layer in enumerate(measured):
-        if layer.layer.gate is not None:
-            raise InputError("'norm' cannot be read where a gate multiplies the head outputs: what a key adds varies.")
-        vectors = (layer.values @ layer.layer.projection.double()).transpose(0, 1)  # key, head, d
-        n = len(vectors)
-        products = (vectors @ vectors.mT).repeat(n, 1, 1)  # an edge after the other, by query
-        raw, effective, lower, upper, gap = (part[at].flatten(1).mT for part in weights)
-        ends = norm_ends(products, lower, upper)
-        off = (gap * products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()).sum(-1)
-        found = norm_of(products, raw), norm_of(products, effective), ends.least, ends.greatest, ends.gap + off
-        layers.append([part.reshape(n, n) for part in found])
-    return _Numbers(*(torch.stack(part).cpu() for part in zip(*layers, strict=True)))
-
-
-def _through(
-    captured: Captured, kind: ReadingKind, measured: Sequence[MeasuredLayer], until: float, progress: Progress
-) -> _Numbers:
-    """Read through layers: from each input token to each output token of each layer."""
-    n = len(captured.reading.tokens)
-    assert kind.factor is not None
-    factors = [kind.factor(layer).expand(-1, n, -1) for layer in measured] if kind.needs_target else None
-    chain = Chain(kind.keep, kind.give, factors)
-    device = captured.layers[0].heads.device
-    start = torch.eye(n, dtype=torch.float64, device=device)
-    every = torch.arange(n, device=device)
-    heads = torch.arange(len(captured.layers[0].heads), device=device)
-    raw = [layer.call.weights(every, heads=layer.heads, dtype=torch.float64)[0] for layer in captured.layers]
-    effective = [layer.effective(heads, every, slice(None)).double() for layer in captured.layers]
-    places = [(head, query) for head in heads.tolist() for query in range(n)]
-    rows = [layer.rows(places) for layer in captured.layers]
-    late = _clock(until)
-    sides = []
-    for side, sign in enumerate((1.0, -1.0)):
-        reached = []
-        for done, extreme in enumerate(greatest_through_layers(rows, chain, sign * start, late=late)):
-            reached.append((sign * extreme.value, extreme.gap))
-            progress("attention measure, layers", side * len(rows) + done + 1, 2 * len(rows))
-        sides.append([torch.stack(part).mT.cpu() for part in zip(*reached, strict=True)])
-    (upper, over), (lower, under) = sides
-    return _Numbers(
-        torch.stack(list(through_layers(raw, chain, start))).mT.cpu(),
-        torch.stack(list(through_layers(effective, chain, start))).mT.cpu(),
-        lower,
-        upper,
-        torch.maximum(over, under),
-    )
-
-
-def _clock(until: float) -> Callable[[], bool]:
-    return lambda: time.monotonic() > until
-
-
-def certain_order(numbers: Any, *, others_only: bool) -> Int[Tensor, "*row"]:
-    """Count the strongest sources, up to `TOP`, whose ends show that their order is the same in all alternatives.
-
-    With `others_only`, a token is not a source of itself.
+    `target` is what gradients and logits are of; bounding stops at `until`, on the monotonic clock. None: it does not
+    stop, and is refused where it would take long.
     """
-    raw, lower, upper = numbers.raw, numbers.lower, numbers.upper
-    n = raw.shape[-1]
-    if others_only:
-        own = torch.eye(n, dtype=torch.bool)
-        raw = raw.masked_fill(own, -torch.inf)
-        upper = upper.masked_fill(own, -torch.inf)
-    place = raw.argsort(dim=-1, descending=True, stable=True)
-    lower = lower.gather(-1, place)
-    upper = upper.gather(-1, place)
-    rest = upper.flip(-1).cummax(-1).values.flip(-1)  # the greatest that any later one can be
-    above = lower[..., :-1] >= rest[..., 1:]
-    return above[..., : min(TOP, n - 1)].long().cumprod(-1).sum(-1)
+
+    captured: Captured
+    target: Any = None
+    until: float | None = math.inf
+    progress: Progress = silent
+
+    def measure(self, kind: ReadingKind, shown: Sequence[int]) -> AttentionMeasure:
+        """Read the text in one way; `shown` are the layers that are kept, of those that were captured."""
+        reading = self.captured.reading
+        model = reading.model
+        if kind.joint is not None:
+            numbers, compare = self._joint(kind)
+        elif kind.through:
+            numbers, compare = self._through(kind)
+        else:
+            numbers, compare = self._edges(kind)
+        numbers = Numbers(*(part.cpu() for part in numbers))
+        places = [[layer.call.layer for layer in self.captured.layers].index(layer) for layer in shown]
+        tokens = reading.tokens
+        n = len(tokens)
+        possible = (numbers.upper != 0) | (numbers.lower != 0)
+        if kind.through:
+            possible &= ~torch.eye(n, dtype=torch.bool)
+        find = partial(_order, numbers, possible, compare, places)
+        numbers = Numbers(*(part[places] for part in numbers))
+        certain = numbers.lower.clamp(min=0) + (-numbers.upper).clamp(min=0)
+        total = numbers.raw.abs().sum(-1)
+        share = torch.where(total > 0, certain.sum(-1) / total, 1.0).clamp(max=1.0)
+        arrays = numbers._asdict() | {"certain_share": share}
+        dims = dict.fromkeys(numbers._fields, kind.axes)
+        dims |= dict.fromkeys(("certain_share", "certain_order"), kind.axes[:-1])
+        which = tuple(self.captured.layers[0].heads.tolist())
+        every = {"layer": Axis("layer", tuple(shown)), "head": Axis("head", which)}
+        axes = tuple(every.get(axis) or Axis(axis, tuple(range(n)), tokens) for axis in kind.axes)
+        aim = self.aim.name if kind.needs_target else None
+        about = reading.about | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
+        about["exact"] = kind.joint is None or (not kind.through and model.n_heads <= CORNERS)
+        provenance = model.provenance(reading.text, measure=kind.name, target=aim, layers=shown, heads=which)
+        return AttentionMeasure(axes, Held(_Found(arrays, find), dims), provenance, about)
+
+    # What readings are made from
+
+    @cached_property
+    def aim(self) -> Target:
+        """What gradients and logits are of."""
+        return target_of(self.captured.reading, self.target)
+
+    @cached_property
+    def _run(self) -> WatchedRun:
+        return watched_run(self.captured.reading)
+
+    def _measured(self, kind: ReadingKind) -> list[MeasuredLayer]:
+        """Return the layers with what the reading needs beside them."""
+        layers = self.captured.layers
+        reading = self.captured.reading
+        if kind.needs == "gradient":
+            gradients = reading.model.gradients(reading.batch, self.aim.number)
+            return [MeasuredLayer(layer, gradients[layer.call.layer][0, layer.heads]) for layer in layers]
+        if kind.needs == "direction":
+            if self.aim.token is None:
+                raise InputError(f"{kind.name!r} is of a token's logit. Give target= a token, or its number.")
+            heads = range(reading.model.n_heads)
+            every = [Layer.of(reading, layer, heads, EffectiveOptions()) for layer in sorted(reading.calls)]
+            direction = logit_directions(self._run, every, self.aim.token)
+            return [MeasuredLayer(layer, direction=direction) for layer in layers]
+        if kind.needs == "stream":
+            return [MeasuredLayer(layer, stream=stream_of(self._run, layer)) for layer in layers]
+        return [MeasuredLayer(layer) for layer in layers]
+
+    @cached_property
+    def _weights(self) -> tuple[Rows, Numbers]:
+        """All rows, and every weight with its ends: (layer, head, query, key)."""
+        n = len(self.captured.reading.tokens)
+        shape = (len(self.captured.layers), len(self.captured.layers[0].heads), n, n)
+        places = list(product(range(shape[0]), range(shape[1]), range(n)))
+        left = None if self.until is None else max(self.until - time.monotonic(), 1e-9)
+        bounding = Bounding("exact", 0.0, left)
+        rows, bounds = bounds_of(
+            self.captured, places, edges_wanted(n, top=0), bounding=bounding, progress=self.progress
+        )
+        effective = self.captured.effective_rows(places)
+        numbers = rows.attention[:, :n], effective, bounds.lower, bounds.upper, bounds.gap
+        return rows, Numbers(*(part.reshape(shape) for part in numbers))
+
+    # The readings
+
+    def _edges(self, kind: ReadingKind) -> tuple[Numbers, Compare]:
+        """Read single heads, or their mean: the ends of every weight, scaled."""
+        rows, weights = self._weights
+        factor = torch.ones_like(weights.raw)
+        if kind.factor is not None:
+            factor = torch.stack([kind.factor(layer).expand(factor.shape[1:]) for layer in self._measured(kind)])
+        ends = factor * weights.lower, factor * weights.upper
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        numbers = Numbers(factor * weights.raw, factor * weights.effective, low, high, factor.abs() * weights.gap)
+        mean = "head" not in kind.axes
+        if mean:
+            numbers = Numbers(*(part.mean(1) for part in numbers))
+        return numbers, partial(_compare_edges, rows, factor, mean)
+
+    def _joint(self, kind: ReadingKind) -> tuple[Numbers, None]:
+        """Read all heads together, from the weights and their ends; through layers, with outer bounds of the shares."""
+        assert kind.joint is not None
+        _, weights = self._weights
+        layers = [
+            kind.joint(layer, Numbers(*(part[at] for part in weights))) for at, layer in enumerate(self._measured(kind))
+        ]
+        numbers = Numbers(*(torch.stack(part) for part in zip(*layers, strict=True)))
+        if not kind.through:
+            return numbers, None
+        late = bool(numbers.gap.isnan().any())
+        boxes = list(zip(*shares_of(numbers.lower, numbers.upper), strict=True))
+        start = torch.eye(numbers.raw.shape[-1]).to(numbers.raw)
+        shares = [part / part.sum(-1, keepdim=True) for part in numbers[:2]]
+        raw, effective = (
+            torch.stack(list(through_layers(list(part[:, None]), Chain(0.0, 1.0), start))).mT for part in shares
+        )
+        upper = torch.stack(list(greatest_over_boxes(boxes, start))).mT.maximum(raw)
+        lower = -torch.stack(list(greatest_over_boxes(boxes, -start))).mT.maximum(-raw)
+        gap = torch.maximum(upper - raw, raw - lower)  # a sharp end is nowhere beyond what the model itself does
+        return Numbers(raw, effective, lower, upper, gap * torch.nan if late else gap), None
+
+    def _through(self, kind: ReadingKind) -> tuple[Numbers, Compare]:
+        """Read through layers: from each input token to each output token of each layer."""
+        layers = self.captured.layers
+        until = math.inf if self.until is None else self.until
+        n = len(self.captured.reading.tokens)
+        factors = None
+        if kind.factor is not None:
+            factors = [kind.factor(layer).expand(-1, n, -1) for layer in self._measured(kind)]
+        chain = Chain(kind.keep, kind.give, factors)
+        every = torch.arange(n, device=layers[0].heads.device)
+        heads = torch.arange(len(layers[0].heads), device=every.device)
+        start = torch.eye(n, dtype=torch.float64, device=every.device)
+        raw = [layer.call.weights(every, heads=layer.heads, dtype=torch.float64)[0] for layer in layers]
+        effective = [layer.effective(heads, every, slice(None)).double() for layer in layers]
+        rows = [layer.rows(list(product(heads.tolist(), range(n)))) for layer in layers]
+        sides = []
+        for side, sign in enumerate((1.0, -1.0)):
+            reached = []
+            extremes = greatest_through_layers(rows, chain, sign * start, late=lambda: time.monotonic() > until)
+            for done, extreme in enumerate(extremes):
+                reached.append((sign * extreme.value, extreme.gap))
+                self.progress("attention measure, layers", side * len(rows) + done + 1, 2 * len(rows))
+            sides.append([torch.stack(part).mT for part in zip(*reached, strict=True)])
+        (upper, over), (lower, under) = sides
+        maps = [torch.stack(list(through_layers(part, chain, start))).mT for part in (raw, effective)]
+        numbers = Numbers(maps[0], maps[1], lower, upper, torch.maximum(over, under))
+        return numbers, partial(_compare_through, rows, chain, n)
+
+
+# Which of two sources is above the other, where their ends do not tell
+
+
+@undisturbed()
+def _order(
+    numbers: Numbers, asked: Bool[Tensor, "layer *row source"], compare: Compare | None, places: Sequence[int]
+) -> Int[Tensor, "layer_ *row"]:
+    """Count the strongest sources that are in this order in all alternatives, in the layers at these places."""
+    shape = numbers.raw.shape
+    wanted = torch.zeros_like(asked)
+    wanted[places] = asked[places]
+    flat = [part.reshape(-1, shape[-1]) for part in (numbers.raw, numbers.lower, numbers.upper, wanted)]
+    return certain_order(flat[0], (flat[1], flat[2]), flat[3], compare, TOP).reshape(shape[:-1])[places]
+
+
+def _compare_edges(
+    rows: Rows, factor: Float[Tensor, "layer head query key"], mean: bool, row: Tensor, first: Tensor, second: Tensor
+) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
+    """Solve one program per pair and row; where rows are means over heads, one per head."""
+    heads, n = factor.shape[1:3]
+    place = row[:, None]
+    if mean:
+        place = (row // n)[:, None] * heads * n + torch.arange(heads) * n + (row % n)[:, None]
+    order = place.flatten().argsort(stable=True)  # rows of a head have to stand together
+    chosen = place.flatten()[order].to(factor.device)
+    pair = (order // place.shape[1]).to(factor.device)
+    objectives = factor.new_zeros(len(chosen), rows.attention.shape[1])
+    scales = factor.flatten(0, 2)[chosen]
+    every = torch.arange(len(chosen), device=factor.device)
+    for source, sign in ((first, -1.0), (second, 1.0)):
+        key = source.to(factor.device)[pair]
+        objectives[every, key] = sign * scales[every, key]
+    found = greatest(rows.some(chosen), objectives[:, None])
+    ahead, gap = (torch.empty_like(part[:, 0]).index_copy(0, order.to(part.device), part[:, 0]) for part in found)
+    return ahead.reshape(place.shape).mean(1).cpu(), gap.reshape(place.shape).mean(1).cpu()
+
+
+def _compare_through(
+    rows: Sequence[Rows], chain: Chain, n: int, row: Tensor, first: Tensor, second: Tensor
+) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
+    """Send the difference of two sources through the layers, each distinct pair once for all rows that ask for it."""
+    pairs, index = torch.stack([first, second]).unique(dim=1, return_inverse=True)
+    start = F.one_hot(pairs[1], n).double() - F.one_hot(pairs[0], n).double()
+    deepest = int(row.max()) // n
+    reached = list(greatest_through_layers(rows[: deepest + 1], chain, start.to(rows[0].attention)))
+    values, gaps = (torch.stack(part)[row // n, index, row % n].cpu() for part in zip(*reached, strict=True))
+    return values, gaps

@@ -57,16 +57,17 @@ def own_weights(attention: EffectiveAttention, weights: Any) -> dict[str, Float[
 
     All are of one shape. See `weights` in `attention_intervals`.
     """
+    queries = len(attention.axis("query"))
     if isinstance(weights, Mapping):
         named = {str(name): _row_weights(attention, given, weights) for name, given in weights.items()}
         if len(named) < len(weights):
-            raise InputError(f"weights={shortened(weights)} cannot be used: two of its names are written alike.")
+            raise _unusable(weights, "two of its names are written alike")
     else:
         given = _as_numbers(weights, weights)
-        queries = len(attention.axis("query"))
-        several = given.ndim == 2 and len(given) != queries
-        named = {str(at): c[None] for at, c in enumerate(given)} if several else {"weights": given}
-        named = {name: _row_weights(attention, c, weights) for name, c in named.items()}
+        if given.ndim == 2 and len(given) != queries:
+            named = {str(at): _row_weights(attention, c, weights) for at, c in enumerate(given)}
+        else:
+            named = {"weights": _row_weights(attention, given, weights)}
     if not named:
         raise InputError("weights={} names no sum. Give a number for each key.")
     most = max(len(c) for c in named.values())
@@ -78,17 +79,15 @@ def _row_weights(attention: EffectiveAttention, given: Any, weights: Any) -> Flo
     n = len(attention.tokens)
     if isinstance(given, Mapping):
         c = torch.zeros(1, n, dtype=torch.float64)
-        keys = attention.axis("key")
         for key, number in given.items():
             value = as_real(number)
             if value is None:
                 raise _unusable(weights, f"{shortened(number)} is not a number")
-            c[0, list(keys.sel(key).places)] += value
+            c[0, list(attention.axis("key").sel(key).places)] += value
     else:
-        c = _as_numbers(given, weights)
-        c = c[None] if c.ndim == 1 else c
+        c = torch.atleast_2d(_as_numbers(given, weights))
     queries = len(attention.axis("query"))
-    if c.ndim != 2 or c.shape[1] != n or len(c) not in (1, queries):
+    if c.shape[1] != n or len(c) not in (1, queries):
         raise _unusable(weights, f"expected {n} numbers, one for each key, or these for each of {queries} queries")
     if not c.isfinite().all():
         raise _unusable(weights, "its numbers must be finite")

@@ -8,13 +8,13 @@ import torch
 from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals, edge_name
 from identikit.attention.layer import At, Layer
-from identikit.attention.pearson import Pearson
 from identikit.attention.precision import careful_words, equal_values, unsure_words
-from identikit.checks import function, no_effect
+from identikit.checks import function, known, no_effect
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
 from identikit.maths.polytope.least_norm import least_norm
 from identikit.models.reading import Change
+from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Index
 from identikit.results.gathered import strongest
@@ -210,13 +210,29 @@ class EffectiveAttention(Result):
         """Sums over keys that the correlation is made from."""
         return at.rows(torch.stack(layer.sums, dim=-1))
 
-    @property
-    def pearson(self) -> Pearson:
-        """The correlation of raw and effective attention: call it, `pearson()` or `pearson(by="layer")`.
+    @undisturbed()
+    def pearson(self, by: str | None = None) -> Tensor:
+        """Return the correlation of raw and effective attention over the visible entries of the selected rows.
 
-        Overall it is one number; `by` "layer", "head" or "visible" (number of keys that a row sees) gives several.
+        Overall it is one number over all layers and heads; `by="layer"` and `by="head"` give one for each. With
+        `by="visible"`, entry c is that over the rows that see c keys, NaN where no row does (rows without a null space
+        correlate perfectly, and inflate the pool).
         """
-        return Pearson(self)
+        if by is not None:
+            known("pearson(by", by, ("layer", "head", "visible"))
+        if "_pearson_sums" not in self.source.dims:
+            raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")
+        sums = correlation.PearsonSums(*self.read("_pearson_sums").unbind(-1))
+        if by is None:
+            return correlation.pearson(sums.pooled())
+        if by == "visible":
+            seen = sums.entries.long()
+            groups = [correlation.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
+            return torch.stack([correlation.pearson(group.pooled()) for group in groups])
+        heads = sums.pooled(-1)
+        pooled = heads if by == "head" else heads.pooled(-1)
+        single = [self.axis(name).single for name in ("layer", "head")[: pooled.entries.ndim]]
+        return correlation.pearson(pooled)[tuple(0 if alone else slice(None) for alone in single)]
 
     def verify(self) -> Change:
         """Run the model with effective attention in place of raw attention in the selected rows.
@@ -285,13 +301,13 @@ class EffectiveAttention(Result):
         dims = f"{int(null.min())} to {int(null.max())}" if null.min() < null.max() else f"{int(null.max())}"
         rows = f"{percent(free)} of the rows are" if null.numel() > 1 else "The row is"
         pearson = float(self.pearson())
-        correlation = f"Raw and effective attention correlate at {pearson:.2f}."
+        alike = f"Raw and effective attention correlate at {pearson:.2f}."
         if math.isnan(pearson):
-            correlation = "Raw or effective attention is constant, so their correlation is not defined."
+            alike = "Raw or effective attention is constant, so their correlation is not defined."
         residual = float(self.residual.max())
         certificate = f"Effective attention reproduces the head outputs to within {residual:.1g} (relative)."
         freedom = f"{rows} free (null space of {dims} dimensions)."
-        words = " ".join([freedom, correlation, certificate, *self._reservations()])
+        words = " ".join([freedom, alike, certificate, *self._reservations()])
         return f"{words}\n{self._edges()}" if self.axis("head").single else words
 
     def _reservations(self) -> list[str]:

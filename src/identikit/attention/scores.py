@@ -16,12 +16,13 @@ from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention
 from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions
-from identikit.attention.score_result import HeadScores
+from identikit.attention.reading_result import HeadScores
 from identikit.checks import function, known_names, random_seed, whole_number
 from identikit.errors import InputError
+from identikit.maths.measures import mean_over_texts
 from identikit.maths.polytope.bounds import Wanted
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
+from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
@@ -54,59 +55,63 @@ class ScoredText(NamedTuple):
 class HeadRole(NamedTuple):
     """A role: its name, what it means, and the pattern that a head with this role attends by.
 
-    `above`: the score is the share of texts in which that of the pattern is above this; None: it is the pattern's own.
+    - `noun`: what a head is that has it; None: the score is not a share of attention
+    - `above`: the score is the share of texts in which that of the pattern is above this; None: it is the pattern's own
     """
 
     name: str
     meaning: str
     pattern: Callable[[ScoredText], Tensor]
+    noun: str | None = None
     above: float | None = None
 
 
 ROLES: dict[str, HeadRole] = {}
 
 
-def role(name: str, above: float | None = None) -> Callable[[Callable[[ScoredText], Tensor]], HeadRole]:
+def role(
+    name: str, noun: str | None = None, *, above: float | None = None
+) -> Callable[[Callable[[ScoredText], Tensor]], HeadRole]:
     """Declare a role by the function that makes its pattern; the docstring says what the score is."""
 
     def declare(pattern: Callable[[ScoredText], Tensor]) -> HeadRole:
-        ROLES[name] = HeadRole(name, " ".join((pattern.__doc__ or "").split()), pattern, above)
+        ROLES[name] = HeadRole(name, " ".join((pattern.__doc__ or "").split()), pattern, noun, above)
         return ROLES[name]
 
     return declare
 
 
-@role("self")
+@role("self", "a self-attending head")
 def own_token(text: ScoredText) -> Tensor:
     """Weight on the token itself."""
     return text.offset == 0
 
 
-@role("previous")
+@role("previous", "a previous-token head")
 def previous_token(text: ScoredText) -> Tensor:
     """Weight on the token before."""
     return text.offset == 1
 
 
-@role("first")
+@role("first", "a first-token head")
 def first_token(text: ScoredText) -> Tensor:
     """Weight on the first token of the text, over the rows of all others."""
     return (torch.arange(len(text.ids)) == 0) & (text.offset != 0)
 
 
-@role("special")
+@role("special", "a special-token head")
 def special_tokens(text: ScoredText) -> Tensor:
     """Weight on the special tokens, all together."""
     return text.special.expand(len(text.ids), -1)
 
 
-@role("same token")
+@role("same token", "a same-token head")
 def same_token(text: ScoredText) -> Tensor:
     """Weight on earlier copies of the token, over the rows that have one."""
     return text.earlier
 
 
-@role("induction")
+@role("induction", "an induction head")
 def induction(text: ScoredText) -> Tensor:
     """Weight on the tokens that follow earlier copies of the token, over the rows that have one."""
     follows = torch.zeros_like(text.earlier)
@@ -163,68 +168,57 @@ def head_scores(
     parts = []
     for place, reading in enumerate(read):
         captured = captured_attention(reading, EffectiveOptions(), layers=wanted, heads=which).captured()
-        parts.append(_scored(captured, [ROLES[name] for name in names], until))
+        parts.append(scored(captured, [ROLES[name] for name in names], until))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
     provenance = model.provenance(text, scores=names, layers=wanted, heads=which)
     axes = (Axis("score", names), Axis("layer", wanted), Axis("head", which))
     about = {"texts": len(read), "meanings": {name: ROLES[name].meaning for name in names}, "sink": SINK}
-    arrays = _over_texts(torch.stack(parts), [ROLES[name] for name in names])
+    about["nouns"] = {name: ROLES[name].noun for name in names}
+    arrays = over_texts(torch.stack(parts), [ROLES[name] for name in names])
     dims = {name: ("score", "layer", "head")[: array.ndim] for name, array in arrays.items()}
     return HeadScores(axes, Held(arrays, dims), provenance, about)
 
 
-def _scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
+def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
     """Return what one text's heads score, raw to gap; NaN for a score that no row of the text has a target for."""
-    layers = [_scored_layer(captured, at, roles, until) for at in range(len(captured.layers))]
-    return torch.stack(layers, dim=2)
+    batch = captured.reading.batch
+    assert batch.ids is not None
+    text = ScoredText(batch.ids[0].cpu(), batch.special[0].cpu())
+    every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
+    found = []
+    for at, layer in enumerate(captured.layers):
+        heads = torch.arange(len(layer.heads), device=layer.heads.device)
+        keys = torch.arange(len(layer.tokens), device=heads.device)
+        visible = layer.seen.block(keys, keys).cpu()
+        patterns = every * visible[:, None]
+        targets = (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]  # query, score
+        queries = targets.any(1).nonzero()[:, 0]
+        if not len(queries):
+            found.append(torch.full((len(_MADE), len(roles), len(heads)), torch.nan, dtype=torch.float64))
+            continue
+        places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
+        objectives = (patterns * targets[..., None])[queries].repeat(len(heads), 1, 1).to(heads.device)
+        bounding = Bounding("exact", 0.0, max(until - time.monotonic(), 1e-9))
+        rows, bounds = bounds_of(captured, places, Wanted(objectives=objectives), bounding=bounding)
+        effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
+        own = [(objectives @ weights[..., None])[..., 0] for weights in (rows.attention[:, : len(keys)], effective)]
+        numbers = torch.stack([*own, bounds.lower, bounds.upper, bounds.gap]).unflatten(1, (len(heads), -1))
+        count = targets[queries].sum(0).to(numbers)
+        found.append((numbers.sum(2) / count).mT.masked_fill(count[:, None] == 0, torch.nan).cpu())
+    return torch.stack(found, dim=2)
 
 
-def _scored_layer(
-    captured: Captured, at: int, roles: Sequence[HeadRole], until: float
-) -> Float[Tensor, "number score head"]:
-    layer = captured.layers[at]
-    heads = torch.arange(len(layer.heads), device=layer.heads.device)
-    keys = torch.arange(len(layer.tokens), device=heads.device)
-    visible = layer.seen.block(keys, keys).cpu()
-    text = _text_of(captured.reading)
-    patterns = torch.stack([role.pattern(text).double() for role in roles], dim=1) * visible[:, None]
-    targets = (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]  # query, score
-    patterns = patterns * targets[..., None]
-    queries = targets.any(1).nonzero()[:, 0]
-    if not len(queries):
-        return torch.full((len(_MADE), len(roles), len(heads)), torch.nan, dtype=torch.float64)
-    places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
-    objectives = patterns[queries].repeat(len(heads), 1, 1).to(heads.device)
-    bounding = Bounding("exact", 0.0, max(until - time.monotonic(), 1e-9))
-    rows, bounds = bounds_of(captured, places, Wanted(objectives=objectives), bounding=bounding)
-    raw = (objectives @ rows.attention[:, : len(keys), None])[..., 0]
-    effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
-    effective = (objectives @ effective[..., None])[..., 0]
-    numbers = torch.stack([raw, effective, bounds.lower, bounds.upper, bounds.gap]).unflatten(1, (len(heads), -1))
-    rows_of = targets[queries].sum(0).to(numbers)
-    return (numbers.sum(2) / rows_of).mT.masked_fill(rows_of[:, None] == 0, torch.nan).cpu()
-
-
-def _text_of(reading: Reading) -> ScoredText:
-    assert reading.batch.ids is not None
-    return ScoredText(reading.batch.ids[0].cpu(), reading.batch.special[0].cpu())
-
-
-def _over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
+def over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
     """Return the means over texts with their standard errors, and over how many texts each score is."""
     for place, role in enumerate(roles):
         if role.above is not None:
             values = numbers[:, :4, place]
             numbers[:, :4, place] = torch.where(values.isnan(), torch.nan, (values > role.above).double())
-    known = ~numbers[:, 0].isnan().flatten(2).all(-1)
-    count = known.sum(0)
-    means = numbers.nanmean(0)
+    means, errors = mean_over_texts(numbers)
     arrays: dict[str, Tensor] = dict(zip(_MADE, means, strict=True))
-    arrays["scored_texts"] = count
+    arrays["scored_texts"] = (~numbers[:, 0].isnan().flatten(2).all(-1)).sum(0)
     if len(numbers) > 1:
-        spread = (numbers - means).square().nansum(0) / (count - 1).clamp(min=0)[:, None, None]
-        errors = (spread / count[:, None, None]).sqrt()
         arrays |= {f"{name}_stderr": error for name, error in zip(_MADE[:4], errors, strict=False)}
     return arrays
 

@@ -1,4 +1,4 @@
-"""The tables of `identikit attention`."""
+"""The tables of `identikit attention` and `identikit measures`."""
 
 from collections.abc import Mapping
 
@@ -160,6 +160,47 @@ ATTENTION: Mapping[str, DataTable] = {
                 "0 or more",
                 "there are no others, or most are 0",
             ),
+        },
+    ),
+}
+
+MEASURES: Mapping[str, DataTable] = {
+    "texts": TEXTS,
+    "measures": DataTable(
+        "How much of what people read from attention is determined by the outputs of the heads. Rows are those of all "
+        "layers and heads; through layers, those of the last layer.",
+        "one row per text and measure",
+        {
+            "text": TEXT,
+            "tokens": TOKENS,
+            "measure": word("which reading; see `attention_measure`", key=True),
+            "rows": count("number of rows: one token, in one head or layer", "1 or more"),
+            "determined": number("determined share of a row, mean over rows", "0 to 1"),
+            "strongest": number(
+                "share of the decided rows whose strongest source is the strongest in all alternatives",
+                "0 to 1",
+                "no row is decided",
+            ),
+            "order": number(
+                "how many of a row's strongest sources have the same order in all alternatives, mean over decided rows",
+                "0 to 5",
+                "no row is decided",
+            ),
+            "undecided": count("number of rows for which this was not decided"),
+        },
+    ),
+    "roles": DataTable(
+        "The role of every head, and between which ends it is in all alternatives; see `head_scores`.",
+        "one row per score, layer and head",
+        {
+            "score": word("which role", key=True),
+            "layer": LAYER,
+            "head": HEAD,
+            "texts": count("number of texts with a row that has a target"),
+            **_with_error("raw", "score of raw attention", "0 or more", "no text has a target"),
+            **_with_error("effective", "score of effective attention", "any number", "no text has a target"),
+            **_with_error("lower", "least score of any alternative", "0 or more", "no text has a target"),
+            **_with_error("upper", "greatest score of any alternative", "0 or more", "no text has a target"),
         },
     ),
 }

@@ -1,4 +1,4 @@
-"""The commands over a dataset: attention, attribution and tokens.
+"""The commands over a dataset: attention, measures, attribution and tokens.
 
 To add one, a room brings the columns of its tables (`tables.py`) and a job (`dataset.py`); here it needs only a
 function with its own options that calls `DatasetRun.do`. The decorator adds the shared options, and makes it resumable.
@@ -7,7 +7,7 @@ function with its own options that calls `DatasetRun.do`. The decorator adds the
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial, wraps
 from itertools import islice
 from types import MappingProxyType
@@ -220,6 +220,39 @@ def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
             f"{length_table(by_length).to_text()}\n"
         )
     return words, numbers
+
+
+@over_a_dataset
+def measures(
+    run: DatasetRun,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--measure",
+            help="attention, value norm, mean, norm, rollout or another reading that needs no target; repeat for more. "
+            "Default: these five.",
+        ),
+    ] = None,
+) -> None:
+    """Read attention as people do over a dataset: how much of each measure is determined, and the roles of heads."""
+    from identikit.attention.measures_dataset import MeasuresOptions, measures_statistics, measures_tables
+
+    options = MeasuresOptions(truncate=run.truncate)
+    if names:
+        options = replace(options, measures=tuple(names))
+    run.do("measures", options, gather=measures_statistics, tables=measures_tables, report=_measures_report)
+
+
+def _measures_report(tables: Tables) -> tuple[str, dict[str, Any]]:
+    from identikit.attention.measures_dataset import measure_table
+
+    columns = ["determined", "strongest", "order"]
+    means = tables["measures"].groupby("measure", sort=False)[columns].mean()
+    words = (
+        "How much of each measure is the same in all alternatives, that is, in any attention with the same head "
+        f"outputs.\nMeans over texts ± standard errors:\n\n{measure_table(tables['measures']).to_text()}\n"
+    )
+    return words, {"texts": len(tables["texts"]), "measures": means.reset_index().to_dict("records")}
 
 
 @over_a_dataset

@@ -102,3 +102,36 @@ def _brought(
         bounds = [greatest(rows, factor[:, None] * some, late=late) for some in padded.split(step)]
     value, gap = (torch.cat(part, dim=1).mT.to(weights) for part in zip(*bounds, strict=True))
     return value, gap
+
+
+def greatest_over_boxes(
+    boxes: Sequence[tuple[Float[Tensor, "query key"], Float[Tensor, "query key"]]], start: Float[Tensor, "source key"]
+) -> Iterator[Float[Tensor, "source query"]]:
+    r"""Yield the most that each layer's tokens can hold of each source, if rows lie in boxes, and sum to 1.
+
+    Of all $l \le p \le u$ with $\sum_j p_j = 1$, best is to give every key its least, and what is left of 1 to the keys
+    with most of the source. Boxes contain what rows can be, and more: these are outer bounds.
+    """
+    value = start
+    for lower, upper in boxes:
+        rows = []
+        for held in value:
+            place = held.argsort(descending=True)
+            room = (upper - lower)[:, place]
+            before = room.cumsum(-1) - room
+            given = (1 - lower.sum(-1, keepdim=True) - before).clamp(min=0).minimum(room)
+            rows.append(lower @ held + given @ held[place])
+        value = torch.stack(rows)
+        yield value
+
+
+def shares_of(
+    lower: Float[Tensor, "*row key"], upper: Float[Tensor, "*row key"]
+) -> tuple[Float[Tensor, "*row key"], Float[Tensor, "*row key"]]:
+    r"""Return between which ends each share $r_j / \sum_k r_k$ of a row is, if $l \le r \le u$ with $l \ge 0$.
+
+    A share is least where its own part is least and all others are greatest. A row that can be 0 has shares of 0 to 1.
+    """
+    least = lower / (lower + upper.sum(-1, keepdim=True) - upper)
+    most = upper / (upper + lower.sum(-1, keepdim=True) - lower)
+    return least.nan_to_num(0.0), most.nan_to_num(1.0)

@@ -1,11 +1,12 @@
-"""How alike two attention maps are: Pearson's correlation over visible entries, from sums that add up over rows."""
+"""How alike two attention maps are, by value and by rank, and how much of an order is certain."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch.linalg import vecdot
 
-from identikit.shapes import Bool, Float, Tensor
+from identikit.shapes import Bool, Float, Int, Tensor
 
 
 class PearsonSums(NamedTuple):
@@ -52,3 +53,87 @@ def pearson(sums: PearsonSums) -> Float[Tensor, "*part"]:
     coefficient = (sums.product - sums.first * mean_y) / (variance_x * variance_y).sqrt()
     coefficient = torch.where(varies, coefficient.clamp(-1, 1), torch.nan)
     return torch.where((sums.difference_square == 0) & (sums.entries > 0), 1.0, coefficient)
+
+
+# Order
+
+
+Compare = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Given rows, and a first and a second source of each: the most that the second can exceed the first, and the gap."""
+
+_TIE = 1e-9  # of a row's largest reading: what exceeds another by less is as large
+
+
+def certain_order(
+    raw: Float[Tensor, "row source"],
+    ends: tuple[Float[Tensor, "row source"], Float[Tensor, "row source"]],
+    asked: Bool[Tensor, "row source"],
+    compare: Compare | None,
+    top: int,
+) -> Int[Tensor, "row"]:
+    """Count the strongest asked sources of each row, up to `top`, that are in this order whatever else may vary.
+
+    A source is certainly above another if the difference of the two is never above 0. The `ends` (least and greatest)
+    settle many pairs. The others are left to `compare`, the likeliest first: where it can be above, the rest of the row
+    need not be compared. -1: it is not decided which source is the strongest, as where nothing compares.
+    """
+    lower, upper = ends
+    tie = _TIE * raw.abs().amax(-1)
+    strongest = raw.masked_fill(~asked, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    count = asked.sum(-1)
+    order = torch.zeros_like(count)
+    going = count > 0
+    for place in range(min(top, raw.shape[1])):
+        going = going & (place < count)
+        key = strongest[:, place : place + 1]
+        asked = asked.scatter(1, key, False)
+        contested = asked & (upper > lower.gather(1, key) + tie[:, None]) & going[:, None]
+        likeliest = raw.masked_fill(~contested, -torch.inf).argmax(-1, keepdim=True)
+        first = torch.zeros_like(contested).scatter(1, likeliest, True) & contested
+        for some in (first, contested & ~first):
+            row, other = (some & going[:, None]).nonzero().mT
+            if not len(row):
+                continue
+            ahead, gap = (raw.new_full(row.shape, torch.nan),) * 2
+            if compare is not None:
+                ahead, gap = (part.to(raw) for part in compare(row, key[row, 0], other))
+            beaten = torch.zeros_like(going).index_put((row[ahead - gap > tie[row]],), torch.tensor(True))
+            open_ = torch.zeros_like(going).index_put((row[~(ahead <= tie[row])],), torch.tensor(True))
+            if place == 0:
+                order[open_ & ~beaten] = -1
+            going = going & ~open_
+        order[going] = place + 1
+    return order
+
+
+def ordered_share(
+    lower: Float[Tensor, "row source"], upper: Float[Tensor, "row source"], asked: Bool[Tensor, "row source"]
+) -> Float[Tensor, "row"]:
+    """Return the share of pairs of asked sources whose ends do not overlap; NaN where a row has no pair."""
+    above = (lower[:, :, None] >= upper[:, None]) & asked[:, :, None] & asked[:, None]
+    above = above | above.mT
+    above &= ~torch.eye(lower.shape[1], dtype=torch.bool, device=lower.device)
+    count = asked.sum(-1)
+    return above.sum((1, 2)) / (count * (count - 1)).double()
+
+
+def rank_correlation(
+    first: Float[Tensor, "row source"], second: Float[Tensor, "row source"], asked: Bool[Tensor, "row source"]
+) -> Float[Tensor, "row"]:
+    """Return Spearman's rank correlation of the asked sources of each row; NaN where a row of ranks is constant."""
+    ranks = []
+    for values in (first, second):
+        values = values.masked_fill(~asked, torch.inf)
+        below = (values[:, :, None] > values[:, None]).sum(-1)
+        rank = (below + 0.5 * (values[:, :, None] == values[:, None]).sum(-1)).double().masked_fill(~asked, 0.0)
+        ranks.append((rank - rank.sum(-1, keepdim=True) / asked.sum(-1, keepdim=True)).masked_fill(~asked, 0.0))
+    x, y = ranks
+    return vecdot(x, y) / (vecdot(x, x) * vecdot(y, y)).sqrt()
+
+
+def mean_over_texts(numbers: Float[Tensor, "text *place"]) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
+    """Return the mean over the texts that have a number (not NaN), and its standard error; NaN for fewer than two."""
+    count = (~numbers.isnan()).sum(0)
+    mean = numbers.nanmean(0)
+    variance = (numbers - mean).square().nansum(0) / (count - 1).clamp(min=0)
+    return mean, (variance / count).sqrt()

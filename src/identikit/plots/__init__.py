@@ -8,10 +8,11 @@ No plot calls `show`, opens a window or changes matplotlib's settings; a noteboo
 from identikit.plots.attention import alternative_bars, head_grid, interval_bars, measure_bars, role_bars
 from identikit.plots.attribution import attribution_map, sources
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
-from identikit.plots.maps import head_maps, interval_maps, measure_maps
+from identikit.plots.maps import agreement_map, head_maps, interval_maps, measure_maps
 from identikit.plots.tokens import identity_map, inversion_map, rates
 
 __all__ = [
+    "agreement_map",
     "alternative_bars",
     "attribution_map",
     "certain_mass_by_length",

@@ -12,7 +12,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.checks import known_names
 from identikit.errors import InputError
 from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, heat_map, new_axes
-from identikit.plots.reading import check, head_of, panels_of, places_of, read, table
+from identikit.plots.reading import check, drawing, head_of, panels_of, places_of, read, table
 from identikit.plots.style import DOUBLE, SINGLE, house_style, token_axis
 from identikit.results.result import Result
 from identikit.texts.text import shown
@@ -222,3 +222,18 @@ def map_panels(panels: Panels, maps: Maps, *, keep: Sequence[int] = (), labels: 
             axes.set_yticks([])
     assert image is not None, "maps without a map"
     colour_bar(image, panels, scale, labels[2], shares=labels[2] == WEIGHT)
+
+
+def agreement_map(agreement: Result, ax: Axes | None = None) -> Axes:
+    """Draw the rank correlation of each pair of measures, from −1 to 1, with its number."""
+    data = read("agreement_map", agreement, ("correlation",), axes=("measure", "other"))
+    cells = table(data, "correlation", "measure", "other")
+    names = [str(name) for name in data["measure"].values]
+    with drawing(ax, SINGLE, 0.9 + 0.35 * len(names)) as axes:
+        axes.imshow(cells, cmap="RdBu_r", vmin=-1, vmax=1)
+        for row, column in np.ndindex(*cells.shape):
+            axes.text(column, row, f"{cells[row, column]:.2f}", ha="center", va="center", fontsize="small")
+        token_axis(axes.yaxis, names)
+        token_axis(axes.xaxis, [str(name) for name in data["other"].values])
+        axes.grid(visible=False)
+    return axes

@@ -1,0 +1,138 @@
+"""Whether measures of attention rank sources alike, and how much of each ranking the outputs determine."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from identikit.attention.effective import captured_attention
+from identikit.attention.layer import EffectiveOptions
+from identikit.attention.measure import MeasuredText
+from identikit.attention.reading_result import Agreement, AttentionMeasure
+from identikit.attention.readings import READINGS
+from identikit.checks import function, is_collection, known, shortened
+from identikit.errors import InputError
+from identikit.maths.measures import mean_over_texts, ordered_share, rank_correlation
+from identikit.models.model import Model, checked_model
+from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
+from identikit.progress import Watched, reporting
+from identikit.results.axis import Axis
+from identikit.results.result import Result
+from identikit.results.source import Held
+from identikit.shapes import Float, Tensor
+from identikit.texts.text import is_several
+
+_SOURCES = 3  # fewer sources of a token have no ranking worth a correlation
+Given = str | Callable[[Model, Any], Any]
+
+
+@reporting
+@undisturbed()
+def agreement(
+    model: Model,
+    texts: Any,
+    measures: Sequence[Given] = ("mean", "norm", "rollout"),
+    *,
+    target: Any = None,
+    truncate: bool = False,
+    progress: Watched = None,
+) -> Agreement:
+    """Compare measures of attention on a text or a list of texts: do they rank the sources of a token alike?
+
+    For each token, each measure ranks the other tokens as its sources. Measures of heads and layers are averaged over
+    all of them; those through layers are taken after the last. Returns an `Agreement`: the rank correlation of each
+    pair, (measure, other), and for each measure how much of its own ranking is the same in all alternatives, over texts
+    with standard errors.
+
+    - `measures`: names that `attention_measure` knows, or functions of the model and a text that return a number for
+      each output and input token: a tensor, or a Result such as that of `token_attribution`, which no alternative
+      moves
+    - `target`: what gradients and logits are of; see `attention_measure`
+    """
+    progress = function("progress", progress)
+    if not is_collection(measures) or not measures:
+        raise InputError(f"measures={shortened(measures)} cannot be used: expected several names or functions.")
+    named: dict[str, Given] = {}
+    for given in measures:
+        if callable(given):
+            named[getattr(given, "__name__", "function")] = given
+        else:
+            name = known("measures", given, tuple(READINGS))
+            named[name] = name
+    model = checked_model(model)
+    read = readings(model, texts, layers=model.attention_layers, truncate=truncate)
+    parts = []
+    for place, reading in enumerate(read):
+        heads = range(model.n_heads)
+        attention = captured_attention(reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
+        text = MeasuredText(attention.captured(), target)
+        rankings = []
+        for name, given in named.items():
+            if isinstance(given, str):
+                rankings.append(overall(text.measure(READINGS[given], model.attention_layers)))
+            else:
+                rankings.append(_of_function(name, given(model, reading.text), len(reading.tokens)))
+        parts.append(_compared(rankings))
+        progress("agreement, texts", place + 1, len(read))
+    names = tuple(named)
+    arrays: dict[str, Tensor] = {}
+    for array, values in zip(("correlation", "determined"), zip(*parts, strict=True), strict=True):
+        arrays[array], error = mean_over_texts(torch.stack(values))
+        if len(read) > 1:
+            arrays[f"{array}_stderr"] = error
+    dims = {array: ("measure", "other")[: part.ndim] for array, part in arrays.items()}
+    of = [reading.text for reading in read] if is_several(texts) else read[0].text
+    provenance = model.provenance(of, measures=names, target=None if target is None else shortened(target))
+    return Agreement(
+        (Axis("measure", names), Axis("other", names)), Held(arrays, dims), provenance, {"texts": len(read)}
+    )
+
+
+class _Ranking(NamedTuple):
+    """What a measure gives to each output token from each input token, and between which ends."""
+
+    raw: Float[Tensor, "output input"]
+    lower: Float[Tensor, "output input"]
+    upper: Float[Tensor, "output input"]
+
+
+def overall(measure: AttentionMeasure) -> _Ranking:
+    """Return a measure of one text as (output, input): the mean over heads and layers, or that after the last layer."""
+    arrays = [measure.read(name) for name in ("raw", "lower", "upper")]
+    if measure.axes[-1].name == "input":
+        return _Ranking(*(array[-1] for array in arrays))
+    return _Ranking(*(array.flatten(0, -3).mean(0) for array in arrays))
+
+
+def _of_function(name: str, found: Any, n: int) -> _Ranking:
+    """Return what a function made, of which no range is known because no alternative moves it."""
+    if isinstance(found, Result):
+        array = found.main[0]
+        dims = found.source.dims[array]
+        scores = found.read(array)
+        if dims[-2:] == ("input", "output"):
+            scores = scores.mT
+        scores = scores[(-1,) * (scores.ndim - 2)]
+    else:
+        scores = torch.as_tensor(found)
+    if scores.shape != (n, n):
+        raise InputError(f"{name} gave numbers of the shape {tuple(scores.shape)}, and ({n}, {n}) is expected.")
+    return _Ranking(*(scores.double().cpu(),) * 3)
+
+
+def _compared(rankings: Sequence[_Ranking]) -> tuple[Float[Tensor, "measure other"], Float[Tensor, "measure"]]:
+    """Return the correlation of each pair of rankings of a text, and the determined share of each."""
+    n = len(rankings[0].raw)
+    asked = ~torch.eye(n, dtype=torch.bool)
+    for ranking in rankings:
+        asked &= (ranking.upper != 0) | (ranking.lower != 0)  # what no measure rules out
+    asked[asked.sum(-1) < _SOURCES] = False
+    count = len(rankings)
+    correlation = torch.eye(count, dtype=torch.float64)
+    for one in range(count):
+        for other in range(one):
+            value = rank_correlation(rankings[one].raw, rankings[other].raw, asked).nanmean()
+            correlation[one, other] = correlation[other, one] = value
+    shares = [ordered_share(ranking.lower, ranking.upper, asked).nanmean() for ranking in rankings]
+    return correlation, torch.stack(shares)

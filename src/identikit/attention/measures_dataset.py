@@ -1,0 +1,141 @@
+"""Measures of attention and roles of heads over a dataset, as tidy tables."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from identikit.attention.effective import captured_attention
+from identikit.attention.layer import EffectiveOptions
+from identikit.attention.measure import MeasuredText
+from identikit.attention.reading_result import AttentionMeasure
+from identikit.attention.readings import READINGS
+from identikit.attention.scores import ROLES, over_texts, scored
+from identikit.attention.tables import MEASURES
+from identikit.checks import known_names
+from identikit.models.model import Model
+from identikit.models.reading import readings
+from identikit.progress import Progress
+from identikit.results.table import texts_table
+from identikit.results.words import Column, Table, mean_and_error
+from identikit.runs.run import Numbers, Run, Stored
+from identikit.runs.store import write_tables
+from identikit.shapes import Float, Tensor
+from identikit.texts.text import Text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_READ = ("rows", "determined", "strongest", "order", "undecided")
+_ENDS = ("raw", "effective", "lower", "upper")
+
+
+@dataclass(frozen=True)
+class MeasuresOptions:
+    """Which measures and roles of heads are read over a dataset, and what becomes of long texts."""
+
+    measures: tuple[str, ...] = ("attention", "value norm", "mean", "norm", "rollout")
+    scores: tuple[str, ...] = tuple(name for name, role in ROLES.items() if role.above is None)
+    truncate: bool = False
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        known_names("measures", self.measures, tuple(READINGS))
+        known_names("scores", self.scores, tuple(ROLES))
+
+
+@dataclass(frozen=True)
+class MeasuresJob:
+    """Reads measures of texts, and the roles of their heads."""
+
+    options: MeasuresOptions
+    what = "attention measures, tokens"
+
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """What is kept of each text."""
+        undefined = Stored("text", real=True, undefined=True)
+        return {"tokens": Stored("text"), "measures": undefined, "scores": undefined}
+
+    def cost(self, length: int) -> float:
+        """Return about how many programs there are, each as long as the text."""
+        return float(length) ** 3
+
+    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+        """Return what is read from each text."""
+        options = self.options
+        layers = model.attention_layers
+        texts = readings(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+        tokens = torch.tensor([len(text.tokens) for text in texts])
+        measures = []
+        scores = []
+        for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
+            attention = captured_attention(text, EffectiveOptions(), layers=layers, heads=range(model.n_heads))
+            measured = MeasuredText(attention.captured())
+            found = [measured.measure(READINGS[name], layers) for name in options.measures]
+            measures.append(torch.stack([_summary(measure) for measure in found]))
+            scores.append(scored(attention.captured(), [ROLES[name] for name in options.scores], math.inf))
+            told(self.what, done, int(tokens.sum()))
+        return {"tokens": tokens, "measures": torch.stack(measures), "scores": torch.stack(scores)}
+
+    def merged(self, parts: Sequence[Numbers]) -> Numbers:
+        """Return what is summed over texts, which is nothing."""
+        return {}
+
+
+def _summary(measure: AttentionMeasure) -> Float[Tensor, "number"]:
+    """Return the numbers `_READ` of a text's rows: of all layers and heads, or through layers of the last."""
+    order = measure.read("certain_order")
+    share = measure.read("certain_share")
+    if measure.axes[-1].name == "input":
+        order = order[-1]
+        share = share[-1]
+    decided = order[order >= 0].double()
+    counts = order.numel(), order.numel() - len(decided)
+    return torch.tensor([counts[0], share.mean(), (decided > 0).double().mean(), decided.mean(), counts[1]]).double()
+
+
+def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: MeasuresOptions) -> dict[str, "DataFrame"]:
+    """Compute the tables of a dataset into a run's folder; `tables.MEASURES` describes them."""
+    from pandas import DataFrame, MultiIndex
+
+    texts = list(texts)
+    numbers = measures_statistics(model, texts, run, options)
+    tokens = numbers["tokens"].numpy()
+    places = [range(len(texts)), options.measures]
+    measures = MultiIndex.from_product(places, names=["text", "measure"]).to_frame(index=False)
+    measures.insert(1, "tokens", tokens[measures["text"]])
+    columns = dict(zip(_READ, numbers["measures"].flatten(0, 1).mT.numpy(), strict=True))
+    measures = DataFrame(measures.assign(**columns)).astype({"rows": "int64", "undecided": "int64"})
+    places = [options.scores, model.attention_layers, range(model.n_heads)]
+    roles = MultiIndex.from_product(places, names=["score", "layer", "head"]).to_frame(index=False)
+    means = over_texts(numbers["scores"], [ROLES[name] for name in options.scores])
+    roles["texts"] = means["scored_texts"].repeat_interleave(len(roles) // len(options.scores)).numpy()
+    for name in _ENDS:
+        roles[name] = means[name].flatten().numpy()
+        unknown = torch.full_like(means[name], torch.nan)
+        roles[f"{name}_error"] = means.get(f"{name}_stderr", unknown).flatten().numpy()
+    tables = {"texts": texts_table(texts, tokens.tolist()), "measures": measures, "roles": roles}
+    write_tables(run.store, tables, MEASURES)
+    return tables
+
+
+def measure_table(frame: "DataFrame") -> Table:
+    """Return the table of measures in words: means over texts with their standard errors."""
+    columns = {"determined": "determined share", "strongest": "strongest determined", "order": "certain order"}
+    by = frame.groupby("measure", sort=False)[[*columns]]
+    means, errors = (part.to_numpy().tolist() for part in (by.mean(), by.sem()))
+    rows = [
+        (name, *zip(mean, error, strict=True))
+        for name, mean, error in zip(dict.fromkeys(frame["measure"]), means, errors, strict=True)
+    ]
+    forms = [Column(heading, mean_and_error(2)) for heading in columns.values()]
+    return Table((Column("measure"), *forms), tuple(rows))
+
+
+def measures_statistics(model: Model, texts: list[Text], run: Run, options: MeasuresOptions) -> dict[str, Tensor]:
+    """Gather what is read from each text; this needs no pandas."""
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    return run.texts(model, MeasuresJob(options), texts, encoded, most=1)

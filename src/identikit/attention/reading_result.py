@@ -1,0 +1,210 @@
+"""What `attention_measure`, `head_scores` and `agreement` give back."""
+
+from typing import Any
+
+import torch
+
+from identikit.attention.interval_result import edge_name, strongest_certain
+from identikit.results.gathered import strongest
+from identikit.results.measure import held, sometimes_held
+from identikit.results.result import Fact, Result
+from identikit.results.words import mean_and_error, percent
+from identikit.shapes import Float, Tensor
+
+_EDGE = "layer head query key"
+_WORDS = {"query": "mean", "key": "sum", "output": "mean", "input": "sum"}
+_HEAD = "score layer head"
+_NO_TARGET = "No row of any text has a target for this score."
+_LISTED = 3  # heads that are named in words
+_SAME = 0.005  # a range that is narrower is said as one number
+_HAS = 0.5  # of its attention, from which on a head is said to have a role
+
+
+class AttentionMeasure(Result):
+    """A reading of attention, with its range over all alternatives: other attention with the same head outputs.
+
+    Axes are (layer, head, query, key) for readings of one head, (layer, query, key) for a layer's mean, and (layer,
+    output, input) for readings through layers.
+    """
+
+    kind = "attention measure"
+    main = ("raw", "effective", "lower", "upper")
+    raw = held(_EDGE, "The reading of attention as the model computes it.", words=_WORDS)
+    effective = held(_EDGE, "The reading of effective attention.", words=_WORDS)
+    lower = held(_EDGE, "The least reading of any alternative.", words=_WORDS)
+    upper = held(_EDGE, "The greatest reading of any alternative.", words=_WORDS)
+    gap = held(_EDGE, "How far the ends can be from the sharp ones; NaN where nothing was bounded.", range="0 or more")
+    certain_share = held(
+        "layer head query",
+        "Share of each row of `raw` that every alternative gives to the same sources.",
+        range="0 to 1",
+    )
+    certain_order = held(
+        "layer head query",
+        "How many of the strongest sources, up to 5, come in this order in all alternatives; through layers, of the "
+        "other tokens. -1: not decided, as where the ends are not exact and overlap. It is found when it is asked for: "
+        "by the range of the difference of two sources, where their ends do not tell.",
+        range="−1 to 5",
+        on_request=True,
+    )
+    measure = Fact("Which reading it is.")
+    meaning = Fact("What the reading is, in words.")
+    target = Fact("What gradients are of; None where the reading needs none.")
+    exact = Fact("Whether the ends are exact: attained by some attention, but for their gap.")
+
+    @property
+    def strongest_is_certain(self) -> Float[Tensor, "*row"]:
+        """Whether the strongest source of each row is the strongest in every alternative: 1, 0, or NaN if undecided."""
+        return strongest_certain(self.certain_order)
+
+    def said(self) -> str:
+        """Say what the reading is, how much of it is determined, and which entries are largest."""
+        words = [f"{self.meaning}"]
+        if self.target is not None:
+            words.append(f"Target: {self.target}; gradients and norms are held.")
+        if "certain_share" in self.source.dims:
+            least = "" if self.exact else "At least "
+            share = percent(float(self.certain_share.mean()))
+            words.append(f"{least}{share} of it is determined by the outputs of the heads.")
+        if not self.exact:
+            words.append("The ends are outer bounds: no alternative is outside of them, and none need attain them.")
+        late = float(self.read("gap").isnan().double().mean()) if "gap" in self.source.dims else 0.0
+        if late:
+            words.append(f"{percent(late)} of the entries were not bounded in time.")
+        sizes = self.array("raw").flatten().abs().nan_to_num(-1)
+        places = sizes.topk(min(3, len(sizes))).indices.tolist()
+        arrow = "←" if self.axes[-1].name == "input" else "→"
+        for place, (value, labels) in zip(places, strongest(self, "raw", len(places)), strict=True):
+            least, most = (float(self.array(name).flatten()[place]) for name in ("lower", "upper"))
+            words.append(f"{edge_name(self, labels, arrow)} {value:.3f} in [{least:.3f}, {most:.3f}].")
+        return " ".join(words)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw one selected row as bars from the least to the greatest, a head or a layer as maps, or a grid of heads.
+
+        Without a head, layers are drawn as maps, the last one if none is selected.
+        """
+        from identikit import plots
+
+        if all(axis.single for axis in self.axes[:-1]):
+            return plots.measure_bars(self, **options)
+        if self.axes[1].name == "head" and not (self.axes[0].single and self.axes[1].single):
+            return plots.head_grid(self, **{"by": "certain_share", **options})
+        return plots.measure_maps(self, **options)
+
+
+class HeadScores(Result):
+    """How far each head has each role: raw, effective, and the range over all alternatives.
+
+    A score is the mean over the rows with a target in each text, then over texts. An alternative is other attention
+    with the same outputs; a score that is the same in all of them is determined by the outputs.
+    """
+
+    kind = "head scores"
+    main = ("raw", "effective", "lower", "upper")
+    raw = held(_HEAD, "The score of attention as the model computes it.", missing=_NO_TARGET)
+    effective = held(_HEAD, "The score of effective attention.", missing=_NO_TARGET)
+    lower = held(_HEAD, "The least score of any alternative.", missing=_NO_TARGET)
+    upper = held(_HEAD, "The greatest score of any alternative.", missing=_NO_TARGET)
+    gap = held(
+        _HEAD, "How far the ends can be from the sharp ones; NaN where rows are not bounded.", missing=_NO_TARGET
+    )
+    scored_texts = held("score", "In how many texts some row has a target.", range="0 or more")
+    raw_stderr = sometimes_held(_HEAD, "Standard error of `raw` over texts; None for one text.")
+    effective_stderr = sometimes_held(_HEAD, "Standard error of `effective` over texts; None for one text.")
+    lower_stderr = sometimes_held(_HEAD, "Standard error of `lower` over texts; None for one text.")
+    upper_stderr = sometimes_held(_HEAD, "Standard error of `upper` over texts; None for one text.")
+    meanings = Fact("What each score is.")
+    texts = Fact("How many texts were scored.")
+    sink = Fact("From which weight on the first token on a head counts as a sink.")
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The names of the scores."""
+        return self.axis("score").values
+
+    def said(self) -> str:
+        """Say for each score which heads have most of it, between which ends, and which head certainly has the role."""
+        layers, heads = (self.axis(name).values for name in ("layer", "head"))
+        names = [f"L{layer}H{head}" for layer in layers for head in heads]
+        lines = []
+        for at, role in enumerate(self.scores):
+            raw, effective, lower, upper, gap = (self.read(name)[at].flatten() for name in (*self.main, "gap"))
+            if raw.isnan().all():
+                lines.append(f"{role}: {_NO_TARGET}")
+                continue
+            shown = []
+            for place in raw.nan_to_num(-1).topk(min(_LISTED, len(raw))).indices.tolist():
+                fixed = "determined by the outputs"
+                if upper[place] - lower[place] > _SAME:
+                    fixed = f"between {lower[place]:.2f} and {upper[place]:.2f} in all alternatives"
+                shown.append(f"{names[place]} {raw[place]:.2f}, {fixed} (effective {effective[place]:.2f})")
+            words = [f"{role}: {'; '.join(shown)}."]
+            noun = self.about.get("nouns", {}).get(role)
+            place = int(lower.nan_to_num(-1).argmax())
+            if noun is not None and lower[place] >= _HAS:
+                words.append(
+                    f"{names[place]} is {noun} in every attention with this output: score {raw[place]:.2f}, between "
+                    f"{lower[place]:.2f} and {upper[place]:.2f}."
+                )
+            if gap.isnan().any():
+                words.append(f"{int(gap.isnan().sum())} heads were not bounded in time: their ends are wide.")
+            lines.append(" ".join(words))
+        return "\n".join(lines)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw one score of all heads, the first if none is selected, each with its range and its effective score."""
+        from identikit import plots
+
+        return plots.role_bars(self if self.axis("score").single else self.sel(score=self.scores[0]), **options)
+
+
+class Agreement(Result):
+    """How far measures rank the sources of a token alike, and how much of each ranking the outputs determine.
+
+    Correlations are means over texts, each of which is the mean over its tokens. A measure that no alternative moves is
+    determined as a whole.
+    """
+
+    kind = "agreement"
+    main = ("correlation", "correlation_stderr")
+    correlation = held(
+        "measure other",
+        "Spearman's rank correlation of two measures over the other tokens that are a token's sources.",
+        range="−1 to 1",
+        missing="No token of any text has several sources that differ.",
+    )
+    correlation_stderr = sometimes_held("measure other", "Standard error over texts; None for one text.")
+    determined = held(
+        "measure",
+        "Share of the pairs of sources that are in the same order in all alternatives, as far as the ends of the two "
+        "tell: at least this share is.",
+        range="0 to 1",
+        missing="No token of any text has several sources.",
+    )
+    determined_stderr = sometimes_held("measure", "Standard error over texts; None for one text.")
+    texts = Fact("How many texts were read.")
+
+    def said(self) -> str:
+        """Say how far each pair of measures agrees, and how much of each ranking is determined."""
+        written = {}
+        for name in ("correlation", "determined"):
+            means = self.read(name)
+            known = f"{name}_stderr" in self.source.dims
+            errors = self.read(f"{name}_stderr") if known else torch.full_like(means, torch.nan)
+            pairs = zip(means.flatten().tolist(), errors.flatten().tolist(), strict=True)
+            written[name] = [mean_and_error(2)(pair) for pair in pairs]
+        lines = []
+        others = self.axis("other").values
+        for row, measure in enumerate(self.axis("measure").values):
+            line = f"{measure}: at least {written['determined'][row]} of the ranking is determined by the outputs."
+            ranks = written["correlation"][row * len(others) : (row + 1) * len(others)]
+            pairs = [f"{other} {rank}" for other, rank in zip(others, ranks, strict=True) if other != measure]
+            lines.append(f"{line} Rank correlation: {', '.join(pairs)}." if pairs else line)
+        return "\n".join(lines)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the rank correlation of each pair of measures as a map."""
+        from identikit import plots
+
+        return plots.agreement_map(self, **options)
