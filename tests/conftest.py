@@ -4,12 +4,28 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start: each worker has one core
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-install_import_hook("identikit", "beartype.beartype")
+
+def modules_with_shapes() -> list[str]:
+    """Those that annotate shapes. Pyright sees what the others annotate, and to check it in every call is slow."""
+    package = find_spec("identikit")
+    assert package and package.origin
+    source = Path(package.origin).parent
+    imported = re.compile(r"^from identikit\.shapes import (Bool|Float|Int)", re.MULTILINE)
+    files = [path.relative_to(source.parent) for path in source.rglob("*.py") if imported.search(path.read_text())]
+    return [".".join(path.with_suffix("").parts) for path in files]
+
+
+install_import_hook(modules_with_shapes(), "beartype.beartype")
 
 torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
