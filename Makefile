@@ -17,7 +17,7 @@ test: $(VENV)/.dev browser
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: $(VENV)/.dev browser
-	$(BIN)/pytest -n 2 --dist worksteal
+	CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist worksteal
 
 # The oldest supported transformers, in its own environment; the constraints pin the newest.
 test-oldest:

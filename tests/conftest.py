@@ -1,4 +1,8 @@
-"""Test-wide settings: shapes are checked in every call, hypothesis is repeatable, nothing reaches a network."""
+"""Test-wide settings: shapes are checked, hypothesis is repeatable, nothing reaches a network.
+
+Shapes are checked in every call of the tests of the rooms that compute. A call on a tiny model then takes two to three
+times as long, so the other tests, which go through the same calls, do without. `make test-all` checks everywhere.
+"""
 
 import os
 
@@ -10,9 +14,12 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import jaxtyping
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from jaxtyping import install_import_hook
+
+CHECKED = {"attention", "attribution", "explanation", "maths", "models", "texts", "tokens"}
 
 
 def modules_with_shapes() -> list[str]:
@@ -25,7 +32,16 @@ def modules_with_shapes() -> list[str]:
     return [".".join(path.with_suffix("").parts) for path in files]
 
 
-install_import_hook(modules_with_shapes(), "beartype.beartype")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes, or not, from the first fixture of a test on."""
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    everywhere = "CHECK_SHAPES" in os.environ and room != "hostile"  # wrong arguments are for the library to refuse
+    checked = everywhere or room in CHECKED
+    jaxtyping.config.update("jaxtyping_disable", not checked)
+
+
+jaxtyping.install_import_hook(modules_with_shapes(), "beartype.beartype")
 
 torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
