@@ -308,12 +308,6 @@ def test_mathematics_knows_no_models():
             assert "transformers" not in (SOURCE / module.place).read_text().replace("transformers'", ""), module.place
 
 
-def test_only_the_command_line_knows_the_paper():
-    for module in modules(SOURCE):
-        if module.room not in ("paper", "cli"):
-            assert "paper" not in {imported.room for imported in imports(module)}, module.place
-
-
 def printed(script: str) -> str:
     """What a script prints in a process of its own."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
