@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests sta
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -41,6 +42,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping.config.update("jaxtyping_disable", not checked)
 
 
+def checked_outside(*, typechecker: Any, checked: Any = jaxtyping.jaxtyped) -> Any:
+    """Leave functions inside functions alone: their checks would be compiled anew in every call, for 5 ms."""
+    decorate = checked(typechecker=typechecker)
+    return lambda thing: thing if "<locals>" in getattr(thing, "__qualname__", "") else decorate(thing)
+
+
+jaxtyping.jaxtyped = checked_outside
 jaxtyping.install_import_hook(modules_with_shapes(), "beartype.beartype")
 
 torch.set_num_threads(1)
