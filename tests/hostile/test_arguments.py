@@ -61,26 +61,21 @@ WRONG: dict[str, dict[str, Any]] = {
 @cache
 def given(function: str) -> dict[str, Any]:
     """Return arguments with which a public function goes through."""
-    bert = {"model": tiny.shared("bert"), "text": TEXT}
-    if function in ("attention_intervals", "alternative_attention"):
-        return bert | ROW
-    if function == "repeated_tokens":
-        return {"model": tiny.shared("bert"), "n": 5}
-    if function == "agreement":
-        return {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]}
-    if function == "head_scores":
-        return {"model": tiny.shared("bert"), "texts": TEXT}
-    if function == "token_identifiability":
-        return {"model": tiny.shared("bert"), "texts": TEXTS, "maps": "naive", "distances": "cosine"}
-    if function == "invert":
-        return {"model": tiny.shared("llama"), "text": "w5 w6"}
-    if function == "load":
-        return {"model": saved("bert")}
+    bert = {"model": tiny.shared("bert")}
     if function == "read_texts":
         folder = workshop() / "a text"
         folder.mkdir()
         return {"source": texts_file(folder, ["w5 w6"])}
-    return bert
+    return {
+        "load": {"model": saved("bert")},
+        "attention_intervals": bert | {"text": TEXT} | ROW,
+        "alternative_attention": bert | {"text": TEXT} | ROW,
+        "repeated_tokens": bert | {"n": 5},
+        "head_scores": bert | {"texts": TEXT},
+        "agreement": {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]},
+        "token_identifiability": bert | {"texts": TEXTS, "maps": "naive", "distances": "cosine"},
+        "invert": {"model": tiny.shared("llama"), "text": "w5 w6"},
+    }.get(function, bert | {"text": TEXT})
 
 
 @pytest.mark.parametrize(
@@ -100,23 +95,16 @@ def result(function: str) -> Any:
 
 
 METHODS: dict[str, Callable[[], object]] = {
-    "attention, sel layer": lambda: result("effective_attention").sel(layer=99),
-    "attention, sel head": lambda: result("effective_attention").sel(head="zebra"),
-    "attention, sel query": lambda: result("effective_attention").sel(query=[[0]]),
     "attention, sel key": lambda: result("effective_attention").sel(key=1.5),
     "attention, sel of no axis": lambda: result("effective_attention").sel(zebra=0),
     "attention, pearson": lambda: result("effective_attention").pearson("zebra"),
     "attention, to_frame": lambda: result("effective_attention").to_frame("zebra"),
     "attention, minus": lambda: result("effective_attention") - 5,
     "attention, intervals": lambda: result("effective_attention").intervals(layer=0, head=0, query=1.5),
-    "attribution, sel input": lambda: result("token_attribution").sel(input=99),
-    "attribution, sel output": lambda: result("token_attribution").sel(output=True),
-    "identifiability, sel layer": lambda: result("token_identifiability").sel(layer=99),
     "identity map, text": lambda: result("token_identifiability").identity_map(5),
     "identity map, map": lambda: result("token_identifiability").identity_map(TEXT, map="zebra"),
     "identity map, distance": lambda: result("token_identifiability").identity_map(TEXT, distance="zebra"),
     "identity map, invert": lambda: result("token_identifiability").identity_map(TEXT, invert="yes"),
-    "inversion, sel position": lambda: result("invert").sel(position=99),
     "load, a pair": lambda: ik.load((tiny.build("bert"), 5)),
     "load, a tokenizer of a model in memory": lambda: ik.load(tiny.build("bert"), "zebra"),
     "invert, layer of hidden vectors": lambda: ik.invert(tiny.shared("llama"), torch.zeros(2, 24), layer=99),

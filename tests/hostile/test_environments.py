@@ -47,7 +47,7 @@ def assert_near(value: Any, expected: Any) -> None:
         assert value == expected
 
 
-VARIABLES: dict[str, dict[str, str | None]] = {
+VARIABLES: dict[str, dict[str, str]] = {
     "of Python": {"PYTHONWARNINGS": "error", "PYTHONHASHSEED": "12345", "PYTHONDEVMODE": "1"},
     "of libraries": {"TRANSFORMERS_VERBOSITY": "nonsense", "CUDA_VISIBLE_DEVICES": "nonsense", "OMP_NUM_THREADS": "0",
                      "JAXTYPING_DISABLE": "1"},
@@ -57,14 +57,14 @@ VARIABLES: dict[str, dict[str, str | None]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", VARIABLES)
 def test_strange_variables_change_no_number(what: str):
-    assert_near(numbers(process(*explain(), "--json", env=VARIABLES[what])), undisturbed())
+    assert_near(numbers(process(*explain(), "--json", **VARIABLES[what])), undisturbed())
 
 
 @pytest.mark.slow
 def test_python_without_docstrings_is_refused():
     """Transformers cannot do without them."""
     with refused():
-        checked(process(*explain(), env={"PYTHONOPTIMIZE": "2"}))
+        checked(process(*explain(), PYTHONOPTIMIZE="2"))
 
 
 # Packages and limits

@@ -14,6 +14,13 @@ from tests.hostile.judging import refused
 from tests.models import tiny
 
 TEXT = "w5 w6 w7 w8 w9 w10"
+ROW = {"layer": 0, "head": 0, "query": 3}
+MAKERS: dict[str, Callable[[], Any]] = {
+    "intervals": lambda: ik.attention_intervals(tiny.shared("bert"), TEXT, **ROW),
+    "alternative": lambda: ik.alternative_attention(tiny.shared("bert"), TEXT, **ROW),
+    "attribution": lambda: ik.token_attribution(tiny.shared("bert"), TEXT),
+    "inversion": lambda: ik.invert(tiny.shared("llama"), TEXT, layers=[0]),
+}
 
 
 def test_groups_whose_names_are_written_alike_are_refused():
@@ -34,9 +41,8 @@ def test_hidden_vectors_without_numbers_are_refused(made: Callable[[], torch.Ten
 
 
 def test_something_else_than_effective_attention_is_not_drawn():
-    row = ik.attention_intervals(tiny.shared("bert"), TEXT, layer=0, head=0, query=1).sel(layer=0, head=0, query=1)
     with refused("interval_bars"):
-        row.plot(effective=5)
+        MAKERS["intervals"]().sel(**ROW).plot(effective=5)
 
 
 def test_backward_hooks_do_not_stand_in_the_way_of_derivatives():
@@ -76,24 +82,17 @@ FORGED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("what", FORGED)
 def test_a_forged_result_is_refused(what: str, tmp_path: Path):
     """The seal is right: it says that nothing happened to the file, not that we wrote it."""
-    ik.invert(tiny.shared("llama"), TEXT, layers=[0]).save(tmp_path / "saved")
+    MAKERS["inversion"]().save(tmp_path / "saved")
     file = tmp_path / "saved" / "result.json"
     file.write_bytes(seal_json(FORGED[what](unseal_json(file.read_bytes()))))
     with refused("damaged|not known"):
         str(ik.open_result(tmp_path / "saved"))
 
 
-@pytest.mark.parametrize("kind", ["intervals", "alternative", "attribution", "inversion"])
+@pytest.mark.parametrize("kind", MAKERS)
 def test_a_result_with_forged_facts_is_refused_or_says_something(kind: str, tmp_path: Path):
     """Every fact as something else, in turn: refused as it is opened, and never a traceback where it is used."""
-    row = {"layer": 0, "head": 0, "query": 3}
-    makers: dict[str, Callable[[], ik.Result]] = {
-        "intervals": lambda: ik.attention_intervals(tiny.shared("bert"), TEXT, **row),
-        "alternative": lambda: ik.alternative_attention(tiny.shared("bert"), TEXT, **row),
-        "attribution": lambda: ik.token_attribution(tiny.shared("bert"), TEXT),
-        "inversion": lambda: ik.invert(tiny.shared("llama"), TEXT, layers=[0]),
-    }
-    makers[kind]().save(tmp_path / "saved")
+    MAKERS[kind]().save(tmp_path / "saved")
     file = tmp_path / "saved" / "result.json"
     about = unseal_json(file.read_bytes())
     facts = [("about", name) for name in about["about"]] + [("provenance", name) for name in about["provenance"]]
@@ -108,7 +107,7 @@ def test_a_result_with_forged_facts_is_refused_or_says_something(kind: str, tmp_
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b", ""])
 def test_what_cannot_be_the_name_of_a_file_is_refused(name: str):
-    result = ik.attention_intervals(tiny.shared("bert"), TEXT, layer=0, head=0, query=3)
+    result = MAKERS["intervals"]()
     calls = (result.save, result.save_html, ik.open_result, lambda name: list(ik.read_texts(name)), ik.load)
     for call in calls:
         with refused("expected"):
@@ -116,7 +115,7 @@ def test_what_cannot_be_the_name_of_a_file_is_refused(name: str):
 
 
 def test_what_a_result_says_cannot_be_set():
-    result = ik.attention_intervals(tiny.shared("bert"), TEXT, layer=0, head=0, query=3)
+    result = MAKERS["intervals"]()
     for name in ("raw", "gap", "epsilon", "axes"):
         with pytest.raises(AttributeError):
             setattr(result, name, 5)
@@ -129,12 +128,7 @@ def test_an_option_without_effect_is_refused():
             part.plot(by="zebra")
 
 
-def test_a_long_cell_is_read(tmp_path: Path):
+def test_a_long_cell_is_read_from_a_file_whose_name_holds_two_colons(tmp_path: Path):
     text = "w5 " * 60_000
-    (tmp_path / "texts.csv").write_text(f'text\n"{text}"\n')
-    assert list(ik.read_texts(tmp_path / "texts.csv")) == [text]
-
-
-def test_a_file_name_may_hold_two_colons(tmp_path: Path):
-    (tmp_path / "a::b.txt").write_text("w5 w6\n")
-    assert list(ik.read_texts(tmp_path / "a::b.txt")) == ["w5 w6"]
+    (tmp_path / "a::b.csv").write_text(f'text\n"{text}"\n')
+    assert list(ik.read_texts(tmp_path / "a::b.csv")) == [text]
