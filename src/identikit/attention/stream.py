@@ -14,10 +14,10 @@ from torch import nn
 
 from identikit.attention.layer import Layer
 from identikit.errors import InputError
+from identikit.models.blocks import Trace
 from identikit.models.model import Model
 from identikit.models.reading import Reading
 from identikit.models.taps.tap import AttentionCall
-from identikit.models.watch import Trace
 from identikit.shapes import Float, Tensor
 
 _FAR = 1e3  # how large the input is that shows a norm's gains
