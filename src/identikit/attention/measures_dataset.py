@@ -1,9 +1,9 @@
 """Measures of attention and roles of heads over a dataset, as tidy tables."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -122,17 +122,20 @@ def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: Meas
     return tables
 
 
-def measure_table(frame: "DataFrame") -> Table:
-    """Return the table of measures in words: means over texts with their standard errors."""
+def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, Any]]:
+    """Say how much of each measure is determined: means over texts with their standard errors; and as numbers."""
     columns = {"determined": "determined share", "strongest": "strongest determined", "order": "certain order"}
-    by = frame.groupby("measure", sort=False)[[*columns]]
-    means, errors = (part.to_numpy().tolist() for part in (by.mean(), by.sem()))
-    rows = [
-        (name, *zip(mean, error, strict=True))
-        for name, mean, error in zip(dict.fromkeys(frame["measure"]), means, errors, strict=True)
-    ]
+    by: Any = tables["measures"].groupby("measure", sort=False)[[*columns]]
+    means = by.mean()
+    errors = by.sem()
+    rows = [(name, *zip(means.loc[name], errors.loc[name], strict=True)) for name in means.index]
     forms = [Column(heading, mean_and_error(2)) for heading in columns.values()]
-    return Table((Column("measure"), *forms), tuple(rows))
+    words = (
+        "How much of each measure is the same in all alternatives, that is, in any attention with the same head "
+        "outputs.\nMeans over texts ± standard errors:\n\n"
+        f"{Table((Column('measure'), *forms), tuple(rows)).to_text()}\n"
+    )
+    return words, {"texts": len(tables["texts"]), "measures": means.reset_index().to_dict("records")}
 
 
 def measures_statistics(model: Model, texts: list[Text], run: Run, options: MeasuresOptions) -> dict[str, Tensor]:

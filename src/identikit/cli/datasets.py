@@ -235,24 +235,12 @@ def measures(
     ] = None,
 ) -> None:
     """Read attention as people do over a dataset: how much of each measure is determined, and the roles of heads."""
-    from identikit.attention.measures_dataset import MeasuresOptions, measures_statistics, measures_tables
+    from identikit.attention import measures_dataset as job
 
-    options = MeasuresOptions(truncate=run.truncate)
+    options = job.MeasuresOptions(truncate=run.truncate)
     if names:
         options = replace(options, measures=tuple(names))
-    run.do("measures", options, gather=measures_statistics, tables=measures_tables, report=_measures_report)
-
-
-def _measures_report(tables: Tables) -> tuple[str, dict[str, Any]]:
-    from identikit.attention.measures_dataset import measure_table
-
-    columns = ["determined", "strongest", "order"]
-    means = tables["measures"].groupby("measure", sort=False)[columns].mean()
-    words = (
-        "How much of each measure is the same in all alternatives, that is, in any attention with the same head "
-        f"outputs.\nMeans over texts ± standard errors:\n\n{measure_table(tables['measures']).to_text()}\n"
-    )
-    return words, {"texts": len(tables["texts"]), "measures": means.reset_index().to_dict("records")}
+    run.do("measures", options, gather=job.measures_statistics, tables=job.measures_tables, report=job.measures_report)
 
 
 @over_a_dataset
