@@ -31,8 +31,11 @@ def test_results_of_a_list_make_one_table(model: ik.Model):
     assert len(several.to_frame("null_dim")) == sum(result.null_dim.numel() for result in several)
 
 
-def test_the_correlation_is_one_number_or_one_of_each_layer(model: ik.Model):
+def test_an_uncalled_correlation_says_how_to_call_it(model: ik.Model):
     attention = ik.effective_attention(model, TEXTS[1])
+    assert 'call it: pearson() for one number, or pearson(by="layer")' in repr(attention.pearson)
+    with pytest.raises(AttributeError, match=r"no 'mean' before it is called; call it: pearson\(\)"):
+        attention.pearson.mean()  # pyright: ignore
     assert attention.pearson().ndim == 0 and len(attention.pearson(by="layer")) == model.n_layers
 
 

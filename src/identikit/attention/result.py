@@ -8,13 +8,13 @@ import torch
 from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals, edge_name
 from identikit.attention.layer import At, Layer
+from identikit.attention.pearson import Pearson
 from identikit.attention.precision import careful_words, equal_values, unsure_words
-from identikit.checks import function, known, no_effect
+from identikit.checks import function, no_effect
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
 from identikit.maths.polytope.least_norm import least_norm
 from identikit.models.reading import Change
-from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Index
 from identikit.results.gathered import strongest
@@ -210,29 +210,13 @@ class EffectiveAttention(Result):
         """Sums over keys that the correlation is made from."""
         return at.rows(torch.stack(layer.sums, dim=-1))
 
-    @undisturbed()
-    def pearson(self, by: str | None = None) -> Tensor:
-        """Return the correlation of raw and effective attention over the visible entries of the selected rows.
+    @property
+    def pearson(self) -> Pearson:
+        """The correlation of raw and effective attention: call it, `pearson()` or `pearson(by="layer")`.
 
-        Overall it is one number over all layers and heads; `by="layer"` and `by="head"` give one for each. With
-        `by="visible"`, entry c is that over the rows that see c keys, NaN where no row does (rows without a null space
-        correlate perfectly, and inflate the pool).
+        Overall it is one number; `by` "layer", "head" or "visible" (number of keys that a row sees) gives several.
         """
-        if by is not None:
-            known("pearson(by", by, ("layer", "head", "visible"))
-        if "_pearson_sums" not in self.source.dims:
-            raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")
-        sums = correlation.PearsonSums(*self.read("_pearson_sums").unbind(-1))
-        if by is None:
-            return correlation.pearson(sums.pooled())
-        if by == "visible":
-            seen = sums.entries.long()
-            groups = [correlation.PearsonSums(*(part[seen == n] for part in sums)) for n in range(len(self.tokens) + 1)]
-            return torch.stack([correlation.pearson(group.pooled()) for group in groups])
-        heads = sums.pooled(-1)
-        pooled = heads if by == "head" else heads.pooled(-1)
-        single = [self.axis(name).single for name in ("layer", "head")[: pooled.entries.ndim]]
-        return correlation.pearson(pooled)[tuple(0 if alone else slice(None) for alone in single)]
+        return Pearson(self)
 
     def verify(self) -> Change:
         """Run the model with effective attention in place of raw attention in the selected rows.
