@@ -205,7 +205,7 @@ def test_mistakes(llama: Model):
     for match, given, options in (
         ("say which layer", hidden, {}),
         ("needs the true tokens", hidden, {"layer": 1, "prefix": "given"}),
-        ("expected finite vectors of 24 numbers", hidden[:, :5], {"layer": 1}),
+        ("expected dense, finite vectors of 24 numbers", hidden[:, :5], {"layer": 1}),
         ("position 0 whose norm is nan", hidden * torch.nan, {"layer": 1}),
         ("whose norm is 0", hidden * 0, {"layer": 1}),
         ("whose norm is inf", hidden * 1e30, {"layer": 1}),

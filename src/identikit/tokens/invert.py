@@ -319,6 +319,6 @@ def _checked_hidden(model: Model, vectors: Any) -> Float[Tensor, "n d"]:
         wrong = f"a vector at position {place} whose norm is {float(hidden[place].norm()):.1g}"
     limit = f", at most {model.limit} of them" if model.limit else ""
     raise InputError(
-        f"Inverting hidden vectors of {model.name}: got {wrong}, expected finite vectors of {model.d_model} numbers, "
-        f"not all 0{limit}. Pass the vectors as the model made them."
+        f"Inverting hidden vectors of {model.name}: got {wrong}, expected dense, finite vectors of {model.d_model} "
+        f"numbers, not all 0{limit}. Pass the vectors as the model made them."
     )
