@@ -19,7 +19,7 @@ from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.results.words import Column, Table, mean_and_error
+from identikit.results.words import Column, Paragraph, Table, mean_and_error, percent
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
 from identikit.shapes import Float, Tensor
@@ -86,15 +86,18 @@ class MeasuresJob:
 
 
 def _summary(measure: AttentionMeasure) -> Float[Tensor, "number"]:
-    """Return the numbers `_READ` of a text's rows: of all layers and heads, or through layers of the last."""
+    """Return the numbers `_READ` of a text's rows: of all layers and heads, or through layers of the last.
+
+    A row whose order is not decided counts as one in which nothing is determined, so that these are what is known.
+    """
     order = measure.read("certain_order")
     share = measure.read("certain_share")
     if measure.axes[-1].name == "input":
         order = order[-1]
         share = share[-1]
-    decided = order[order >= 0].double()
-    counts = order.numel(), order.numel() - len(decided)
-    return torch.tensor([counts[0], share.mean(), (decided > 0).double().mean(), decided.mean(), counts[1]]).double()
+    undecided = int((order < 0).sum())
+    known = order.clamp(min=0).double()
+    return torch.tensor([order.numel(), share.mean(), (known > 0).double().mean(), known.mean(), undecided]).double()
 
 
 def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: MeasuresOptions) -> dict[str, "DataFrame"]:
@@ -125,15 +128,17 @@ def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: Meas
 def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, Any]]:
     """Say how much of each measure is determined: means over texts with their standard errors; and as numbers."""
     columns = {"determined": "determined share", "strongest": "strongest determined", "order": "certain order"}
-    by: Any = tables["measures"].groupby("measure", sort=False)[[*columns]]
-    means = by.mean()
-    errors = by.sem()
-    rows = [(name, *zip(means.loc[name], errors.loc[name], strict=True)) for name in means.index]
+    by: Any = tables["measures"].groupby("measure", sort=False)
+    means = by[[*columns]].mean()
+    errors = by[[*columns]].sem()
+    open_rows = by["undecided"].sum() / by["rows"].sum()
+    rows = [(name, *zip(means.loc[name], errors.loc[name], strict=True), open_rows[name]) for name in means.index]
     forms = [Column(heading, mean_and_error(2)) for heading in columns.values()]
+    note = Paragraph("In an undecided row the order counts as free, so that at least so much is determined.")
+    shown = Table((Column("measure"), *forms, Column("undecided rows", percent)), tuple(rows), notes=(note,))
     words = (
         "How much of each measure is the same in all alternatives, that is, in any attention with the same head "
-        "outputs.\nMeans over texts ± standard errors:\n\n"
-        f"{Table((Column('measure'), *forms), tuple(rows)).to_text()}\n"
+        f"outputs.\nMeans over texts ± standard errors:\n\n{shown.to_text()}\n"
     )
     return words, {"texts": len(tables["texts"]), "measures": means.reset_index().to_dict("records")}
 

@@ -177,16 +177,16 @@ MEASURES: Mapping[str, DataTable] = {
             "rows": count("number of rows: one token, in one head or layer", "1 or more"),
             "determined": number("determined share of a row, mean over rows", "0 to 1"),
             "strongest": number(
-                "share of the decided rows whose strongest source is the strongest in all alternatives",
+                "share of the rows whose strongest source is the strongest in all alternatives; at least this share "
+                "where rows are undecided",
                 "0 to 1",
-                "no row is decided",
             ),
             "order": number(
-                "how many of a row's strongest sources have the same order in all alternatives, mean over decided rows",
+                "how many of a row's strongest sources have the same order in all alternatives, mean over rows; at "
+                "least so many where rows are undecided",
                 "0 to 5",
-                "no row is decided",
             ),
-            "undecided": count("number of rows for which this was not decided"),
+            "undecided": count("number of rows for which this was not decided: they count as not determined"),
         },
     ),
     "roles": DataTable(
