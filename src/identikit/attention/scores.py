@@ -175,7 +175,7 @@ def head_scores(
 
 
 def scores_result(
-    model: Model, text: Any, parts: Sequence[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
+    model: Model, text: Any, parts: list[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
 ) -> HeadScores:
     """Return what the heads of one or several texts score, each of which was `scored`."""
     provenance = model.provenance(text, scores=names, layers=layers, heads=heads)
