@@ -66,6 +66,11 @@ def test_readings_stand_in_for_the_maps_and_beside_provenance(page: Any, measure
     rollout = measured.readings["rollout"].sel(layer=-1)
     strongest = float(rollout.raw[7].max())
     assert f"({strongest:.3f})" in said.inner_text() and "after layer 2" in said.inner_text()
+    columns, rows = table(page, "provenance")
+    numbers = [dict(zip(columns, row, strict=True)) for row in rows]
+    for one in (row for row in numbers if row["layer"] == 2):
+        assert one["rollout upper"] == pytest.approx(float(rollout.upper[7, one["position"]]), abs=1e-6)
+    assert {row["rollout raw"] for row in numbers if row["layer"] < 2} == {None}
     page.locator(".source-bars select").select_option("norm")
     frames(page)
     assert said.inner_text().startswith("By norm,") and "in layer 1" in said.inner_text()

@@ -52,7 +52,6 @@ export class SourceBars {
     this.by = pickList("Compare with", this.measures.map(({ name, label }) => [name, label]), (beside) => site.store.set({ beside }));
     const holder = element("div", { class: "figure-holder" }, this.canvas);
     this.element = element("section", { class: "source-bars" }, this.by.element, this.says, holder, this.note);
-    this.element.hidden = !this.measures.length;
   }
 
   /** The row that is drawn, and the reading that it is of. */
@@ -81,6 +80,14 @@ export class SourceBars {
     const told = `By ${measure.label}, ${quoted(names[query])} ${measure.through ? "after" : "in"} layer ${layer} comes most from ${listed(strongest)}; ${measure.exact ? "" : "at least "}${percent(certain)} of its row is determined.`;
     const other = attribution(layer, query);
     return other.length ? `${told} By Hidden Token Attribution, which is the same in every alternative, it comes most from ${listed(other)}.` : told;
+  }
+
+  /** Columns for the table of provenance, and their cells for a source of the token: empty but for the layer shown. */
+  numbers(state) {
+    if (!this.measures.length) return { columns: [], cells: () => [] };
+    const row = this.row(state);
+    const cells = (layer, input) => MEASURE_MAPS.map((part) => (layer === row.layer ? row[part][input] : null));
+    return { columns: MEASURE_MAPS.map((part) => `${row.measure.label} ${part}`), cells };
   }
 
   size() {

@@ -26,7 +26,7 @@ export class ProvenanceView {
     this.beside = new SourceBars(site);
     this.element = element(
       "div", {}, this.says, element("div", { class: "figure-controls" }, this.threshold.element),
-      element("div", { class: "figure-holder" }, this.canvas), this.readout, this.beside.element,
+      element("div", { class: "figure-holder" }, this.canvas), this.readout, ...(this.beside.measures.length ? [this.beside.element] : []),
     );
     this.listen();
   }
@@ -252,11 +252,14 @@ export class ProvenanceView {
 
   table(state) {
     const output = activeQuery(state);
+    const beside = this.beside.numbers(state);
     const rows = this.about.layers.flatMap((layer, row) =>
-      this.sources(row, output).map(({ input, share, error }) => [layer, input, this.site.names[input], share, ...(error === null ? [] : [error])]),
+      this.sources(row, output).map(({ input, share, error }) => [
+        layer, input, this.site.names[input], share, ...(error === null ? [] : [error]), ...beside.cells(layer, input),
+      ]),
     );
     const estimated = this.site.view.has("attribution.stderr");
-    return { columns: ["layer", "position", "source", "contribution", ...(estimated ? ["stderr"] : [])], rows };
+    return { columns: ["layer", "position", "source", "contribution", ...(estimated ? ["stderr"] : []), ...beside.columns], rows };
   }
 
   python(state) {
