@@ -160,7 +160,7 @@ def _table(measures: Mapping[str, Mapping[str, Any]]) -> Table:
     for name, facts in measures.items():
         short = not facts["exact"] or bool(facts["late"])
         ranked = [(facts[key], bool(facts["undecided"])) for key in ("strongest", "order")]
-        rows.append((name, (facts["determined"], short), *ranked, "exact" if facts["exact"] else "outer bounds"))
+        rows.append((name, (facts["determined"], short), *ranked, "outer bounds" if short else "exact"))
     after = "; through layers, after the last" if any(facts["through"] for facts in measures.values()) else ""
     return Table(columns, tuple(rows), f"How much of each reading is the same in every alternative{after}:")
 
