@@ -293,6 +293,7 @@ def test_json_has_no_nan_in_any_command(saved: Path, tmp_path: Path):
         (
             ["explain", "w5 w5 w5 w5 w5 w5 w5 w5 w5 w5", *model],
             ["explain", " ".join(f"w{i}" for i in range(4, 40)), *model, "--seconds", "1e-9"],
+            ["explain", "w5 w6 w7 w8", *model, "--measure", "rollout", "--measure", "roles"],
             ["attention", "--data", texts, *model, "--intervals", "1"],
             ["attribution", "--data", texts, *model, "--probes", "2"],
         )

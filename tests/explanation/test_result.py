@@ -11,12 +11,14 @@ from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError, Unavailable
 from identikit.explanation import explain as explaining
 from identikit.explanation.explain import explain
+from identikit.explanation.result import Explanation
 from identikit.models.model import Model
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
 from tests.models import tiny
 
 TEXT = "w5 w6 w5 w7 w8"
+LONGER = " ".join(f"w{place % 9 + 3}" for place in range(14))
 MAPS = [FittedMap("naive", "cosine", layer, 0, Task(), 0, {}) for layer in range(3)]
 
 
@@ -105,6 +107,48 @@ def test_progress_is_told():
     }
     for told in seen.values():
         assert [done for done, _ in told] == sorted(done for done, _ in told) and len({total for _, total in told}) == 1
+
+
+def test_measures_are_read_from_what_was_captured_and_saved_with_it(tmp_path):
+    model = tiny.loaded("bert")
+    names = ("rollout", "value norm", "mean", "norm", "roles")
+    runs = []
+    hook = model.hf.register_forward_hook(lambda *_: runs.append(1))
+    explain(model, LONGER, maps=MAPS, probes=4, seconds=None)
+    plain = len(runs)
+    found = explain(model, LONGER, maps=MAPS, probes=4, measures=names, seconds=None)
+    hook.remove()
+    assert len(runs) == 2 * plain > 0
+    assert tuple(found.readings) == names
+    for name in names[:-1]:
+        expected = ik.attention_measure(model, LONGER, name)
+        last = slice(-1, None) if expected.axes[-1].name == "input" else slice(None)
+        for array in ("raw", "lower", "upper"):
+            torch.testing.assert_close(found.readings[name].read(array), expected.read(array)[last], msg=name)
+        order = expected.certain_order[last]
+        facts = found.about["readings"][name]
+        assert facts["exact"] == expected.exact and facts["late"] == 0
+        assert facts["determined"] == pytest.approx(float(expected.certain_share[last].mean()))
+        assert facts["strongest"] == pytest.approx(float((order > 0).double().mean()))
+        assert facts["undecided"] == pytest.approx(float((order < 0).double().mean()))
+    scores = ik.head_scores(model, LONGER)
+    torch.testing.assert_close(found.readings["roles"].lower, scores.lower, equal_nan=True)
+    found.save(tmp_path / "saved")
+    again = ik.open_result(tmp_path / "saved")
+    assert isinstance(again, Explanation) and str(again) == str(found)
+    torch.testing.assert_close(again.readings["rollout"].upper, found.readings["rollout"].upper)
+    assert found.to_dict()["readings"]["rollout"]["determined"] == found.about["readings"]["rollout"]["determined"]
+    assert found.words().readings == {} and explain(model, TEXT, maps=MAPS, probes=4).readings == {}
+
+
+def test_measures_that_cannot_be_read_or_come_too_late_say_so():
+    model = tiny.loaded("bert")
+    found = explain(model, LONGER, maps=MAPS, probes=4, measures=["gradient", "rollout"], seconds=1e-9)
+    assert all(isinstance(reading, Unavailable) for reading in found.readings.values())
+    assert "Rollout was not read: There was no time left for it (seconds=1e-09)." in " ".join(str(found).split())
+    assert "rollout" in str(explain(model, LONGER, maps=MAPS, probes=4, measures="rollout", seconds=None))
+    with pytest.raises(InputError, match="'attention flow' is not known: use 'attention', 'mean', 'rollout'"):
+        explain(model, TEXT, measures=["attention flow"])
 
 
 def test_mistakes():

@@ -80,6 +80,24 @@ def test_every_number_in_words_is_a_fact():
     assert [unfounded(paragraph) for paragraph in document.paragraphs] == [[]] * len(document.paragraphs)
 
 
+def test_readings_are_said_with_numbers_that_are_facts():
+    text = " ".join(f"w{place % 9 + 3}" for place in range(14))
+    read = explain(tiny.loaded("bert"), text, maps=MAPS, probes=4, measures=("rollout", "norm", "roles"), seconds=None)
+    section = verdict(read).under("Which explanation can be trusted?")
+    assert [unfounded(paragraph) for paragraph in section.paragraphs] == [[]] * len(section.paragraphs)
+    facts = read.about["readings"]
+    measures, roles = section.tables
+    assert measures.column("reading") == ["rollout", "norm"] and measures.column("ends") == ["exact", "exact"]
+    assert measures.column("determined") == [(facts[name]["determined"], False) for name in ("rollout", "norm")]
+    assert f"Rollout: {percent(facts['rollout']['determined'])} of it is determined." in section.paragraphs[0].words
+    scores = read.readings["roles"]
+    assert not isinstance(scores, Unavailable)
+    for role, head, raw, least, most in roles.rows:
+        at = scores.sel(score=role, layer=int(head[1]), head=int(head[3:]))  # pyright: ignore
+        assert (float(at.raw), float(at.lower), float(at.upper)) == (raw, least, most)
+        assert raw == float(scores.sel(score=role).raw.max())
+
+
 def test_facts_are_those_of_the_results(explanation: Explanation):
     facts = verdict(explanation).facts
     identity = explanation.identity

@@ -62,6 +62,13 @@ def explanation() -> Any:
 
 
 @pytest.fixture(scope="session")
+def measured() -> Any:
+    """The same with readings of heads, of layers and through layers, and the roles of heads."""
+    names = ("rollout", "value norm", "norm", "roles")
+    return explain(tiny.loaded("bert"), TEXT, seconds=None, measures=names)
+
+
+@pytest.fixture(scope="session")
 def content(explanation: Any) -> bytes:
     """What its page is given."""
     return packed(explanation)

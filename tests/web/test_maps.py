@@ -49,6 +49,36 @@ def long_file(long_attention: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
+def test_readings_stand_in_for_the_maps_and_beside_provenance(page: Any, measured: Any, tmp_path: Path):
+    measured.save_html(file := tmp_path / "page.html")
+    opened(page, file, "measure=value norm&layer=1&head=2&query=7&tab=provenance&x=layer&y=role_self")
+    columns, rows = table(page, "attention")
+    assert columns == ["query", "key", "raw", "effective", "lower", "upper"]
+    reading = measured.readings["value norm"].sel(layer=1, head=2)
+    for at, name in enumerate(columns[2:], 2):
+        found = torch.tensor([row[at] for row in rows]).reshape(reading.raw.shape)
+        assert (found - reading.array(name)).abs().max() < 1e-5
+    assert reading.meaning in page.locator("#panel-attention .maps-notes").inner_text()
+    assert 'measure = ik.attention_measure(model, text, "value norm")' in python(page, "attention")
+    state(page, measure="")
+    assert table(page, "attention")[0] == ["query", "key", *MAPS]
+    said = page.locator("#panel-provenance .source-bars .figure-says")
+    rollout = measured.readings["rollout"].sel(layer=-1)
+    strongest = float(rollout.raw[7].max())
+    assert f"({strongest:.3f})" in said.inner_text() and "after layer 2" in said.inner_text()
+    columns, rows = table(page, "provenance")
+    numbers = [dict(zip(columns, row, strict=True)) for row in rows]
+    for one in (row for row in numbers if row["layer"] == 2):
+        assert one["rollout upper"] == pytest.approx(float(rollout.upper[7, one["position"]]), abs=1e-6)
+    assert {row["rollout raw"] for row in numbers if row["layer"] < 2} == {None}
+    page.locator(".source-bars select").select_option("norm")
+    frames(page)
+    assert said.inner_text().startswith("By norm,") and "in layer 1" in said.inner_text()
+    scores = measured.readings["roles"].sel(score="self", layer=1, head=2)
+    words = f"role: self {float(scores.raw):.2f} ({float(scores.lower):.2f} to {float(scores.upper):.2f})"
+    assert words in page.locator("#panel-heads .maps-read").inner_text()
+
+
 def shown_maps(page: Any) -> dict[str, np.ndarray]:
     """Return the maps that the view's table holds, for a head whose queries see all keys."""
     columns, rows = table(page, "attention")

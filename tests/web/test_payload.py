@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load
 
 from identikit import attention_intervals, effective_attention, open_result, token_attribution
+from identikit.attention.reading_result import AttentionMeasure
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.results.words import percent, weight
@@ -122,6 +123,33 @@ def test_the_page_is_told_its_readings_and_knows_none_by_name(content: bytes):
         assert arrays[f"heads.{reading['name']}"].shape == (3, 4)
         for words in (f'"{reading["name"]}"', reading["meaning"], reading["code"]):
             assert words not in scripts
+
+
+def test_readings_of_attention_and_roles_travel_with_what_they_mean(measured: Any):
+    arrays, about = opened(packed(measured))
+    kept = [name for name, reading in measured.readings.items() if isinstance(reading, AttentionMeasure)]
+    assert [one["name"] for one in about["measures"]] == kept
+    scripts = "".join(one.read_text() for one in static().iterdir() if one.name.endswith(".js"))
+    for at, one in enumerate(about["measures"]):
+        reading = measured.readings[one["name"]]
+        assert one["axes"] == [axis.name for axis in reading.axes] and one["exact"] == reading.exact
+        assert one["meaning"] not in scripts and f'"{one["name"]}"' not in scripts
+        for part in ("raw", "effective", "lower", "upper"):
+            assert (arrays[f"measure{at}.{part}"] - reading.read(part)).abs().max() < 1e-5
+    roles = {one["label"]: one for one in about["attention"]["readings"] if one["label"].startswith("role: ")}
+    scores = measured.readings["roles"]
+    assert {"role: self", "role: induction"} <= roles.keys()
+    name = roles["role: self"]["name"]
+    assert (arrays[f"heads.{name}.upper"] - scores.sel(score="self").upper).abs().max() < 1e-5
+    assert about["sampled"][name]["said"][0].endswith(")")
+    assert 'measures=["rollout", "value norm", "norm", "roles"]' in about["calls"]["explain"]
+
+
+def test_readings_that_do_not_fit_are_named(measured: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(payload, "MEASURES", 100_000)
+    arrays, about = opened(packed(measured))
+    assert [one["name"] for one in about["measures"]] == ["rollout", "norm"]
+    assert about["measures_left_out"] == "Too large for a page: value norm." and "measure2.raw" not in arrays
 
 
 def test_vertices_keep_the_output_and_reach_the_ends_and_the_grid_contains_them(explanation: Any, content: bytes):

@@ -171,9 +171,16 @@ def head_scores(
         parts.append(scored(captured, [ROLES[name] for name in names], until))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
-    provenance = model.provenance(text, scores=names, layers=wanted, heads=which)
-    axes = (Axis("score", names), Axis("layer", wanted), Axis("head", which))
-    about = {"texts": len(read), "meanings": {name: ROLES[name].meaning for name in names}, "sink": SINK}
+    return scores_result(model, text, parts, names, wanted, which)
+
+
+def scores_result(
+    model: Model, text: Any, parts: list[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
+) -> HeadScores:
+    """Return what the heads of one or several texts score, each of which was `scored`."""
+    provenance = model.provenance(text, scores=names, layers=layers, heads=heads)
+    axes = (Axis("score", tuple(names)), Axis("layer", tuple(layers)), Axis("head", tuple(heads)))
+    about = {"texts": len(parts), "meanings": {name: ROLES[name].meaning for name in names}, "sink": SINK}
     about["nouns"] = {name: ROLES[name].noun for name in names}
     arrays = over_texts(torch.stack(parts), [ROLES[name] for name in names])
     dims = {name: ("score", "layer", "head")[: array.ndim] for name, array in arrays.items()}

@@ -59,6 +59,14 @@ def explain(
             "many as take some seconds, at least 4.",
         ),
     ] = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--measure",
+            help="Also read attention by rollout, norm, value norm or another measure, and say how much of it is "
+            "determined; roles scores the heads. Repeat for more.",
+        ),
+    ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="About how long it may take; what does not fit is sampled or left out.")
     ] = 20.0,
@@ -84,6 +92,7 @@ def explain(
             identikit.load(model, tower=tower, device=device, dtype=dtype),
             text if pair is None or text is None else (text, pair),
             probes=None if probes is None else count(probes),
+            measures=measures or (),
             seconds=seconds,
             truncate=truncate,
             progress=told,

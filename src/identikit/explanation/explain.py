@@ -20,9 +20,10 @@ from identikit.attribution.attribute import attribute
 from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import function, shortened
+from identikit.checks import function, known_names, shortened
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
+from identikit.explanation.readings import READABLE, read_measures
 from identikit.explanation.result import NEAR, Explanation
 from identikit.maths.mixing import by_offset
 from identikit.maths.threads import calm
@@ -54,6 +55,7 @@ def explain(
     *,
     probes: Any = None,
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
+    measures: Sequence[str] | str = (),
     seconds: float | int | None = SECONDS,
     truncate: bool = False,
     progress: Watched = None,
@@ -64,6 +66,8 @@ def explain(
       for a short text, and for a longer one estimated from as many as take some seconds, by the sizes of text and model
     - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
       ridge maps fitted once to the sample texts
+    - `measures`: also read attention in these ways, and say how much of each is determined: names that
+      `attention_measure` knows (through layers, of the last), and "roles" for `head_scores`. They are in `readings`
     - `seconds`: about how long the whole call may take, but for what is done once for a model (fitting maps) or on a
       machine (compiling). Of a long text as many layers are read as fit, spread evenly; attribution that would take
       longer is left out; and rows of attention are bounded, in random order, in what is left of it, or in half of it.
@@ -87,21 +91,26 @@ def explain(
         raise InputError(
             f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
         )
+    names = known_names("measures", measures, READABLE) if measures != () else ()
     limit = Limit(None if seconds == math.inf else seconds, time.monotonic())
     (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
     running = time.monotonic() - limit.started
     identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
-    attribution, limit = _asked(reading, probes, limit)
-    arrays, facts, bounded = attention_facts(attention, limit, progress)
+    attribution, earlier = _asked(reading, probes, limit)
+    if names:
+        earlier = earlier.earlier(earlier.left() / 2)  # half of what rows would take
+    arrays, facts, bounded = attention_facts(attention, earlier, progress)
     facts["output_change"] = None if change is None else change._asdict()
     if isinstance(attribution, Request):
         try:
             attribution = attribute([reading], attribution, progress=progress)[0]
         except InputError as refusal:
             attribution = Unavailable(str(refusal))
-    return _explanation(reading, (attention, identity, attribution), arrays, facts, bounded)
+    found, facts["readings"] = read_measures(attention, names, limit, progress)
+    explained = _explanation(reading, (attention, identity, attribution), arrays, facts, bounded)
+    return replace(explained, readings=found)
 
 
 def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:

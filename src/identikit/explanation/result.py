@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from identikit.attention.estimate import RowSample
+from identikit.attention.reading_result import AttentionMeasure, HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import known
@@ -52,13 +53,15 @@ class Explanation(Result):
     that are `least_certain`, and those whose effective weight is `outside` the interval.
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason;
-    `bounded` has the rows of attention that were bounded, each with its intervals.
+    `bounded` has the rows of attention that were bounded, each with its intervals. `readings` has what `measures=`
+    asked for, by name, and `about["readings"]` what is said of it.
     """
 
     attention: EffectiveAttention | Unavailable = NOT_COMPUTED
     identity: IdentityMap | Unavailable = NOT_COMPUTED
     attribution: TokenAttribution | Unavailable = NOT_COMPUTED
     bounded: RowSample | None = None
+    readings: Mapping[str, AttentionMeasure | HeadScores | Unavailable] = field(default_factory=dict)
 
     kind = "explanation"
     main = (
@@ -122,11 +125,11 @@ class Explanation(Result):
 
     def words(self) -> "Explanation":
         """Return the result by words: a word is recovered if all of its pieces are, and contributes their mean."""
-        return replace(super().words(), bounded=None, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
+        return replace(super().words(), bounded=None, readings={}, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
 
     def __sub__(self, other: object) -> "Explanation":
         """Return the numbers of this explanation minus those of another."""
-        return replace(super().__sub__(other), bounded=None, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
+        return replace(super().__sub__(other), bounded=None, readings={}, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, numbers and strings, with the strongest sources of every token."""
@@ -170,6 +173,9 @@ class Explanation(Result):
                 files[f"{name}.txt"] = part.reason.encode()
             else:
                 files |= {f"{name}/{file}": content for file, content in part._content().items()}
+        for name, reading in self.readings.items():
+            if not isinstance(reading, Unavailable):
+                files |= {f"readings/{name}/{file}": content for file, content in reading._content().items()}
         if self.bounded is not None:
             files[_BOUNDED] = self.bounded.to_bytes()
         return files
@@ -177,12 +183,22 @@ class Explanation(Result):
     @classmethod
     def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "Explanation":
         numbers, parts = super()._opened(files, about, where), {}
+
+        def part_in(folder: str) -> Result | None:
+            own = {file.removeprefix(f"{folder}/"): files[file] for file in files if file.startswith(f"{folder}/")}
+            return result_of(own, f"{where}/{folder}") if own else None
+
         for name, wanted in _PARTS.items():
-            own = {file.removeprefix(f"{name}/"): files[file] for file in files if file.startswith(f"{name}/")}
-            part = result_of(own, f"{where}/{name}") if own else Unavailable(files[f"{name}.txt"].decode())
+            part = part_in(name) or Unavailable(files[f"{name}.txt"].decode())
             if not isinstance(part, wanted | Unavailable):
                 raise InputError(f"Opening {where}: {name} is not {wanted.kind} but {part.kind}.")
             parts[name] = part
+        readings = {}
+        for name, facts in numbers.about.get("readings", {}).items():
+            readings[name] = part_in(f"readings/{name}") or Unavailable(facts["unavailable"])
+            if not isinstance(readings[name], AttentionMeasure | HeadScores | Unavailable):
+                raise InputError(f"Opening {where}: {name} is not a reading but {readings[name].kind}.")
+        parts["readings"] = readings
         if _BOUNDED in files:
             parts["bounded"] = RowSample.from_bytes(files[_BOUNDED])
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)

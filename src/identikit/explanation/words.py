@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
 from identikit.explanation.attention_words import attention_blocks
+from identikit.explanation.readings import reading_blocks
 from identikit.explanation.result import NEAR, UNKNOWN, Explanation, Sources, TokenSource, strongest_sources
 from identikit.results.axis import Axis
 from identikit.results.words import Block, Column, Document, Heading, Paragraph, Table, counted, joined, percent
@@ -19,8 +20,8 @@ ALL_SOURCES = "`to_dict()` has all"
 
 
 def verdict(explanation: Explanation) -> Document:
-    """Return what an explanation says: about the model and the text, and the answers to the three questions."""
-    parts = (_header, attention_blocks, _identity, _origin)  # in the order in which they are read
+    """Return what an explanation says: of the model and the text, the three questions, and readings."""
+    parts = (_header, attention_blocks, reading_blocks, _identity, _origin)  # in the order in which they are read
     return Document(tuple(block for part in parts for block in part(explanation)))
 
 

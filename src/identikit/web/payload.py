@@ -17,6 +17,7 @@ import torch
 from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.layer import EffectiveOptions
+from identikit.attention.reading_result import AttentionMeasure, HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import InputError, TooLongError, Unavailable, for_page
@@ -35,6 +36,7 @@ from identikit.version import __version__
 from identikit.web.file import FORMAT, SHORT, File, bits, factors
 from identikit.web.rows import add_bounded, add_intervals
 
+MEASURES = 24 << 20  # bytes that the readings of attention in a file take at most
 SOURCES = 32  # sources that a file holds of each hidden vector of a long text; of a short one it holds all
 _AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a reader chooses others
 
@@ -149,6 +151,8 @@ def _explain_call(result: Explanation) -> str:
         given["seconds"] = None  # how long it takes changes nothing where all rows were bounded
     if certain["bounded_rows"] < certain["free_rows"] or not given:
         given["seconds"] = certain["seconds"]
+    if result.readings:
+        given["measures"] = list(result.readings)
     own_maps = isinstance(result.identity, IdentityMap) and result.identity.about.get("fitted_to") == "your texts"
     return _written(given, {}) + (", maps=..." if own_maps else "")
 
@@ -173,6 +177,7 @@ def _add_explanation(file: File, result: Explanation, progress: Progress) -> Non
         file.about |= _inputs(result.attention)
         _add_attention(file, result.attention, progress)
         add_bounded(file, result, progress)
+        _add_measures(file, result)
     if isinstance(result.identity, IdentityMap):
         _add_identity(file, result.identity, progress)
     if isinstance(result.attribution, TokenAttribution):
@@ -277,6 +282,55 @@ def _reading(measure: Measure, source: str, digits: int) -> dict[str, Any]:
         code = f"{source}.{measure.name}.double().mean(-1)"
     about = {"name": measure.name, "label": measure.label, "meaning": meaning, "code": code}
     return about | {"range": measure.limits, "digits": digits}
+
+
+def _add_measures(file: File, result: Explanation) -> None:
+    """Add the readings of attention that an explanation was asked for: their ends, and the roles of heads.
+
+    Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` say what it is of.
+    """
+    text = file.about["calls"].get("text", "")
+    kept: list[dict[str, Any]] = []
+    left_out = []
+    room = MEASURES
+    for name, measure in result.readings.items():
+        if isinstance(measure, HeadScores):
+            _add_roles(file, measure, text)
+        if not isinstance(measure, AttentionMeasure):
+            continue
+        arrays = {part: measure.read(part).float() for part in measure.main}
+        arrays["certain"] = measure.read("certain_share").float()
+        size = sum(array.nbytes for array in arrays.values())
+        if size > room:
+            left_out.append(name)
+            continue
+        room -= size
+        file.arrays |= {f"measure{len(kept)}.{part}": array for part, array in arrays.items()}
+        about = {"name": name, "label": name, "meaning": measure.meaning}
+        about["exact"] = bool(measure.exact) and not bool(measure.gap.isnan().any())
+        about |= {"axes": [axis.name for axis in measure.axes], "layers": list(measure.axes[0].values)}
+        kept.append(about | {"code": f"ik.attention_measure(model, text, {json.dumps(name)}{text})"})
+    file.about["measures"] = kept
+    if left_out:
+        file.about["measures_left_out"] = f"Too large for a page: {', '.join(left_out)}."
+
+
+def _add_roles(file: File, scores: HeadScores, text: str) -> None:
+    """Add the roles of heads to what heads can be found by, each with its ends."""
+    for at, role in enumerate(scores.scores):
+        raw, lower, upper = (scores.read(name)[at] for name in ("raw", "lower", "upper"))
+        if bool(raw.isnan().all()):
+            continue
+        name = f"role_{role.replace(' ', '_')}"
+        file.arrays |= {f"heads.{name}": raw.float()}
+        file.arrays |= {f"heads.{name}.lower": lower.float(), f"heads.{name}.upper": upper.float()}
+        ends = zip(raw.flatten().tolist(), lower.flatten().tolist(), upper.flatten().tolist(), strict=True)
+        words = [f"{value:.2f} ({least:.2f} to {most:.2f})" for value, least, most in ends]
+        file.about.setdefault("sampled", {})[name] = {"said": words}
+        code = f'ik.head_scores(model, text{text}).sel(score="{role}").raw'
+        label = f"role: {role}"
+        reading = {"name": name, "label": label, "meaning": scores.about["meanings"][role], "code": code}
+        file.about["attention"]["readings"].append(reading | {"range": None, "digits": 2})
 
 
 def _add_identity(file: File, result: IdentityMap | TokenInversion, progress: Progress) -> None:

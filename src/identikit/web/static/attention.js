@@ -4,6 +4,7 @@ import { canvasPen } from "./pen.js";
 import { linesAt, linesHeight, paintLines, LINES_DRAWN } from "./lines.js";
 import { matrixAt, matrixLayout, paintMatrix } from "./matrix.js";
 import { element, number } from "./parts.js";
+import { MeasuredHead, headMeasure, measureEnds } from "./measures.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
 import { callCode, choice, figureCanvas, headCode, headName, pickList, pointable, say, slider, tickBox, tiny } from "./figure.js";
@@ -53,7 +54,7 @@ export class AttentionView {
     const height = attentionHeight(width, state, drawn.sheet);
     this.canvas.style.height = `${height}px`;
     this.paint(canvasPen(this.canvas, width, height), state);
-    this.controls.update(state);
+    this.controls.update(state, drawn);
     this.strips.update(state, drawn);
     say(this.read, attentionRead(this.site, drawn));
     say(this.notes, attentionNotes(this.site, state, drawn).join(" "));
@@ -81,20 +82,23 @@ export class AttentionView {
     const rows = [];
     for (let query = 0; query < sheet.size; query += 1) {
       for (let key = 0; key < sheet.size; key += 1) {
-        const weights = MAPS.map((map) => sheet.at(map, query, key));
+        const weights = sheet.all.map((map) => sheet.at(map, query, key));
         if (!Number.isNaN(weights[0])) rows.push([labels[query], labels[key], ...weights]);
       }
     }
-    sheet.table = { columns: ["query", "key", ...MAPS], rows };
+    sheet.table = { columns: ["query", "key", ...sheet.all], rows };
     return sheet.table;
   }
 
   python(state) {
     const { view } = this.site;
-    const { shown } = this.book.sheet(state);
-    const lines = [`attention = ik.effective_attention(model, text${callCode(view, "attention")})`, `head = attention.sel(${headCode(view, state)})`];
-    if (shown.byWord) lines.push("head = head.words()  # simplex exists for pieces only");
-    lines.push(`maps = [head.raw, head.effective${shown.byWord ? "" : ", head.simplex"}, head.null]`);
+    const { shown, all } = this.book.sheet(state);
+    const measure = headMeasure(this.site, state);
+    const [name, call] = measure ? ["measure", measure.code] : ["attention", `ik.effective_attention(model, text${callCode(view, "attention")})`];
+    const lines = [`${name} = ${call}`, `head = ${name}.sel(${headCode(view, state)})`];
+    if (shown.byWord) lines.push(`head = head.words()${measure ? "" : "  # simplex exists for pieces only"}`);
+    const maps = all.filter((map) => !shown.byWord || map !== "simplex").map((map) => `head.${map}`);
+    lines.push(`maps = [${maps.join(", ")}]`);
     if (shown.size < shown.all) {
       lines.push(`drawn = [${shown.order.join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
     }
@@ -114,7 +118,9 @@ function attentionControls(site) {
   const n = about.tokens.length;
   const set = (name) => (value) => site.store.set({ [name]: value });
   const shape = choice("Shape", [["matrix", "Matrix"], ["lines", "Lines"]], set("shape"));
-  const map = pickList("Lines and text show", MAPS.map((name) => [name, name]), set("map"));
+  const measures = site.measures.filter(({ perHead }) => perHead);
+  const measure = pickList("Read as", [["", "weights"], ...measures.map(({ name, label }) => [name, label])], set("measure"));
+  const map = pickList("Lines and text show", [], set("map"));
   const words = tickBox("Words", set("words"));
   const first = about.attention?.special_group === "first token";
   const special = tickBox(first ? "First token" : "Special tokens", set("special"));
@@ -126,11 +132,15 @@ function attentionControls(site) {
   special.element.title = "Draw their rows and columns, and let them count for the scale of colours.";
   const slide = slider("Window", { least: 0, most: Math.max(0, n - WINDOW), step: 1 }, set("from"));
   return {
-    element: element("div", { className: "maps-controls" }, shape.element, map.element, words.element, special.element,
+    element: element("div", { className: "maps-controls" }, shape.element, ...(measures.length ? [measure.element] : []), map.element, words.element, special.element,
       ...(n > WINDOW ? [slide.element] : [])),
-    update(state) {
+    update(state, drawn) {
+      const { all } = drawn.sheet;
+      if (map.names !== all) map.list.replaceChildren(...all.map((name) => element("option", { value: name, textContent: name })));
+      map.names = all;
+      measure.list.value = headMeasure(site, state)?.name ?? "";
       shape.press(state.shape === "lines" ? "lines" : "matrix");
-      map.list.value = MAPS.includes(state.map) ? state.map : "raw";
+      map.list.value = drawn.map;
       words.box.checked = state.words && about.words.length > 0;
       special.box.checked = state.special;
       const from = windowStart(n, state.from);
@@ -146,11 +156,12 @@ function sheetBook(site) {
   const book = {
     sheet(state) {
       const head = site.heads(state.layer, state.head);
-      const shape = `${windowStart(head.n, state.from)},${state.words},${state.special},${Boolean(head.simplexMap)}`;
+      const measure = headMeasure(site, state);
+      const shape = `${measure?.name},${windowStart(head.n, state.from)},${state.words},${state.special},${Boolean(head.simplexMap)}`;
       if (name !== `${state.layer},${state.head},${shape}`) {
         if (current && current.head !== head) current.head.rows.clear();
         name = `${state.layer},${state.head},${shape}`;
-        current = new MapSheet(head, shownTokens(site.view, site.names, state));
+        current = new MapSheet(measure ? new MeasuredHead(head, measure, state) : head, shownTokens(site.view, site.names, state));
       }
       return current;
     },
@@ -168,7 +179,7 @@ function sheetBook(site) {
     /** Ask a server for the simplex map of a head that stays chosen. */
     ask({ layer, head }, redraw) {
       const wanted = `${layer},${head}`;
-      if (!site.source?.live || current.maps.includes("simplex") || asked.has(wanted)) return;
+      if (!site.source?.live || current.all !== MAPS || current.maps.includes("simplex") || asked.has(wanted)) return;
       asked.add(wanted);
       setTimeout(() => {
         const state = site.store.get();
@@ -192,13 +203,15 @@ function attentionPicture(site, sheet, state) {
     key: place(state.hoverKey >= 0 ? state.hoverKey : hovering ? -1 : state.key),
   };
   const onlyKey = state.hoverKey >= 0 && state.hoverQuery < 0;
-  const movedAt = state.moved && place(state.moved.query);
+  const measure = headMeasure(site, state);
+  const movedAt = !measure && state.moved && place(state.moved.query);
   const moved = movedAt >= 0 && state.moved ? { at: movedAt, row: sheet.row("raw", movedAt, state.moved) } : null;
   return {
     sheet, shown, cursor, moved, state,
     certain: attentionCertain(site, sheet, state),
-    name: headName(site.view, state),
-    map: MAPS.includes(state.map) ? state.map : "raw",
+    name: headName(site.view, state) + (measure ? ` by ${measure.label}` : ""),
+    what: measure?.label ?? "weight",
+    map: sheet.all.includes(state.map) ? state.map : "raw",
     labels: shown.labels,
     strong: onlyKey ? { query: -1, key: cursor.key } : { query: cursor.query, key: -1 },
     colours: site.colours(),
@@ -207,10 +220,13 @@ function attentionPicture(site, sheet, state) {
 }
 
 /** How much of each drawn row is determined, NaN where that is not known; kept until rows are added. */
-function attentionCertain(site, sheet, { layer, head }) {
+function attentionCertain(site, sheet, state) {
+  const { layer, head } = state;
+  const measure = headMeasure(site, state);
   if (sheet.certain?.rows !== site.rows.rows?.size) {
+    const certain = (piece) => (measure ? measure.certain(piece, layer, head) : site.rows.certain(layer, head, piece));
     const shares = sheet.shown.groups.map((group) => {
-      const known = group.map((piece) => site.rows.certain(layer, head, piece)).filter((share) => share >= 0);
+      const known = group.map(certain).filter((share) => share >= 0);
       return known.length ? known.reduce((sum, share) => sum + share, 0) / known.length : NaN;
     });
     sheet.certain = { rows: site.rows.rows?.size, shares };
@@ -261,12 +277,14 @@ function strongestWords(weights, labels) {
 }
 
 /** What the reader must know to read the figure: the certificate, and everything that was left out or gathered. */
-function attentionNotes(site, state, { sheet, shown, moved }) {
+function attentionNotes(site, state, { sheet, shown, moved, what }) {
   const { about } = site.view;
   const told = [];
   const place = state.layer * about.attention.head_numbers.length + state.head;
   const residual = site.view.array("heads.residual")?.data[place];
-  if (residual >= 0) {
+  const measure = headMeasure(site, state);
+  if (measure) told.push(`${measure.meaning} ${measureEnds(measure.exact && !shown.byWord)}`);
+  else if (residual >= 0) {
     told.push(`Effective attention reproduces this head's output to within ${tiny(residual)} (relative).`);
   }
   told.push(
@@ -279,8 +297,9 @@ function attentionNotes(site, state, { sheet, shown, moved }) {
   if (left) told.push(`${special} left out of the drawing and of the scale.`);
   if (long) told.push(`Tokens ${shown.from} to ${shown.to - 1} of ${shown.n} are drawn.`);
   if ((left || long) && sheet.done) {
-    told.push(`On average, ${(sheet.outside / sheet.done).toFixed(2)} of a row's raw weight goes to keys that are not drawn.`);
+    told.push(`On average, ${(sheet.outside / sheet.done).toFixed(2)} of a row's raw ${what} goes to keys that are not drawn.`);
   }
+  if (about.measures_left_out) told.push(about.measures_left_out);
   if (shown.byWord) told.push("Words: what pieces receive is added up, what they do is averaged.");
   if (moved) told.push(`The row of ${shown.labels[moved.at]} was moved in the edge view; the marked row of raw shows it.`);
   return told;

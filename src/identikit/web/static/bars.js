@@ -30,7 +30,7 @@ export function barScale(row, shown, names, width) {
     most = Math.max(most, row.raw[key], row.upper?.[key] ?? 0, row.effective?.[key] ?? 0);
   }
   most = Math.max(most, 1e-3);
-  const step = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5].find((one) => (most - least) / one <= 6) ?? 1;
+  const step = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50].find((one) => (most - least) / one <= 6) ?? 100;
   [least, most] = [Math.floor(least / step + 1e-9) * step, Math.ceil(most / step - 1e-9) * step];
   const longest = shown.reduce((found, key) => Math.max(found, wordsWidth(names[key])), 0);
   const left = Math.min(Math.max(longest + 24, 56), width * 0.34);

@@ -64,7 +64,7 @@ export class HeadsView {
     this.up.list.value = y.name;
     this.across.element.hidden = grid;
     say(this.up.element.firstChild, grid ? "coloured by" : "up");
-    say(this.said, headsSaid(this.data, this.hovered ?? state));
+    say(this.said, headsSaid(this.data, this.hovered ?? state, state));
     say(this.meaning, headsMeaning(this.data, state));
     this.canvas.setAttribute("aria-label", this.describe(state));
   }
@@ -101,7 +101,7 @@ export class HeadsView {
   }
 
   describe(state) {
-    return `${this.data.many} heads. Open: ${headsSaid(this.data, state)}`;
+    return `${this.data.many} heads. Open: ${headsSaid(this.data, state, state)}`;
   }
 }
 
@@ -115,11 +115,13 @@ function headsAxes({ axes, usual }, state) {
 function headsData(site) {
   const { layer_numbers: layers, head_numbers: heads, readings: declared = [], axes: usual = [] } = site.view.about.attention;
   const many = layers.length * heads.length;
-  const valued = (reading) => ({ ...reading, values: site.view.array(`heads.${reading.name}`)?.data ?? [] });
+  const numbers = (name) => site.view.array(`heads.${name}`)?.data;
+  const ends = (name) => ["lower", "upper"].map((end) => numbers(`${name}.${end}`)).filter(Boolean);
+  const valued = (reading) => ({ ...reading, values: numbers(reading.name) ?? [], ends: ends(reading.name) });
   const worded = (reading) => ({ ...reading, ...site.view.about.sampled?.[reading.name] }); // what rests on drawn rows
   const readings = declared.map(valued).map(worded).filter(({ values, said }) => said || values.some(Number.isFinite));
   const layer = {
-    name: "layer", label: "layer", meaning: "The layer of the head, counted from 0.", code: "attention.layers", range: null, digits: 0,
+    name: "layer", label: "layer", meaning: "The layer of the head, counted from 0.", code: "attention.layers", range: null, digits: 0, ends: [],
     values: Float64Array.from({ length: many }, (_, at) => layers[Math.floor(at / heads.length)]),
   };
   const name = (layer, head) => `L${layers[layer]}H${heads[head]}`;
@@ -240,11 +242,13 @@ function headsMeaning(data, state) {
   const { x, y } = headsAxes(data, state);
   const said = ({ label, meaning }) => `${label[0].toUpperCase()}${label.slice(1)}: ${meaning}`;
   if (state.heads === "grid") return said(y);
-  return [...new Set([x, y])].map(said).concat("Marks that would coincide stand side by side.").join(" ");
+  return [...new Set([x, y])].map(said).concat(x.ends.length || y.ends.length ? "Lines reach from the least to the greatest of all alternatives." : [], "Marks that would coincide stand side by side.").join(" ");
 }
 
-/** All readings of one head in words. */
-function headsSaid(data, { layer, head }) {
+/** The readings of one head in words; of those with ends, the ones that are axes. */
+function headsSaid(data, { layer, head }, state) {
+  const axes = Object.values(headsAxes(data, state));
   const at = layer * data.heads.length + head;
-  return `${data.name(layer, head)}: ${data.readings.map((reading) => readingWords(reading, reading.values[at], at)).join(", ")}.`;
+  const shown = data.readings.filter((reading) => !reading.ends.length || axes.includes(reading));
+  return `${data.name(layer, head)}: ${shown.map((reading) => readingWords(reading, reading.values[at], at)).join(", ")}.`;
 }

@@ -2,6 +2,7 @@
 
 import { decode, tokenNames } from "./data.js";
 import { headsOf } from "./head.js";
+import { measuresOf } from "./measures.js";
 import { RowBook } from "./rows.js";
 import { CHOICES, address, createStore, parse } from "./state.js";
 import { THEMES, setTheme } from "./colour.js";
@@ -88,6 +89,7 @@ function makeSite(root, view, store, source) {
     store,
     source: null,
     heads: headsOf(view),
+    measures: measuresOf(view),
     rows: new RowBook(view),
     names: tokenNames(view.about.tokens.map((token) => token.trim() || token)),
     theme: () => store.get().theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),

@@ -12,19 +12,19 @@ const MATRIX_STRIP = 12; // how much of each row is determined
 const MATRIX_GAP = 14;
 
 /** Where the maps stand in a figure of this width: four beside one another, or two by two. */
-export function matrixLayout(width) {
+export function matrixLayout(width, maps = MAPS) {
   const columns = width >= 880 ? 4 : 2;
   const names = width >= 520 ? 78 : 46;
   const left = names + MATRIX_STRIP + 4;
   const side = Math.max(40, Math.floor((width - left - MATRIX_GAP * (columns - 1) - 2) / columns));
   const step = MATRIX_HEADER + side + MATRIX_MARGINAL + MATRIX_GAP;
-  const rows = MAPS.length / columns;
-  const panels = MAPS.map((map, at) => ({
+  const rows = maps.length / columns;
+  const panels = maps.map((map, at) => ({
     map,
     x: left + (at % columns) * (side + MATRIX_GAP),
     y: Math.floor(at / columns) * step + MATRIX_HEADER,
     first: at % columns === 0,
-    last: at >= MAPS.length - columns,
+    last: at >= maps.length - columns,
   }));
   const bottom = rows * step - MATRIX_GAP;
   return { panels, side, left, names, bottom, height: bottom + MATRIX_LABELS + MATRIX_LEGEND };
@@ -47,7 +47,7 @@ export function matrixAt(layout, size, x, y) {
 
 /** Draw it. `cursor` holds the drawn query and key (-1: none), `certain` a number for each drawn query. */
 export function paintMatrix(pen, picture) {
-  const layout = matrixLayout(pen.width);
+  const layout = matrixLayout(pen.width, picture.sheet.all);
   for (const panel of layout.panels) {
     if (picture.sheet.maps.includes(panel.map)) matrixPanel(pen, layout, panel, picture);
     else matrixMissing(pen, layout, panel, picture);
@@ -167,7 +167,7 @@ export function wrappedWords(words, widest, size) {
 }
 
 /** The scale that all four maps share. Colours grow with the root of a weight, so a quarter stands half way. */
-function matrixLegend(pen, layout, { sheet, colours }) {
+function matrixLegend(pen, layout, { sheet, colours, what }) {
   const width = Math.min(240, pen.width - layout.left - 8);
   const x = pen.width - width - 16;
   const y = layout.bottom + MATRIX_LABELS + 12;
@@ -182,5 +182,5 @@ function matrixLegend(pen, layout, { sheet, colours }) {
     const words = (share * sheet.most).toFixed(share && sheet.most < 0.2 ? 3 : 2).replace("-", "−");
     pen.text(share ? words : "0", x + at * width, y + 20, colours.soft, { size: 10, align: "center" });
   }
-  if (x > 230) pen.text("weight, one scale for all maps", x - 12, y + 5, colours.soft, { size: 11, align: "right" });
+  if (x > 230) pen.text(`${what}, one scale for all maps`, x - 12, y + 5, colours.soft, { size: 11, align: "right" });
 }

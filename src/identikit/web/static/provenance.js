@@ -1,6 +1,7 @@
 // Provenance: where one token's hidden vector comes from, layer by layer: a stack of its sources.
 import { SERIES, mixed } from "./colour.js";
 import { activeKey, activeQuery, callCode, drawFigure, figureCanvas, figureWidth, inkOn, pointOn, quoted, say, slider, wordsWidth } from "./figure.js";
+import { SourceBars } from "./measures.js";
 import { element, estimatedShare, percent } from "./parts.js";
 
 const SOURCES_LEFT = 64;
@@ -22,9 +23,10 @@ export class ProvenanceView {
     this.says = element("p", { class: "figure-says" });
     this.readout = element("p", { class: "figure-readout" });
     this.threshold = slider("Name sources of at least", { least: 0, most: 25, step: 0.5 }, (hundredths) => site.store.set({ threshold: hundredths / 100 }));
+    this.beside = new SourceBars(site);
     this.element = element(
       "div", {}, this.says, element("div", { class: "figure-controls" }, this.threshold.element),
-      element("div", { class: "figure-holder" }, this.canvas), this.readout,
+      element("div", { class: "figure-holder" }, this.canvas), this.readout, ...(this.beside.measures.length ? [this.beside.element] : []),
     );
     this.listen();
   }
@@ -87,6 +89,10 @@ export class ProvenanceView {
     say(this.threshold.words, `${words}; smaller ones count as “others”`);
     this.threshold.input.setAttribute("aria-valuetext", words);
     say(this.readout, this.words(state));
+    this.beside.update(state, (layer, output) => {
+      const place = this.about.layers.indexOf(layer);
+      return place < 0 ? [] : this.sources(place, output).map(({ input, share }) => [input, share]);
+    });
   }
 
   sentence(state) {
@@ -246,11 +252,14 @@ export class ProvenanceView {
 
   table(state) {
     const output = activeQuery(state);
+    const beside = this.beside.numbers(state);
     const rows = this.about.layers.flatMap((layer, row) =>
-      this.sources(row, output).map(({ input, share, error }) => [layer, input, this.site.names[input], share, ...(error === null ? [] : [error])]),
+      this.sources(row, output).map(({ input, share, error }) => [
+        layer, input, this.site.names[input], share, ...(error === null ? [] : [error]), ...beside.cells(layer, input),
+      ]),
     );
     const estimated = this.site.view.has("attribution.stderr");
-    return { columns: ["layer", "position", "source", "contribution", ...(estimated ? ["stderr"] : [])], rows };
+    return { columns: ["layer", "position", "source", "contribution", ...(estimated ? ["stderr"] : []), ...beside.columns], rows };
   }
 
   python(state) {

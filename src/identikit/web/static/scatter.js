@@ -39,10 +39,13 @@ function scatterAxis(values, from, to, gap) {
   return { ticks, place };
 }
 
+/** All that an axis has to hold: the values, and where they have ends, these. */
+const scatterReach = ({ values, ends }) => [values, ...ends].flatMap((part) => Array.from(part));
+
 function scatterFrame(data, { x, y, width, height }) {
   const gap = (reading) => (readingLacks(reading) ? SCATTER.unknown : 0);
-  const across = scatterAxis(x.values, SCATTER.left, width - SCATTER.right, gap(x));
-  const up = scatterAxis(y.values, height - SCATTER.bottom, SCATTER.top, -gap(y));
+  const across = scatterAxis(scatterReach(x), SCATTER.left, width - SCATTER.right, gap(x));
+  const up = scatterAxis(scatterReach(y), height - SCATTER.bottom, SCATTER.top, -gap(y));
   return { across, up, radius: data.many > 400 ? 3 : data.many > 150 ? 3.8 : 4.8 };
 }
 
@@ -105,6 +108,7 @@ export function paintScatter(pen, data, { x, y, chosen, hovered }, colours) {
   scatterAxes(pen, frame, { x, y }, colours);
   const points = scatterPoints(data, options);
   const same = (one, other) => other && one.layer === other.layer && one.head === other.head;
+  for (const point of points) scatterEnds(pen, frame, point, { x, y, at: point.layer * data.heads.length + point.head }, colours);
   for (const point of points) {
     const fill = scatterShade(data, point.layer, colours);
     const style = point.known ? { stroke: colours.paper, line: 0.8 } : { stroke: fill, line: 1.5 };
@@ -117,6 +121,15 @@ export function paintScatter(pen, data, { x, y, chosen, hovered }, colours) {
   if (marked[1]) scatterLabel(pen, data, marked[1], [x, y], colours);
   else if (marked[0]) scatterName(pen, data, marked[0], frame.radius, colours);
   scatterLegend(pen, data, colours);
+}
+
+/** Lines through a mark, from the least to the greatest of its readings. */
+function scatterEnds(pen, { across, up }, point, { x, y, at }, colours) {
+  const places = ({ ends }, axis) => ends.map((end) => axis.place(end[at]));
+  const [left, right] = places(x, across);
+  const [bottom, top] = places(y, up);
+  if (Number.isFinite(x.values[at]) && right - left > 1) pen.line(left, point.y, right, point.y, colours.soft, { width: 1.5 });
+  if (Number.isFinite(y.values[at]) && bottom - top > 1) pen.line(point.x, bottom, point.x, top, colours.soft, { width: 1.5 });
 }
 
 /** The shade of a layer: the later, the stronger. */

@@ -44,7 +44,8 @@ export class MapSheet {
     this.head = head;
     this.shown = shown;
     this.size = shown.size;
-    this.maps = MAPS.filter((map) => shown.size && head.row(map, shown.groups[0][0]) !== null);
+    this.all = head.maps ?? MAPS;
+    this.maps = this.all.filter((map) => shown.size && head.row(map, shown.groups[0][0]) !== null);
     const many = this.size * this.size;
     this.weights = Object.fromEntries(this.maps.map((map) => [map, new Float32Array(many)]));
     this.sums = Object.fromEntries(this.maps.map((map) => [map, new Float64Array(this.size)]));

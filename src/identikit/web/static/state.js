@@ -12,6 +12,8 @@ export const CHOICES = {
   y: "",
   shape: "matrix", // or lines
   map: "raw", // or effective, simplex, null: the map that lines and strips show
+  measure: "", // a reading of heads, by name, in place of the weights; empty: the weights
+  beside: "", // a reading of layers that stands beside provenance; empty: the first
   words: false,
   special: true,
   sort: "weight", // or width, or text
