@@ -98,7 +98,12 @@ class Truth:
         """Raw weight, lower and upper end of an edge, by one literal program per end."""
         seen = self.visible[layer, query].nonzero()[:, 0].tolist()
         row = self.attention.raw[layer, head, query, seen].double().numpy()
-        row, values, unit = row / row.sum(), self.values(layer, head)[seen], np.eye(len(seen))[seen.index(key)]
+        values = self.values(layer, head)[seen]
+        if sink := float(self.attention.sink[layer, head, query]):  # one more key, whose value is 0
+            row = np.append(row, sink)
+            values = np.vstack([values, 0 * values[:1]])
+        row = row / row.sum()
+        unit = np.eye(len(row))[seen.index(key)]
         lower, upper = (float(reference.optimum(sign * unit, row, values) @ unit) for sign in (1, -1))
         return float(row @ unit), lower, upper
 

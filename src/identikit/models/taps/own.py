@@ -115,7 +115,8 @@ def _bloom(
     module: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor, **_: Any
 ) -> tuple[Tensor, None]:
     parts = _apart(module.query_key_value(hidden_states), module.num_heads, module.head_dim)
-    output = _attend(module, parts, attention_mask, bias=_by_key(alibi, module.num_heads))
+    some = alibi[..., : hidden_states.shape[1]]  # a block that is tried on fewer tokens is given that of all
+    output = _attend(module, parts, attention_mask, bias=_by_key(some, module.num_heads))
     return residual + module.dense(_merged(output)), None
 
 
@@ -166,7 +167,7 @@ def _falcon(
         key = _rotated(key, cos, sin)
     else:  # the model has added ALiBi to the mask; what it cannot see has the least number there is
         attention_mask = attention_mask[:, :1] > torch.finfo(attention_mask.dtype).min
-        bias = _by_key(alibi, module.num_heads, module.head_dim**-0.5)
+        bias = _by_key(alibi[..., : hidden_states.shape[1]], module.num_heads, module.head_dim**-0.5)
     return module.dense(_merged(_attend(module, (query, key, value), attention_mask, bias=bias))), None
 
 
