@@ -97,7 +97,10 @@ class Mean(NamedTuple):
         return torch.maximum(self.least, mean - reach), torch.minimum(self.most, mean + reach)
 
     def overall(self) -> "Mean":
-        """Return the mean over the layers, each of which has as many rows as any other."""
+        """Return the mean over the layers, each of which has as many rows as any other.
+
+        Its `least` and `most` are the means of the layers' `ends`: not for certain, but within two standard errors.
+        """
         error = self.stderr.square().sum().sqrt() / max(1, len(self.mean))
         least, most = (end.mean() for end in self.ends())
         return Mean(self.mean.mean(), error, least, most, self.rows.sum(), self.free.sum())
