@@ -26,8 +26,8 @@ FUNCTIONS = [name for name in ik.__all__ if inspect.isfunction(getattr(ik, name)
 WRONG: dict[str, dict[str, Any]] = {
     "load": {"model": 5, "tokenizer": 5, "device": "abacus", "dtype": "int8", "tower": "north", "revision": 1.5,
              "trust_remote_code": "yes"},
-    "explain": {"model": None, "text": 5, "probes": 1.5, "maps": "naive", "seconds": -1.0, "truncate": "yes",
-                "progress": 5},
+    "explain": {"model": None, "text": 5, "probes": 1.5, "maps": "naive", "measures": "zebra", "seconds": -1.0,
+                "truncate": "yes", "progress": 5},
     "effective_attention": {"model": "bert", "text": 5, "layers": 99, "heads": [1.5], "bias": 1, "mass": None,
                             "tolerance": math.nan, "dtype": torch.int8, "truncate": "yes", "max_tokens": 0,
                             "progress": 5},
@@ -140,7 +140,7 @@ def test_odd_values_that_are_taken_mean_what_the_plain_ones_do(
 
 OPTIONS: dict[str, dict[str, str]] = {
     "explain": {"--probes": "1.5", "--seconds": "nan", "--device": "cuda:99", "--dtype": "float8_e4m3fn",
-                "--tower": "north", "--model": "x" * 5000, "--pair": "  "},
+                "--tower": "north", "--model": "x" * 5000, "--pair": "  ", "--measure": "zebra"},
     "attention": {"--first": "0", "--intervals": "-1", "--seed": str(2**70), "--column": "third", "--split": "dev",
                   "--data": "nothing.txt", "--data-dir": ".", "--dtype": "nan"},
     "attribution": {"--probes": "many", "--norm": "l7", "--precision": "half", "--first": "0"},
