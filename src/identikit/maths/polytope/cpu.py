@@ -28,17 +28,21 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
     from identikit.maths.polytope.simplex import RowTask, solve
 
     device = rows.attention.device
-    rows = Rows(*(part.cpu() for part in rows))
+    rows = Rows(*(part.cpu().contiguous() for part in rows))
     found = Proposed.nothing(rows, wanted, vertices=vertices)
     asked = torch.zeros(0, dtype=torch.bool) if wanted.keys is None else wanted.keys.cpu()
     among = rows.visible if wanted.keys is None else rows.visible & asked
-    parts = (
-        *(rows.attention, rows.visible, rows.group, rows.basis, asked),
-        wanted.all_objectives(rows)[:, len(asked) :],
-        strongest_keys(rows, among)[:, : wanted.top],
-        among.sum(-1),
+    task = RowTask(
+        rows.attention.numpy(),
+        rows.visible.numpy(),
+        rows.group.numpy(),
+        rows.basis.numpy(),
+        asked.numpy(),
+        wanted.all_objectives(rows)[:, len(asked) :].contiguous().numpy(),
+        strongest_keys(rows, among)[:, : wanted.top].contiguous().numpy(),
+        among.sum(-1).numpy(),
+        both,
     )
-    task = RowTask(*(part.contiguous().numpy() for part in parts), both)
     arrays: list[Any] = [part.numpy() for part in found]
     proposed = Proposed(*arrays)
     with ThreadPoolExecutor(independent()) as pool:

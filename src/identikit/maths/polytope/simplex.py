@@ -13,7 +13,7 @@ Python that numba compiles; arrays are float64 and shapes are in `Row`.
 """
 
 from contextlib import suppress
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -68,7 +68,6 @@ class Row(NamedTuple):
 
 
 @_compiled
-@no_type_check
 def _start(every, keys, attention):
     """Start from the artificial columns, one per constraint, which stand for b itself."""
     n = len(keys)
@@ -98,7 +97,6 @@ def _start(every, keys, attention):
 
 
 @_compiled
-@no_type_check
 def _leaving(row):
     """Choose which column leaves, and how far the entering weight can go: the largest pivot among the first to block.
 
@@ -127,7 +125,6 @@ def _leaving(row):
 
 
 @_compiled
-@no_type_check
 def _enter(row, key):
     """Bring a key into the basis; returns whether something blocks it, as it should."""
     tableau = row.tableau
@@ -161,7 +158,6 @@ def _enter(row, key):
 
 
 @_compiled
-@no_type_check
 def _refresh(row):
     """Bring the tableau back to full precision, by a Newton step for the inverse M of the basis B: $M + M (I - BM)$."""
     r = len(row.values)
@@ -189,7 +185,6 @@ def _refresh(row):
 
 
 @_compiled
-@no_type_check
 def _price(row):
     """Compute every key's profit and the dual vector from the tableau."""
     n = len(row.keys)
@@ -202,7 +197,6 @@ def _price(row):
 
 
 @_compiled
-@no_type_check
 def _best(row):
     """Return the key that promises most, or -1 if none promises anything."""
     best = PROFIT
@@ -215,7 +209,6 @@ def _best(row):
 
 
 @_compiled
-@no_type_check
 def _first_vertex(row):
     """Drive the artificial columns to 0: this is a vertex of the row's set. Returns whether that worked."""
     r = len(row.values)
@@ -239,7 +232,6 @@ def _first_vertex(row):
 
 
 @_compiled
-@no_type_check
 def _maximise(row, limit):
     """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
 
@@ -265,7 +257,6 @@ def _maximise(row, limit):
 
 
 @_compiled
-@no_type_check
 def _off(row):
     """Return how far the present vertex is from the set, by its constraints."""
     weights = np.zeros(len(row.keys))
@@ -282,7 +273,6 @@ def _off(row):
 
 
 @_compiled
-@no_type_check
 def _settle(row, limit, off):
     """Maximise, once more with a fresh tableau where the vertex drifted from the set; note how far it is from it."""
     if not _maximise(row, limit):
@@ -298,19 +288,9 @@ def _settle(row, limit, off):
 
 
 @_compiled
-@no_type_check
 def _weight(row, m):
     """Return the weight of a key at the present vertex."""
     return row.values[row.place[m]] if row.place[m] >= 0 else 0.0
-
-
-@_compiled
-@no_type_check
-def _dual(row, y):
-    """Write the dual vector of the present vertex."""
-    n = len(row.keys)
-    for k in range(len(y)):
-        y[k] = -row.profit[n + k]
 
 
 class RowTask(NamedTuple):
@@ -332,7 +312,6 @@ class RowTask(NamedTuple):
 
 
 @_compiled
-@no_type_check
 def _bound_keys(row, task, found, index, limit):
     """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
     pending = task.asked[row.keys]
@@ -348,53 +327,50 @@ def _bound_keys(row, task, found, index, limit):
             break
         pending[m] = False
         row.objective[m] = 1.0
-        reached = _settle(row, limit, found.off[index : index + 1])
+        reached = _settle(row, limit, found.off[index:])
         row.objective[m] = 0.0
         if not reached:
             return False
         key = row.keys[m]
-        _dual(row, found.upper[index, key])
+        found.upper[index, key] = -row.profit[len(row.keys) :]
         found.greatest[index, key] = _weight(row, m)
         for place in range(len(strongest)):
             found.ahead[index, place, key] = _weight(row, m) - _weight(row, row.seat[strongest[place]])
     for m in range(len(row.keys)):
         key = row.keys[m]
-        if not task.asked[key]:
-            continue
-        found.least[index, key] = 0.0
-        if row.zero[m]:
+        if task.asked[key]:
+            found.least[index, key] = 0.0
+        if row.zero[m] or not task.asked[key]:
             continue
         row.objective[m] = -1.0
-        reached = _settle(row, limit, found.off[index : index + 1])
+        reached = _settle(row, limit, found.off[index:])
         row.objective[m] = 0.0
         if not reached:
             return False
-        _dual(row, found.lower[index, key])
+        found.lower[index, key] = -row.profit[len(row.keys) :]
         found.least[index, key] = _weight(row, m)
     return True
 
 
 @_compiled
-@no_type_check
-def _bound_objective(row, objective, sense, limit, y, off, vertex):
+def _bound_objective(row, objective, sense, limit, y, off, shown):
     """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not reached."""
     for m in range(len(row.keys)):
         row.objective[m] = sense * objective[row.keys[m]]
     if not _settle(row, limit, off):
         return np.nan
-    _dual(row, y)
+    y[:] = -row.profit[len(row.keys) :]
     attained = 0.0
     for i in range(len(row.values)):
         m = row.columns[i]
         if m >= 0:
             attained += objective[row.keys[m]] * row.values[i]
-            if len(vertex):
-                vertex[row.keys[m]] = max(row.values[i], 0.0)
+            if len(shown):
+                shown[0, row.keys[m]] = max(row.values[i], 0.0)
     return attained
 
 
 @_compiled
-@no_type_check
 def _solve_row(row, task, found, index):
     """Solve one row's asked keys, then its objectives; returns whether all of it was reached."""
     if not _first_vertex(row):
@@ -404,27 +380,18 @@ def _solve_row(row, task, found, index):
     first = len(task.asked)
     if first and not _bound_keys(row, task, found, index, limit):
         return False
-    off = found.off[index : index + 1]
-    vertex = row.objective[:0]
     for at in range(len(objectives)):
-        place = first + at
         for end in range(0 if task.both else 1, 2):
-            if found.vertices.shape[1]:
-                vertex = found.vertices[index, at, end]
-            duals = found.upper if end else found.lower
-            y = duals[index, place]
-            attained = _bound_objective(row, objectives[at], 2.0 * end - 1.0, limit, y, off, vertex)
+            y = (found.upper if end else found.lower)[index, first + at]
+            shown = found.vertices[index, at : at + 1, end]
+            attained = _bound_objective(row, objectives[at], 2.0 * end - 1.0, limit, y, found.off[index:], shown)
+            (found.greatest if end else found.least)[index, first + at] = attained
             if np.isnan(attained):
                 return False
-            if end:
-                found.greatest[index, place] = attained
-            else:
-                found.least[index, place] = attained
     return True
 
 
 @_compiled
-@no_type_check
 def solve(task, found, chosen):
     """Solve chosen rows of a task into `found` (a `Proposed` of arrays), where those that are given up are marked."""
     for index in chosen:
