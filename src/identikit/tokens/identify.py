@@ -29,6 +29,7 @@ from identikit.tokens.invert import invert as inverted
 from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task
 from identikit.tokens.result import IdentityMap, TokenIdentifiability, identifiability_result
+from identikit.tokens.saved import saved_states
 from identikit.tokens.states import hidden_states, states_of_trace
 
 _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was fitted reads a text
@@ -37,9 +38,10 @@ _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was 
 @reporting
 @undisturbed()
 def token_identifiability(
-    model: Model,
-    texts: list[Any],
+    model: Model | None = None,
+    texts: list[Any] | None = None,
     *,
+    states: str | os.PathLike[str] | None = None,
     maps: Any = MAPS,
     distances: Any = DISTANCES,
     layers: Index = None,
@@ -59,27 +61,36 @@ def token_identifiability(
     - "generalisation": train against test, for shares of the data (Fig. 7, Appendix B.2)
     - "previous layer": recover each layer's own input (Fig. 11–13)
     - "neighbours": recover the tokens up to three places away (Fig. 14–17)
+
+    `states` is a folder of hidden vectors that another tool saved, instead of a model and texts. Each text has a file:
+    `.safetensors` with `hidden_states` (token, layer, feature) and `token_ids`, as vLLM writes them, or `NAME.npy`
+    (layer, token, feature) beside `NAME.token_ids.npy`. The first layer is what enters the first block.
     """
-    model = checked_model(model)
     progress = function("progress", progress)
     known("experiment", experiment, tuple(EXPERIMENTS))
-    choice = MapChoice(
-        maps=known_names("maps", maps, MAPS),
-        distances=known_names("distances", distances, DISTANCES),
-        layers=chosen("layer", layers, model.n_layers),
-    )
+    maps = known_names("maps", maps, MAPS)
+    distances = known_names("distances", distances, DISTANCES)
     settings = Settings() if settings is None else settings
     if not isinstance(settings, Settings):
         raise InputError(
             f"settings={shortened(settings)} cannot be used: expected identikit.tokens.protocol.Settings(…)."
         )
     settings = settings.with_own_numbers()
-    if not is_several(texts):
-        raise InputError("token_identifiability learns from many texts: pass a list of them.")
-    states = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
-    measured = run_experiment(EXPERIMENTS[experiment], states, choice, settings, progress)
-    about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed, "texts": len(texts)}
-    provenance = model.provenance(json.dumps(model.names(texts), default=str), **about)
+    about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed}
+    if states is not None:
+        if model is not None or texts is not None or truncate or max_tokens is not None:
+            raise InputError("states= stands instead of a model and texts, and is never cut. Pass one or the other.")
+        vectors, provenance = saved_states(states, about)
+        layers = chosen("layer", layers, vectors.n_layers)
+    else:
+        model = checked_model(model)
+        layers = chosen("layer", layers, model.n_layers)
+        if not is_several(texts):
+            raise InputError("token_identifiability learns from many texts: pass a list of them.")
+        vectors = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
+        provenance = model.provenance(json.dumps(model.names(texts), default=str), **about, texts=len(texts))
+    choice = MapChoice(maps=maps, distances=distances, layers=layers)
+    measured = run_experiment(EXPERIMENTS[experiment], vectors, choice, settings, progress)
     trials = tuple(trial.row() for trial in measured.trials)
     return identifiability_result(measured.rates, provenance, maps=measured.maps, trials=trials, model=model)
 

@@ -54,7 +54,8 @@ class TokenIdentifiability(Result):
     - `rate`: share of tokens recovered; `unique_rate`: of those whose target occurs once in its text
     - `duplicates`: share of the others; `n_tokens`: how many tokens were looked up
     - `maps`: the fitted maps; `trials`: how each training of a learning rate went, one mapping each
-    - `model`: what they were fitted to; None in a result that was opened from a folder
+    - `model`: what they were fitted to; None in a result that was opened from a folder, or made of
+      saved vectors
     """
 
     maps: tuple[FittedMap, ...] = ()
@@ -101,8 +102,8 @@ class TokenIdentifiability(Result):
 
         if self.model is None:
             raise InputError(
-                "identity_map() needs the model, and this result was opened from a folder. Use "
-                "identikit.explain(model, text, maps=result), or fit the maps again."
+                "identity_map() needs the model, and this result was opened from a folder, or made of saved vectors. "
+                "Use identikit.explain(model, text, maps=result), or fit the maps again."
             )
         self.model.check_unchanged(self.provenance.weights)
         return identity_of_text(

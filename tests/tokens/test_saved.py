@@ -1,0 +1,112 @@
+"""Maps fitted to hidden vectors that another tool saved."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import identikit as ik
+from identikit.tokens.protocol import Settings
+from identikit.tokens.result import TokenIdentifiability
+from tests.models import tiny
+
+TEXTS = [f"w{5 + at} w{9 + at % 7} w{12 + at % 5} w{20 + at % 3}" for at in range(24)]
+FITTED: dict[str, Any] = {"maps": ["naive", "ridge"], "distances": "cosine", "settings": Settings(folds=2)}
+
+
+def vectors(model: ik.Model, text: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What enters the first block, and every block's output, layers first; and the token ids."""
+    (encoded,) = model.encode([text])
+    (batch,) = model.batches([encoded])
+    assert batch.ids is not None
+    trace = model.trace(batch)
+    return torch.stack([trace.inputs[0], *(states[0] for states in trace.hidden)]), batch.ids[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> ik.Model:
+    return tiny.loaded("llama")
+
+
+@pytest.fixture(scope="module")
+def expected(model: ik.Model) -> TokenIdentifiability:
+    return ik.token_identifiability(model, TEXTS, **FITTED)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "numpy"])
+def test_vectors_of_another_tool_give_what_the_model_gives(
+    model: ik.Model, expected: TokenIdentifiability, tmp_path: Path, kind: str
+):
+    for at, text in enumerate(TEXTS):
+        hidden, ids = vectors(model, text)
+        if kind == "vllm":
+            kept = {"hidden_states": hidden.transpose(0, 1).contiguous(), "token_ids": ids}
+            save_file(kept, tmp_path / f"{at:03}.safetensors")
+        else:
+            np.save(tmp_path / f"{at:03}.npy", hidden.numpy())
+            np.save(tmp_path / f"{at:03}.token_ids.npy", ids.numpy())
+    found = ik.token_identifiability(states=tmp_path, **FITTED)
+    torch.testing.assert_close(found.rate, expected.rate, rtol=0, atol=0, equal_nan=True)
+    assert found.chance == expected.chance
+    assert found.provenance.settings == expected.provenance.settings
+    assert found.rates["model"].unique().tolist() == [tmp_path.name]
+    found.save(tmp_path / "saved")
+    again = ik.open_result(tmp_path / "saved")
+    torch.testing.assert_close(again.array("rate"), found.rate, rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(ik.InputError, match="made of saved vectors"):
+        found.identity_map(TEXTS[0])
+
+
+def spoiled(model: ik.Model, folder: Path, what: str) -> None:
+    """Save texts of which something is wrong."""
+    for at, text in enumerate(TEXTS):
+        hidden, ids = vectors(model, text)
+        kept = {"hidden_states": hidden.transpose(0, 1).contiguous(), "token_ids": ids}
+        if what == "no first layer":
+            kept["hidden_states"] = kept["hidden_states"][:, 1:].contiguous()
+        elif what == "layers first":
+            kept["hidden_states"] = hidden.contiguous()
+        elif what == "no ids":
+            del kept["token_ids"]
+        elif what == "one with fewer layers" and at == 5:
+            kept["hidden_states"] = kept["hidden_states"][:, :2].contiguous()
+        elif what == "not finite":
+            kept["hidden_states"][0, 0, 0] = torch.nan
+        elif what == "ids as floats":
+            kept["token_ids"] = ids.float()
+        save_file(kept, folder / f"{at:03}.safetensors")
+        if what == "cut short":
+            (folder / f"{at:03}.safetensors").write_bytes(b"1234")
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("no first layer", "these are not input vectors"),
+        ("layers first", "token ids"),
+        ("no ids", "token_ids is missing"),
+        ("one with fewer layers", "Keep the texts of one model in a folder"),
+        ("not finite", "all finite"),
+        ("ids as floats", r"ids of \(6,\), torch.float32"),
+        ("cut short", "Reading .*000.safetensors"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(model: ik.Model, tmp_path: Path, what: str, why: str):
+    spoiled(model, tmp_path, what)
+    with pytest.raises(ik.InputError, match=why):
+        ik.token_identifiability(states=tmp_path, **FITTED)
+
+
+def test_what_is_no_such_folder_is_refused(model: ik.Model, tmp_path: Path):
+    with pytest.raises(ik.InputError, match="no hidden vectors in it"):
+        ik.token_identifiability(states=tmp_path)
+    with pytest.raises(ik.InputError, match="is not a folder"):
+        ik.token_identifiability(states=tmp_path / "nowhere")
+    with pytest.raises(ik.InputError, match="instead of a model and texts"):
+        ik.token_identifiability(model, TEXTS, states=tmp_path)
+    (tmp_path / "a.npy").write_bytes(b"zebra")
+    with pytest.raises(ik.InputError, match=r"Reading .*a\.npy"):
+        ik.token_identifiability(states=tmp_path)
