@@ -22,7 +22,7 @@ from identikit.results.table import texts_table
 from identikit.results.words import Column, Paragraph, Table, mean_and_error, percent
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
-from identikit.shapes import Float, Tensor
+from identikit.shapes import Tensor
 from identikit.texts.text import Text
 
 if TYPE_CHECKING:
@@ -118,9 +118,7 @@ def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, A
     means = by[[*columns]].mean()
     errors = by[[*columns]].sem()
     undecided = by[[*_UNDECIDED]].sum().div(by["rows"].sum(), axis=0)
-    rows = [
-        (name, *zip(means.loc[name], errors.loc[name], strict=True), *undecided.loc[name]) for name in means.index
-    ]
+    rows = [(name, *zip(means.loc[name], errors.loc[name], strict=True), *undecided.loc[name]) for name in means.index]
     forms = [Column(heading, mean_and_error(2)) for heading in columns.values()]
     forms += [Column(heading, percent) for heading in ("strongest undecided", "order undecided")]
     note = Paragraph("In an undecided row only what is known counts, so that at least so much is determined.")

@@ -65,8 +65,8 @@ class AttentionMeasure(Result):
     )
     order_is_decided = held(
         "layer head query",
-        "Whether no more sources than `certain_order` says come in a certain order. False where ends that are not exact "
-        "overlap, and where time ran out.",
+        "Whether no more sources than `certain_order` says come in a certain order. False where the ends do not tell and "
+        "nothing else compares two sources (norms and outer bounds), and where time ran out.",
         on_request=True,
     )
     measure = Fact("Which reading it is.")
@@ -236,8 +236,12 @@ class Agreement(Result):
         others = self.axis("other").values
         for row, measure in enumerate(self.axis("measure").values):
             bounded = int(self.read("bounded_texts")[row])
-            some = "" if bounded == self.texts else f", in the {bounded} of {self.texts} texts that were bounded in time"
-            line = f"{measure}: at least {written['determined'][row]} of the ranking is determined by the outputs{some}."
+            some = (
+                "" if bounded == self.texts else f", in the {bounded} of {self.texts} texts that were bounded in time"
+            )
+            line = (
+                f"{measure}: at least {written['determined'][row]} of the ranking is determined by the outputs{some}."
+            )
             if not bounded:
                 line = f"{measure}: no text was bounded in time, so that it is not known how much is determined."
             ranks = written["correlation"][row * len(others) : (row + 1) * len(others)]

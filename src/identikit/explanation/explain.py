@@ -20,7 +20,7 @@ from identikit.attribution.attribute import attribute
 from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import function, shortened
+from identikit.checks import as_whole, function, shortened
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
 from identikit.explanation.readings import check_target, checked_names, read_measures
@@ -112,7 +112,8 @@ def explain(
             attribution = attribute([reading], attribution, progress=progress)[0]
         except InputError as refusal:
             attribution = Unavailable(str(refusal))
-    facts["target"] = {"function": True} if callable(target) else target
+    written = target if isinstance(target, str) else as_whole(target)
+    facts["target"] = {"function": True} if callable(target) else written
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
     explained = _explanation(reading, (attention, identity, attribution), arrays, facts, bounded)
     return replace(explained, readings=found)
