@@ -23,8 +23,12 @@ _HAS = 0.5  # of its attention, from which on a head is said to have a role
 class Survival(NamedTuple):
     """How much of a reading is the same in all alternatives: means over rows, through layers over those of the last.
 
-    In a row that was not decided only what is known counts: `undecided` are rows of which not even the strongest source
-    is known, and `order_undecided` those in which more sources than are counted may be in a determined order.
+    - `rows`: how many rows there are
+    - `determined`: the share of a row that every alternative gives to the same sources
+    - `strongest`: the share of rows whose strongest source is the strongest in every alternative
+    - `order`: how many of a row's five strongest sources come in the same order in every alternative
+    - `undecided`: rows of which not even the strongest source is known; in these only what is known counts
+    - `order_undecided`: rows in which more sources than are counted may be in a determined order
     """
 
     rows: int
@@ -65,8 +69,8 @@ class AttentionMeasure(Result):
     )
     order_is_decided = held(
         "layer head query",
-        "Whether no more sources than `certain_order` says come in a certain order. False where the ends do not tell and "
-        "nothing else compares two sources (norms and outer bounds), and where time ran out.",
+        "Whether no more sources than `certain_order` says come in a certain order. False where the ends do not tell "
+        "and nothing else compares two sources (norms and outer bounds), and where time ran out.",
         on_request=True,
     )
     measure = Fact("Which reading it is.")
