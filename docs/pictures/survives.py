@@ -1,10 +1,13 @@
-"""Draw what survives of readings of attention: `python docs/pictures/survives.py --runs NAME=RUN… --roles FOLDER`.
+"""Draw what survives of readings of attention.
 
-Each run is a folder that `identikit measures` wrote, and the roles are a saved result of `ik.head_scores` that has
-"induction" among its scores.
+    python docs/pictures/survives.py --runs NAME=RUN… --lengths NAME=RUN… --roles FOLDER
+
+Each run is a folder that `identikit measures` wrote; `--lengths` takes several of one name, of texts cut to several
+lengths. The roles are a saved result of `ik.head_scores` that has "induction" among its scores.
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,6 +17,7 @@ import identikit as ik
 
 STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#E3E3E3"}
 COLOURS = {"attention": "#0072B2", "value norm": "#E69F00", "norm": "#009E73", "rollout": "#D55E00"}
+CUT = ("attention", "rollout")
 HEADS = 10
 
 
@@ -33,6 +37,26 @@ def by_length(runs: dict[str, Path], where: Path) -> None:
                 axes.grid(visible=True)
             grid[0, column].set_title(name, loc="left", fontsize=8)
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        figure.savefig(where, dpi=160, facecolor="white")
+    plt.close(figure)
+
+
+def cut_texts(runs: dict[str, list[Path]], where: Path) -> None:
+    """Draw how much of attention and of rollout survives as texts grow: means over texts with their standard errors."""
+    shown = (("determined", "determined share", 1.03), ("order", "certain order", 5.1))
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(2, 2, figsize=(6.2, 4.4), layout="constrained", sharex=True, sharey="row")
+        for (column, measure), (row, (number, label, top)) in product(enumerate(CUT), enumerate(shown)):
+            axes = grid[row, column]
+            for (name, folders), colour in zip(runs.items(), COLOURS.values(), strict=False):
+                table = pd.concat([pd.read_parquet(folder / "measures.parquet") for folder in folders])
+                by = table[table["measure"] == measure].groupby("tokens")[number]
+                axes.errorbar(by.mean().index, by.mean(), by.sem(), fmt="o-", color=colour, markersize=3, label=name)
+            axes.set(ylim=(0, top), xlabel="tokens" if row else "", xticks=sorted(table["tokens"].unique()))
+            axes.set_ylabel(label if column == 0 else "")
+            axes.set_title("" if row else measure, loc="left", fontsize=8)
+            axes.grid(visible=True)
+        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(where, dpi=160, facecolor="white")
     plt.close(figure)
 
@@ -58,13 +82,25 @@ def roles(folder: Path, where: Path) -> None:
     plt.close(figure)
 
 
+def named(pairs: list[str]) -> dict[str, list[Path]]:
+    """Return the runs of each name."""
+    found: dict[str, list[Path]] = {}
+    for pair in pairs:
+        name, run = pair.split("=", 1)
+        found.setdefault(name, []).append(Path(run))
+    return found
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", default=[], metavar="NAME=RUN")
+    parser.add_argument("--lengths", nargs="+", default=[], metavar="NAME=RUN")
     parser.add_argument("--roles", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     here = Path(__file__).parent
     if given.runs:
-        by_length({name: Path(run) for name, run in (pair.split("=", 1) for pair in given.runs)}, here / "survives.png")
+        by_length({name: run for name, (run,) in named(given.runs).items()}, here / "survives.png")
+    if given.lengths:
+        cut_texts(named(given.lengths), here / "lengths.png")
     if given.roles:
         roles(given.roles, here / "roles.png")

@@ -82,6 +82,17 @@ def test_agreement_says_and_draws_what_it_found(found, tmp_path: Path):
         ik.agreement(tiny.shared("llama"), TEXTS[0], [lambda model, text: torch.zeros(2, 2)])
 
 
+def test_what_was_not_bounded_in_time_is_not_determined_and_said(model: ik.Model, found, tmp_path: Path):
+    """The limit holds for all texts together; correlations are of raw readings, and stay."""
+    late = ik.agreement(model, TEXTS[:2], ("mean", "rollout", constant), seconds=1e-9)
+    assert late.bounded_texts.tolist() == [0, 0, 2] and found.bounded_texts.tolist() == [3, 3, 3, 3]
+    assert late.determined.isnan().tolist() == [True, True, False]
+    assert "rollout: no text was bounded in time" in str(late) and "in time" not in str(found)
+    torch.testing.assert_close(late.correlation, found.correlation[[0, 1, 3]][:, [0, 1, 3]])
+    late.save(tmp_path / "late")
+    assert str(ik.open_result(tmp_path / "late")) == str(late)
+
+
 def test_tables_hold_what_each_text_gives_and_a_resumed_run_the_same_bytes(
     model: ik.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -95,7 +106,9 @@ def test_tables_hold_what_each_text_gives_and_a_resumed_run_the_same_bytes(
         share = measure.certain_share if name == "attention" else measure.certain_share[-1]
         known = order.clamp(min=0).double()
         row = rows.loc[text, name]
+        decided = measure.order_is_decided if name == "attention" else measure.order_is_decided[-1]
         assert (row["rows"], row["undecided"]) == (order.numel(), int((order < 0).sum()))
+        assert row["order_undecided"] == int((~decided).sum())
         assert row["determined"] == pytest.approx(float(share.mean()))
         assert row["strongest"] == pytest.approx(float((known > 0).double().mean()))
         assert row["order"] == pytest.approx(float(known.mean()))

@@ -1,5 +1,6 @@
 """Readings of attention against their definitions, autograd and linear programs; and what holds for their ranges."""
 
+import time
 from functools import cache
 from itertools import product
 
@@ -316,6 +317,26 @@ def test_in_no_time_there_are_still_bounds():
     late = ik.attention_measure(model_of("bert"), TEXT, "rollout", seconds=1e-9)
     assert late.gap.isnan().any() and "in time" in str(late)
     assert (late.lower <= exact.lower + 1e-9).all() and (late.upper >= exact.upper - 1e-9).all()
+    assert not late.order_is_decided.all() and exact.order_is_decided.all()
+
+
+@pytest.mark.parametrize(("reading", "tick"), [("mean", 1.0), ("rollout", 0.2)])
+def test_an_order_that_time_ran_out_for_counts_what_was_found(
+    reading: str, tick: float, monkeypatch: pytest.MonkeyPatch
+):
+    """The limit holds for the order too, from when it is asked for: what was decided is right, and the rest says so."""
+    whole = measured("bert", reading)
+    ticks = iter(range(10**9))
+    found = ik.attention_measure(model_of("bert"), TEXT, reading, seconds=20)
+    assert not found.gap.isnan().any()
+    monkeypatch.setattr(time, "monotonic", lambda: tick * next(ticks))  # between two looks at the clock
+    decided = found.order_is_decided
+    monkeypatch.undo()
+    order = found.certain_order
+    assert decided.any() and not decided.all()
+    assert torch.equal(order[decided], whole.certain_order[decided])
+    assert (order[~decided] <= whole.certain_order[~decided]).all() and (order[~decided] == -1).any()
+    assert next(ticks) < 300  # it ended when it was late
 
 
 # What is asked for

@@ -65,6 +65,17 @@ def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], message: s
     assert run("explain", *arguments).refused(message)
 
 
+def test_a_measure_of_a_target_is_read_of_it(tmp_path: Path):
+    save_model(tmp_path / "llama", "llama")
+    arguments = ["explain", "w5 w6 w7 w8", "--model", tmp_path / "llama", "--measure", "gradient"]
+    for target, read in (("w9", "w9"), ("9", 9)):
+        assert json.loads(run(*arguments, "--target", target, "--json").stdout)["target"] == read
+    assert run(*arguments[:-1], "rollout", "--target", "w9").refused(
+        "--target is only for measures of a target. Ask for one with --measure: gradient"
+    )
+    assert run(*arguments, "--target", "w5 w6").refused("--target w5 w6 is 2 tokens of llama")
+
+
 def test_truncate_is_explicit(saved: Path):
     model = saved / "model"
     limit = ik.load(model).limit

@@ -1,11 +1,13 @@
 """The verdict on one text as numbers: where tokens come from, what is left out and why, what is refused."""
 
 import json
+import time
 
 import pytest
 import torch
 
 import identikit as ik
+from identikit.attention import measure as measuring
 from identikit.attribution import plan
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError, Unavailable
@@ -15,6 +17,7 @@ from identikit.explanation.result import Explanation
 from identikit.models.model import Model
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
+from identikit.web.payload import _explain_call
 from tests.models import tiny
 
 TEXT = "w5 w6 w5 w7 w8"
@@ -149,6 +152,54 @@ def test_measures_that_cannot_be_read_or_come_too_late_say_so():
     assert "rollout" in str(explain(model, LONGER, maps=MAPS, probes=4, measures="rollout", seconds=None))
     with pytest.raises(InputError, match="'attention flow' is not known: use 'attention', 'mean', 'rollout'"):
         explain(model, TEXT, measures=["attention flow"])
+
+
+def square(logits: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden[0, -1].square().sum()
+
+
+@pytest.mark.parametrize("target", ["w9", 9, square])
+def test_measures_of_a_target_are_those_of_attention_measure(target, tmp_path):
+    model = tiny.loaded("llama")
+    names = ("gradient", "relevance") if target is square else ("gradient", "relevance", "logit")
+    found = explain(model, LONGER, probes=4, measures=names, target=target, seconds=None)
+    for name in names:
+        expected = ik.attention_measure(model, LONGER, name, target=target)
+        last = slice(-1, None) if expected.through else slice(None)
+        torch.testing.assert_close(found.readings[name].upper, expected.upper[last])
+        assert found.readings[name].target == expected.target
+    found.save(tmp_path / "saved")
+    assert str(ik.open_result(tmp_path / "saved")) == str(found)
+    shown = {"w9": ', target="w9"', 9: ", target=9", square: ", target=..."}[target]
+    assert shown in _explain_call(found)
+
+
+def test_a_target_is_checked_before_anything_is_computed():
+    model = tiny.loaded("llama")
+    seen = []
+    for message, options in (
+        ("only for measures of a target. Ask for one with measures=: gradient", {"measures": "rollout", "target": 3}),
+        ("is 2 tokens", {"measures": "gradient", "target": "w5 w6"}),
+        ("a token, or its number", {"measures": ["gradient", "logit"], "target": square}),
+    ):
+        with pytest.raises(InputError, match=message):
+            explain(model, LONGER, **options, progress=lambda *told: seen.append(told))
+    assert not seen
+
+
+def test_an_order_for_which_time_ran_out_is_a_lower_bound_and_said(monkeypatch: pytest.MonkeyPatch):
+    compare = measuring._compare_through
+
+    def late(*given):
+        monkeypatch.setattr(time, "monotonic", lambda: 1e12)  # once the order has begun
+        return compare(*given)
+
+    monkeypatch.setattr(measuring, "_compare_through", late)
+    found = explain(tiny.loaded("bert"), LONGER, maps=MAPS, probes=4, measures="rollout", seconds=600)
+    monkeypatch.undo()
+    facts = found.about["readings"]["rollout"]
+    assert facts["order_late"] and facts["order_undecided"] > 0 and facts["late"] == 0
+    assert "there was no time to compare all of its sources" in " ".join(str(found).split())
 
 
 def test_mistakes():

@@ -177,7 +177,7 @@ def test_gaps_cover_what_any_attention_makes_of_those_below(weighted: bool, monk
     missed = list(torch.rand(2, heads * n, n, generator=generator, dtype=torch.float64).pow(4))
     factors = torch.rand(2, heads, n, n, generator=generator, dtype=torch.float64).pow(4)
     left = iter(missed)
-    monkeypatch.setattr(chaining, "greatest", lambda *given, late: (torch.zeros_like(missed[0]), next(left)))
+    monkeypatch.setattr(chaining, "greatest", lambda *given, until: (torch.zeros_like(missed[0]), next(left)))
     chain = Chain(0.5, 0.5, list(factors) if weighted else None)
     first, second = greatest_through_layers(model.layers, chain, torch.eye(n, dtype=torch.float64))
     factor = factors[1] if weighted else torch.ones_like(factors[1])
@@ -191,7 +191,7 @@ def test_what_was_not_reached_in_time_is_still_a_bound():
     model = Model(6, 2, 2, 3, seed=1)
     start = torch.eye(6, dtype=torch.float64)
     *_, exact = greatest_through_layers(model.layers, ROLLOUT, start)
-    *_, late = greatest_through_layers(model.layers, ROLLOUT, start, late=lambda: True)
+    *_, late = greatest_through_layers(model.layers, ROLLOUT, start, until=0.0)
     assert (late.value >= exact.value - 1e-12).all() and late.gap.isnan().all()
 
 

@@ -65,13 +65,23 @@ def test_certain_order_is_that_of_all_possible_rows(seed: int):
         return ahead, torch.zeros_like(ahead)
 
     ends = possible.amin(1), possible.amax(1)
-    found = certain_order(raw, ends, asked, compare, 4)
+    found, decided = certain_order(raw, ends, asked, compare, 4)
+    assert decided.all()
     for row in range(40):
         wanted = asked[row].nonzero()[:, 0].tolist()
         assert int(found[row]) == reference.certain_order(raw[row].numpy(), possible[row].numpy(), wanted, 4)
     assert len(set(found.tolist())) > 2 and len(calls) < 40 * 4 * 3
-    alone = certain_order(raw, ends, asked, None, 4)  # what the ends show is right, and the rest is not decided
+    alone, decided = certain_order(raw, ends, asked, None, 4)  # what the ends show is right; the rest is not decided
     assert ((alone == -1) | (alone <= found)).all() and (alone == -1).any() and (alone > 0).any()
+    assert ((alone > 0) & ~decided).any()
+
+    def tiring(row: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ahead, gap = compare(row, first, second)
+        return ahead.masked_fill(row >= 20, torch.nan), gap.masked_fill(row >= 20, torch.nan)
+
+    some, decided = certain_order(raw, ends, asked, tiring, 4)
+    assert decided[:20].all() and not decided[20:].all()
+    assert torch.equal(some[decided], found[decided]) and torch.equal(some[20:], alone[20:])
 
 
 def test_pairs_are_ordered_where_their_ends_do_not_overlap():

@@ -139,6 +139,31 @@ def test_a_new_text_is_not_paired_with_the_sample(page: Any, server: Served):
     assert page.input_value("textarea >> nth=1") == sample["pair"]
 
 
+def test_measures_are_ticked_by_the_names_that_the_server_gives(page: Any, server: Served):
+    facts = server.client.get("/api").json()
+    page.goto(server.address)
+    page.fill("textarea >> nth=0", SHORT)
+    page.select_option("select", "tiny-llama")
+    page.click(".start-measures summary")
+    labels = page.locator(".start-measures label")
+    assert [words.strip() for words in labels.all_inner_texts()] == [measure["name"] for measure in facts["measures"]]
+    assert labels.first.get_attribute("title") == facts["measures"][0]["meaning"]
+    target = page.locator(".start-measures input[type=text]")
+    assert not target.is_visible()
+    for name in ("mean", "rollout", "gradient", "roles"):
+        page.check(f".start-measures input[value='{name}']")
+    assert page.locator(".start-measures input[value='norm']").is_disabled() and target.is_visible()
+    page.uncheck(".start-measures input[value='mean']")
+    target.fill("w9")
+    page.click("button:text-is('Run')")
+    page.wait_for_url("**/r/*", timeout=90_000)
+    ready(page)
+    found = server.client.get(f"/api/results/{page.url.split('/r/')[1].split('#')[0]}").json()
+    assert (found["measures"], found["target"]) == (["rollout", "gradient", "roles"], "w9")
+    assert page.is_checked(".start-measures input[value='gradient']") and target.input_value() == "w9"
+    assert run(page, "return site.measures.map(({ name }) => name);") == ["rollout", "gradient"]
+
+
 def test_a_text_and_its_pair_are_shown_again(page: Any, server: Served):
     explained(page, server, SHORT, pair="w20 w21 w22")
     assert run(page, "return site.view.about.tokens;")[-4:-1] == ["w20", "w21", "w22"]

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load
 
 import identikit as ik
+from identikit.attention.readings import READINGS
 from identikit.web.messages import Limits, ModelSource
 from identikit.web.server import serve
 from identikit.web.worker import Desk
@@ -58,6 +59,9 @@ def test_it_says_what_it_has(server: Served):
     assert llama["name"] == "tiny-llama" and llama["causal"] and llama["tokens"] == 1024
     assert found["limits"]["characters"] == 4000 and found["limits"]["waiting"] == 2
     assert found["sample"]["text"] and found["sample"]["pair"]
+    offered = {measure["name"]: measure for measure in found["measures"]}
+    assert [*offered] == [*READINGS, "roles"] and offered["rollout"]["meaning"] == READINGS["rollout"].meaning
+    assert [name for name, measure in offered.items() if measure["of_target"]] == ["gradient", "logit", "relevance"]
     assert server.health() | {"waiting": 0, "running": 0} == {
         "status": "ok", "version": ik.__version__, "waiting": 0, "running": 0, "workers": 2,
     }  # fmt: skip
@@ -124,6 +128,22 @@ def test_a_pair_a_chosen_model_and_a_text_that_names_a_file(server: Served, fold
     assert "joined_by" in found["explanation"]
 
 
+def test_measures_and_a_target_are_read_as_the_api_does(server: Served, folders: list[Path]):
+    asked = {"measures": ["rollout", "gradient", "rollout"], "target": "w9", "model": "tiny-llama"}
+    id = server.result(SHORT, **asked)
+    found = server.client.get(f"/api/results/{id}").json()
+    assert (found["measures"], found["target"]) == (["rollout", "gradient"], "w9")
+    read = found["explanation"]["readings"]
+    model = ik.load(folders[1])
+    for name in found["measures"]:
+        own = ik.attention_measure(model, SHORT, name, target="w9" if name == "gradient" else None)
+        assert read[name]["determined"] == pytest.approx(own.survival().determined, abs=1e-5)
+    assert "Which explanation can be trusted?" in found["explanation"]["verdict"]
+    assert id != server.result(SHORT, model="tiny-llama") != server.result(SHORT, **asked | {"target": 10})
+    failed = server.wait(server.submit(SHORT, **asked | {"target": "w5 w6"})["id"], "failed")
+    assert failed["error"]["message"] == "target='w5 w6' is 2 tokens of tiny-llama. Give one token, or its id."
+
+
 def test_events_tell_how_far_it_is_and_the_same_question_has_its_answer_at_once(server: Served):
     text = "w20 w21 w22 w23 w24 w25 w26 w27 w28 w29"
     job = server.submit(text)
@@ -166,6 +186,11 @@ def test_the_description_names_every_route_and_its_errors(server: Served):
         ({"text": "w5", "model": "../../etc"}, "unknown_model", "It has: tiny-bert, tiny-llama"),
         ({"text": 5}, "invalid", "text: Input should be a valid string"),
         ({"text": "w5", "probes": "exact"}, "invalid", "Extra inputs"),
+        ({"text": "w5", "measures": ["zebra"]}, "input", "It has: attention, mean, rollout"),
+        ({"text": "w5", "measures": "rollout"}, "invalid", "measures: Input should be a valid list"),
+        ({"text": "w5", "measures": [*READINGS][:5]}, "input", "names 5 measures, and this server reads at most 4"),
+        ({"text": "w5", "measures": ["mean"], "target": "w9"}, "input", "Ask for one too: gradient, logit, relevance"),
+        ({"text": "w5", "measures": ["gradient"], "target": 1.5}, "invalid", "target"),
         ([], "invalid", "the body"),
     ],
 )

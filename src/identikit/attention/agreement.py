@@ -1,11 +1,14 @@
 """Whether measures of attention rank sources alike, and how much of each ranking the outputs determine."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from identikit.attention.effective import captured_attention
+from identikit.attention.intervals import Bounding
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import Agreement, AttentionMeasure
@@ -20,7 +23,7 @@ from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis
 from identikit.results.result import Result
 from identikit.results.source import Held
-from identikit.shapes import Float, Tensor
+from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import is_several
 
 _SOURCES = 3  # fewer sources of a token have no ranking worth a correlation
@@ -35,6 +38,7 @@ def agreement(
     measures: Sequence[Given] = ("mean", "norm", "rollout"),
     *,
     target: Any = None,
+    seconds: float | int | None = None,
     truncate: bool = False,
     progress: Watched = None,
 ) -> Agreement:
@@ -49,7 +53,11 @@ def agreement(
       each output and input token: a tensor, or a Result such as that of `token_attribution`, which no alternative
       moves
     - `target`: what gradients and logits are of; see `attention_measure`
+    - `seconds`: stop bounding after this time, for all texts together; a text in which a measure was not bounded in
+      time does not count for what is `determined` of it. Correlations need no bounds, and functions are not stopped
     """
+    started = time.monotonic()
+    bounding = Bounding.checked("exact", 0.0, seconds)
     progress = function("progress", progress)
     if not is_collection(measures) or not measures:
         raise InputError(f"measures={shortened(measures)} cannot be used: expected several names or functions.")
@@ -66,21 +74,24 @@ def agreement(
     for place, reading in enumerate(read):
         heads = range(model.n_heads)
         attention = captured_attention(reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
-        text = MeasuredText(attention.captured(), target)
+        limit = bounding.shared(started, len(read) - place).seconds
+        text = MeasuredText(attention.captured(), target, math.inf if limit is None else time.monotonic() + limit)
         rankings = []
         for name, given in named.items():
             if isinstance(given, str):
-                rankings.append(overall(text.measure(READINGS[given], model.attention_layers)))
+                rankings.append(overall(text.overall(READINGS[given])))
             else:
                 rankings.append(_of_function(name, given(model, reading.text), len(reading.tokens)))
         parts.append(_compared(rankings))
         progress("agreement, texts", place + 1, len(read))
     names = tuple(named)
     arrays: dict[str, Tensor] = {}
-    for array, values in zip(("correlation", "determined"), zip(*parts, strict=True), strict=True):
-        arrays[array], error = mean_over_texts(torch.stack(values))
+    correlations, shares, bounded = (torch.stack(values) for values in zip(*parts, strict=True))
+    for array, values in (("correlation", correlations), ("determined", shares)):
+        arrays[array], error = mean_over_texts(values)
         if len(read) > 1:
             arrays[f"{array}_stderr"] = error
+    arrays["bounded_texts"] = bounded.sum(0)
     dims = {array: ("measure", "other")[: part.ndim] for array, part in arrays.items()}
     of = [reading.text for reading in read] if is_several(texts) else read[0].text
     provenance = model.provenance(of, measures=names, target=None if target is None else shortened(target))
@@ -95,14 +106,16 @@ class _Ranking(NamedTuple):
     raw: Float[Tensor, "output input"]
     lower: Float[Tensor, "output input"]
     upper: Float[Tensor, "output input"]
+    bounded: bool = True
 
 
 def overall(measure: AttentionMeasure) -> _Ranking:
     """Return a measure of one text as (output, input): the mean over heads and layers, or that after the last layer."""
     arrays = [measure.read(name) for name in ("raw", "lower", "upper")]
-    if measure.axes[-1].name == "input":
-        return _Ranking(*(array[-1] for array in arrays))
-    return _Ranking(*(array.flatten(0, -3).mean(0) for array in arrays))
+    bounded = not bool(measure.read("gap").isnan().any())
+    if measure.through:
+        return _Ranking(*(array[-1] for array in arrays), bounded=bounded)
+    return _Ranking(*(array.flatten(0, -3).mean(0) for array in arrays), bounded=bounded)
 
 
 def _of_function(name: str, found: Any, n: int) -> _Ranking:
@@ -121,8 +134,13 @@ def _of_function(name: str, found: Any, n: int) -> _Ranking:
     return _Ranking(*(scores.double().cpu(),) * 3)
 
 
-def _compared(rankings: Sequence[_Ranking]) -> tuple[Float[Tensor, "measure other"], Float[Tensor, "measure"]]:
-    """Return the correlation of each pair of rankings of a text, and the determined share of each."""
+def _compared(
+    rankings: Sequence[_Ranking],
+) -> tuple[Float[Tensor, "measure other"], Float[Tensor, "measure"], Bool[Tensor, "measure"]]:
+    """Return the correlation of each pair of rankings of a text, the determined share of each, and which are bounded.
+
+    A ranking that was not bounded in time has no determined share: NaN.
+    """
     n = len(rankings[0].raw)
     asked = ~torch.eye(n, dtype=torch.bool)
     for ranking in rankings:
@@ -135,4 +153,5 @@ def _compared(rankings: Sequence[_Ranking]) -> tuple[Float[Tensor, "measure othe
             value = rank_correlation(rankings[one].raw, rankings[other].raw, asked).nanmean()
             correlation[one, other] = correlation[other, one] = value
     shares = [ordered_share(ranking.lower, ranking.upper, asked).nanmean() for ranking in rankings]
-    return correlation, torch.stack(shares)
+    bounded = torch.tensor([ranking.bounded for ranking in rankings])
+    return correlation, torch.stack(shares).masked_fill(~bounded, torch.nan), bounded

@@ -19,7 +19,7 @@ from identikit.checks import function, known, real_number
 from identikit.errors import InputError
 from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, unbounded
-from identikit.maths.polytope.exact import compile_solver, exact_bounds
+from identikit.maths.polytope.exact import FIRST, compile_solver, exact_bounds, paced
 from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
@@ -31,8 +31,6 @@ from identikit.results.source import Held
 from identikit.texts.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
-_FIRST = {"cpu": 1, "cuda": 1024}  # rows in the first batch; later ones grow
-_LONGEST_BATCH = 10.0  # seconds between looks at the clock, about
 _TIMED = 31  # rows that say how long all will take: the first can wait for other work on the machine
 _AT_ONCE = 1e-9  # seconds that are as good as none
 _ROWS = ("layer", "head", "query")
@@ -199,12 +197,9 @@ def bounds_of(
     asked = Wanted(keys, objectives, wanted.top)
     bounds = unbounded(rows, asked)
     free = rows.free.nonzero()[:, 0]
-    batch = _FIRST[free.device.type]
     limit = math.inf if bounding.seconds is None else started + bounding.seconds
     done = 0
-    while done < len(free) and batch and time.monotonic() < limit:
-        begun = time.monotonic()
-        some = free[done : done + batch]
+    for some in paced(free, limit, first=FIRST[free.device.type]):
         solved = _solved(rows.some(some), asked.of_rows(some), bounding, limit)
         for every, part in zip(bounds, solved, strict=True):
             every[some] = part.to(every)
@@ -217,8 +212,6 @@ def bounds_of(
                 f"Intervals of {len(free):,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select "
                 "some rows (layer=, head=, query=), or set a limit with seconds=."
             )
-        rate = len(some) / max(now - begun, 1e-6)
-        batch = int(min(2 * batch, rate * _LONGEST_BATCH + 1, rate * (limit - now)))
         progress("attention intervals, rows", int(some[-1]) + 1, len(places))
     if done == len(free):
         progress("attention intervals, rows", len(places), len(places))

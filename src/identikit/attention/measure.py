@@ -23,8 +23,8 @@ from identikit.checks import function, known
 from identikit.errors import InputError
 from identikit.maths.boxes import CORNERS
 from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
-from identikit.maths.measures import Compare, certain_order
-from identikit.maths.polytope.exact import greatest
+from identikit.maths.measures import certain_order
+from identikit.maths.polytope.exact import greatest, paced
 from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
@@ -34,6 +34,11 @@ from identikit.results.axis import Axis, Index, chosen
 from identikit.results.source import Held
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import is_several
+
+_ORDER = ("certain_order", "order_is_decided")
+_NUMBERS = 2**23  # that are held of each kind while pairs of sources are compared
+TimedCompare = Callable[[float, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Compares two sources of rows as `maths.measures.Compare` does, until a time on the monotonic clock."""
 
 
 @reporting
@@ -66,7 +71,7 @@ def attention_measure(
       those of the model as it is, and held. For "logit", a token
     - `layers`, `heads`: only these; readings through layers are of all heads
     - `seconds`: stop bounding after this time; what was not reached keeps what holds for any attention, and a `gap` of
-      NaN
+      NaN. `certain_order`, when it is asked for, may take as long again; `order_is_decided` says which rows it reached
     """
     kind = READINGS[known("name", name, tuple(READINGS))]
     progress = function("progress", progress)
@@ -85,18 +90,19 @@ def attention_measure(
     wanted = model.attention_layers if kind.needs == "direction" else read
     (reading,) = readings(model, text, layers=wanted, truncate=truncate)
     attention = captured_attention(reading, EffectiveOptions(), layers=read, heads=which)
-    return MeasuredText(attention.captured(), target, until, progress).measure(kind, shown)
+    order_seconds = math.inf if limit is None else limit
+    return MeasuredText(attention.captured(), target, until, progress, order_seconds).measure(kind, shown)
 
 
 class _Found(dict[str, Tensor]):
-    """Arrays, of which one that is missing is found when it is first asked for."""
+    """Arrays, of which those that are missing are found when one of them is first asked for."""
 
-    def __init__(self, arrays: Mapping[str, Tensor], find: Callable[[], Tensor]):
+    def __init__(self, arrays: Mapping[str, Tensor], find: Callable[[], Mapping[str, Tensor]]):
         super().__init__(arrays)
         self.find = find
 
     def __missing__(self, name: str) -> Tensor:
-        self[name] = self.find()
+        self.update(self.find())
         return self[name]
 
 
@@ -105,13 +111,19 @@ class MeasuredText:
     """A text whose attention was captured, to be read in several ways: what these share is computed once.
 
     `target` is what gradients and logits are of; bounding stops at `until`, on the monotonic clock. None: it does not
-    stop, and is refused where it would take long.
+    stop, and is refused where it would take long. Finding an order may take `order_seconds`; None: until then as well.
     """
 
     captured: Captured
     target: Any = None
     until: float | None = math.inf
     progress: Progress = silent
+    order_seconds: float | None = None
+
+    def overall(self, kind: ReadingKind) -> AttentionMeasure:
+        """Read all layers that were captured; through layers, what arrives after the last."""
+        layers = [layer.call.layer for layer in self.captured.layers]
+        return self.measure(kind, layers[-1:] if kind.through else layers)
 
     def measure(self, kind: ReadingKind, shown: Sequence[int]) -> AttentionMeasure:
         """Read the text in one way; `shown` are the layers that are kept, of those that were captured."""
@@ -130,14 +142,14 @@ class MeasuredText:
         possible = (numbers.upper != 0) | (numbers.lower != 0)
         if kind.through:
             possible &= ~torch.eye(n, dtype=torch.bool)
-        find = partial(_order, numbers, possible, compare, places)
+        find = partial(self._order, numbers, possible, compare, places)
         numbers = Numbers(*(part[places] for part in numbers))
         certain = numbers.lower.clamp(min=0) + (-numbers.upper).clamp(min=0)
         total = numbers.raw.abs().sum(-1)
         share = torch.where(total > 0, certain.sum(-1) / total, 1.0).clamp(max=1.0)
         arrays = numbers._asdict() | {"certain_share": share}
         dims = dict.fromkeys(numbers._fields, kind.axes)
-        dims |= dict.fromkeys(("certain_share", "certain_order"), kind.axes[:-1])
+        dims |= dict.fromkeys(("certain_share", *_ORDER), kind.axes[:-1])
         which = tuple(self.captured.layers[0].heads.tolist())
         every = {"layer": Axis("layer", tuple(shown)), "head": Axis("head", which)}
         axes = tuple(every.get(axis) or Axis(axis, tuple(range(n)), tokens) for axis in kind.axes)
@@ -166,8 +178,8 @@ class MeasuredText:
             gradients = reading.model.gradients(reading.batch, self.aim.number)
             return [MeasuredLayer(layer, gradients[layer.call.layer][0, layer.heads]) for layer in layers]
         if kind.needs == "direction":
-            if self.aim.token is None:
-                raise InputError(f"{kind.name!r} is of a token's logit. Give target= a token, or its number.")
+            kind.check_aim(self.aim)
+            assert self.aim.token is not None
             heads = range(reading.model.n_heads)
             every = [Layer.of(reading, layer, heads, EffectiveOptions()) for layer in sorted(reading.calls)]
             direction = logit_directions(self._run, every, self.aim.token)
@@ -193,7 +205,7 @@ class MeasuredText:
 
     # The readings
 
-    def _edges(self, kind: ReadingKind) -> tuple[Numbers, Compare]:
+    def _edges(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare]:
         """Read single heads, or their mean: the ends of every weight, scaled."""
         rows, weights = self._weights
         factor = torch.ones_like(weights.raw)
@@ -229,7 +241,7 @@ class MeasuredText:
         gap = torch.maximum(upper - raw, raw - lower)  # a sharp end is nowhere beyond what the model itself does
         return Numbers(raw, effective, lower, upper, gap * torch.nan if late else gap), None
 
-    def _through(self, kind: ReadingKind) -> tuple[Numbers, Compare]:
+    def _through(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare]:
         """Read through layers: from each input token to each output token of each layer."""
         layers = self.captured.layers
         until = math.inf if self.until is None else self.until
@@ -247,7 +259,7 @@ class MeasuredText:
         sides = []
         for side, sign in enumerate((1.0, -1.0)):
             reached = []
-            extremes = greatest_through_layers(rows, chain, sign * start, late=lambda: time.monotonic() > until)
+            extremes = greatest_through_layers(rows, chain, sign * start, until=until)
             for done, extreme in enumerate(extremes):
                 reached.append((sign * extreme.value, extreme.gap))
                 self.progress("attention measure, layers", side * len(rows) + done + 1, 2 * len(rows))
@@ -257,26 +269,52 @@ class MeasuredText:
         numbers = Numbers(maps[0], maps[1], lower, upper, torch.maximum(over, under))
         return numbers, partial(_compare_through, rows, chain, n)
 
+    @undisturbed()
+    def _order(
+        self,
+        numbers: Numbers,
+        asked: Bool[Tensor, "layer *row source"],
+        compare: TimedCompare | None,
+        places: Sequence[int],
+    ) -> dict[str, Tensor]:
+        """Count the strongest sources that are in this order in all alternatives, in the layers at these places."""
+        until = math.inf if self.until is None else self.until
+        if self.order_seconds is not None:
+            until = time.monotonic() + self.order_seconds
+        shape = numbers.raw.shape
+        wanted = torch.zeros_like(asked)
+        wanted[places] = asked[places]
+        flat = [part.reshape(-1, shape[-1]) for part in (numbers.raw, numbers.lower, numbers.upper, wanted)]
+        timely = None if compare is None else partial(compare, until)
+        order = certain_order(flat[0], (flat[1], flat[2]), flat[3], timely, TOP)
+        return dict(zip(_ORDER, (part.reshape(shape[:-1])[places] for part in order), strict=True))
+
 
 # Which of two sources is above the other, where their ends do not tell
 
 
-@undisturbed()
-def _order(
-    numbers: Numbers, asked: Bool[Tensor, "layer *row source"], compare: Compare | None, places: Sequence[int]
-) -> Int[Tensor, "layer_ *row"]:
-    """Count the strongest sources that are in this order in all alternatives, in the layers at these places."""
-    shape = numbers.raw.shape
-    wanted = torch.zeros_like(asked)
-    wanted[places] = asked[places]
-    flat = [part.reshape(-1, shape[-1]) for part in (numbers.raw, numbers.lower, numbers.upper, wanted)]
-    return certain_order(flat[0], (flat[1], flat[2]), flat[3], compare, TOP).reshape(shape[:-1])[places]
-
-
 def _compare_edges(
-    rows: Rows, factor: Float[Tensor, "layer head query key"], mean: bool, row: Tensor, first: Tensor, second: Tensor
+    rows: Rows,
+    factor: Float[Tensor, "layer head query key"],
+    mean: bool,
+    until: float,
+    row: Int[Tensor, "pair"],
+    first: Int[Tensor, "pair"],
+    second: Int[Tensor, "pair"],
 ) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
     """Solve one program per pair and row; where rows are means over heads, one per head."""
+    ahead = factor.new_full(row.shape, torch.nan, device="cpu")
+    gap = ahead.clone()
+    heads = factor.shape[1] if mean else 1
+    for some in paced(torch.arange(len(row)), until, most=_NUMBERS // (factor.shape[-1] * heads) + 1):
+        ahead[some], gap[some] = _edges_apart(rows, factor, mean, row[some], first[some], second[some])
+    return ahead, gap
+
+
+def _edges_apart(
+    rows: Rows, factor: Float[Tensor, "layer head query key"], mean: bool, row: Tensor, first: Tensor, second: Tensor
+) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
+    """Return the most that each second source can exceed the first, and the gaps."""
     heads, n = factor.shape[1:3]
     place = row[:, None]
     if mean:
@@ -296,12 +334,25 @@ def _compare_edges(
 
 
 def _compare_through(
-    rows: Sequence[Rows], chain: Chain, n: int, row: Tensor, first: Tensor, second: Tensor
+    rows: Sequence[Rows],
+    chain: Chain,
+    n: int,
+    until: float,
+    row: Int[Tensor, "pair"],
+    first: Int[Tensor, "pair"],
+    second: Int[Tensor, "pair"],
 ) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
     """Send the difference of two sources through the layers, each distinct pair once for all rows that ask for it."""
     pairs, index = torch.stack([first, second]).unique(dim=1, return_inverse=True)
-    start = F.one_hot(pairs[1], n).double() - F.one_hot(pairs[0], n).double()
-    deepest = int(row.max()) // n
-    reached = list(greatest_through_layers(rows[: deepest + 1], chain, start.to(rows[0].attention)))
-    values, gaps = (torch.stack(part)[row // n, index, row % n].cpu() for part in zip(*reached, strict=True))
-    return values, gaps
+    ahead = torch.full(row.shape, torch.nan, dtype=torch.float64)
+    gap = ahead.clone()
+    for some in paced(torch.arange(pairs.shape[1]), until, most=_NUMBERS // len(rows[0].group) + 1):
+        start = F.one_hot(pairs[1, some], n).double() - F.one_hot(pairs[0, some], n).double()
+        here = ((index >= some[0]) & (index <= some[-1])).nonzero()[:, 0]
+        deepest = int(row[here].max()) // n
+        layers = greatest_through_layers(rows[: deepest + 1], chain, start.to(rows[0].attention), until=until)
+        values, gaps = (torch.stack(part).cpu() for part in zip(*layers, strict=True))
+        place = row[here] // n, index[here] - some[0], row[here] % n
+        ahead[here] = values[place]
+        gap[here] = gaps[place]
+    return ahead, gap

@@ -10,7 +10,7 @@ import torch
 from identikit.attention.effective import captured_attention
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
-from identikit.attention.reading_result import AttentionMeasure
+from identikit.attention.reading_result import Survival
 from identikit.attention.readings import READINGS
 from identikit.attention.scores import ROLES, over_texts, scored
 from identikit.attention.tables import MEASURES
@@ -22,13 +22,13 @@ from identikit.results.table import texts_table
 from identikit.results.words import Column, Paragraph, Table, mean_and_error, percent
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
-from identikit.shapes import Float, Tensor
+from identikit.shapes import Tensor
 from identikit.texts.text import Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_READ = ("rows", "determined", "strongest", "order", "undecided")
+_UNDECIDED = ("undecided", "order_undecided")
 _ENDS = ("raw", "effective", "lower", "upper")
 
 
@@ -74,8 +74,8 @@ class MeasuresJob:
         for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
             attention = captured_attention(text, EffectiveOptions(), layers=layers, heads=range(model.n_heads))
             measured = MeasuredText(attention.captured())
-            found = [measured.measure(READINGS[name], layers) for name in options.measures]
-            measures.append(torch.stack([_summary(measure) for measure in found]))
+            found = [measured.overall(READINGS[name]).survival() for name in options.measures]
+            measures.append(torch.tensor(found, dtype=torch.float64))
             scores.append(scored(attention.captured(), [ROLES[name] for name in options.scores], math.inf))
             told(self.what, done, int(tokens.sum()))
         return {"tokens": tokens, "measures": torch.stack(measures), "scores": torch.stack(scores)}
@@ -83,21 +83,6 @@ class MeasuresJob:
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return what is summed over texts, which is nothing."""
         return {}
-
-
-def _summary(measure: AttentionMeasure) -> Float[Tensor, "number"]:
-    """Return the numbers `_READ` of a text's rows: of all layers and heads, or through layers of the last.
-
-    A row whose order is not decided counts as one in which nothing is determined, so that these are what is known.
-    """
-    order = measure.read("certain_order")
-    share = measure.read("certain_share")
-    if measure.axes[-1].name == "input":
-        order = order[-1]
-        share = share[-1]
-    undecided = int((order < 0).sum())
-    known = order.clamp(min=0).double()
-    return torch.tensor([order.numel(), share.mean(), (known > 0).double().mean(), known.mean(), undecided]).double()
 
 
 def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: MeasuresOptions) -> dict[str, "DataFrame"]:
@@ -110,8 +95,9 @@ def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: Meas
     places = [range(len(texts)), options.measures]
     measures = MultiIndex.from_product(places, names=["text", "measure"]).to_frame(index=False)
     measures.insert(1, "tokens", tokens[measures["text"]])
-    columns = dict(zip(_READ, numbers["measures"].flatten(0, 1).mT.numpy(), strict=True))
-    measures = DataFrame(measures.assign(**columns)).astype({"rows": "int64", "undecided": "int64"})
+    columns = dict(zip(Survival._fields, numbers["measures"].flatten(0, 1).mT.numpy(), strict=True))
+    counts = dict.fromkeys(("rows", *_UNDECIDED), "int64")
+    measures = DataFrame(measures.assign(**columns)).astype(counts)
     places = [options.scores, model.attention_layers, range(model.n_heads)]
     roles = MultiIndex.from_product(places, names=["score", "layer", "head"]).to_frame(index=False)
     means = over_texts(numbers["scores"], [ROLES[name] for name in options.scores])
@@ -131,11 +117,12 @@ def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, A
     by: Any = tables["measures"].groupby("measure", sort=False)
     means = by[[*columns]].mean()
     errors = by[[*columns]].sem()
-    open_rows = by["undecided"].sum() / by["rows"].sum()
-    rows = [(name, *zip(means.loc[name], errors.loc[name], strict=True), open_rows[name]) for name in means.index]
+    undecided = by[[*_UNDECIDED]].sum().div(by["rows"].sum(), axis=0)
+    rows = [(name, *zip(means.loc[name], errors.loc[name], strict=True), *undecided.loc[name]) for name in means.index]
     forms = [Column(heading, mean_and_error(2)) for heading in columns.values()]
-    note = Paragraph("In an undecided row the order counts as free, so that at least so much is determined.")
-    shown = Table((Column("measure"), *forms, Column("undecided rows", percent)), tuple(rows), notes=(note,))
+    forms += [Column(heading, percent) for heading in ("strongest undecided", "order undecided")]
+    note = Paragraph("In an undecided row only what is known counts, so that at least so much is determined.")
+    shown = Table((Column("measure"), *forms), tuple(rows), notes=(note,))
     words = (
         "How much of each measure is the same in all alternatives, that is, in any attention with the same head "
         f"outputs.\nMeans over texts ± standard errors:\n\n{shown.to_text()}\n"

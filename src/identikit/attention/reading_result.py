@@ -1,6 +1,6 @@
 """What `attention_measure`, `head_scores` and `agreement` give back."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,25 @@ _NO_TARGET = "No row of any text has a target for this score."
 _LISTED = 3  # heads that are named in words
 _SAME = 0.005  # a range that is narrower is said as one number
 _HAS = 0.5  # of its attention, from which on a head is said to have a role
+
+
+class Survival(NamedTuple):
+    """How much of a reading is the same in all alternatives: means over rows, through layers over those of the last.
+
+    - `rows`: how many rows there are
+    - `determined`: the share of a row that every alternative gives to the same sources
+    - `strongest`: the share of rows whose strongest source is the strongest in every alternative
+    - `order`: how many of a row's five strongest sources come in the same order in every alternative
+    - `undecided`: rows of which not even the strongest source is known; in these only what is known counts
+    - `order_undecided`: rows in which more sources than are counted may be in a determined order
+    """
+
+    rows: int
+    determined: float
+    strongest: float
+    order: float
+    undecided: int
+    order_undecided: int
 
 
 class AttentionMeasure(Result):
@@ -42,9 +61,16 @@ class AttentionMeasure(Result):
     certain_order = held(
         "layer head query",
         "How many of the strongest sources, up to 5, come in this order in all alternatives; through layers, of the "
-        "other tokens. -1: not decided, as where the ends are not exact and overlap. It is found when it is asked for: "
-        "by the range of the difference of two sources, where their ends do not tell.",
+        "other tokens. At least so many where `order_is_decided` is false, and -1 where not even the strongest is "
+        "decided. It is found when it is asked for: by the range of the difference of two sources, where their ends do "
+        "not tell.",
         range="−1 to 5",
+        on_request=True,
+    )
+    order_is_decided = held(
+        "layer head query",
+        "Whether no more sources than `certain_order` says come in a certain order. False where the ends do not tell "
+        "and nothing else compares two sources (norms and outer bounds), and where time ran out.",
         on_request=True,
     )
     measure = Fact("Which reading it is.")
@@ -56,6 +82,21 @@ class AttentionMeasure(Result):
     def strongest_is_certain(self) -> Float[Tensor, "*row"]:
         """Whether the strongest source of each row is the strongest in every alternative: 1, 0, or NaN if undecided."""
         return strongest_certain(self.certain_order)
+
+    @property
+    def through(self) -> bool:
+        """Whether it goes through layers."""
+        return self.axes[-1].name == "input"
+
+    def survival(self) -> Survival:
+        """Return how much of the reading is determined; this finds `certain_order`."""
+        last = slice(-1, None) if self.through else slice(None)
+        share, order, decided = (
+            self.read(name)[last] for name in ("certain_share", "certain_order", "order_is_decided")
+        )
+        known = order.clamp(min=0).double()
+        means = (float(part.mean()) for part in (share, (known > 0).double(), known))
+        return Survival(order.numel(), *means, int((order < 0).sum()), int((~decided).sum()))
 
     def said(self) -> str:
         """Say what the reading is, how much of it is determined, and which entries are largest."""
@@ -73,7 +114,7 @@ class AttentionMeasure(Result):
             words.append(f"{percent(late)} of the entries were not bounded in time.")
         sizes = self.array("raw").flatten().abs().nan_to_num(-1)
         places = sizes.topk(min(3, len(sizes))).indices.tolist()
-        arrow = "←" if self.axes[-1].name == "input" else "→"
+        arrow = "←" if self.through else "→"
         for place, (value, labels) in zip(places, strongest(self, "raw", len(places)), strict=True):
             least, most = (float(self.array(name).flatten()[place]) for name in ("lower", "upper"))
             words.append(f"{edge_name(self, labels, arrow)} {value:.3f} in [{least:.3f}, {most:.3f}].")
@@ -180,8 +221,9 @@ class Agreement(Result):
         "Share of the pairs of sources that are in the same order in all alternatives, as far as the ends of the two "
         "tell: at least this share is.",
         range="0 to 1",
-        missing="No token of any text has several sources.",
+        missing="No token of any text has several sources, or no text was bounded in time.",
     )
+    bounded_texts = held("measure", "In how many texts all its ends were found in time.", range="0 or more")
     determined_stderr = sometimes_held("measure", "Standard error over texts; None for one text.")
     texts = Fact("How many texts were read.")
 
@@ -197,7 +239,15 @@ class Agreement(Result):
         lines = []
         others = self.axis("other").values
         for row, measure in enumerate(self.axis("measure").values):
-            line = f"{measure}: at least {written['determined'][row]} of the ranking is determined by the outputs."
+            bounded = int(self.read("bounded_texts")[row])
+            some = (
+                "" if bounded == self.texts else f", in the {bounded} of {self.texts} texts that were bounded in time"
+            )
+            line = (
+                f"{measure}: at least {written['determined'][row]} of the ranking is determined by the outputs{some}."
+            )
+            if not bounded:
+                line = f"{measure}: no text was bounded in time, so that it is not known how much is determined."
             ranks = written["correlation"][row * len(others) : (row + 1) * len(others)]
             pairs = [f"{other} {rank}" for other, rank in zip(others, ranks, strict=True) if other != measure]
             lines.append(f"{line} Rank correlation: {', '.join(pairs)}." if pairs else line)

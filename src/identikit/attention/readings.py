@@ -108,6 +108,11 @@ class ReadingKind:
         """Whether it is of a target, such as a logit."""
         return self.needs in ("gradient", "direction")
 
+    def check_aim(self, aim: "Target") -> None:
+        """Refuse a target that it cannot be of."""
+        if self.needs == "direction" and aim.token is None:
+            raise InputError(f"{self.name!r} is of a token's logit. Give target= a token, or its number.")
+
 
 READINGS: dict[str, ReadingKind] = {}
 _EDGE = ("layer", "head", "query", "key")

@@ -183,10 +183,11 @@ MEASURES: Mapping[str, DataTable] = {
             ),
             "order": number(
                 "how many of a row's strongest sources have the same order in all alternatives, mean over rows; at "
-                "least so many where rows are undecided",
+                "least so many where orders are undecided",
                 "0 to 5",
             ),
-            "undecided": count("number of rows for which this was not decided: they count as not determined"),
+            "undecided": count("number of rows whose strongest source was not decided: they count as not determined"),
+            "order_undecided": count("number of rows in which more sources than are counted may be in a fixed order"),
         },
     ),
     "roles": DataTable(

@@ -233,11 +233,12 @@ def measures(
             "Default: these five.",
         ),
     ] = None,
+    max_tokens: option.MaxTokens = None,
 ) -> None:
     """Read attention as people do over a dataset: how much of each measure is determined, and the roles of heads."""
     from identikit.attention import measures_dataset as job
 
-    options = job.MeasuresOptions(truncate=run.truncate)
+    options = job.MeasuresOptions(truncate=run.truncate, max_tokens=max_tokens)
     if names:
         options = replace(options, measures=tuple(names))
     run.do("measures", options, gather=job.measures_statistics, tables=job.measures_tables, report=job.measures_report)
@@ -326,10 +327,7 @@ def tokens(
             "winners).",
         ),
     ] = "given",
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help="Refuse texts of more than N tokens, or cut them with --truncate."),
-    ] = None,
+    max_tokens: option.MaxTokens = None,
 ) -> None:
     """Learn to recover tokens from hidden vectors over a dataset, and report how often that works."""
     from identikit.tokens.dataset import (

@@ -67,6 +67,14 @@ def explain(
             "determined; roles scores the heads. Repeat for more.",
         ),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="What the measures gradient, relevance and logit are of: a token or its number, or the number of a "
+            "class. Default: what the model predicts.",
+        ),
+    ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="About how long it may take; what does not fit is sampled or left out.")
     ] = 20.0,
@@ -93,6 +101,7 @@ def explain(
             text if pair is None or text is None else (text, pair),
             probes=None if probes is None else count(probes),
             measures=measures or (),
+            target=None if target is None else count(target),
             seconds=seconds,
             truncate=truncate,
             progress=told,

@@ -33,6 +33,10 @@ First = Annotated[
     typer.Option("--first", "--sample", min=1, help="Read only the first N texts."),
 ]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Refuse texts of more than N tokens, or cut them with --truncate."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
 Engine = Annotated[
     str,

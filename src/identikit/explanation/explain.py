@@ -20,10 +20,10 @@ from identikit.attribution.attribute import attribute
 from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import function, known_names, shortened
+from identikit.checks import as_whole, function, shortened
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
-from identikit.explanation.readings import READABLE, read_measures
+from identikit.explanation.readings import check_target, checked_names, read_measures
 from identikit.explanation.result import NEAR, Explanation
 from identikit.maths.mixing import by_offset
 from identikit.maths.threads import calm
@@ -56,6 +56,7 @@ def explain(
     probes: Any = None,
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
     measures: Sequence[str] | str = (),
+    target: Any = None,
     seconds: float | int | None = SECONDS,
     truncate: bool = False,
     progress: Watched = None,
@@ -68,6 +69,8 @@ def explain(
       ridge maps fitted once to the sample texts
     - `measures`: also read attention in these ways, and say how much of each is determined: names that
       `attention_measure` knows (through layers, of the last), and "roles" for `head_scores`. They are in `readings`
+    - `target`: what measures such as "gradient", "relevance" and "logit" are of: a token, a class or a function, as for
+      `attention_measure`; left out, what the model itself predicts
     - `seconds`: about how long the whole call may take, but for what is done once for a model (fitting maps) or on a
       machine (compiling). Of a long text as many layers are read as fit, spread evenly; attribution that would take
       longer is left out; and rows of attention are bounded, in random order, in what is left of it, or in half of it.
@@ -91,9 +94,10 @@ def explain(
         raise InputError(
             f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
         )
-    names = known_names("measures", measures, READABLE) if measures != () else ()
+    names = checked_names(measures, target)
     limit = Limit(None if seconds == math.inf else seconds, time.monotonic())
     (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
+    check_target(reading, names, target)
     running = time.monotonic() - limit.started
     identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
@@ -108,7 +112,9 @@ def explain(
             attribution = attribute([reading], attribution, progress=progress)[0]
         except InputError as refusal:
             attribution = Unavailable(str(refusal))
-    found, facts["readings"] = read_measures(attention, names, limit, progress)
+    written = target if isinstance(target, str) else as_whole(target)
+    facts["target"] = {"function": True} if callable(target) else written
+    found, facts["readings"] = read_measures(attention, names, target, limit, progress)
     explained = _explanation(reading, (attention, identity, attribution), arrays, facts, bounded)
     return replace(explained, readings=found)
 

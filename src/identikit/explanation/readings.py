@@ -4,21 +4,36 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import AttentionMeasure, HeadScores
-from identikit.attention.readings import READINGS
+from identikit.attention.readings import READINGS, target_of
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.scores import ROLES, scored, scores_result
+from identikit.checks import known_names
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import Limit
 from identikit.explanation.result import Explanation
+from identikit.models.reading import Reading
 from identikit.progress import Progress
 from identikit.results.words import Block, Column, Heading, Paragraph, Table, joined, percent
 
 HEAD_ROLES = "roles"
-READABLE = (*READINGS, HEAD_ROLES)
+
+
+class Offered(NamedTuple):
+    """A measure that `explain` can be asked for, and whether it is of a target."""
+
+    name: str
+    meaning: str
+    of_target: bool = False
+
+
+OFFERED = (
+    *(Offered(kind.name, kind.meaning, kind.needs_target) for kind in READINGS.values()),
+    Offered(HEAD_ROLES, "Which role each head has, such as previous-token or induction head."),
+)
 """What `explain(measures=…)` knows: the readings of `attention_measure`, and the roles of heads."""
 
 _MANY = 2.5  # of five sources; fewer in a determined order are few
@@ -26,12 +41,30 @@ _BEYOND = 1.5  # readings come last, and may take half of the time limit beyond 
 AnyReading = AttentionMeasure | HeadScores | Unavailable
 
 
+def checked_names(measures: Sequence[str] | str, target: Any) -> tuple[str, ...]:
+    """Return the names of measures; a target is refused where none of them needs one."""
+    names = known_names("measures", measures, tuple(offered.name for offered in OFFERED)) if measures != () else ()
+    aimed = [offered.name for offered in OFFERED if offered.of_target]
+    if target is not None and not set(aimed) & set(names):
+        raise InputError(f"target= is only for measures of a target. Ask for one with measures=: {', '.join(aimed)}.")
+    return names
+
+
+def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:
+    """Refuse a target that a model does not have, or that one of the measures cannot be of."""
+    if target is not None:
+        aim = target_of(reading, target)
+        for name in names:
+            if name in READINGS:
+                READINGS[name].check_aim(aim)
+
+
 def read_measures(
-    attention: EffectiveAttention, names: Sequence[str], limit: Limit, progress: Progress
+    attention: EffectiveAttention, names: Sequence[str], target: Any, limit: Limit, progress: Progress
 ) -> tuple[dict[str, AnyReading], dict[str, dict[str, Any]]]:
     """Read captured attention in the ways that are named, within the limit; return them, and what is said of each."""
     until = math.inf if limit.seconds is None else limit.started + _BEYOND * limit.seconds
-    measured = MeasuredText(attention.captured(), None, until, progress)
+    measured = MeasuredText(attention.captured(), target, until, progress)
     found: dict[str, AnyReading] = {}
     facts: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -42,7 +75,7 @@ def read_measures(
             facts[name] = _survives(reading, until) if isinstance(reading, AttentionMeasure) else _largest(reading)
         except InputError as refusal:
             reason = str(refusal)
-            if name in READINGS and READINGS[name].needs_target:
+            if target is None and name in READINGS and READINGS[name].needs_target:
                 first = reason.split(". ")[0].rstrip(".")
                 reason = f"{first}. `attention_measure(model, text, {name!r}, target=…)` may read it."
             found[name] = Unavailable(reason)
@@ -63,27 +96,20 @@ def _read(measured: MeasuredText, name: str) -> AttentionMeasure | HeadScores:
     kind = READINGS[name]
     if kind.through and layers != list(model.attending(list(range(model.n_layers)))):
         raise InputError(f"It goes through all layers, and there was time to read only {len(layers)} of them.")
-    return measured.measure(kind, layers[-1:] if kind.through else layers)
+    return measured.overall(kind)
 
 
 def _survives(measure: AttentionMeasure, until: float) -> dict[str, Any]:
     """Return how much of a reading is determined; of what was not bounded in time, and of outer bounds, at least."""
     late = float(measure.gap.isnan().double().mean())
-    facts: dict[str, Any] = {
-        "exact": bool(measure.exact),
-        "through": measure.axes[-1].name == "input",
-        "late": late,
-        "determined": float(measure.certain_share.mean()),
-        "strongest": None,
-        "order": None,
-        "undecided": None,
-    }
-    if not late and time.monotonic() < until:
-        order = measure.certain_order
-        facts["strongest"] = float((order > 0).double().mean())
-        facts["order"] = float(order.clamp(min=0).double().mean())
-        facts["undecided"] = float((order < 0).double().mean())
-    return facts
+    facts: dict[str, Any] = {"exact": bool(measure.exact), "through": measure.through, "late": late}
+    if late or time.monotonic() >= until:
+        unknown = dict.fromkeys(("strongest", "order", "undecided", "order_undecided"))
+        return facts | {"determined": float(measure.certain_share.mean())} | unknown
+    survival = measure.survival()
+    facts["order_late"] = time.monotonic() >= until
+    shares = {name: getattr(survival, name) / survival.rows for name in ("undecided", "order_undecided")}
+    return facts | {name: getattr(survival, name) for name in ("determined", "strongest", "order")} | shares
 
 
 def _largest(scores: HeadScores) -> dict[str, Any]:
@@ -126,6 +152,9 @@ def reading_blocks(explanation: Explanation) -> Iterator[Block]:
         elif facts["late"]:
             words = f"{_titled(name)}: {percent(facts['late'])} of it was not bounded in time; more may be determined."
             yield Paragraph(words, {"late": facts["late"]}, "note")
+        elif facts.get("order_late"):
+            words = f"{_titled(name)}: there was no time to compare all of its sources; more may be in a fixed order."
+            yield Paragraph(words, {"order_undecided": facts["order_undecided"]}, "note")
 
 
 def _sentence(name: str, facts: Mapping[str, Any]) -> Paragraph:
@@ -138,11 +167,12 @@ def _sentence(name: str, facts: Mapping[str, Any]) -> Paragraph:
     if facts["undecided"] == 1:
         return Paragraph(f"{words}, and its ends do not tell which source is the strongest of any row.", told)
     least = "at least " if facts["undecided"] else ""
+    more = "at least " if facts["order_undecided"] else ""
     others = " among the other tokens" if facts["through"] else ""
-    only = "and on average" if least or facts["order"] >= _MANY else "but on average only"
+    only = "and on average" if more or facts["order"] >= _MANY else "but on average only"
     return Paragraph(
         f"{words}. Its strongest source{others} is the same in every alternative in {least}"
-        f"{percent(facts['strongest'])} of the rows, {only} {least}{facts['order']:.1f} of its five strongest are in a "
+        f"{percent(facts['strongest'])} of the rows, {only} {more}{facts['order']:.1f} of its five strongest are in a "
         "determined order.",
         told,
     )
@@ -159,7 +189,10 @@ def _table(measures: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for name, facts in measures.items():
         short = not facts["exact"] or bool(facts["late"])
-        ranked = [(facts[key], bool(facts["undecided"])) for key in ("strongest", "order")]
+        ranked = [
+            (facts[key], bool(facts[unknown]))
+            for key, unknown in (("strongest", "undecided"), ("order", "order_undecided"))
+        ]
         rows.append((name, (facts["determined"], short), *ranked, "outer bounds" if short else "exact"))
     after = "; through layers, after the last" if any(facts["through"] for facts in measures.values()) else ""
     return Table(columns, tuple(rows), f"How much of each reading is the same in every alternative{after}:")

@@ -12,7 +12,8 @@ program over layers, one linear program per row and input (a robust Markov chain
 Iyengar 2005). The least is minus the greatest of $-w$.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,20 +65,20 @@ def greatest_through_layers(
     chain: Chain,
     start: Float[Tensor, "source key"],
     *,
-    late: Callable[[], bool] = lambda: False,
+    until: float = math.inf,
 ) -> Iterator[Extreme]:
     """Yield the greatest that each layer's tokens can hold of each source; `layers` have all heads' rows, in order.
 
     What a layer can reach at most is what its rows reach at most of what the layer below can reach at most; gaps add
-    up, as the rows that attain one layer's end also attain the others'. Once it is `late`, rows count with the greatest
-    that any attention could bring, and gaps are NaN.
+    up, as the rows that attain one layer's end also attain the others'. Rows that are not reached `until` then, on the
+    monotonic clock, count with the greatest that any attention could bring, and their gaps are NaN.
     """
     value = start
     gap = torch.zeros_like(start)
     n = start.shape[1]
     for layer, rows in enumerate(layers):
         factor = chain.factor(layer)
-        brought, missed = _brought(rows, value, None if factor is None else factor.flatten(0, 1), late)
+        brought, missed = _brought(rows, value, None if factor is None else factor.flatten(0, 1), until)
         below = gap.amax(-1, keepdim=True).expand(-1, n)
         if factor is not None:
             below = (gap @ factor.amax(0).mT).minimum(below * factor.amax((0, 2)))
@@ -90,16 +91,16 @@ def _brought(
     rows: Rows,
     weights: Float[Tensor, "source key"],
     factor: Float[Tensor, "row key"] | None,
-    late: Callable[[], bool],
+    until: float,
 ) -> tuple[Float[Tensor, "source row"], Float[Tensor, "source row"]]:
     """Return the most that each row can bring of each source, and the gaps; a learned sink brings nothing."""
     padded = F.pad(weights, (0, rows.attention.shape[1] - weights.shape[1])).to(rows.attention)
     if factor is None:
-        bounds = [greatest(rows, padded[None], late=late)]
+        bounds = [greatest(rows, padded[None], until=until)]
     else:
         factor = F.pad(factor, (0, padded.shape[1] - factor.shape[1])).to(rows.attention)
         step = max(1, fitting(rows, 3 * factor.numel()))
-        bounds = [greatest(rows, factor[:, None] * some, late=late) for some in padded.split(step)]
+        bounds = [greatest(rows, factor[:, None] * some, until=until) for some in padded.split(step)]
     value, gap = (torch.cat(part, dim=1).mT.to(weights) for part in zip(*bounds, strict=True))
     return value, gap
 

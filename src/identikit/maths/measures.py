@@ -59,9 +59,20 @@ def pearson(sums: PearsonSums) -> Float[Tensor, "*part"]:
 
 
 Compare = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Given rows, and a first and a second source of each: the most that the second can exceed the first, and the gap."""
+"""Given rows, and a first and a second source of each: the most that the second can exceed the first, and the gap; NaN
+where that was not found."""
 
 _TIE = 1e-9  # of a row's largest reading: what exceeds another by less is as large
+
+
+class SourceOrder(NamedTuple):
+    """How many of a row's strongest sources are in a certain order, and whether it was decided that no more are.
+
+    -1: it is not even decided which source is the strongest.
+    """
+
+    count: Int[Tensor, "*row"]
+    decided: Bool[Tensor, "*row"]
 
 
 def certain_order(
@@ -70,18 +81,19 @@ def certain_order(
     asked: Bool[Tensor, "row source"],
     compare: Compare | None,
     top: int,
-) -> Int[Tensor, "row"]:
+) -> SourceOrder:
     """Count the strongest asked sources of each row, up to `top`, that are in this order whatever else may vary.
 
     A source is certainly above another if the difference of the two is never above 0. The `ends` (least and greatest)
     settle many pairs. The others are left to `compare`, the likeliest first: where it can be above, the rest of the row
-    need not be compared. -1: it is not decided which source is the strongest, as where nothing compares.
+    need not be compared. Where nothing compares, only what the ends show is decided.
     """
     lower, upper = ends
     tie = _TIE * raw.abs().amax(-1)
     strongest = raw.masked_fill(~asked, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     count = asked.sum(-1)
     order = torch.zeros_like(count)
+    decided = torch.ones_like(asked[:, 0])
     going = count > 0
     for place in range(min(top, raw.shape[1])):
         going = going & (place < count)
@@ -99,11 +111,10 @@ def certain_order(
                 ahead, gap = (part.to(raw) for part in compare(row, key[row, 0], other))
             beaten = torch.zeros_like(going).index_put((row[ahead - gap > tie[row]],), torch.tensor(True))
             open_ = torch.zeros_like(going).index_put((row[~(ahead <= tie[row])],), torch.tensor(True))
-            if place == 0:
-                order[open_ & ~beaten] = -1
+            decided &= beaten | ~open_
             going = going & ~open_
         order[going] = place + 1
-    return order
+    return SourceOrder(order.masked_fill(~decided & (order == 0), -1), decided)
 
 
 def ordered_share(

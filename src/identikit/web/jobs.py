@@ -236,6 +236,7 @@ class Service:
         self.jobs: OrderedDict[str, PendingTask] = OrderedDict()
         self.models: dict[str, messages.ServedModel] = {}
         self.sample: TextOrPair = ""
+        self.measures: tuple[messages.OfferedMeasure, ...] = ()
         self.streams = 0
         self.closing = False
         self._changed = asyncio.Event()
@@ -245,6 +246,7 @@ class Service:
         ready, _ = await asyncio.gather(self.analyst.start(), self.reader.start())
         self.models = {model.name: model for model in ready.models}
         self.sample = ready.sample
+        self.measures = ready.measures
 
     async def close(self) -> None:
         """End everything."""
@@ -256,10 +258,11 @@ class Service:
         self.closing = True
         self._wake()
 
-    async def submit(self, model: str | None, text: TextOrPair) -> str:
+    async def submit(self, wanted: messages.NewJob) -> str:
         """Return the id of the analysis of a text, which may have ended long ago, or may just have been queued."""
+        text = wanted.text if wanted.pair is None else (wanted.text, wanted.pair)
         names = list(self.models)
-        name = names[0] if model is None else model
+        name = names[0] if wanted.model is None else wanted.model
         if name not in names:
             raise RefusedError("unknown_model", f"This server has no model of that name. It has: {', '.join(names)}.")
         length = len(text) if isinstance(text, str) else sum(map(len, text))
@@ -269,17 +272,35 @@ class Service:
                 f"The text has {length:,} characters, and this server reads at most {self.limits.characters:,}.",
                 "Shorten it, or start a server of your own, which can be told to read longer texts.",
             )
+        asked = self._asked(wanted)
         weights = self.analyst.sources[names.index(name)].fingerprint
-        content = json.dumps([__version__, name, weights, text, self.limits.seconds])
+        content = json.dumps([__version__, name, weights, text, *asked])
         id = hashlib.sha256(content.encode()).hexdigest()[:32]
         if not self._is_useful(id):
             self.analyst.refuse_if_full()
             await self._ask(WorkerTask(name, text, messages.CheckText()))
         if not self._is_useful(id):  # another visitor may have asked the same meanwhile
-            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, messages.Explain(self.limits.seconds)))
+            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, asked))
             self.jobs[id].answer.add_done_callback(lambda _: self.forget())
         self.jobs.move_to_end(id)
         return id
+
+    def _asked(self, wanted: messages.NewJob) -> messages.Explain:
+        """Return what is asked of a text: measures that this server has, not too many, each once."""
+        measures = tuple(dict.fromkeys(wanted.measures))
+        offered = {measure.name: measure for measure in self.measures}
+        if not set(measures) <= set(offered):
+            raise RefusedError("input", f"This server has no measure of that name. It has: {', '.join(offered)}.")
+        if len(measures) > self.limits.measures:
+            raise RefusedError(
+                "input",
+                f"The request names {len(measures)} measures, and this server reads at most {self.limits.measures}.",
+                "Ask for the others in another analysis.",
+            )
+        if wanted.target is not None and not any(offered[name].of_target for name in measures):
+            aimed = ", ".join(name for name, measure in offered.items() if measure.of_target)
+            raise RefusedError("input", f"A target is only for measures of a target. Ask for one too: {aimed}.")
+        return messages.Explain(self.limits.seconds, measures, wanted.target)
 
     def _is_useful(self, id: str) -> bool:
         """Return whether an analysis need not be started again: it is under way, or was done."""

@@ -31,6 +31,8 @@ class NewJob(_Request):
     text: str = Field(description="The text.")
     pair: str | None = Field(None, description="A second text, read together with the first.")
     model: str | None = Field(None, description="One of the server's models, by its name; the first if left out.")
+    measures: list[str] = Field([], description="Also read attention in these ways, of those that the server names.")
+    target: str | int | None = Field(None, description="What measures that need a target are of: a token, or a number.")
 
 
 class RowsRequest(_Request):
@@ -98,12 +100,21 @@ class ServedModel(BaseModel):
     tokens: int | None
 
 
+class OfferedMeasure(BaseModel):
+    """A way to read attention that an analysis may be asked for; `of_target`: it is of a target, such as a token."""
+
+    name: str
+    meaning: str
+    of_target: bool
+
+
 class Limits(BaseModel):
     """What the server takes."""
 
     model_config = ConfigDict(frozen=True)
 
     characters: int = Field(default=5000, description="Of a text, or of both halves of a pair together.")
+    measures: int = Field(default=4, description="Measures that an analysis may read.")
     waiting: int = Field(default=8, description="Analyses that may wait.")
     seconds: float = Field(default=20.0, description="About how long rows of attention are bounded in an analysis.")
     analysis: float = Field(default=900.0, description="Seconds that an analysis may take.")
@@ -128,6 +139,7 @@ class ServerIndex(BaseModel):
     models: list[ServedModel]
     limits: Limits
     sample: NewJob
+    measures: list[OfferedMeasure]
 
 
 class Analysis(BaseModel):
@@ -138,6 +150,8 @@ class Analysis(BaseModel):
     model: str
     text: str
     pair: str | None
+    measures: list[str]
+    target: str | int | None
     error: Problem | None
     explanation: dict[str, Any] | None
 
@@ -224,17 +238,21 @@ class ModelSource:
 
 
 class Ready(NamedTuple):
-    """The models that were loaded, how to load the same again, and the sample text that comes with the package."""
+    """The models that were loaded, how to load the same again, the sample text that comes with the package, and the
+    measures that can be read."""
 
     models: tuple[ServedModel, ...]
     sources: tuple[ModelSource, ...]
     sample: TextOrPair
+    measures: tuple[OfferedMeasure, ...]
 
 
 class Explain(NamedTuple):
-    """Explain a text: as JSON, and packed for the views."""
+    """Explain a text: as JSON, and packed for the views; `measures` and `target` as for `explain`."""
 
     seconds: float
+    measures: tuple[str, ...] = ()
+    target: str | int | None = None
 
 
 class CheckText(NamedTuple):

@@ -153,8 +153,12 @@ def _explain_call(result: Explanation) -> str:
         given["seconds"] = certain["seconds"]
     if result.readings:
         given["measures"] = list(result.readings)
+    target = result.about.get("target")
+    own_target = isinstance(target, dict)
+    if target is not None and not own_target:
+        given["target"] = target
     own_maps = isinstance(result.identity, IdentityMap) and result.identity.about.get("fitted_to") == "your texts"
-    return _written(given, {}) + (", maps=..." if own_maps else "")
+    return _written(given, {}) + (", target=..." if own_target else "") + (", maps=..." if own_maps else "")
 
 
 def _written(given: Mapping[str, Any], usual: Mapping[str, Any]) -> str:

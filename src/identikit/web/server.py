@@ -174,7 +174,8 @@ async def _index(service: Served) -> messages.ServerIndex:
         version=__version__,
         models=list(service.models.values()),
         limits=service.limits,
-        sample=messages.NewJob(text=text, pair=pair, model=None),
+        sample=messages.NewJob(text=text, pair=pair),
+        measures=list(service.measures),
     )
 
 
@@ -195,8 +196,7 @@ async def _health(service: Served) -> messages.Health:
 
 @_routes.post("/api/jobs", status_code=202, summary="Analyse a text; 200 if that was done before")
 async def _submit(wanted: messages.NewJob, response: Response, service: Served) -> JobStatus:
-    text = wanted.text if wanted.pair is None else (wanted.text, wanted.pair)
-    status = service.status(await service.submit(wanted.model, text))
+    status = service.status(await service.submit(wanted))
     response.status_code = 200 if status.state == "done" else 202
     return status
 
@@ -235,8 +235,18 @@ def _halves(text: TextOrPair) -> tuple[str, str | None]:
 async def _result(id: str, service: Served) -> Response:
     job = service.find(id)
     text, pair = _halves(job.task.text)
+    asked = job.task.question
+    assert isinstance(asked, messages.Explain)
     about = messages.Analysis(
-        id=id, state=job.state, model=job.task.model, text=text, pair=pair, error=job.problem, explanation=None
+        id=id,
+        state=job.state,
+        model=job.task.model,
+        text=text,
+        pair=pair,
+        measures=list(asked.measures),
+        target=asked.target,
+        error=job.problem,
+        explanation=None,
     )
     content = about.model_dump_json(exclude={"explanation"}).encode()
     explanation = job.contents[0] if job.contents else b"null"

@@ -14,6 +14,7 @@ from identikit.attention.effective import effective_attention
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import IdentikitError, ModelError, TooLongError, for_page
 from identikit.explanation.explain import explain
+from identikit.explanation.readings import OFFERED
 from identikit.explanation.words import verdict
 from identikit.models.load.load import load
 from identikit.models.model import Model
@@ -98,14 +99,15 @@ class Desk:
                 )
             )
         first, second = map(str, sample_text())
-        return Ready(tuple(served), tuple(sources), (first, second))
+        offered = (messages.OfferedMeasure(**measure._asdict()) for measure in OFFERED)
+        return Ready(tuple(served), tuple(sources), (first, second), tuple(offered))
 
     def answer(self, task: WorkerTask) -> Answer:
         """Compute a task; whatever it raises becomes a sentence."""
         try:
             match task.question:
-                case messages.Explain(seconds):
-                    return Answer(self._explain(self.models[task.model], task.text, seconds))
+                case messages.Explain() as wanted:
+                    return Answer(self._explain(self.models[task.model], task.text, wanted))
                 case messages.CheckText():
                     self.models[task.model].encode(task.text)
                     return Answer()
@@ -122,10 +124,10 @@ class Desk:
             problem = _problem(error)
             return Answer(problem=problem.model_copy(update={"message": for_page(problem.message)}))
 
-    def _explain(self, model: Model, text: TextOrPair, seconds: float) -> tuple[bytes, bytes]:
+    def _explain(self, model: Model, text: TextOrPair, wanted: messages.Explain) -> tuple[bytes, bytes]:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", UserWarning)
-            explanation = explain(model, text, seconds=seconds, progress=self._report)
+            explanation = explain(model, text, **wanted._asdict(), progress=self._report)
             view = packed(explanation, progress=self._report)
         said = f"{explanation!r}\n{verdict(explanation).spoken(for_page)}"
         words = {"verdict": said, "warnings": [for_page(str(warning.message)) for warning in warned]}

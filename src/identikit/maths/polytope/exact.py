@@ -1,6 +1,8 @@
 """Exact ends of many rows at once: solved by compiled code, proved in one place, and solved again where that fails."""
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import torch
@@ -21,7 +23,8 @@ from identikit.maths.threads import one_thread
 from identikit.shapes import Bool, Float, Int, Tensor
 
 GAP = 1e-8  # an exact end whose gap is larger is computed again
-_LATEST = 4096  # rows between looks at the clock, at most
+FIRST = {"cpu": 1, "cuda": 1024}  # in the first portion of what is done against the clock; later ones grow
+_LONGEST = 10.0  # seconds between looks at the clock, about
 TIE = 1e-9  # a weight that exceeds another by less is as large
 
 Solver = Callable[..., Proposed]
@@ -47,12 +50,12 @@ def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
 
 @one_thread()
 def greatest(
-    rows: Rows, objectives: Float[Tensor, "_ quantity key"], *, late: Callable[[], bool] = lambda: False
+    rows: Rows, objectives: Float[Tensor, "_ quantity key"], *, until: float = math.inf
 ) -> tuple[Float[Tensor, "row quantity"], Float[Tensor, "row quantity"]]:
     """Find the greatest of objectives, shared by all rows or given for each: a proven bound, and its gap.
 
-    The gap is at most how far the bound is from what some attention of the row's set attains. Once it is `late`, rows
-    keep the greatest that any attention could have, and a gap of NaN.
+    The gap is at most how far the bound is from what some attention of the row's set attains. Rows that are not
+    reached `until` then, on the monotonic clock, keep the greatest that any attention could have, and a gap of NaN.
     """
     wanted, size = Wanted(objectives=objectives.to(rows.attention)).scaled()
     assert size is not None
@@ -62,10 +65,8 @@ def greatest(
     bound = known.upper
     gap = known.gap
     solve = _solver(rows)
-    fits = min(_LATEST, fitting(rows, 2 * c.shape[1] * rows.basis.shape[2]))
-    for chosen in _portions(rows.free.nonzero()[:, 0], fits):
-        if late():
-            break
+    free = rows.free.nonzero()[:, 0]
+    for chosen in paced(free, until, most=fitting(rows, 2 * c.shape[1] * rows.basis.shape[2])):
         some = rows.some(chosen)
         asked = wanted.of_rows(chosen)
         proposed = _solved_again(some, asked, solve, both=False)
@@ -74,6 +75,26 @@ def greatest(
         bound[chosen] = proven.maximum(own[chosen])
         gap[chosen] = bound[chosen] - attained.maximum(own[chosen])
     return bound * size, gap * size
+
+
+def paced(
+    places: Int[Tensor, "some"], until: float, *, most: int | None = None, first: int | None = None
+) -> Iterator[Int[Tensor, "_"]]:
+    """Yield places in portions, until a time on the monotonic clock: no portion is more than the pace leaves time for.
+
+    Against the clock, or with a `first` size, portions begin small, and each is at most twice as large as the last.
+    """
+    most = len(places) if most is None else most
+    size = float(first or (most if until == math.inf else FIRST[places.device.type]))
+    done = 0
+    while done < len(places) and size >= 1 and time.monotonic() < until:
+        begun = time.monotonic()
+        some = places[done : done + int(min(size, most))]
+        yield some
+        done += len(some)
+        now = time.monotonic()
+        rate = len(some) / max(now - begun, 1e-6)
+        size = min(2 * size, rate * _LONGEST + 1, rate * (until - now))
 
 
 def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:

@@ -49,6 +49,30 @@ function serverSource(id) {
 const root = document.getElementById("identikit");
 let leave = () => {};
 
+/** Boxes to tick measures that the server names, and what those of a target are of; `asked` is ticked. */
+function measureBoxes(facts, asked) {
+  const boxes = facts.measures.map(({ name, meaning, of_target }) => ({ box: element("input", { type: "checkbox", value: name, checked: asked.measures.includes(name) }), meaning, of_target }));
+  const labels = boxes.map(({ box, meaning }) => element("label", { title: meaning }, box, ` ${box.value}`));
+  const target = element("input", { type: "text", value: asked.target ?? "", "aria-label": "Target, optional", placeholder: "Target: a token (what the model predicts)" });
+  const ticked = () => boxes.filter(({ box }) => box.checked);
+  const changed = () => {
+    const full = ticked().length >= facts.limits.measures;
+    for (const { box } of boxes) box.disabled = full && !box.checked;
+    target.hidden = !ticked().some(({ of_target }) => of_target);
+  };
+  for (const { box } of boxes) box.addEventListener("change", changed);
+  changed();
+  const title = element("summary", {}, `Measures (up to ${facts.limits.measures})`);
+  return {
+    made: element("details", { class: "start-measures", open: ticked().length > 0 }, title, ...labels, target),
+    /** What is asked for: nothing where nothing is ticked. */
+    asked: () => ({
+      ...(ticked().length ? { measures: ticked().map(({ box }) => box.value) } : {}),
+      ...(target.hidden || target.value === "" ? {} : { target: /^\d{1,9}$/.test(target.value) ? Number(target.value) : target.value }),
+    }),
+  };
+}
+
 /** The form; `known` is what was asked for before. */
 function form(facts, known = null) {
   const text = element("textarea", { rows: "2", "aria-label": "Text", placeholder: "A text to explain" });
@@ -59,6 +83,7 @@ function form(facts, known = null) {
   const asked = known ?? facts.sample; // whole: a text without a pair has none of the sample's
   [text.value, pair.value] = [asked?.text ?? "", asked?.pair ?? ""];
   if (known) model.value = known.model;
+  const measures = measureBoxes(facts, asked);
   const tell = (words, kind = "") => {
     said.hidden = !words;
     said.className = `note ${kind}`;
@@ -79,7 +104,7 @@ function form(facts, known = null) {
     run.disabled = true;
     tell("Sending the text…", "loading");
     try {
-      const body = { text: text.value, model: model.value, ...(pair.value.trim() ? { pair: pair.value } : {}) };
+      const body = { text: text.value, model: model.value, ...(pair.value.trim() ? { pair: pair.value } : {}), ...measures.asked() };
       const job = await ask("/api/jobs", { method: "POST", body });
       running = job.id;
       stop.hidden = bar.hidden = false;
@@ -104,7 +129,7 @@ function form(facts, known = null) {
   const stop = button("Cancel", "Stop this analysis", () => running && ask(`/api/jobs/${running}`, { method: "DELETE" }).catch((error) => tell(error.message, "failed")));
   stop.hidden = true;
   const tools = element("div", { class: "start-tools" }, model, run, stop, bar);
-  return { made: element("div", { class: "start" }, element("div", { class: "start-texts" }, text, pair), tools, said), tell };
+  return { made: element("div", { class: "start" }, element("div", { class: "start-texts" }, text, pair), measures.made, tools, said), tell };
 }
 
 const words = ({ state, ahead, progress }) =>
