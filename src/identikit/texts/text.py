@@ -158,6 +158,18 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
     )
 
 
+def repeated(batch: TokenBatch, count: int) -> TokenBatch:
+    """Return a batch of one text as a batch that has it several times."""
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(
+        batch,
+        **{name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in tensors.items()},
+        tokens=batch.tokens * count,
+        words=batch.words * count,
+        order=tuple(range(count)),
+    )
+
+
 def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
     """Return one text of a batch as a batch of its own, without its padding."""
     kept = batch.rows(row)
