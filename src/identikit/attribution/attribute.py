@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from identikit.attribution.outputs import attribute_output
 from identikit.attribution.plan import plan, side_by_side, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
-from identikit.attribution.result import TokenAttribution
-from identikit.checks import function
+from identikit.attribution.result import OutputAttribution, TokenAttribution
+from identikit.checks import function, no_effect
 from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.maths import mixing as maths
@@ -31,6 +32,7 @@ from identikit.shapes import Tensor
 from identikit.texts.text import is_several
 
 _DIMS = ("layer", "input", "output")
+_ONE_GRADIENT = "a target has one gradient, and it is exact"
 
 
 @of_texts
@@ -40,6 +42,7 @@ def token_attribution(
     model: Model,
     text: Any,
     *,
+    target: Any = None,
     probes: Any = "exact",
     norm: str = "frobenius",
     layers: Index = None,
@@ -50,12 +53,17 @@ def token_attribution(
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
-) -> TokenAttribution | Results[TokenAttribution]:
-    """Compute how much each input token contributes to each hidden vector (Eq. 11).
+) -> TokenAttribution | OutputAttribution | Results[TokenAttribution | OutputAttribution]:
+    """Compute how much each input token contributes to each hidden vector (Eq. 11), or to an output.
 
     One text gives one Result, a list of texts a list. A text is a string, a pair of strings or token ids (or
     what the model reads instead: an image or its path, a sound file's path or samples).
 
+    - `target`: attribute this output instead, exactly, by one backward pass (an `OutputAttribution`): a next token by
+      what it spells or its id, a class, "prediction" (what the model itself gives most), any of these at a position
+      ("Paris@7", "@7"; a masked model is asked at its mask), "similarity" of the two texts of a pair for a sentence
+      encoder, or a function of the logits and the last hidden vectors. A tuple is one against another; a list is
+      several. The options below do not apply then, except `source`, `truncate` and `max_tokens`
     - `probes`: "exact", or how many orthogonal random directions (from `seed`) to estimate from, with standard errors;
       twice those cover 94 % of the truth with 16 directions, 85 % with 8, and less with fewer
     - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"
@@ -73,10 +81,26 @@ def token_attribution(
     progress = function("progress", progress)
     options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
+    if target is not None:
+        for name, value in {"layers": layers, "targets": targets}.items():
+            no_effect(name, value, _ONE_GRADIENT)
+        outputs = _outputs(texts, target, options, progress)
+        return Results(outputs) if is_several(text) else outputs[0]
     if targets is None and (ahead := warning_ahead(model, [len(reading.tokens) for reading in texts], options)):
         warnings.warn(ahead, stacklevel=3)
     results = attribute(texts, options, targets=targets, progress=progress)
     return Results(results) if is_several(text) else results[0]
+
+
+def _outputs(texts: Sequence[Reading], target: Any, options: Request, progress: Progress) -> list[OutputAttribution]:
+    for name in ("probes", "norm", "precision"):
+        value = getattr(options, name)
+        no_effect(name, None if value == getattr(AttributionOptions, name) else value, _ONE_GRADIENT)
+    outputs = []
+    for done, reading in enumerate(texts):
+        outputs.append(attribute_output(reading, target, source=options.source))
+        progress("attribution of outputs, texts", done + 1, len(texts))
+    return outputs
 
 
 @calm()

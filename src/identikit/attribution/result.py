@@ -147,3 +147,56 @@ class TokenAttribution(Result):
         if self.axis("output").single:
             return plots.sources(self, **options)
         return plots.attribution_map(self if self.axis("layer").single else self.sel(layer=-1), **options)
+
+
+class OutputAttribution(Result):
+    """How much each input token contributes to an output of a text, such as a logit: (target, input).
+
+    A contribution is a share of the lengths of the output's derivatives by the inputs: Eq. 11, for one number.
+
+    - `contribution`: sums to 1 over inputs (all 0 for a number that no input moves)
+    - `gradient_x_input`: the derivative along the input vector itself, with its sign. That of a contrast is the
+      difference of the two
+    - `target`: what each output is called; `value`: the numbers; `probability`: of a token or class, else None
+    """
+
+    kind = "output attribution"
+    main = ("contribution", "gradient_x_input")
+
+    contribution = held(
+        "target input", "What each input contributes to each output.", range="0 to 1", words={"input": "sum"}
+    )
+    gradient_x_input = held(
+        "target input",
+        "How each output moves to first order as the input vector grows, times the vector.",
+        label="gradient × input",
+        words={"input": "sum"},
+    )
+
+    target = Fact("What each output is called.")
+    value = Fact("The number of each output.")
+    probability = Fact("The probability of each token or class; None where the output is neither.")
+
+    def said(self) -> str:
+        """Say what each output is, and its largest sources."""
+        axis = self.axis("target")
+        sentences = []
+        for label in axis.values[:_LISTED]:
+            place = self.target.index(label)
+            chance = self.probability[place]
+            shown = f"{self.value[place]:.4g}" + ("" if chance is None else f", probability {percent(chance)}")
+            part = self if axis.single else self.sel(target=label)
+            sources = [
+                f"{labels.get('input', part.axis('input').label)} {share:.2f}"
+                for share, labels in strongest(part, "contribution", _LISTED)
+            ]
+            sentences.append(f"Largest sources of {label} ({shown}): {', '.join(sources)}.")
+        if len(axis) > _LISTED:
+            sentences.append(f"And {len(axis) - _LISTED} more.")
+        return " ".join(sentences)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw what each input contributes: as bars, or for several outputs as a map."""
+        from identikit import plots
+
+        return plots.token_scores(self, **options)

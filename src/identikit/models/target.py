@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from identikit.checks import as_whole, is_collection, shortened
 from identikit.errors import InputError, ModelError
 from identikit.models.load.check import TOLERANCE
-from identikit.models.model import Model
-from identikit.models.onward import onward
+from identikit.models.model import Model, Trace
+from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
 from identikit.models.reading import Reading, unread
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import tokenized
@@ -60,12 +60,28 @@ class Target:
         """Return the last hidden vectors of the text itself."""
         return torch.cat([_trace(part).hidden[-1][0] for part in self.parts])
 
+    def inputs(self, after: int = EMBEDDING) -> Float[Tensor, "n d_x"]:
+        """Return the input vectors of the text itself: the embedding sums, or what enters the first block."""
+        traces = [_trace(part) for part in self.parts]
+        if after == FIRST_BLOCK and self.parts[0].model.family.embedding is not None:
+            return torch.cat([trace.blocks[0].hidden[0] for trace in traces])
+        return torch.cat([trace.inputs[0] for trace in traces])
+
+    def of_inputs(self, vectors: Float[Tensor, "batch n d_x"], after: int = EMBEDDING) -> Float[Tensor, "batch"]:
+        """Return the number for other input vectors (see `inputs`), run through the whole model; differentiable."""
+        lengths = [len(part.tokens) for part in self.parts]
+        hidden = [
+            onward(part.model, part.batch, some, after).hidden
+            for part, some in zip(self.parts, vectors.split(lengths, 1), strict=True)
+        ]
+        return self.number(torch.cat(hidden, 1))
+
 
 def checked_target(model: Model, text: Any, target: Any = PREDICTION) -> Target:
     """Return what a text is explained for; `text` may be a Reading. None is the model's own prediction."""
     if is_several(text):
         raise InputError("A target is of one text: pass a text, a pair or token ids.")
-    reading = text if isinstance(text, Reading) else unread(model, text)[0]
+    reading = run_once(text if isinstance(text, Reading) else unread(model, text)[0])
     if callable(target):
         _check_head(reading)
         name = getattr(target, "__name__", "a function")
@@ -85,8 +101,14 @@ def checked_target(model: Model, text: Any, target: Any = PREDICTION) -> Target:
     return _logit(reading, PREDICTION if target is None else target)
 
 
-def _trace(reading: Reading) -> Any:
-    return reading.model.trace(reading.batch) if reading.trace is None else reading.trace
+def run_once(reading: Reading) -> Reading:
+    """Return a text with a run of its own, so that it is not run again for each thing that is asked of it."""
+    return reading if reading.trace is not None else replace(reading, trace=reading.model.trace(reading.batch))
+
+
+def _trace(reading: Reading) -> Trace:
+    assert reading.trace is not None
+    return reading.trace
 
 
 def _check_head(reading: Reading) -> Tensor | None:
@@ -190,8 +212,10 @@ def _labels(model: Model) -> dict[int, str]:
 
 def _class(model: Model, target: Any) -> int | None:
     """Return the number of a class that is named or numbered."""
+    if not isinstance(target, str):
+        return as_whole(target)
     numbers = {name: number for number, name in _labels(model).items()}
-    return numbers.get(target) if isinstance(target, str) else as_whole(target)
+    return numbers.get(target, int(target) if target.isdecimal() and len(target) < 10 else None)
 
 
 # Functions and similarity
@@ -219,7 +243,7 @@ def _similarity(reading: Reading) -> Target:
     if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(half, str) for half in pair):
         raise InputError("target='similarity' is of a pair of texts: pass a tuple of two strings.")
     model = reading.model
-    parts = tuple(unread(model, list(pair), truncate=reading.may_be_cut))
+    parts = tuple(run_once(part) for part in unread(model, list(pair), truncate=reading.may_be_cut))
     lengths = [len(part.tokens) for part in parts]
 
     def cosine(states: Tensor) -> Tensor:
