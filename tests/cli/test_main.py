@@ -59,10 +59,22 @@ def test_explain_short_text_as_json():
         (["a", "--seconds", "nan"], "--seconds nan cannot be used: expected a number above 0"),
         (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
         (["a", "--probes", "1e3"], "--probes 1e3 cannot be used"),
+        (["a", "--against", "b"], "--against needs --target"),
+        (["a", "--target", "similarity"], "--target similarity is of a pair of texts"),
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], message: str):
     assert run("explain", *arguments).refused(message)
+
+
+def test_explain_says_where_an_output_comes_from():
+    texts = ("The cat sat.", "--pair", "A cat was sitting.")
+    done = run("explain", *texts, "--target", "similarity", "--probes", "2", "--json")
+    (output,) = json.loads(done.stdout)["output"]
+    assert output["target"] == "similarity of the pair" and 0.5 < output["value"] < 1 and output["probability"] is None
+    assert {"cat@2", "cat@8"} & {source[0] for source in output["sources"]}
+    words = run("explain", *texts, "--target", "similarity", "--probes", "2").stdout
+    assert "Where does the output come from?" in words and "gradient × input" in words
 
 
 def test_truncate_is_explicit(saved: Path):

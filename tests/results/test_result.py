@@ -53,6 +53,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "intervals": attention.intervals(layer=4, head=5, query=[3, 12]),
         "alternative": ik.alternative_attention(model, TEXT, **ROW),
         "attribution": ik.token_attribution(model, TEXT, layers=[0, 5], probes=8),
+        "output": ik.token_attribution(model, TEXT, target="similarity"),
         "identity": fit.identity_map(TEXT),
         "inversion": ik.invert(tiny.loaded("llama"), "w5 w9 w7", layers=[0, 2]),
         "scores": ik.head_scores(model, [TEXT, TEXT[0]], layers=[0, 4], heads=[5, 7]),
@@ -67,8 +68,8 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
 
 
 NAMES = [
-    "attention", "row", "intervals", "alternative", "attribution", "identity", "inversion", "scores", "measure",
-    "rollout", "agreement", "rates", "explanation",
+    "attention", "row", "intervals", "alternative", "attribution", "output", "identity", "inversion", "scores",
+    "measure", "rollout", "agreement", "rates", "explanation",
 ]  # fmt: skip
 every = pytest.mark.parametrize("name", NAMES)
 

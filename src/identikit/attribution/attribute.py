@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from identikit.attribution.outputs import attribute_output
+from identikit.attribution.outputs import attribute_output, fisher_roots
 from identikit.attribution.plan import plan, side_by_side, warning_ahead
-from identikit.attribution.request import AttributionOptions, Request
+from identikit.attribution.request import FISHER, AttributionOptions, Request
 from identikit.attribution.result import OutputAttribution, TokenAttribution
 from identikit.checks import function, no_effect
 from identikit.errors import InputError
@@ -66,7 +66,8 @@ def token_attribution(
       several. The options below do not apply then, except `source`, `truncate` and `max_tokens`
     - `probes`: "exact", or how many orthogonal random directions (from `seed`) to estimate from, with standard errors;
       twice those cover 94 % of the truth with 16 directions, 85 % with 8, and less with fewer
-    - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"
+    - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"; for
+      models with a vocabulary also "fisher", of the last layer: how far the probabilities of all tokens move
     - `layers`, `targets`: only these layers, only these output positions or tokens; None is all of them
     - `source`: inputs "before" the embedding's norm (the embedding sum), or "after" it (what enters the first block)
     - `precision`: of the sweep: "full" is the model's own; "tf32" and "bfloat16" are faster, and good to some 0.03 %
@@ -112,6 +113,9 @@ def attribute(
     asked = [options] * len(texts)
     if targets is not None:
         asked = [replace(options, targets=_positions(texts, place, targets)) for place in range(len(texts))]
+    if options.norm == FISHER:
+        pairs = zip(texts, asked, strict=True)
+        asked = [replace(of_text, roots=fisher_roots(text, of_text.targets)) for text, of_text in pairs]
     planned = cache(partial(plan, model))  # texts of one length are planned once
     plans = [planned(len(text.tokens), of_text) for text, of_text in zip(texts, asked, strict=True)]
     total = sum(each.units for each in plans)

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.func import jvp
 
+from identikit.attribution.request import forward_mode
 from identikit.attribution.result import OutputAttribution
-from identikit.errors import InputError
+from identikit.errors import InputError, ModelError
 from identikit.maths import jacobian
+from identikit.models.load.check import TOLERANCE
 from identikit.models.load.weights import wider_dtype
 from identikit.models.machine import derivatives
-from identikit.models.onward import EMBEDDING, FIRST_BLOCK
+from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
 from identikit.models.reading import Reading
 from identikit.models.target import Target, checked_target, run_once
 from identikit.results.axis import Axis
@@ -87,3 +90,36 @@ def _gradient(target: Target, inputs: Float[Tensor, "n d_x"], after: int) -> Flo
             f"{wider_dtype(model.dtype)}"
         )
     return gradient[0]
+
+
+def fisher_roots(reading: Reading, positions: Sequence[int] | None) -> Float[Tensor, "output d d"]:
+    """Return `jacobian.fisher_root` of the probabilities at each position (None: at all of them)."""
+    reading = run_once(reading)
+    assert reading.trace is not None
+    hidden = reading.trace.hidden[-1][0]
+    places = range(len(hidden)) if positions is None else positions
+    with reading.model.alone(), forward_mode():
+        return torch.stack([_fisher_root(reading, hidden[place], place) for place in places]).to(hidden)
+
+
+def _fisher_root(reading: Reading, vector: Float[Tensor, "d"], place: int) -> Float[Tensor, "d d"]:
+    """Differentiate the head at one hidden vector: every position holds it, and carries a direction of its own."""
+    model = reading.model
+    n = len(reading.tokens)
+    d = len(vector)
+    rows = -(-d // n)
+    directions = torch.eye(d, dtype=vector.dtype, device=vector.device)
+    tangents = torch.cat([directions, directions.new_zeros(rows * n - d, d)]).unflatten(0, (rows, n))
+    states = vector.expand_as(tangents).contiguous()
+
+    def head(vectors: Tensor) -> Tensor:
+        logits = onward(model, reading.batch, vectors, model.n_layers - 1).logits
+        assert logits is not None
+        return logits
+
+    logits, moved, *_ = jvp(head, (states,), (tangents,))
+    assert reading.trace is not None and reading.trace.logits is not None
+    expected = reading.trace.logits[0, place]
+    if float((logits - expected).abs().max()) > TOLERANCE[model.dtype] * float(expected.abs().max()):
+        raise ModelError(f"The logits of {model.name} at a position are not made of its last hidden vector alone.")
+    return jacobian.fisher_root(moved.flatten(0, 1)[:d].mT, expected)

@@ -67,6 +67,17 @@ def explain(
             "determined; roles scores the heads. Repeat for more.",
         ),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="Also say which tokens an output comes from: a next token, a class, prediction (what the model gives "
+            "most), one of these at a position (Paris@7, @7), or similarity with --pair.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="With --target: explain its difference from this one.")
+    ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="About how long it may take; what does not fit is sampled or left out.")
     ] = 20.0,
@@ -85,6 +96,8 @@ def explain(
 
     if pair is not None and text is None:
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
+    if against is not None and target is None:
+        raise identikit.InputError("--against needs --target: identikit explain TEXT --target TOKEN --against TOKEN.")
     if page is not None:
         checked_target(page)
     with step_progress() as told:
@@ -93,6 +106,7 @@ def explain(
             text if pair is None or text is None else (text, pair),
             probes=None if probes is None else count(probes),
             measures=measures or (),
+            target=target if against is None else (target, against),
             seconds=seconds,
             truncate=truncate,
             progress=told,

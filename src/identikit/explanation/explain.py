@@ -17,12 +17,14 @@ from identikit.attention.intervals import Bounding
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.attribute import attribute
+from identikit.attribution.outputs import attribute_output
 from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import function, known_names, shortened
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
+from identikit.explanation.output import output_facts
 from identikit.explanation.readings import READABLE, read_measures
 from identikit.explanation.result import NEAR, Explanation
 from identikit.maths.mixing import by_offset
@@ -56,6 +58,7 @@ def explain(
     probes: Any = None,
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
     measures: Sequence[str] | str = (),
+    target: Any = None,
     seconds: float | int | None = SECONDS,
     truncate: bool = False,
     progress: Watched = None,
@@ -68,6 +71,8 @@ def explain(
       ridge maps fitted once to the sample texts
     - `measures`: also read attention in these ways, and say how much of each is determined: names that
       `attention_measure` knows (through layers, of the last), and "roles" for `head_scores`. They are in `readings`
+    - `target`: also say which tokens an output comes from: a next token, a class, "prediction", a pair of these that is
+      one against another, or any other target of `token_attribution`, whose result has every token
     - `seconds`: about how long the whole call may take, but for what is done once for a model (fitting maps) or on a
       machine (compiling). Of a long text as many layers are read as fit, spread evenly; attribution that would take
       longer is left out; and rows of attention are bounded, in random order, in what is left of it, or in half of it.
@@ -95,6 +100,7 @@ def explain(
     limit = Limit(None if seconds == math.inf else seconds, time.monotonic())
     (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
     running = time.monotonic() - limit.started
+    output = {} if target is None else {"output": output_facts(attribute_output(reading, target))}
     identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
@@ -109,7 +115,7 @@ def explain(
         except InputError as refusal:
             attribution = Unavailable(str(refusal))
     found, facts["readings"] = read_measures(attention, names, limit, progress)
-    explained = _explanation(reading, (attention, identity, attribution), arrays, facts, bounded)
+    explained = _explanation(reading, (attention, identity, attribution), arrays, facts | output, bounded)
     return replace(explained, readings=found)
 
 
