@@ -220,7 +220,7 @@ def test_several_texts_and_the_model_stays_as_it_was():
 FISHER = [
     slow_unless(name, {"bert-mlm", "gemma2", "gpt2", "llama"})
     for name in NAMES
-    if "mlm" in name or tiny.family(name).causal
+    if "mlm" in name or (tiny.family(name).causal and name != "clip-text")
 ]
 
 

@@ -45,6 +45,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "token_attribution": {"model": object(), "text": None, "target": "w5", "probes": 0, "norm": "l7", "layers": [[0]],
                           "targets": {}, "source": "zebra", "precision": None, "seed": -1, "truncate": [],
                           "max_tokens": True, "progress": 5},
+    "captum_attribution": {"model": None, "text": 5, "method": "zebra", "target": "w5 w6", "baseline": "one",
+                           "steps": 0, "truncate": 1, "max_tokens": 0, "progress": 5},
+    "scores": {"tokens": "zebra", "array": "zebra", "name": 5},
     "token_identifiability": {"model": None, "texts": "zebra", "maps": "zebra", "distances": [None], "layers": 99,
                               "experiment": "zebra", "settings": {}, "truncate": 1.0, "max_tokens": 1.5,
                               "progress": 5},
@@ -75,6 +78,8 @@ def given(function: str) -> dict[str, Any]:
         "agreement": {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]},
         "token_identifiability": bert | {"texts": TEXTS, "maps": "naive", "distances": "cosine"},
         "invert": {"model": tiny.shared("llama"), "text": "w5 w6"},
+        "captum_attribution": {"model": tiny.shared("llama"), "text": "w5 w6", "method": "occlusion"},
+        "scores": {"tokens": ["a", "b"], "array": [1.0, 2.0], "name": "a score"},
     }.get(function, bert | {"text": TEXT})
 
 

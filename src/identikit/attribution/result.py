@@ -200,3 +200,45 @@ class OutputAttribution(Result):
         from identikit import plots
 
         return plots.token_scores(self, **options)
+
+
+class Scores(Result):
+    """A score of each token of a text, by anybody's method: (input), (output, input) or (layer, output, input).
+
+    - `score`: the scores, which may have a sign
+    - `name`: what they are called; `target`: the output that they explain, None where nobody said
+    - `details`: what else the method says, such as the number at a baseline
+    """
+
+    kind = "scores"
+    main = ("score",)
+
+    score = held(
+        "layer output input",
+        "The score of each input, over those of these axes that there are.",
+        missing="There is no score.",
+        words={"input": "sum", "output": "mean"},
+    )
+
+    name = Fact("What the scores are called.")
+    target = Fact("The output that they explain; None where nobody said.")
+    details = Fact("What else the method says, such as the number at a baseline.")
+
+    def said(self) -> str:
+        """Say which entries are largest."""
+        largest = []
+        for value, labels in strongest(self, "score", _LISTED):
+            named = [f"layer {labels['layer']}"] if "layer" in labels else []
+            named += [" → ".join(labels[name] for name in ("input", "output") if name in labels)]
+            largest.append(f"{' '.join(filter(None, named))} {value:.3g}".strip())
+        of_target = "" if self.target is None else f" of the {self.target}"
+        gap = self.details.get("gap")
+        missed = "" if gap is None else f" Their sum misses the difference from the baseline by {abs(gap):.2g}."
+        return f"Largest scores{of_target} ({self.name}): {', '.join(largest)}.{missed}"
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the scores: bars where they are of tokens, and a map where they are of pairs; of layers, the last."""
+        from identikit import plots
+
+        layered = any(axis.name == "layer" and not axis.single for axis in self.axes)
+        return plots.token_scores(self.sel(layer=-1) if layered else self, **options)
