@@ -60,6 +60,8 @@ def test_explain_short_text_as_json():
         (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
         (["a", "--probes", "1e3"], "--probes 1e3 cannot be used"),
         (["a", "--against", "b"], "--against needs --target"),
+        (["--chat"], "--chat needs one text"),
+        (["a", "--chat"], "the tokenizer has no chat template"),
         (["a", "--target", "similarity"], "--target similarity is of a pair of texts"),
     ],
 )

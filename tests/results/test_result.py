@@ -148,6 +148,8 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     "intervals": {"query": "foot@12", "key": "her"},
     "alternative": {"key": "her"},
     "attribution": {"layer": -1, "output": "her", "input": ["left@11", 2]},
+    "output": {"input": ["her", 2]},
+    "anybody's": {"layer": -1, "output": "her", "input": ["left@11", 2]},
     "identity": {"layer": -1, "token": "her"},
     "inversion": {"layer": -1, "position": "w9"},
     "scores": {"score": "induction", "layer": -1, "head": [7]},

@@ -29,6 +29,7 @@ from identikit.results.axis import Axis, Index
 from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
 from identikit.shapes import Tensor
+from identikit.texts.chat import text_or_messages
 from identikit.texts.text import is_several
 
 _DIMS = ("layer", "input", "output")
@@ -40,8 +41,9 @@ _ONE_GRADIENT = "a target has one gradient, and it is exact"
 @undisturbed()
 def token_attribution(
     model: Model,
-    text: Any,
+    text: Any = None,
     *,
+    messages: Any = None,
     target: Any = None,
     probes: Any = "exact",
     norm: str = "frobenius",
@@ -59,6 +61,8 @@ def token_attribution(
     One text gives one Result, a list of texts a list. A text is a string, a pair of strings or token ids (or
     what the model reads instead: an image or its path, a sound file's path or samples).
 
+    - `messages`: in place of a text, a chat as a list of {"role": …, "content": …}, which the tokenizer's template
+      writes; what the template adds is marked as special. (Such a list is one text for every other function, too.)
     - `target`: attribute this output instead, exactly, by one backward pass (an `OutputAttribution`): a next token by
       what it spells or its id, a class, "prediction" (what the model itself gives most), any of these at a position
       ("Paris@7", "@7"; a masked model is asked at its mask), "similarity" of the two texts of a pair for a sentence
@@ -81,6 +85,7 @@ def token_attribution(
     model = checked_model(model)
     progress = function("progress", progress)
     options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
+    text = text_or_messages(text, messages)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
     if target is not None:
         for name, value in {"layers": layers, "targets": targets}.items():

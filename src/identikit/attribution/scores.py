@@ -102,7 +102,7 @@ def captum_attribution(
     """Attribute an output of a text to its tokens by a method of Captum (extra `captum`), on our reading of the text.
 
     Captum computes it, on the embedding sums of the text; what its method gives for the entries of a token's vector is
-    added up. Returns `Scores`, with a sign; a list of texts gives a list.
+    added up. Returns `Scores`, with a sign; a list of texts gives a list. A text may be the messages of a chat.
 
     - `method`: "integrated gradients", "gradient x input" or "occlusion" (each token's vector replaced in turn)
     - `target`: the output, as `token_attribution` takes it; by default the token or class that the model gives most

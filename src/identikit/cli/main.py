@@ -47,6 +47,9 @@ def explain(
         typer.Argument(help="The text, or the path of an image or sound. Default: the embedded sample."),
     ] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Read the text as a user's message, through the model's chat template.")
+    ] = False,
     model: option.Model = None,
     tower: option.Tower = None,
     device: option.Device = None,
@@ -96,6 +99,8 @@ def explain(
 
     if pair is not None and text is None:
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
+    if chat and (text is None or pair is not None):
+        raise identikit.InputError("--chat needs one text, and no --pair: identikit explain TEXT --chat.")
     if against is not None and target is None:
         raise identikit.InputError("--against needs --target: identikit explain TEXT --target TOKEN --against TOKEN.")
     if page is not None:
@@ -103,7 +108,7 @@ def explain(
     with step_progress() as told:
         explanation = explained(
             identikit.load(model, tower=tower, device=device, dtype=dtype),
-            text if pair is None or text is None else (text, pair),
+            [{"role": "user", "content": text}] if chat else text if pair is None else (text, pair),
             probes=None if probes is None else count(probes),
             measures=measures or (),
             target=target if against is None else (target, against),
