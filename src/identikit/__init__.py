@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from identikit.attention.agreement import agreement
     from identikit.attention.alternatives import alternative_attention
     from identikit.attention.effective import effective_attention
+    from identikit.attention.given import attention_from
     from identikit.attention.intervals import attention_intervals
     from identikit.attention.measure import attention_measure
     from identikit.attention.scores import head_scores, repeated_tokens
@@ -35,6 +36,7 @@ __all__ = [
     "explain",
     "effective_attention",
     "attention_intervals",
+    "attention_from",
     "alternative_attention",
     "attention_measure",
     "head_scores",
@@ -60,6 +62,7 @@ _MODULES = {
     "alternative_attention": "attention.alternatives",
     "effective_attention": "attention.effective",
     "attention_intervals": "attention.intervals",
+    "attention_from": "attention.given",
     "attention_measure": "attention.measure",
     "agreement": "attention.agreement",
     "head_scores": "attention.scores",

@@ -34,6 +34,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "attention_intervals": {"model": None, "text": 5, "layer": -99, "head": "zebra", "query": slice(9, 9), "key": 1.5,
                             "groups": {"a": [99]}, "weights": {"a": "x"}, "method": "zebra", "epsilon": 1.5,
                             "seconds": math.nan, "truncate": 1, "progress": 5},
+    "attention_from": {"values": "zebra", "weights": 5, "queries": 5, "keys": 5, "scaling": 1.0, "mask": "zebra",
+                       "output": [1.5], "output_projection": {}, "tokens": 5, "name": 5},
     "alternative_attention": {"model": None, "text": 5, "layer": None, "head": True, "query": 99, "toward": "zebra",
                               "end": "nearer", "direction": [1.5], "truncate": None},
     "attention_measure": {"model": None, "text": 5, "name": "zebra", "target": 3, "layers": 99, "heads": [0],
@@ -73,6 +75,7 @@ def given(function: str) -> dict[str, Any]:
     return {
         "load": {"model": saved("bert")},
         "attention_intervals": bert | {"text": TEXT} | ROW,
+        "attention_from": {"values": torch.ones(1, 2, 3), "weights": torch.full((1, 2, 2), 0.5)},
         "alternative_attention": bert | {"text": TEXT} | ROW,
         "repeated_tokens": bert | {"n": 5},
         "head_scores": bert | {"texts": TEXT},

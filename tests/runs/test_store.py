@@ -225,7 +225,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_is_not_ours_stays(tmp_pat
 def test_nothing_is_made_before_there_is_a_result(tmp_path: Path):
     Store(tmp_path / "run", {"norm": "refused"})
     assert not (tmp_path / "run").exists()
-    with Store(tmp_path / "run", {"norm": "a mistake"}):
+    with Store(tmp_path / "run", {"norm": "a mistake"}).held():
         pass  # nothing was computed, so another run may have the folder
     Store(tmp_path / "run", {"norm": "sum"}).write("table.csv", b"whole")
     assert sorted(content(tmp_path / "run")) == [LOCK, MANIFEST, "table.csv"]
@@ -252,7 +252,7 @@ def test_what_identifies_a_run_is_apart_from_what_is_recorded(tmp_path: Path):
     Store(tmp_path / "run", settings, {"date": "today", "device": "cpu"}).write("table.csv", b"")
     before = content(tmp_path / "run")
     assert unseal_record(before[MANIFEST]) == {"run": settings, "recorded": {"date": "today", "device": "cpu"}}
-    with Store(tmp_path / "run", settings, {"date": "tomorrow", "device": "cuda"}):
+    with Store(tmp_path / "run", settings, {"date": "tomorrow", "device": "cuda"}).held():
         pass
     assert content(tmp_path / "run") == before
     with pytest.raises(

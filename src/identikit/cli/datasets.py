@@ -100,7 +100,7 @@ class DatasetRun:
             settings |= {"shard": self.shard, "device": model.device.type}
         store = Store(folder, settings, recorded)
         written: Tables = {}
-        with step_progress() as told, store:
+        with step_progress() as told, store.held():
             note(store, command, self.given)
             run = Run(store, engine, part, told)
             if part is None:

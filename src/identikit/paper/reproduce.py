@@ -141,7 +141,7 @@ def reproduce(
     page = Store(out, about, recorded)
     files = Store(f"{out}/figures", about, recorded)
     run.prepare()
-    with page:
+    with page.held():
         if arguments is not None:
             note(page, "reproduce", arguments)
         return run.reproduced(page, files)

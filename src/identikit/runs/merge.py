@@ -79,7 +79,7 @@ def _copy(store: Store, parts: list[RunState]) -> None:
             f"Cannot merge {store.folder}: it already holds results of its own, such as {strange[0]}. Resume that run "
             "instead, or merge the shards in another folder."
         )
-    with store:
+    with store.held():
         for name, source in sources.items():
             content = source.read(name)
             if not store.has(name) or store.read(name) != content:

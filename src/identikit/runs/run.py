@@ -150,7 +150,7 @@ class Run:
         shards = _Shards(self.store, model, job, encoded)
         mine = self.mine(shards.tasks(most))
         numbers = [number for task in mine for number in task.given]
-        with self.store:
+        with self.store.held():
             stored = shards.load()
             self.store.write_json(PLAN, {"texts": numbers, "tokens": shards.tokens(numbers)})
             left = {task.number: tuple(number for number in task.given if number not in stored) for task in mine}
@@ -184,7 +184,7 @@ class Run:
 
         `before` is called before anything is computed, if something is.
         """
-        with self.store:
+        with self.store.held():
             kept = {name: self.store.usable(_part_file(name), self.store.read_json) for name in names}
             computed = {name: value for name, value in kept.items() if value is not None}
             name_of = list(names)

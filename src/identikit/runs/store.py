@@ -54,7 +54,7 @@ _KEEPS_NOTHING = {"memory", "data"}  # schemes whose files are gone when the pro
 
 
 class Store:
-    """The folder of one run; `with store:` holds its lock.
+    """The folder of one run; `with store.held():` holds its lock.
 
     `settings` identify the run: a folder with other settings is refused. `recorded` (the date, the machine, …) is
     written once, when the folder is created, and never compared.
@@ -67,8 +67,7 @@ class Store:
         self.settings = _as_json(settings)
         self.recorded = _as_json(recorded or {})
         self._lock = FolderLock(self.files, self.folder)
-        self._entered = 0
-        self._is_new = False
+        self._is_held = False
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
@@ -95,44 +94,53 @@ class Store:
                 "same settings to resume it, or choose another folder with --out."
             )
 
-    def __enter__(self) -> "Store":
-        """Take the folder's lock, and make the folder and its manifest if they are not there."""
-        self._entered += 1
-        if self._entered > 1:
-            return self
-        try:
-            self._is_new = not self.files.exists(self.folder)
-            with self._explained(MANIFEST):
-                self.files.makedirs(self.folder, exist_ok=True)
-                self._lock.acquire()
-            for name in self.names():
-                if name == ERROR or _PARTIAL.fullmatch(name):  # what a killed writer left: only the lock's owner writes
-                    self.remove(name)
-            self._check_same_run()  # again: another process may have started meanwhile
-            if self._is_unused():
-                self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
-        except BaseException:
-            self._entered = 0
-            self._lock.release()
-            raise
-        return self
+    @contextmanager
+    def held(self) -> Iterator["Store"]:
+        """Hold the folder's lock, and make the folder and its manifest if they are not there; it may be nested.
 
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        """Give the lock back; after an error, note it, or leave nothing if nothing was computed."""
-        if self._entered == 1 and error is not None:
-            error.add_note(self._left())
-            if self._is_new and all(map(_is_ours, self.names())):
-                for name in self.names():  # while nobody else can write
-                    self.remove(name)
-                with suppress(OSError):
-                    self.files.rmdir(self.folder)
-            elif isinstance(error, Exception):
-                with suppress(InputError):  # a folder that cannot be written to
-                    note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
-                    self.write(ERROR, json.dumps(note, indent=1, ensure_ascii=False).encode())
-        self._entered -= 1
-        if not self._entered:
+        After an error the folder notes it, or nothing is left if nothing was computed. Only the outermost level keeps
+        anything in mind, so a signal that comes between two levels changes nothing.
+        """
+        if self._is_held:
+            yield self
+            return
+        self._is_held = True
+        try:
+            is_new = not self.files.exists(self.folder)
+            self._take()
+            try:
+                if self._is_unused():
+                    self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
+                yield self
+            except BaseException as error:
+                self._leave(error, is_new=is_new)
+                raise
+        finally:
+            self._is_held = False
             self._lock.release()
+
+    def _take(self) -> None:
+        """Take the lock, remove what a killed writer left, and check the settings once more."""
+        with self._explained(MANIFEST):
+            self.files.makedirs(self.folder, exist_ok=True)
+            self._lock.acquire()
+        for name in self.names():
+            if name == ERROR or _PARTIAL.fullmatch(name):  # only the lock's owner writes
+                self.remove(name)
+        self._check_same_run()  # again: another process may have started meanwhile
+
+    def _leave(self, error: BaseException, *, is_new: bool) -> None:
+        """Note an error, or leave nothing if nothing was computed."""
+        error.add_note(self._left())
+        if is_new and all(map(_is_ours, self.names())):
+            for name in self.names():  # while nobody else can write
+                self.remove(name)
+            with suppress(OSError):
+                self.files.rmdir(self.folder)
+        elif isinstance(error, Exception):
+            with suppress(InputError):  # a folder that cannot be written to
+                note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
+                self.write(ERROR, json.dumps(note, indent=1, ensure_ascii=False).encode())
 
     def _left(self) -> str:
         """Say whether the folder, or one under it, holds anything that was computed."""
@@ -157,7 +165,7 @@ class Store:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that it is there whole or not at all; the first one brings the folder and its manifest."""
-        with self, self._explained(name):
+        with self.held(), self._explained(name):
             self._lock.check()
             if self.files.isdir(self._path(name)):
                 raise IsADirectoryError(f"{name} is a folder there")

@@ -92,6 +92,7 @@ class AttentionCall:
     - `layer`: the index of the block, also where other blocks have no softmax attention
     - `sink`: a learned score per head that competes with the keys, as an extra key of value 0 would (gpt-oss), so that
       rows of A sum to less than 1; None: there is none
+    - `given`: A itself, where it was captured elsewhere; Q and K are then 0. None: A is computed
     """
 
     layer: int
@@ -105,6 +106,7 @@ class AttentionCall:
     bias_keys: BiasKeys | None = None
     gate: Float[Tensor, "batch head query d_v"] | None = None
     sink: Float[Tensor, "head"] | None = None
+    given: Float[Tensor, "batch head query key"] | None = None
 
     @property
     def groups(self) -> int:
@@ -127,6 +129,8 @@ class AttentionCall:
         """Return the raw attention of the chosen queries and heads; a row that sees no key is all zero."""
         dtype = dtype or self.query.dtype
         chosen = torch.arange(self.query.shape[1], device=self.query.device)[heads]
+        if self.given is not None:
+            return self.given[:, chosen][:, :, queries].to(dtype)
         if len(chosen) == self.query.shape[1] and isinstance(heads, slice):  # keys need not be repeated
             query = self.query[:, :, queries].to(dtype).unflatten(1, (-1, self.groups))
             scores = (query.flatten(2, 3) @ self.key.to(dtype).mT * self.scaling).unflatten(2, query.shape[2:4])
@@ -198,7 +202,7 @@ class AttentionCall:
     def output(self) -> Float[Tensor, "batch head query d_v"]:
         """The head output $O = AV$, through the fused kernel where the layer allows it."""
         value = self.value.repeat_interleave(self.groups, dim=1)
-        fused = self.softcap is None and self.sink is None
+        fused = self.softcap is None and self.sink is None and self.given is None
         if isinstance(self.mask, RowMask) and self.mask.plain_causal and fused and self.bias is None:
             key = self.key.repeat_interleave(self.groups, dim=1)
             return F.scaled_dot_product_attention(self.query, key, value, is_causal=True, scale=self.scaling)

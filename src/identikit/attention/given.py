@@ -1,0 +1,279 @@
+"""Attention that another tool captured: the same Result from tensors alone, less what needs the model."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+
+from identikit.attention.effective import attend
+from identikit.attention.layer import EffectiveOptions
+from identikit.attention.result import EffectiveAttention
+from identikit.checks import is_collection, real_number, shortened
+from identikit.errors import InputError
+from identikit.models.load.check import TOLERANCE
+from identikit.models.model import Model
+from identikit.models.reading import Reading, visible_keys
+from identikit.models.surroundings import undisturbed
+from identikit.models.taps.tap import AttentionCall
+from identikit.results.provenance import Provenance, package_versions, text_hash
+from identikit.shapes import Bool, Float, Tensor
+from identikit.texts.text import TokenBatch
+
+_NEEDS_KEYS = ("reachable_dim", "nearly_reachable_dim", "reachable_condition")
+
+
+@dataclass(frozen=True, eq=False)
+class TensorModel:
+    """What stands in for a model of which only the tensors of one text are known.
+
+    It answers what attention alone can answer. What needs the model itself is refused, in one place.
+    """
+
+    name: str
+    weights: str
+    value: Float[Tensor, "layer kv_head key d_v"]
+    output_projection: Float[Tensor, "layer head d_v d"]
+    causal: bool
+    recipe: None = None
+    tokenizer: None = None
+    modality: str = "tensor"
+
+    @property
+    def n_heads(self) -> int:
+        """How many heads a layer has."""
+        return self.output_projection.shape[1]
+
+    @property
+    def d_value(self) -> int:
+        """How many dimensions a head's values have."""
+        return self.value.shape[-1]
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers, counted from 0."""
+        return tuple(range(len(self.value)))
+
+    def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
+        """Return each head's slice of the output projection."""
+        return self.output_projection[layer].clone()
+
+    def provenance(self, text: Any, **settings: Any) -> Provenance:
+        """Return where a result comes from: a SHA-256 of the tensors stands for the weights."""
+        dtype = str(self.value.dtype).removeprefix("torch.")
+        about = (self.name, None, self.weights, "none", "none", text_hash(text), dtype, str(self.value.device))
+        return Provenance(*about, settings, package_versions())
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse what only a model can tell."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InputError(
+            "This needs the model, and this attention was given as tensors (attention_from). "
+            "Load the model and use effective_attention(model, text)."
+        )
+
+
+@undisturbed()
+def attention_from(
+    *,
+    values: Any,
+    weights: Any = None,
+    queries: Any = None,
+    keys: Any = None,
+    scaling: float | None = None,
+    mask: Any = None,
+    output: Any = None,
+    output_projection: Any = None,
+    tokens: Sequence[str] | None = None,
+    name: str = "tensors",
+) -> EffectiveAttention:
+    r"""Read attention that another tool captured: tensors of one text, from NumPy or PyTorch.
+
+    The Result is the one that `effective_attention` gives, with intervals, maps, tables, plots and the page. What needs
+    the model, such as `verify()`, says so.
+
+    - `values`: (layer, head, key, d_v); every tensor may leave out the axis of layers, which is then one layer. Fewer
+      heads than queries have is fine if they are shared in groups, as in grouped-query attention
+    - `weights`: the attention itself, (layer, head, query, key); or `queries` (layer, head, query, d_k), `keys` and
+      `scaling` (left out: $1/\sqrt{d_k}$), as they enter the product: rotary positions applied
+    - `mask`: which keys a query sees, True = sees it: (query, key), one per layer, or "causal"; left out: all
+    - `output`: the head outputs, (layer, head, query, d_v). Where they are given, they are checked against $AV$
+    - `output_projection`: each head's slice of it, (layer, head, d_v, d). Left out, the head's output itself is what
+      stays the same, which is the same set of alternatives unless a slice has lost rank
+    - `tokens`: of the text; left out, positions. `name`: what tables and pages call the model
+    """
+    value = _tensor("values", values, "head, key, d_v")
+    layers, shared, n, d_value = value.shape
+    call = _Call(value, *_scores(value, weights, queries, keys, scaling))
+    heads = call.query.shape[1]
+    if call.query.shape[2] != n:
+        raise InputError(
+            f"attention_from reads self-attention: {call.query.shape[2]} queries and {n} keys differ in number."
+        )
+    if heads % shared:
+        raise InputError(f"attention_from: {heads} heads cannot share the values of {shared}. Pass values per head.")
+    seen = _mask(mask, layers, n, value.device)
+    _check_weights(call.given, seen, explicit=mask is not None)
+    projection = torch.eye(d_value, dtype=value.dtype, device=value.device).expand(layers, heads, d_value, d_value)
+    if output_projection is not None:
+        projection = _tensor("output_projection", output_projection, "head, d_v, d")
+        _match("output_projection", projection, (layers, heads, d_value, projection.shape[-1]), value)
+    names = _tokens(tokens, n)
+    if not isinstance(name, str):
+        raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected a string.")
+    calls = {at: call.of(at, seen) for at in range(layers)}
+    if output is not None:
+        _check_output(_tensor("output", output, "head, query, d_v"), calls)
+    causal = seen is not None and not bool(seen.triu(1).any())
+    model = TensorModel(name, _digest(call, seen, projection), value, projection, causal)
+    alone = torch.ones(1, n, dtype=torch.bool)
+    batch = TokenBatch(None, alone, ~alone, None, (names,), (tuple((at, at + 1) for at in range(n)),), (0,))
+    visible = {at: visible_keys(each) for at, each in calls.items()}
+    reading = Reading(cast("Model", model), batch, list(names), calls, visible, None)  # pyright: ignore
+    result = attend(reading, EffectiveOptions(), layers=model.attention_layers, heads=tuple(range(heads)))
+    if call.given is None:
+        return result
+    known = {name: each for name, each in EffectiveAttention.measures.items() if name not in _NEEDS_KEYS}
+    return replace(result, source=replace(result.captured(), measures=known))
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """Values of all layers, and what gives their weights: queries and keys, or `given`, where these are 0."""
+
+    value: Float[Tensor, "layer kv_head key d_v"]
+    query: Float[Tensor, "layer head query d_k"]
+    key: Float[Tensor, "layer kv_head key d_k"]
+    given: Float[Tensor, "layer head query key"] | None
+    scaling: float
+
+    def of(self, layer: int, seen: Bool[Tensor, "layer query key"] | None) -> AttentionCall:
+        """Return one layer as a model's would be."""
+        one = slice(layer, layer + 1)
+        mask = None if seen is None else seen[one, None]
+        given = None if self.given is None else self.given[one]
+        return AttentionCall(layer, self.query[one], self.key[one], self.value[one], self.scaling, mask, given=given)
+
+
+def _scores(
+    value: Tensor, weights: Any, queries: Any, keys: Any, scaling: float | None
+) -> tuple[Tensor, Tensor, Tensor | None, float]:
+    """Return queries, keys, given weights and scaling; where weights are given, queries and keys are 0."""
+    if (weights is None) == (queries is None) or (queries is None) != (keys is None):
+        raise InputError("attention_from takes either weights, or queries and keys. Pass one of the two.")
+    if weights is not None:
+        if scaling is not None:
+            raise InputError("attention_from: scaling belongs to queries and keys; weights are taken as they are.")
+        given = _tensor("weights", weights, "head, query, key")
+        layers, heads, n_queries, _ = given.shape
+        _match("weights", given, (len(value), heads, n_queries, value.shape[2]), value)
+        return value.new_zeros(layers, heads, n_queries, 1), torch.zeros_like(value[..., :1]), given, 1.0
+    query = _tensor("queries", queries, "head, query, d_k")
+    key = _tensor("keys", keys, "head, key, d_k")
+    _match("keys", key, (*value.shape[:3], query.shape[-1]), value)
+    _match("queries", query, (len(value), query.shape[1], value.shape[2], query.shape[-1]), value)
+    usual = query.shape[-1] ** -0.5
+    return query, key, None, usual if scaling is None else float(cast("float", real_number("scaling", scaling)))
+
+
+def _tensor(name: str, given: Any, axes: str) -> Float[Tensor, "layer head row column"]:
+    """Return a copy of a tensor or array with an axis of layers; raises an InputError for what is none of numbers."""
+    try:
+        tensor = given.detach().clone() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"attention_from: {name}={shortened(given)} cannot be read as a tensor.") from error
+    tensor = tensor[None] if tensor.ndim == 3 else tensor
+    if tensor.ndim != 4 or not tensor.is_floating_point() or not tensor.numel():
+        raise InputError(
+            f"attention_from: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: expected floats over "
+            f"({axes}) or (layer, {axes})."
+        )
+    if tensor.device.type == "meta" or tensor.layout != torch.strided or not bool(tensor.isfinite().all()):
+        raise InputError(f"attention_from: {name} holds NaN or infinity, or no numbers. Pass finite, dense tensors.")
+    return tensor
+
+
+def _match(name: str, tensor: Tensor, shape: tuple[int, ...], value: Tensor) -> None:
+    """Refuse a tensor that does not fit the values."""
+    if tuple(tensor.shape) != shape:
+        raise InputError(f"attention_from: {name} has shape {tuple(tensor.shape)}, and with these values {shape} fits.")
+    if tensor.device != value.device:
+        raise InputError(f"attention_from: {name} is on {tensor.device}, and values are on {value.device}.")
+
+
+def _mask(mask: Any, layers: int, n: int, device: torch.device) -> Bool[Tensor, "layer query key"] | None:
+    """Return which keys each query sees, for every layer; None: all."""
+    if mask is None:
+        return None
+    if isinstance(mask, str) and mask == "causal":
+        return torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(layers, n, n)
+    try:
+        seen = torch.as_tensor(mask, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        seen = torch.zeros(0)
+    if seen.dtype != torch.bool or seen.shape not in ((n, n), (layers, n, n)):
+        raise InputError(
+            f"attention_from: mask={shortened(mask)} cannot be used: expected 'causal', or True and False over "
+            f"(query, key), here ({n}, {n}), or one such mask per layer."
+        )
+    return seen.expand(layers, n, n).clone()
+
+
+def _check_weights(given: Tensor | None, seen: Bool[Tensor, "layer query key"] | None, *, explicit: bool) -> None:
+    """Refuse weights that are no attention under this mask."""
+    if given is None:
+        return
+    if not explicit and given.shape[-1] > 1 and not bool(given.triu(1).any()):
+        raise InputError(
+            "attention_from: no query gives weight to a later key. Pass mask='causal', or a mask of True if later keys "
+            "were visible all the same: what a query sees decides what its attention could have been."
+        )
+    if float(given.min()) < 0:
+        raise InputError(f"attention_from: weights hold {float(given.min()):.3g}: attention is never below 0.")
+    if seen is not None and bool(given.masked_fill(seen[:, None], 0.0).any()):
+        raise InputError("attention_from: weights are above 0 where the mask hides a key. Pass the model's mask.")
+    off = (given.double().sum(-1) - 1).abs()
+    if seen is not None:
+        off = off.masked_fill(~seen.any(-1)[:, None], 0.0)  # a row that sees nothing is all zero
+    if float(off.max()) > torch.finfo(given.dtype).eps + 1e-5:
+        layer, head, query = (int(place) for place in np.unravel_index(int(off.argmax()), off.shape))
+        raise InputError(
+            f"attention_from: the weights of layer {layer}, head {head}, query {query} sum to "
+            f"{float(given[layer, head, query].double().sum()):.6g}, not 1. Pass probabilities, after the softmax."
+        )
+
+
+def _check_output(output: Tensor, calls: dict[int, AttentionCall]) -> None:
+    """Refuse head outputs that weights and values do not give."""
+    made = torch.cat([call.output for call in calls.values()])
+    _match("output", output, tuple(made.shape), made)
+    off = float((made.double() - output.double()).abs().max() / output.double().abs().max().clamp(min=1e-30))
+    allowed = max(TOLERANCE[tensor.dtype] for tensor in (made, output))
+    if off > allowed:
+        raise InputError(
+            f"attention_from: weights times values miss the output by {off:.2g} of its largest entry ({allowed:.0e} is "
+            "allowed): the tensors are not of one run, or the order of heads or tokens differs."
+        )
+
+
+def _tokens(tokens: object, n: int) -> tuple[str, ...]:
+    """Return the tokens' names; positions where none are given."""
+    if tokens is None:
+        return tuple(str(at) for at in range(n))
+    named = list(tokens) if is_collection(tokens) else None
+    if named is None or len(named) != n or not all(isinstance(token, str) for token in named):
+        raise InputError(f"attention_from: tokens={shortened(tokens)} cannot be used: expected {n} strings.")
+    return tuple(cast("list[str]", named))
+
+
+def _digest(call: _Call, seen: Tensor | None, projection: Tensor) -> str:
+    """Return a SHA-256 of everything that was given."""
+    digest = hashlib.sha256()
+    for tensor in (call.value, call.query, call.key, call.given, seen, projection):
+        if tensor is not None:
+            digest.update(repr((tensor.shape, tensor.dtype)).encode())
+            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""Attention given as tensors is the attention of the model that they were captured from."""
+
+import numpy as np
+import pytest
+import torch
+
+import identikit as ik
+from tests.attention.test_effective import TEXTS
+from tests.hostile.judging import refused
+from tests.models import tiny
+
+MODELS = ("bert", "llama", "mistral")  # bidirectional; causal with grouped heads; windowed
+
+
+def captured(name: str) -> tuple[ik.Result, dict[str, torch.Tensor]]:
+    """Return a model's attention, and the tensors that another tool would have captured."""
+    model = tiny.loaded(name, dtype=torch.float64)
+    attention = ik.effective_attention(model, TEXTS[0])
+    layers = attention.captured().layers
+    calls = [layer.call for layer in layers]
+    every = torch.arange(len(attention.tokens))
+    return attention, {
+        "values": torch.cat([call.value for call in calls]),
+        "queries": torch.cat([call.query for call in calls]),
+        "keys": torch.cat([call.key for call in calls]),
+        "weights": torch.cat([call.weights() for call in calls]),
+        "mask": torch.stack([layer.seen.block(every, every) for layer in layers]),
+        "output": torch.cat([call.output for call in calls]),
+        "output_projection": torch.stack([model.projection(layer) for layer in attention.layers]),
+        "scaling": calls[0].scaling,
+    }
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request):
+    return captured(request.param)
+
+
+def some(tensors: dict[str, torch.Tensor], *names: str) -> dict[str, torch.Tensor]:
+    return {name: tensors[name] for name in ("values", "mask", "output_projection", *names)}
+
+
+def test_queries_and_keys_give_the_models_own_result_bit_for_bit(pair):
+    attention, tensors = pair
+    given = ik.attention_from(**some(tensors, "queries", "keys", "scaling", "output"), tokens=attention.tokens)
+    assert given.tokens == attention.tokens and given.arrays == attention.arrays
+    for name in attention.arrays:
+        torch.testing.assert_close(given.array(name), attention.array(name), rtol=0, atol=0, equal_nan=True, msg=name)
+    place = {"layer": 1, "head": 0}
+    expected = attention.intervals(**place)
+    bounds = given.intervals(**place)
+    assert torch.equal(bounds.lower, expected.lower) and torch.equal(bounds.upper, expected.upper)
+
+
+def test_weights_give_the_same_to_rounding_from_numpy_too(pair):
+    attention, tensors = pair
+    arrays = {name: np.asarray(tensor) for name, tensor in some(tensors, "weights", "output").items()}
+    given = ik.attention_from(**arrays)
+    torch.testing.assert_close(given.effective, attention.effective, atol=1e-10, rtol=0)
+    assert torch.equal(given.null_dim, attention.null_dim)
+    bounds = given.intervals(layer=0, head=1)
+    expected = attention.intervals(layer=0, head=1)
+    torch.testing.assert_close(bounds.lower, expected.lower, atol=1e-9, rtol=0)
+    torch.testing.assert_close(bounds.upper, expected.upper, atol=1e-9, rtol=0)
+    assert "reachable_dim" not in given.arrays  # it needs the keys
+    with refused("has no reachable_dim"):
+        _ = given.reachable_dim
+
+
+def test_one_layer_needs_no_axis_of_layers(pair):
+    attention, tensors = pair
+    one = {name: tensor[1] for name, tensor in some(tensors, "weights").items()}
+    given = ik.attention_from(**one)
+    torch.testing.assert_close(given.effective[0], attention.effective[1], atol=1e-10, rtol=0)
+    causal = not bool(tensors["mask"].triu(1).any())
+    assert given.about["causal"] == causal
+
+
+def test_a_causal_mask_has_a_name():
+    attention, tensors = captured("llama")
+    given = ik.attention_from(**some(tensors, "weights") | {"mask": "causal"})
+    assert torch.equal(given.visible, attention.visible)
+
+
+def test_it_is_saved_opened_drawn_and_shown(tmp_path):
+    attention, tensors = captured("bert")
+    given = ik.attention_from(**some(tensors, "weights"), tokens=attention.tokens, name="captured elsewhere")
+    assert "captured elsewhere" in repr(given)
+    given.sel(layer=0, head=0).plot()
+    given.save_html(tmp_path / "page.html")
+    assert "captured elsewhere" in (tmp_path / "page.html").read_text()
+    given.save(tmp_path / "kept")
+    opened = ik.open_result(tmp_path / "kept")
+    assert torch.equal(opened.raw, given.raw) and opened.provenance.weights == given.provenance.weights
+    assert len(given.to_frame()) == given.raw.numel()
+
+
+def test_another_number_is_another_provenance():
+    _, tensors = captured("bert")
+    before = ik.attention_from(**some(tensors, "weights"))
+    moved = some(tensors, "weights")
+    moved["values"] = moved["values"].clone()
+    moved["values"][0, 0, 0, 0] += 1
+    assert ik.attention_from(**moved).provenance.weights != before.provenance.weights
+
+
+def test_what_is_given_is_copied():
+    _, tensors = captured("bert")
+    given = ik.attention_from(**some(tensors, "weights"))
+    before = given.raw.clone()
+    tensors["weights"].zero_()
+    assert torch.equal(given.raw, before)
+
+
+def test_what_needs_the_model_is_refused():
+    _, tensors = captured("bert")
+    given = ik.attention_from(**some(tensors, "weights"))
+    with refused("given as tensors"):
+        given.verify()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weights": None}, "either weights, or queries and keys"),
+        ({"weights": lambda tensors: tensors["weights"] * 1.01}, "sum to 1.01"),
+        ({"weights": lambda tensors: tensors["weights"] - 0.1}, "never below 0"),
+        ({"weights": lambda tensors: tensors["weights"][..., :-1]}, "fits"),
+        ({"weights": lambda tensors: tensors["weights"].mT}, "sum to"),
+        ({"weights": lambda tensors: tensors["weights"].tril()}, "mask='causal'"),
+        ({"values": lambda tensors: tensors["values"] * torch.nan}, "NaN or infinity"),
+        ({"values": lambda tensors: tensors["values"].long()}, "expected floats"),
+        ({"values": lambda tensors: tensors["values"][0, 0]}, "expected floats over"),
+        ({"values": lambda tensors: tensors["values"][:, :3]}, "cannot share"),
+        ({"output": lambda tensors: tensors["output"].flip(1)}, "miss the output by"),
+        ({"output_projection": lambda tensors: tensors["output_projection"][:, :2]}, "fits"),
+        ({"tokens": lambda _: ["a", "b"]}, "strings"),
+        ({"mask": lambda _: "sideways"}, "expected 'causal'"),
+        ({"mask": lambda _: "causal"}, "hides a key"),
+        ({"scaling": lambda _: 0.5}, "belongs to queries and keys"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(changed, message):
+    _, tensors = captured("bert")
+    arguments = {"values": tensors["values"], "weights": tensors["weights"], "output": tensors["output"]}
+    for name, change in changed.items():
+        arguments[name] = None if change is None else change(tensors)
+    with refused(message):
+        ik.attention_from(**arguments)
