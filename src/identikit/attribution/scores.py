@@ -48,7 +48,7 @@ def scores(tokens: Any, array: Any, *, name: str) -> Scores:
             raise InputError(f"tokens={shortened(tokens)} cannot be used: expected several strings, or a Result.")
         about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
         provenance = Provenance(
-            "no model", None, "", "", "", text_hash(tuple(tokens)), str(numbers.dtype).removeprefix("torch."), "cpu",
+            "no model", None, "", "", "", text_hash([str(token) for token in tokens]), str(numbers.dtype).removeprefix("torch."), "cpu",
             {"name": name}, package_versions(),
         )  # fmt: skip
     return _scores(numbers, about | {"name": name, "target": None, "details": {}}, provenance)

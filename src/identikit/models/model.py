@@ -39,9 +39,10 @@ class Model:
     `limit` is how many tokens it has positions for (None: no limit). A layer is a block, counted from 0;
     `attention_layers` are those with softmax attention, in most models all.
 
-    `hf` is the transformers model that is read, `blocks` are its modules for the layers, `returned` says how many things
-    each returns in a tuple (0: its vectors alone), and `tokenizer` is what reads for it. `name` and `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family`
-    is its row in the table of architectures, and `proof` how it was proved that it is read correctly.
+    `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned` says how many
+    things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it. `name` and
+    `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family` is its row in the
+    table of architectures, and `proof` how it was proved that it is read correctly.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.

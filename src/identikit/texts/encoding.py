@@ -40,12 +40,12 @@ def encode(
         raise InputError("Reading texts: the list is empty. Pass at least one text.")
     room = room_for(limit, max_tokens, truncate)
     names = [f"texts[{index}]" if several else "the text" for index in range(len(listed))]
-    checked = [text if is_chat(text) else _checked(name, text) for name, text in zip(names, listed, strict=True)]
+    checked = [None if is_chat(text) else _checked(name, text) for name, text in zip(names, listed, strict=True)]
     aligns = _separates_words(tokenizer)
     encoded = []
-    for name, text in zip(names, checked, strict=True):
-        if is_chat(text):
-            encoded.append(_encode_chat(tokenizer, name, text, room, aligns))
+    for name, given, text in zip(names, listed, checked, strict=True):
+        if text is None:
+            encoded.append(_encode_chat(tokenizer, name, given, room, aligns))
         elif isinstance(text, list):
             encoded.append(_encode_ids(tokenizer, name, text, room, aligns))
         else:

@@ -31,10 +31,10 @@ class Encoded:
     text. (With token ids nobody knows who added them: there, all special tokens but the unknown and the mask are
     marked.) `words` is the half-open span of each word over its pieces, in order, and `characters` says where that word
     is: (part, start, stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to
-    pieces by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no word. `parts` are the
-    strings that were read: the text, the halves of a pair, or what token ids spell between special tokens. Tokenizers
-    in pure Python, and ids that no string is split into, cannot be aligned: they have no words. `features` are an
-    image's pixels, or a sound's samples or spectrogram; these have no ids.
+    pieces by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no
+    word. `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between
+    special tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no
+    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids.
     """
 
     ids: tuple[int, ...]
