@@ -28,10 +28,14 @@ def attribute_output(reading: Reading, target: Any, *, source: str = "before") -
     after = EMBEDDING if source == "before" else FIRST_BLOCK
     inputs = first.inputs(after)
     gradients = torch.stack([_gradient(each, inputs, after) for each in targets]).cpu()
+    entering, by_entering = inputs, gradients
+    if after == EMBEDDING and reading.model.family.embedding is not None:  # a norm may come first: along x it has none
+        entering = first.inputs(FIRST_BLOCK)
+        by_entering = torch.stack([_gradient(each, entering, FIRST_BLOCK) for each in targets]).cpu()
     lengths = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.promote_types(gradients.dtype, torch.float32))
     arrays = {
         "contribution": jacobian.contributions(lengths.unsqueeze(-1)).squeeze(-1),
-        "gradient_x_input": (gradients.to(lengths.dtype) * inputs.cpu().to(lengths.dtype)).sum(-1),
+        "gradient_x_input": (by_entering.to(lengths.dtype) * entering.cpu().to(lengths.dtype)).sum(-1),
     }
     labels = tuple(each.label for each in targets)
     states = first.states()[None]

@@ -155,8 +155,8 @@ class OutputAttribution(Result):
     A contribution is a share of the lengths of the output's derivatives by the inputs: Eq. 11, for one number.
 
     - `contribution`: sums to 1 over inputs (all 0 for a number that no input moves)
-    - `gradient_x_input`: the derivative along the input vector itself, with its sign. That of a contrast is the
-      difference of the two
+    - `gradient_x_input`: the derivative along the vector that enters the first block, with its sign. (Along an
+      embedding sum that goes through a norm first, it would be 0.) That of a contrast is the difference of the two
     - `target`: what each output is called; `value`: the numbers; `probability`: of a token or class, else None
     """
 
@@ -168,7 +168,7 @@ class OutputAttribution(Result):
     )
     gradient_x_input = held(
         "target input",
-        "How each output moves to first order as the input vector grows, times the vector.",
+        "The derivative of each output along the vector that enters the first block.",
         label="gradient × input",
         words={"input": "sum"},
     )

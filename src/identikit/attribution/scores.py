@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from identikit.checks import function, is_collection, known, shortened, whole_nu
 from identikit.errors import InputError
 from identikit.models.machine import derivatives
 from identikit.models.model import Model, checked_model
+from identikit.models.onward import FIRST_BLOCK
 from identikit.models.reading import unread
 from identikit.models.surroundings import undisturbed
 from identikit.models.target import PREDICTION, Target
@@ -47,10 +49,9 @@ def scores(tokens: Any, array: Any, *, name: str) -> Scores:
         if not is_collection(tokens) or not all(isinstance(token, str) for token in tokens):
             raise InputError(f"tokens={shortened(tokens)} cannot be used: expected several strings, or a Result.")
         about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
-        provenance = Provenance(
-            "no model", None, "", "", "", text_hash([str(token) for token in tokens]), str(numbers.dtype).removeprefix("torch."), "cpu",
-            {"name": name}, package_versions(),
-        )  # fmt: skip
+        dtype = str(numbers.dtype).removeprefix("torch.")
+        text = text_hash([str(token) for token in tokens])
+        provenance = Provenance("no model", None, "", "", "", text, dtype, "cpu", {"name": name}, package_versions())
     return _scores(numbers, about | {"name": name, "target": None, "details": {}}, provenance)
 
 
@@ -101,8 +102,10 @@ def captum_attribution(
 ) -> Scores | Results[Scores]:
     """Attribute an output of a text to its tokens by a method of Captum (extra `captum`), on our reading of the text.
 
-    Captum computes it, on the embedding sums of the text; what its method gives for the entries of a token's vector is
-    added up. Returns `Scores`, with a sign; a list of texts gives a list. A text may be the messages of a chat.
+    Captum computes it, on the vectors that enter the first block; what its method gives for the entries of a token's
+    vector is added up. (The embedding sums of BERT go through a norm first, so that scaling one changes nothing: zero
+    would be no baseline there, and a gradient along the sum is 0.) Returns `Scores`, with a sign; a list of texts gives
+    a list. A text may be the messages of a chat.
 
     - `method`: "integrated gradients", "gradient x input" or "occlusion" (each token's vector replaced in turn)
     - `target`: the output, as `token_attribution` takes it; by default the token or class that the model gives most
@@ -127,7 +130,7 @@ def captum_attribution(
         start = _baseline(aim, baseline)
         with model.switched(), derivatives():
             numbers = compute(aim, start, steps)
-        value, at_baseline = aim.of_inputs(torch.stack([aim.inputs(), start])).tolist()
+        value, at_baseline = _number(aim)(torch.stack([aim.inputs(FIRST_BLOCK), start])).tolist()
         details = {"value": value, "baseline": baseline, "baseline_value": at_baseline}
         if method == "integrated gradients":
             details |= {"steps": steps, "gap": float(numbers.double().sum()) - (value - at_baseline)}
@@ -151,27 +154,32 @@ def _captum() -> Any:
 
 
 def _baseline(target: Target, name: str) -> Float[Tensor, "n d_x"]:
-    """Return the input vectors that a text is compared with."""
-    inputs = target.inputs()
+    """Return the vectors that a text is compared with."""
+    inputs = target.inputs(FIRST_BLOCK)
     if name == "zero":
         return torch.zeros_like(inputs)
-    vectors = []
+    replaced = []
     for part in target.parts:
         model = part.model
         token = getattr(model.tokenizer, f"{name}_token_id", None)
         if part.batch.ids is None or token is None or token >= model.vocabulary:
             raise InputError(f"baseline={name!r}: {model.name} has no such token. Use baseline='zero'.")
         ids = torch.where(part.batch.special, part.batch.ids, token)
-        vectors.append(model.trace(replace(part.batch, ids=ids)).inputs[0])
-    return torch.cat(vectors)
+        replaced.append(replace(part, trace=model.trace(replace(part.batch, ids=ids))))
+    return replace(target, parts=tuple(replaced)).inputs(FIRST_BLOCK)
+
+
+def _number(target: Target) -> Callable[[Tensor], Tensor]:
+    """Return the target as a function of what enters the first block."""
+    return partial(target.of_inputs, after=FIRST_BLOCK)
 
 
 def _integrated_gradients(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
     from captum.attr import IntegratedGradients
 
     at_once = max(1, _TOKENS_AT_ONCE // len(start))
-    made = IntegratedGradients(target.of_inputs).attribute(
-        target.inputs()[None], baselines=start[None], n_steps=steps, internal_batch_size=at_once
+    made = IntegratedGradients(_number(target)).attribute(
+        target.inputs(FIRST_BLOCK)[None], baselines=start[None], n_steps=steps, internal_batch_size=at_once
     )
     return made[0].detach().sum(-1)
 
@@ -179,14 +187,16 @@ def _integrated_gradients(target: Target, start: Tensor, steps: int) -> Float[Te
 def _gradient_x_input(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
     from captum.attr import InputXGradient
 
-    return InputXGradient(target.of_inputs).attribute(target.inputs()[None].requires_grad_())[0].detach().sum(-1)
+    return (
+        InputXGradient(_number(target)).attribute(target.inputs(FIRST_BLOCK)[None].requires_grad_())[0].detach().sum(-1)
+    )
 
 
 def _occlusion(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
     from captum.attr import Occlusion
 
-    made = Occlusion(target.of_inputs).attribute(
-        target.inputs()[None], sliding_window_shapes=(1, start.shape[1]), baselines=start[None]
+    made = Occlusion(_number(target)).attribute(
+        target.inputs(FIRST_BLOCK)[None], sliding_window_shapes=(1, start.shape[1]), baselines=start[None]
     )
     return made[0].detach()[:, 0]  # what a window changes is given for each of its entries
 

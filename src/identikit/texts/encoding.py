@@ -44,11 +44,11 @@ def encode(
     aligns = _separates_words(tokenizer)
     encoded = []
     for name, given, text in zip(names, listed, checked, strict=True):
-        if text is None:
+        if is_chat(given):
             encoded.append(_encode_chat(tokenizer, name, given, room, aligns))
         elif isinstance(text, list):
             encoded.append(_encode_ids(tokenizer, name, text, room, aligns))
-        else:
+        elif text is not None:
             encoded.append(_encode_text(tokenizer, name, text, room, aligns))
     return encoded
 
