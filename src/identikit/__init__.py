@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from identikit.attention.measure import attention_measure
     from identikit.attention.scores import head_scores, repeated_tokens
     from identikit.attribution.attribute import token_attribution
+    from identikit.attribution.scores import captum_attribution, scores
     from identikit.errors import IdentikitError, InputError, ModelError
     from identikit.explanation.explain import explain
     from identikit.explanation.result import open_result
@@ -42,6 +43,8 @@ __all__ = [
     "agreement",
     "repeated_tokens",
     "token_attribution",
+    "captum_attribution",
+    "scores",
     "token_identifiability",
     "invert",
     "open_result",
@@ -65,6 +68,8 @@ _MODULES = {
     "head_scores": "attention.scores",
     "repeated_tokens": "attention.scores",
     "token_attribution": "attribution.attribute",
+    "captum_attribution": "attribution.scores",
+    "scores": "attribution.scores",
     "cite": "results.citation",
     "read_texts": "texts.data",
     "sample_texts": "texts.data",

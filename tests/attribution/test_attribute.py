@@ -77,7 +77,7 @@ def with_graph(model: Model, batch: TokenBatch, *, after: bool = False) -> tuple
     embedding = None if after else model.family.embedding
     first = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
     with (
-        model._switched(),
+        model.switched(),
         torch.enable_grad(),
         visiting(lambda call: None),
         sdpa_kernel(SDPBackend.MATH),

@@ -59,6 +59,10 @@ def test_explain_short_text_as_json():
         (["a", "--seconds", "nan"], "--seconds nan cannot be used: expected a number above 0"),
         (["a", "--device", "abacus"], "The device 'abacus' cannot be used here"),
         (["a", "--probes", "1e3"], "--probes 1e3 cannot be used"),
+        (["a", "--against", "b"], "--against needs --target"),
+        (["--chat"], "--chat needs one text"),
+        (["a", "--chat"], "the tokenizer has no chat template"),
+        (["a", "--target", "similarity"], "--target similarity is of a pair of texts"),
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], message: str):
@@ -70,10 +74,17 @@ def test_a_measure_of_a_target_is_read_of_it(tmp_path: Path):
     arguments = ["explain", "w5 w6 w7 w8", "--model", tmp_path / "llama", "--measure", "gradient"]
     for target, read in (("w9", "w9"), ("9", 9)):
         assert json.loads(run(*arguments, "--target", target, "--json").stdout)["target"] == read
-    assert run(*arguments[:-1], "rollout", "--target", "w9").refused(
-        "--target is only for measures of a target. Ask for one with --measure: gradient"
-    )
     assert run(*arguments, "--target", "w5 w6").refused("--target w5 w6 is 2 tokens of llama")
+
+
+def test_explain_says_where_an_output_comes_from():
+    texts = ("The cat sat.", "--pair", "A cat was sitting.")
+    done = run("explain", *texts, "--target", "similarity", "--probes", "2", "--json")
+    (output,) = json.loads(done.stdout)["output"]
+    assert output["target"] == "similarity of the pair" and 0.5 < output["value"] < 1 and output["probability"] is None
+    assert {"cat@2", "cat@8"} & {source[0] for source in output["sources"]}
+    words = run("explain", *texts, "--target", "similarity", "--probes", "2").stdout
+    assert "Where does the output come from?" in words and "gradient × input" in words
 
 
 def test_truncate_is_explicit(saved: Path):

@@ -178,7 +178,6 @@ def test_a_target_is_checked_before_anything_is_computed():
     model = tiny.loaded("llama")
     seen = []
     for message, options in (
-        ("only for measures of a target. Ask for one with measures=: gradient", {"measures": "rollout", "target": 3}),
         ("is 2 tokens", {"measures": "gradient", "target": "w5 w6"}),
         ("a token, or its number", {"measures": ["gradient", "logit"], "target": square}),
     ):

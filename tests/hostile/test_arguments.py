@@ -26,7 +26,7 @@ FUNCTIONS = [name for name in ik.__all__ if inspect.isfunction(getattr(ik, name)
 WRONG: dict[str, dict[str, Any]] = {
     "load": {"model": 5, "tokenizer": 5, "device": "abacus", "dtype": "int8", "tower": "north", "revision": 1.5,
              "trust_remote_code": "yes"},
-    "explain": {"model": None, "text": 5, "probes": 1.5, "maps": "naive", "measures": "zebra", "target": 3,
+    "explain": {"model": None, "text": 5, "probes": 1.5, "maps": "naive", "measures": "zebra", "target": "w5",
                 "seconds": -1.0, "truncate": "yes", "progress": 5},
     "effective_attention": {"model": "bert", "text": 5, "layers": 99, "heads": [1.5], "bias": 1, "mass": None,
                             "tolerance": math.nan, "dtype": torch.int8, "truncate": "yes", "max_tokens": 0,
@@ -45,9 +45,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "agreement": {"model": None, "texts": 5, "measures": "zebra", "target": "w5 w6", "seconds": -1.0,
                   "truncate": "yes", "progress": 5},
     "repeated_tokens": {"model": None, "n": 0, "seed": -1},
-    "token_attribution": {"model": object(), "text": None, "probes": 0, "norm": "l7", "layers": [[0]], "targets": {},
-                          "source": "zebra", "precision": None, "seed": -1, "truncate": [], "max_tokens": True,
-                          "progress": 5},
+    "token_attribution": {"model": object(), "text": None, "messages": 5, "target": "w5", "probes": 0, "norm": "l7",
+                          "layers": [[0]],
+                          "targets": {}, "source": "zebra", "precision": None, "seed": -1, "truncate": [],
+                          "max_tokens": True, "progress": 5},
+    "captum_attribution": {"model": None, "text": 5, "method": "zebra", "target": "w5 w6", "baseline": "one",
+                           "steps": 0, "truncate": 1, "max_tokens": 0, "progress": 5},
+    "scores": {"tokens": "zebra", "array": "zebra", "name": 5},
     "token_identifiability": {"model": None, "texts": "zebra", "states": 5, "maps": "zebra", "distances": [None],
                               "layers": 99, "experiment": "zebra", "settings": {}, "truncate": 1.0, "max_tokens": 1.5,
                               "progress": 5},
@@ -79,6 +83,8 @@ def given(function: str) -> dict[str, Any]:
         "agreement": {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]},
         "token_identifiability": bert | {"texts": TEXTS, "maps": "naive", "distances": "cosine"},
         "invert": {"model": tiny.shared("llama"), "text": "w5 w6"},
+        "captum_attribution": {"model": tiny.shared("llama"), "text": "w5 w6", "method": "occlusion"},
+        "scores": {"tokens": ["a", "b"], "array": [1.0, 2.0], "name": "a score"},
     }.get(function, bert | {"text": TEXT})
 
 

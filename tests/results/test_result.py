@@ -53,6 +53,8 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "intervals": attention.intervals(layer=4, head=5, query=[3, 12]),
         "alternative": ik.alternative_attention(model, TEXT, **ROW),
         "attribution": ik.token_attribution(model, TEXT, layers=[0, 5], probes=8),
+        "output": ik.token_attribution(model, TEXT, target="similarity"),
+        "anybody's": ik.scores(attention, torch.randn(2, 43, 43), name="drawn"),
         "identity": fit.identity_map(TEXT),
         "inversion": ik.invert(tiny.loaded("llama"), "w5 w9 w7", layers=[0, 2]),
         "scores": ik.head_scores(model, [TEXT, TEXT[0]], layers=[0, 4], heads=[5, 7]),
@@ -67,8 +69,8 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
 
 
 NAMES = [
-    "attention", "row", "intervals", "alternative", "attribution", "identity", "inversion", "scores", "measure",
-    "rollout", "agreement", "rates", "explanation",
+    "attention", "row", "intervals", "alternative", "attribution", "output", "anybody's", "identity", "inversion",
+    "scores", "measure", "rollout", "agreement", "rates", "explanation",
 ]  # fmt: skip
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -146,6 +148,8 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     "intervals": {"query": "foot@12", "key": "her"},
     "alternative": {"key": "her"},
     "attribution": {"layer": -1, "output": "her", "input": ["left@11", 2]},
+    "output": {"input": ["her", 2]},
+    "anybody's": {"layer": -1, "output": "her", "input": ["left@11", 2]},
     "identity": {"layer": -1, "token": "her"},
     "inversion": {"layer": -1, "position": "w9"},
     "scores": {"score": "induction", "layer": -1, "head": [7]},

@@ -17,7 +17,7 @@ from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.quantities import TOP, edges_wanted
 from identikit.attention.reading_result import AttentionMeasure
-from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind, Target, target_of
+from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind
 from identikit.attention.stream import WatchedRun, logit_directions, stream_of, watched_run
 from identikit.checks import function, known
 from identikit.errors import InputError
@@ -29,6 +29,7 @@ from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
+from identikit.models.target import Target, checked_target
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.source import Held
@@ -153,7 +154,7 @@ class MeasuredText:
         which = tuple(self.captured.layers[0].heads.tolist())
         every = {"layer": Axis("layer", tuple(shown)), "head": Axis("head", which)}
         axes = tuple(every.get(axis) or Axis(axis, tuple(range(n)), tokens) for axis in kind.axes)
-        aim = self.aim.name if kind.needs_target else None
+        aim = self.aim.label if kind.needs_target else None
         about = reading.about | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
         about["exact"] = kind.joint is None or (not kind.through and model.n_heads <= CORNERS)
         provenance = model.provenance(reading.text, measure=kind.name, target=aim, layers=shown, heads=which)
@@ -164,7 +165,11 @@ class MeasuredText:
     @cached_property
     def aim(self) -> Target:
         """What gradients and logits are of."""
-        return target_of(self.captured.reading, self.target)
+        reading = self.captured.reading
+        target = checked_target(reading.model, reading, self.target)
+        if target.parts != (reading,):
+            raise InputError(f"The {target.label} is of two texts that are read apart, and attention of one text.")
+        return target
 
     @cached_property
     def _run(self) -> WatchedRun:

@@ -13,10 +13,8 @@ import torch
 
 from identikit.attention.layer import Layer
 from identikit.attention.stream import FrozenNorm, StreamLayer
-from identikit.checks import as_whole, shortened
 from identikit.errors import InputError
 from identikit.maths.boxes import norm_ends, norm_of
-from identikit.models.reading import Reading
 from identikit.shapes import Float, Tensor
 
 Factor = Float[Tensor, "head #query key"]
@@ -296,54 +294,3 @@ def alti(measured: MeasuredLayer, weights: Numbers) -> Numbers:
         rows.append(torch.stack([(size - part).clamp(min=0) for part in far]))
     raw, effective, lower, upper = torch.stack(rows, dim=1)
     return Numbers(raw, effective, lower, upper, weights.gap.sum(0))
-
-
-# What gradients and logits are of
-
-
-class Target(NamedTuple):
-    """What is differentiated: its name, the number that it makes of logits and last hidden vectors, and its token."""
-
-    name: str
-    number: Callable[[Tensor | None, Tensor], Tensor]
-    token: int | None = None
-
-
-def target_of(reading: Reading, target: Any) -> Target:
-    """Return what is differentiated: a logit of the last position, or of a class, or what a function makes."""
-    model = reading.model
-    if callable(target):
-
-        def checked(logits: Tensor | None, hidden: Tensor) -> Tensor:
-            value = target(logits, hidden)
-            if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-                raise InputError("target= must return one number that depends on the logits or the hidden vectors.")
-            return value.reshape(())
-
-        return Target(getattr(target, "__name__", "a function"), checked)
-    logits = (reading.trace or model.trace(reading.batch)).logits
-    if logits is None or logits.ndim not in (2, 3):
-        raise InputError(
-            f"A target is a logit, and {model.name} makes none. Pass target=, a function of the logits (None) and the "
-            "last hidden vectors (batch, token, feature) that returns one number."
-        )
-    of_token = logits.ndim == 3
-    last = logits[0, -1] if of_token else logits[0]
-    number = int(last.argmax()) if target is None else as_whole(target)
-    if isinstance(target, str) and of_token:
-        ids = model.tokenizer(target, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            raise InputError(f"target={target!r} is {len(ids)} tokens of {model.name}. Give one token, or its id.")
-        number = int(ids[0])
-    if number is None or not 0 <= number < len(last):
-        raise InputError(
-            f"target={shortened(target)} cannot be used: expected a function, or a number from 0 to {len(last) - 1}."
-        )
-    name = f"next token {model.tokenizer.decode([number])!r}" if of_token else f"class {number}"
-    place = (0, -1, number) if of_token else (0, number)
-
-    def logit_of(made: Tensor | None, hidden: Tensor) -> Tensor:
-        assert made is not None
-        return made[place]
-
-    return Target(name, logit_of, number if of_token else None)

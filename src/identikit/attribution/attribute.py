@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from identikit.attribution.outputs import attribute_output, fisher_roots
 from identikit.attribution.plan import plan, side_by_side, warning_ahead
-from identikit.attribution.request import AttributionOptions, Request
-from identikit.attribution.result import TokenAttribution
-from identikit.checks import function
+from identikit.attribution.request import FISHER, AttributionOptions, Request
+from identikit.attribution.result import OutputAttribution, TokenAttribution
+from identikit.checks import function, no_effect
 from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.maths import mixing as maths
@@ -28,9 +29,11 @@ from identikit.results.axis import Axis, Index
 from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
 from identikit.shapes import Tensor
+from identikit.texts.chat import text_or_messages
 from identikit.texts.text import is_several
 
 _DIMS = ("layer", "input", "output")
+_ONE_GRADIENT = "a target has one gradient, and it is exact"
 
 
 @of_texts
@@ -38,8 +41,10 @@ _DIMS = ("layer", "input", "output")
 @undisturbed()
 def token_attribution(
     model: Model,
-    text: Any,
+    text: Any = None,
     *,
+    messages: Any = None,
+    target: Any = None,
     probes: Any = "exact",
     norm: str = "frobenius",
     layers: Index = None,
@@ -50,15 +55,23 @@ def token_attribution(
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
-) -> TokenAttribution | Results[TokenAttribution]:
-    """Compute how much each input token contributes to each hidden vector (Eq. 11).
+) -> TokenAttribution | OutputAttribution | Results[TokenAttribution | OutputAttribution]:
+    """Compute how much each input token contributes to each hidden vector (Eq. 11), or to an output.
 
     One text gives one Result, a list of texts a list. A text is a string, a pair of strings or token ids (or
     what the model reads instead: an image or its path, a sound file's path or samples).
 
+    - `messages`: in place of a text, a chat as a list of {"role": …, "content": …}, which the tokenizer's template
+      writes; what the template adds is marked as special. (Such a list is one text for every other function, too.)
+    - `target`: attribute this output instead, exactly, by one backward pass (an `OutputAttribution`): a next token by
+      what it spells or its id, a class, "prediction" (what the model itself gives most), any of these at a position
+      ("Paris@7", "@7"; a masked model is asked at its mask), "similarity" of the two texts of a pair for a sentence
+      encoder, or a function of the logits and the last hidden vectors. A tuple is one against another; a list is
+      several. The options below do not apply then, except `source`, `truncate` and `max_tokens`
     - `probes`: "exact", or how many orthogonal random directions (from `seed`) to estimate from, with standard errors;
       twice those cover 94 % of the truth with 16 directions, 85 % with 8, and less with fewer
-    - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"
+    - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"; for
+      models with a vocabulary also "fisher", of the last layer: how far the probabilities of all tokens move
     - `layers`, `targets`: only these layers, only these output positions or tokens; None is all of them
     - `source`: inputs "before" the embedding's norm (the embedding sum), or "after" it (what enters the first block)
     - `precision`: of the sweep: "full" is the model's own; "tf32" and "bfloat16" are faster, and good to some 0.03 %
@@ -72,11 +85,28 @@ def token_attribution(
     model = checked_model(model)
     progress = function("progress", progress)
     options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
+    text = text_or_messages(text, messages)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
+    if target is not None:
+        for name, value in {"layers": layers, "targets": targets}.items():
+            no_effect(name, value, _ONE_GRADIENT)
+        outputs = _outputs(texts, target, options, progress)
+        return Results(outputs) if is_several(text) else outputs[0]
     if targets is None and (ahead := warning_ahead(model, [len(reading.tokens) for reading in texts], options)):
         warnings.warn(ahead, stacklevel=3)
     results = attribute(texts, options, targets=targets, progress=progress)
     return Results(results) if is_several(text) else results[0]
+
+
+def _outputs(texts: Sequence[Reading], target: Any, options: Request, progress: Progress) -> list[OutputAttribution]:
+    for name in ("probes", "norm", "precision"):
+        value = getattr(options, name)
+        no_effect(name, None if value == getattr(AttributionOptions, name) else value, _ONE_GRADIENT)
+    outputs = []
+    for done, reading in enumerate(texts):
+        outputs.append(attribute_output(reading, target, source=options.source))
+        progress("attribution of outputs, texts", done + 1, len(texts))
+    return outputs
 
 
 @calm()
@@ -88,6 +118,9 @@ def attribute(
     asked = [options] * len(texts)
     if targets is not None:
         asked = [replace(options, targets=_positions(texts, place, targets)) for place in range(len(texts))]
+    if options.norm == FISHER:
+        pairs = zip(texts, asked, strict=True)
+        asked = [replace(of_text, roots=fisher_roots(text, of_text.targets)) for text, of_text in pairs]
     planned = cache(partial(plan, model))  # texts of one length are planned once
     plans = [planned(len(text.tokens), of_text) for text, of_text in zip(texts, asked, strict=True)]
     total = sum(each.units for each in plans)

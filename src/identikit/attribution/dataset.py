@@ -12,6 +12,8 @@ from identikit.attribution.attribute import attribute, mixing
 from identikit.attribution.plan import warning_ahead
 from identikit.attribution.request import AttributionOptions
 from identikit.attribution.tables import ATTRIBUTION
+from identikit.checks import known
+from identikit.maths.jacobian import NORMS
 from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
 from identikit.models.model import Model
 from identikit.models.reading import unread
@@ -103,6 +105,7 @@ def attribution_statistics(
     model: Model, texts: list[Text], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
 ) -> tuple[Mixing, PerToken]:
     """Gather the readings of a dataset, and those of each token; this needs no pandas."""
+    known("norm", options.norm, tuple(NORMS))  # Fisher's is of the last layer alone
     encoded = encoded_texts(model, texts, options)
 
     def before(missing: list[int]) -> None:

@@ -66,7 +66,9 @@ def _by_block(reading: Reading, options: Request, chunk: int, tick: Tick) -> Ten
                     exponent += scaled(moved, dim=0)
                 if layer in options.layers:
                     tangents = moved[:, :, 0].permute(2, 3, 0, 1)[outputs]
-                    answer[options.layers.index(layer), first:last, felt] = options.measure(tangents, exponent)
+                    answer[options.layers.index(layer), first:last, felt] = options.measure(
+                        tangents, exponent, felt=felt
+                    )
             tick(last - first)
 
         in_chunks(n, chunk, work)

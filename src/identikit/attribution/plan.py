@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from identikit.attribution import passes, sweep
-from identikit.attribution.request import AttributionOptions, Request, Tick, product_bytes, working_bytes
+from identikit.attribution.request import FISHER, AttributionOptions, Request, Tick, product_bytes, working_bytes
 from identikit.errors import InputError
 from identikit.maths.jacobian import folds
 from identikit.models.machine import duration, free_bytes, product_rate
@@ -247,10 +247,13 @@ def _engines(model: Model, n: int, options: Request) -> list[AttributionPlan]:
         plans.append(_sweep(model, n, options, basis, one_pass))
         # Back go the directions of targets: as many as the inputs have need not be all there, and would not be exact.
         few = options.targets is not None and options.probes != basis and options.count(0) <= model.d_model
+        few &= options.norm != FISHER  # its directions differ from target to target
         if options.exact if options.norm == "sum" else few:
             plans.append(_reverse(model, n, options, one_pass))
     targets = n if options.targets is None else len(options.targets)
     answer = 4 * 4 * len(options.layers) * n * targets * options.count(1)  # with what is made of it at the end
+    if options.norm == FISHER:
+        answer += 8 * targets * model.d_model**2  # the roots
     times = _SPECTRAL if options.norm == "spectral" else 1.0
     return [
         replace(each, once=times * each.once, prepared=times * each.prepared, held=each.held + answer) for each in plans

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from identikit.results.axis import Index, chosen
 from identikit.shapes import Float, Int, Tensor
 
 SOURCES = ("before", "after")
+FISHER = "fisher"
 Tick = Callable[[float | int], None]
 SCALED = (torch.float16,)  # dtypes of so small a range that tangents are scaled
 HIGHEST = 5  # as binary exponent, of a scaled tangent's largest entry: float16 has 11 above it and 29 below
@@ -40,7 +41,9 @@ class AttributionOptions:
 
     def checked(self, model: Model, layers: Index = None) -> "Request":
         """Return what engines are asked for; raises an InputError for what they cannot be asked."""
-        known("norm", self.norm, tuple(jacobian.NORMS))
+        known("norm", self.norm, (*jacobian.NORMS, FISHER))
+        if self.norm == FISHER:
+            layers = _last_layer(model, layers)
         known("source", self.source, SOURCES)
         known("precision", self.precision, PRECISIONS)
         most = model.d_model if self.source == "after" else model.d_input
@@ -62,10 +65,14 @@ class AttributionOptions:
 
 @dataclass(frozen=True)
 class Request(AttributionOptions):
-    """Options that were checked against a model, with the layers and output positions (`targets` None: all)."""
+    """Options that were checked against a model, with the layers and output positions (`targets` None: all).
+
+    `roots` are what the derivatives of each output are multiplied by before their norm is taken; None: nothing.
+    """
 
     layers: tuple[int, ...] = ()
     targets: tuple[int, ...] | None = None
+    roots: Float[Tensor, "output d d"] | None = field(default=None, compare=False, repr=False)
 
     @property
     def exact(self) -> bool:
@@ -90,20 +97,47 @@ class Request(AttributionOptions):
         return torch.zeros(len(self.layers), n, outputs, *directions, dtype=dtype, device=like.device)
 
     def measure(
-        self, tangents: Float[Tensor, "output feature input direction"], exponent: Int[Tensor, "input"] | None = None
+        self,
+        tangents: Float[Tensor, "output feature input direction"],
+        exponent: Int[Tensor, "input"] | None = None,
+        *,
+        felt: Any = slice(None),
     ) -> Tensor:
         """Return the blocks' norms, or with probes the squares along each direction: (input, output, …).
 
-        Tangents of each input that were scaled by 2^-`exponent` are measured as they were, exactly.
+        Tangents of each input that were scaled by 2^-`exponent` are measured as they were, exactly. They are of the
+        outputs `felt`, a selection of all that are asked for.
         """
         measure = jacobian.block_norms if self.exact else jacobian.direction_squares
+        norm = self.norm
+        if self.roots is not None:
+            norm = "frobenius"
+            wide = torch.promote_types(tangents.dtype, torch.float32)
+            roots = self.roots.to(tangents.device)[felt].to(wide)
+            tangents = (roots @ tangents.flatten(2).to(wide)).view_as(tangents)
         output_bytes = max(1, tangents[:1].numel() * 4)  # in half precision they may be copied to float32 for it
         step = max(1, working_bytes(tangents.device) // output_bytes)
-        measured = torch.cat([measure(some, self.norm) for some in tangents.split(step)]).transpose(0, 1)
+        measured = torch.cat([measure(some, norm) for some in tangents.split(step)]).transpose(0, 1)
         if exponent is None:
             return measured
         power = exponent if self.exact else 2 * exponent
         return torch.ldexp(measured, power.view(-1, *[1] * (measured.ndim - 1)))
+
+
+def _last_layer(model: Model, layers: Index) -> list[int]:
+    """Return the last layer, the only one that Fisher's norm is of; refuse others, and a model without a vocabulary."""
+    last = model.n_layers - 1
+    if model.modality != "text" or model.hf.get_output_embeddings() is None:
+        raise InputError(
+            f"norm='fisher' is of the probabilities of tokens, and {model.name} gives none. Use norm='frobenius', or a "
+            "model with a language-model head."
+        )
+    if layers is not None and chosen("layer", layers, model.n_layers) != (last,):
+        raise InputError(
+            f"norm='fisher' is of the last layer, {last}, from which the probabilities of tokens are made. Leave "
+            "layers= out."
+        )
+    return [last]
 
 
 def first_tangents(

@@ -147,3 +147,98 @@ class TokenAttribution(Result):
         if self.axis("output").single:
             return plots.sources(self, **options)
         return plots.attribution_map(self if self.axis("layer").single else self.sel(layer=-1), **options)
+
+
+class OutputAttribution(Result):
+    """How much each input token contributes to an output of a text, such as a logit: (target, input).
+
+    A contribution is a share of the lengths of the output's derivatives by the inputs: Eq. 11, for one number.
+
+    - `contribution`: sums to 1 over inputs (all 0 for a number that no input moves)
+    - `gradient_x_input`: the derivative along the vector that enters the first block, with its sign. (Along an
+      embedding sum that goes through a norm first, it would be 0.) That of a contrast is the difference of the two
+    - `target`: what each output is called; `value`: the numbers; `probability`: of a token or class, else None
+    """
+
+    kind = "output attribution"
+    main = ("contribution", "gradient_x_input")
+
+    contribution = held(
+        "target input", "What each input contributes to each output.", range="0 to 1", words={"input": "sum"}
+    )
+    gradient_x_input = held(
+        "target input",
+        "The derivative of each output along the vector that enters the first block.",
+        label="gradient × input",
+        words={"input": "sum"},
+    )
+
+    target = Fact("What each output is called.")
+    value = Fact("The number of each output.")
+    probability = Fact("The probability of each token or class; None where the output is neither.")
+
+    def said(self) -> str:
+        """Say what each output is, and its largest sources."""
+        axis = self.axis("target")
+        sentences = []
+        for label in axis.values[:_LISTED]:
+            place = self.target.index(label)
+            chance = self.probability[place]
+            shown = f"{self.value[place]:.4g}" + ("" if chance is None else f", probability {percent(chance)}")
+            part = self if axis.single else self.sel(target=label)
+            sources = [
+                f"{labels.get('input', part.axis('input').label)} {share:.2f}"
+                for share, labels in strongest(part, "contribution", _LISTED)
+            ]
+            sentences.append(f"Largest sources of {label} ({shown}): {', '.join(sources)}.")
+        if len(axis) > _LISTED:
+            sentences.append(f"And {len(axis) - _LISTED} more.")
+        return " ".join(sentences)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw what each input contributes: as bars, or for several outputs as a map."""
+        from identikit import plots
+
+        return plots.token_scores(self, **options)
+
+
+class Scores(Result):
+    """A score of each token of a text, by anybody's method: (input), (output, input) or (layer, output, input).
+
+    - `score`: the scores, which may have a sign
+    - `name`: what they are called; `target`: the output that they explain, None where nobody said
+    - `details`: what else the method says, such as the number at a baseline
+    """
+
+    kind = "scores"
+    main = ("score",)
+
+    score = held(
+        "layer output input",
+        "The score of each input, over those of these axes that there are.",
+        missing="There is no score.",
+        words={"input": "sum", "output": "mean"},
+    )
+
+    name = Fact("What the scores are called.")
+    target = Fact("The output that they explain; None where nobody said.")
+    details = Fact("What else the method says, such as the number at a baseline.")
+
+    def said(self) -> str:
+        """Say which entries are largest."""
+        largest = []
+        for value, labels in strongest(self, "score", _LISTED):
+            named = [f"layer {labels['layer']}"] if "layer" in labels else []
+            named += [" → ".join(labels[name] for name in ("input", "output") if name in labels)]
+            largest.append(f"{' '.join(filter(None, named))} {value:.3g}".strip())
+        of_target = "" if self.target is None else f" of the {self.target}"
+        gap = self.details.get("gap")
+        missed = "" if gap is None else f" Their sum misses the difference from the baseline by {abs(gap):.2g}."
+        return f"Largest scores{of_target} ({self.name}): {', '.join(largest)}.{missed}"
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the scores: bars where they are of tokens, and a map where they are of pairs; of layers, the last."""
+        from identikit import plots
+
+        layered = any(axis.name == "layer" and not axis.single for axis in self.axes)
+        return plots.token_scores(self.sel(layer=-1) if layered else self, **options)

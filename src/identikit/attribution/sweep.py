@@ -146,7 +146,7 @@ class _Chunk:
             moved = moved[targets[felt] - self._before]
         exponent = self._exponent if moved.dtype in shared.SCALED else None
         answer[self.first : self.last, felt] = asked.measure(
-            moved.unflatten(-1, (self.last - self.first, -1)), exponent
+            moved.unflatten(-1, (self.last - self.first, -1)), exponent, felt=felt
         )
 
     def _through(self, block: BlockDerivative, scratch: _Scratch) -> Float[Tensor, "n d tangent"]:

@@ -47,6 +47,9 @@ def explain(
         typer.Argument(help="The text, or the path of an image or sound. Default: the embedded sample."),
     ] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Read the text as a user's message, through the model's chat template.")
+    ] = False,
     model: option.Model = None,
     tower: option.Tower = None,
     device: option.Device = None,
@@ -71,9 +74,13 @@ def explain(
         str | None,
         typer.Option(
             "--target",
-            help="What the measures gradient, relevance and logit are of: a token or its number, or the number of a "
-            "class. Default: what the model predicts.",
+            help="Also say which tokens an output comes from: a next token or a class, or its number, prediction (what the "
+            "model gives most), one of these at a position (Paris@7, @7), or similarity with --pair. Measures such as gradient are "
+            "of it.",
         ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="With --target: explain its difference from this one.")
     ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="About how long it may take; what does not fit is sampled or left out.")
@@ -93,15 +100,20 @@ def explain(
 
     if pair is not None and text is None:
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
+    if chat and (text is None or pair is not None):
+        raise identikit.InputError("--chat needs one text, and no --pair: identikit explain TEXT --chat.")
+    if against is not None and target is None:
+        raise identikit.InputError("--against needs --target: identikit explain TEXT --target TOKEN --against TOKEN.")
+    wanted = tuple(None if given is None else count(given) for given in (target, against))
     if page is not None:
         checked_target(page)
     with step_progress() as told:
         explanation = explained(
             identikit.load(model, tower=tower, device=device, dtype=dtype),
-            text if pair is None or text is None else (text, pair),
+            [{"role": "user", "content": text}] if chat else text if pair is None else (text, pair),
             probes=None if probes is None else count(probes),
             measures=measures or (),
-            target=None if target is None else count(target),
+            target=wanted[0] if against is None else wanted,
             seconds=seconds,
             truncate=truncate,
             progress=told,

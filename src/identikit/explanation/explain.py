@@ -17,12 +17,14 @@ from identikit.attention.intervals import Bounding
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.attribute import attribute
+from identikit.attribution.outputs import attribute_output
 from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import as_whole, function, shortened
+from identikit.checks import function, shortened
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
+from identikit.explanation.output import output_facts
 from identikit.explanation.readings import check_target, checked_names, read_measures
 from identikit.explanation.result import NEAR, Explanation
 from identikit.maths.mixing import by_offset
@@ -69,8 +71,9 @@ def explain(
       ridge maps fitted once to the sample texts
     - `measures`: also read attention in these ways, and say how much of each is determined: names that
       `attention_measure` knows (through layers, of the last), and "roles" for `head_scores`. They are in `readings`
-    - `target`: what measures such as "gradient", "relevance" and "logit" are of: a token, a class or a function, as for
-      `attention_measure`; left out, what the model itself predicts
+    - `target`: also say which tokens an output comes from: a next token, a class, "prediction", a pair of these that is
+      one against another, or any other target of `token_attribution`, whose result has every token. Measures such as
+      "gradient", "relevance" and "logit" are of it
     - `seconds`: about how long the whole call may take, but for what is done once for a model (fitting maps) or on a
       machine (compiling). Of a long text as many layers are read as fit, spread evenly; attribution that would take
       longer is left out; and rows of attention are bounded, in random order, in what is left of it, or in half of it.
@@ -94,11 +97,12 @@ def explain(
         raise InputError(
             f"maps={shortened(maps)} cannot be used: expected the result of token_identifiability(model, texts)."
         )
-    names = checked_names(measures, target)
+    names = checked_names(measures)
     limit = Limit(None if seconds == math.inf else seconds, time.monotonic())
     (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
     check_target(reading, names, target)
     running = time.monotonic() - limit.started
+    output = {} if target is None else output_facts(attribute_output(reading, target), target)
     identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
@@ -112,10 +116,8 @@ def explain(
             attribution = attribute([reading], attribution, progress=progress)[0]
         except InputError as refusal:
             attribution = Unavailable(str(refusal))
-    written = target if isinstance(target, str) else as_whole(target)
-    facts["target"] = {"function": True} if callable(target) else written
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
-    explained = _explanation(reading, (attention, identity, attribution), arrays, facts, bounded)
+    explained = _explanation(reading, (attention, identity, attribution), arrays, facts | output, bounded)
     return replace(explained, readings=found)
 
 

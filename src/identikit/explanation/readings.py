@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import AttentionMeasure, HeadScores
-from identikit.attention.readings import READINGS, target_of
+from identikit.attention.readings import READINGS
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.scores import ROLES, scored, scores_result
 from identikit.checks import known_names
@@ -16,6 +16,7 @@ from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import Limit
 from identikit.explanation.result import Explanation
 from identikit.models.reading import Reading
+from identikit.models.target import checked_target
 from identikit.progress import Progress
 from identikit.results.words import Block, Column, Heading, Paragraph, Table, joined, percent
 
@@ -41,22 +42,18 @@ _BEYOND = 1.5  # readings come last, and may take half of the time limit beyond 
 AnyReading = AttentionMeasure | HeadScores | Unavailable
 
 
-def checked_names(measures: Sequence[str] | str, target: Any) -> tuple[str, ...]:
-    """Return the names of measures; a target is refused where none of them needs one."""
-    names = known_names("measures", measures, tuple(offered.name for offered in OFFERED)) if measures != () else ()
-    aimed = [offered.name for offered in OFFERED if offered.of_target]
-    if target is not None and not set(aimed) & set(names):
-        raise InputError(f"target= is only for measures of a target. Ask for one with measures=: {', '.join(aimed)}.")
-    return names
+def checked_names(measures: Sequence[str] | str) -> tuple[str, ...]:
+    """Return the names of measures that are known."""
+    return known_names("measures", measures, tuple(offered.name for offered in OFFERED)) if measures != () else ()
 
 
 def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:
-    """Refuse a target that a model does not have, or that one of the measures cannot be of."""
-    if target is not None:
-        aim = target_of(reading, target)
-        for name in names:
-            if name in READINGS:
-                READINGS[name].check_aim(aim)
+    """Refuse a target that one of the measures cannot be of."""
+    aimed = [READINGS[name] for name in names if name in READINGS and READINGS[name].needs_target]
+    if target is not None and aimed:
+        aim = checked_target(reading.model, reading, target)
+        for kind in aimed:
+            kind.check_aim(aim)
 
 
 def read_measures(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
 from identikit.explanation.attention_words import attention_blocks
+from identikit.explanation.output import output_blocks
 from identikit.explanation.readings import reading_blocks
 from identikit.explanation.result import NEAR, UNKNOWN, Explanation, Sources, TokenSource, strongest_sources
 from identikit.results.axis import Axis
@@ -21,7 +22,14 @@ ALL_SOURCES = "`to_dict()` has all"
 
 def verdict(explanation: Explanation) -> Document:
     """Return what an explanation says: of the model and the text, the three questions, and readings."""
-    parts = (_header, attention_blocks, reading_blocks, _identity, _origin)  # in the order in which they are read
+    parts = (
+        _header,
+        attention_blocks,
+        reading_blocks,
+        _identity,
+        _origin,
+        output_blocks,
+    )  # in the order in which they are read
     return Document(tuple(block for part in parts for block in part(explanation)))
 
 

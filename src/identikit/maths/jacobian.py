@@ -233,6 +233,22 @@ def direction_squares(
     return tangents.sum(1, dtype=wide).square()
 
 
+def fisher_root(by_logit: Float[Tensor, "token d"], logits: Float[Tensor, "token"]) -> Float[Tensor, "d d"]:
+    r"""Return a root $R$ of how hidden vectors move a distribution over tokens: $R^\top R = F$.
+
+    $$F = W^\top (\mathrm{diag}(p) - p p^\top) W, \qquad p = \mathrm{softmax}(\mathrm{logits})$$
+
+    is Fisher's information of the tokens' probabilities, by the hidden vector that makes the logits; $W$ (`by_logit`)
+    is the logits' derivative by it. Then $\|R J\|_F^2 = tr(J^\top F J)$ for a Jacobian block $J$ of the vector. With
+    rows of $W$ centred at their mean under $p$, F is a sum of squares, and rounding cannot make it indefinite.
+    """
+    p = logits.double().softmax(0)
+    centred = by_logit.double()
+    centred = (centred - p @ centred) * p.sqrt()[:, None]
+    values, vectors = decomposed(torch.linalg.eigh, centred.mT @ centred)
+    return values.clamp(min=0.0).sqrt()[:, None] * vectors.mT
+
+
 def spectral_norm(matrices: Float[Tensor, "*batch row column"]) -> Float[Tensor, "*batch"]:
     r"""Compute the largest singular value of each matrix, by Lanczos steps on $J^\top J$.
 

@@ -57,6 +57,7 @@ class Trace:
 class Watch:
     """What hooks see in one run of the model called `name`: its embedding sum, and what goes in and out of its blocks.
 
+    `returned` says of each block how many things it returns in a tuple, 0 where it returns its vectors alone, and
     `attended` is how many attention calls were made by the end of the last block.
     """
 
@@ -66,6 +67,7 @@ class Watch:
     embedded: Tensor | None = None
     hidden: list[Tensor] = field(default_factory=list)
     blocks: list[BlockCall] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
     attended: int = 0
 
     @property
@@ -94,6 +96,7 @@ class Watch:
     def on_leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Keep what a block returns; refuse one that did not attend just once."""
         self.hidden.append(self._batch_first(first_output(output)))
+        self.returned.append(len(output) if isinstance(output, tuple) else 0)
         expected = int(families.mixer_instead(self.family, module) is None)
         made = self.place.calls - self.attended
         if made != expected:

@@ -39,9 +39,10 @@ class Model:
     `limit` is how many tokens it has positions for (None: no limit). A layer is a block, counted from 0;
     `attention_layers` are those with softmax attention, in most models all.
 
-    `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `tokenizer` is what reads
-    for it. `name` and `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family`
-    is its row in the table of architectures, and `proof` how it was proved that it is read correctly.
+    `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned` says how many
+    things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it. `name` and
+    `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family` is its row in the
+    table of architectures, and `proof` how it was proved that it is read correctly.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.
@@ -91,6 +92,7 @@ class Model:
         first = calls[0]
         self.attention_layers = tuple(call.layer for call in calls)
         self.blocks = [block.module for block in watch.blocks]
+        self.returned = watch.returned
         self.n_layers = len(self.blocks)
         self.n_heads = first.query.shape[1]
         self.n_key_value_heads = first.key.shape[1]
@@ -254,22 +256,19 @@ class Model:
         return Trace(watch.inputs, tuple(watch.hidden), getattr(output, "logits", None), tuple(watch.blocks))
 
     def gradients(
-        self, batch: TokenBatch, target: Callable[[Tensor | None, Tensor], Tensor]
+        self, batch: TokenBatch, target: Callable[[Float[Tensor, "batch n d"]], Tensor]
     ) -> dict[int, Float[Tensor, "batch head query d_v"]]:
-        """Return the derivative of a target by the head outputs of each layer that has attention.
-
-        `target` makes one number from the logits (None where the model makes none) and the last hidden vectors.
-        """
+        """Return the derivative of a target, a number made of the last hidden vectors, by each layer's head outputs."""
         moved: dict[int, Tensor] = {}
 
         def visit(call: AttentionCall) -> Tensor:
             moved[call.layer] = torch.zeros_like(call.output).requires_grad_()
             return call.output + moved[call.layer]
 
-        with self._tapped(visit) as watch, torch.enable_grad():
-            output = self._forward(batch)
-            value = target(getattr(output, "logits", None), watch.hidden[-1])
-            found = torch.autograd.grad(value, list(moved.values()), materialize_grads=True)
+        with self.switched(), torch.enable_grad():
+            with self._tapped(visit) as watch, torch.enable_grad():
+                self._forward(batch)
+            found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
         return dict(zip(moved, found, strict=True))
 
     def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
@@ -332,11 +331,15 @@ class Model:
             embedding = families.find(self.hf.base_model, self.family.embedding)
             return embedding_tail(lambda: self._forward(batch), embedding, self.blocks[0], x)
 
-        with self._switched():
+        with self.switched():
             yield Split(trace.inputs, tail, tuple(map(Block, trace.blocks, calls)))
 
     def _forward(self, batch: TokenBatch) -> Any:
         return self.hf(**self.arguments(batch))
+
+    def accepts(self, name: str) -> bool:
+        """Whether the model's forward takes an argument of this name."""
+        return name in self._accepted
 
     def arguments(self, batch: TokenBatch) -> dict[str, Any]:
         """Return the arguments of the model's forward for a batch."""
@@ -366,14 +369,15 @@ class Model:
             yield
 
     @contextmanager
-    def _switched(self) -> Iterator[None]:
+    def switched(self) -> Iterator[None]:
+        """Have the tap in the place of the model's attention."""
         with self.ready(), self.family.tap(self.hf):
             yield
 
     @contextmanager
     def _tapped(self, visit: Visitor) -> Iterator[Watch]:
         """Run with the tap in place and every block watched."""
-        with self._switched(), watching(self.name, self.family, self.hf.base_model, visit) as watch:
+        with self.switched(), watching(self.name, self.family, self.hf.base_model, visit) as watch:
             yield watch
 
 

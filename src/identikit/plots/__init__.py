@@ -6,7 +6,7 @@ No plot calls `show`, opens a window or changes matplotlib's settings; a noteboo
 """
 
 from identikit.plots.attention import alternative_bars, head_grid, interval_bars, measure_bars, role_bars
-from identikit.plots.attribution import attribution_map, sources
+from identikit.plots.attribution import attribution_map, sources, token_scores
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
 from identikit.plots.maps import agreement_map, head_maps, interval_maps, measure_maps
 from identikit.plots.tokens import identity_map, inversion_map, rates
@@ -29,4 +29,5 @@ __all__ = [
     "role_bars",
     "sinks",
     "sources",
+    "token_scores",
 ]

@@ -1,11 +1,13 @@
-"""Plots of attribution: what inputs contribute to outputs in a layer, and to one token through the layers."""
+"""Plots of attribution: what inputs contribute in a layer, to one token through the layers, and to outputs."""
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from identikit.plots.forms import Cells, History, Panels, colour_bar, from_zero, history
+from identikit.checks import whole_number
+from identikit.plots import style
+from identikit.plots.forms import Cells, History, Panels, around_zero, colour_bar, from_zero, heat_map, history
 from identikit.plots.maps import read_maps
-from identikit.plots.reading import check, drawing, places_of, read, table, tokens_of
+from identikit.plots.reading import check, drawing, named, places_of, read, table, tokens_of
 from identikit.plots.style import DOUBLE, SINGLE, token_axis
 from identikit.results.result import Result
 
@@ -64,3 +66,36 @@ def sources(attribution: Result, ax: Axes | None = None) -> Panels:
     drawn = np.empty(2, dtype=object)
     drawn[:] = [axes, side]
     return drawn.view(Panels)
+
+
+def token_scores(scores: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
+    """Draw a score of each token: bars of the `most` largest by size, or a map where there is a second axis.
+
+    Bars are blue above 0 and orange below. Drawn is the first of the result's main arrays.
+    """
+    name = scores.main[0] if isinstance(scores, Result) else ""
+    rows = next((axis.name for axis in getattr(scores, "axes", ()) if axis.name != "input" and not axis.single), None)
+    data = read("token_scores", scores, [name], axes=("input",) if rows is None else ("input", rows))
+    most = whole_number("most", most, least=1)
+    label = scores.measures[name].label
+    tokens = named(data, "input")
+    if rows is not None:
+        cells = table(data, name, rows, "input")
+        scale = around_zero(cells) if np.nanmin(cells, initial=0.0) < 0 else from_zero(cells)
+        axis = scores.axis(rows)
+        with drawing(ax, DOUBLE, 1.2 + min(0.16 * len(axis), 6.0)) as axes:
+            image = heat_map(axes, cells, scale)
+            token_axis(axes.xaxis, tokens)
+            token_axis(axes.yaxis, [axis.name_of(place) for place in range(len(axis))])
+            axes.set(xlabel="input token", ylabel=rows)
+            colour_bar(image, [axes], scale, label, shares=False)
+        return axes
+    values = np.atleast_1d(table(data, name, "input"))
+    order = np.argsort(-np.nan_to_num(np.abs(values)), kind="stable")[:most][::-1]
+    with drawing(ax, SINGLE, 0.7 + 0.16 * len(order)) as axes:
+        colours = [style.BLUE if values[place] >= 0 else style.ORANGE for place in order]
+        axes.barh(range(len(order)), values[order], color=colours, height=0.7)
+        axes.axvline(0.0, color=style.GREY, linewidth=0.6)
+        axes.set_yticks(range(len(order)), [tokens[place] for place in order])
+        axes.set_xlabel(label)
+    return axes

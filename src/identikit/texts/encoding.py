@@ -10,6 +10,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from identikit.checks import flag, shortened, whole_number
 from identikit.errors import InputError, ModelError, TooLongError
+from identikit.texts.chat import Messages, is_chat, written
 from identikit.texts.text import LONGEST, Encoded, is_several
 
 _HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
@@ -24,7 +25,7 @@ def encode(
     max_tokens: object = None,
     truncate: bool = False,
 ) -> list[Encoded]:
-    """Turn a text (a string, a pair, or token ids), or a list of texts, into pieces.
+    """Turn a text (a string, a pair, token ids or the messages of a chat), or a list of texts, into pieces.
 
     A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
     cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
@@ -39,13 +40,15 @@ def encode(
         raise InputError("Reading texts: the list is empty. Pass at least one text.")
     room = room_for(limit, max_tokens, truncate)
     names = [f"texts[{index}]" if several else "the text" for index in range(len(listed))]
-    checked = [_checked(name, text) for name, text in zip(names, listed, strict=True)]
+    checked = [None if is_chat(text) else _checked(name, text) for name, text in zip(names, listed, strict=True)]
     aligns = _separates_words(tokenizer)
     encoded = []
-    for name, text in zip(names, checked, strict=True):
-        if isinstance(text, list):
+    for name, given, text in zip(names, listed, checked, strict=True):
+        if is_chat(given):
+            encoded.append(_encode_chat(tokenizer, name, given, room, aligns))
+        elif isinstance(text, list):
             encoded.append(_encode_ids(tokenizer, name, text, room, aligns))
-        else:
+        elif text is not None:
             encoded.append(_encode_text(tokenizer, name, text, room, aligns))
     return encoded
 
@@ -233,6 +236,35 @@ def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...], kept: list[int]) -
         return not all(pieces["special_tokens_mask"])
     sources = pieces.sequence_ids()
     return len({sources[place] for place in kept} - {None}) == len(parts)
+
+
+def _encode_chat(
+    tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, room: Room, aligns: bool
+) -> Encoded:
+    """Encode a chat as its template writes it; the tokens that the template adds are marked as special."""
+    string, spans = written(tokenizer, name, messages)
+    if not tokenizer.is_fast:
+        raise InputError(f"Reading {name}: messages need a tokenizer that keeps offsets (a fast one). Pass token ids.")
+    if len(string) > LONGEST:
+        raise TooLongError(f"Reading {name}: it has {len(string):,} characters, of at most {LONGEST:,}. Shorten it.")
+    pieces = tokenized(tokenizer, string, add_special_tokens=False)
+    ids = pieces["input_ids"]
+    if room.exceeded(name, len(ids)):
+        raise TooLongError(f"Reading {name}: {room.reason} tokens, and a chat cannot be cut. Shorten its messages.")
+    offsets = pieces.encodings[0].offsets  # pyright: ignore[reportOptionalSubscript]
+    special = tuple(not any(first < stop and start < last for first, last in spans) for start, stop in offsets)
+    words = _words(pieces.encodings[0], (string,), aligns)  # pyright: ignore[reportOptionalSubscript]
+    words = [(span, place) for span, place in words if not special[span[0]]]
+    return Encoded(
+        ids=tuple(ids),
+        segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
+        special=special,
+        tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
+        words=tuple(span for span, _ in words),
+        text=tuple(dict(message) for message in messages),
+        characters=tuple(place for _, place in words),
+        parts=(string,),
+    )
 
 
 # Token ids

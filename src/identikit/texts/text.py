@@ -1,11 +1,12 @@
 """Texts, pairs and token ids (and images and sounds, as features) as the padded batches that models read.
 
-A *text* is a string, a pair of strings, or a sequence of token ids. `encoding.encode` turns texts into pieces,
-`batches` sorts them by length and pads them, and `in_order` puts the results of the batches back in the caller's order.
+A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat. `encoding.encode` turns
+texts into pieces, `batches` sorts them by length and pads them, and `in_order` puts the results of the batches back in
+the caller's order.
 """
 
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, TypeGuard, TypeVar
@@ -15,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
-Text = str | tuple[str, str] | tuple[int, ...]
+Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...]
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
@@ -26,14 +27,14 @@ class Encoded:
     """One text as pieces, unpadded: their `ids` and what they spell (`tokens`), with the `text` that they came from.
 
     `segments` says which half of a pair each piece belongs to (None: the model does not ask). `special` marks the
-    tokens that the tokenizer added; a special token that the text itself spells out is part of the text. (With token
-    ids nobody knows who added them: there, all special tokens but the unknown and the mask are marked.) `words` is the
-    half-open span of each word over its pieces, in order, and `characters` says where that word is: (part, start,
-    stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to pieces by these two.
-    Punctuation marks are words of their own; special tokens and lone white space belong to no word. `parts` are the
-    strings that were read: the text, the halves of a pair, or what token ids spell between special tokens. Tokenizers
-    in pure Python, and ids that no string is split into, cannot be aligned: they have no words. `features` are an
-    image's pixels, or a sound's samples or spectrogram; these have no ids.
+    tokens that the tokenizer or its chat template added; a special token that the text itself spells out is part of the
+    text. (With token ids nobody knows who added them: there, all special tokens but the unknown and the mask are
+    marked.) `words` is the half-open span of each word over its pieces, in order, and `characters` says where that word
+    is: (part, start, stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to
+    pieces by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no
+    word. `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between
+    special tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no
+    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids.
     """
 
     ids: tuple[int, ...]
@@ -88,9 +89,11 @@ class TokenBatch:
 
 
 def is_several(texts: object) -> TypeGuard[list[Any]]:
-    """Whether an argument holds several texts: a list does, unless it is a list of token ids, which is one text."""
+    """Whether an argument holds several texts: a list does, unless its items are token ids or messages of one text."""
     if not isinstance(texts, list) or not texts:
         return isinstance(texts, list)
+    if isinstance(texts[0], Mapping):
+        return False
     return (
         not isinstance(texts[0], numbers.Number) and getattr(texts[0], "ndim", None) != 0
     )  # 0: a NumPy or torch number
@@ -155,6 +158,18 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         words=tuple(batch.words[0] for batch in batches),
         order=tuple(range(len(batches))),
         features=joined("features"),
+    )
+
+
+def repeated(batch: TokenBatch, count: int) -> TokenBatch:
+    """Return a batch of one text as a batch that has it several times."""
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(
+        batch,
+        **{name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in tensors.items()},
+        tokens=batch.tokens * count,
+        words=batch.words * count,
+        order=tuple(range(count)),
     )
 
 

@@ -154,9 +154,9 @@ def _explain_call(result: Explanation) -> str:
     if result.readings:
         given["measures"] = list(result.readings)
     target = result.about.get("target")
-    own_target = isinstance(target, dict)
-    if target is not None and not own_target:
+    if target is not None:
         given["target"] = target
+    own_target = target is None and "output" in result.about
     own_maps = isinstance(result.identity, IdentityMap) and result.identity.about.get("fitted_to") == "your texts"
     return _written(given, {}) + (", target=..." if own_target else "") + (", maps=..." if own_maps else "")
 

@@ -1,0 +1,129 @@
+"""Where an output comes from: the derivative of a number that a model makes of a text, by one backward pass."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.func import jvp
+
+from identikit.attribution.request import forward_mode
+from identikit.attribution.result import OutputAttribution
+from identikit.errors import InputError, ModelError
+from identikit.maths import jacobian
+from identikit.models.load.check import TOLERANCE
+from identikit.models.load.weights import wider_dtype
+from identikit.models.machine import derivatives
+from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
+from identikit.models.reading import Reading
+from identikit.models.target import Target, checked_target, run_once
+from identikit.results.axis import Axis
+from identikit.results.source import Held
+from identikit.shapes import Float, Tensor
+
+
+def attribute_output(reading: Reading, target: Any, *, source: str = "before") -> OutputAttribution:
+    """Attribute a target of a text to its tokens; a list holds several targets, and gives an axis of them."""
+    targets = checked_targets(reading, target)
+    first = targets[0]
+    after = EMBEDDING if source == "before" else FIRST_BLOCK
+    inputs = first.inputs(after)
+    gradients = torch.stack([_gradient(each, inputs, after) for each in targets]).cpu()
+    entering, by_entering = inputs, gradients
+    if after == EMBEDDING and reading.model.family.embedding is not None:  # a norm may come first: along x it has none
+        entering = first.inputs(FIRST_BLOCK)
+        by_entering = torch.stack([_gradient(each, entering, FIRST_BLOCK) for each in targets]).cpu()
+    lengths = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.promote_types(gradients.dtype, torch.float32))
+    arrays = {
+        "contribution": jacobian.contributions(lengths.unsqueeze(-1)).squeeze(-1),
+        "gradient_x_input": (by_entering.to(lengths.dtype) * entering.cpu().to(lengths.dtype)).sum(-1),
+    }
+    labels = tuple(each.label for each in targets)
+    states = first.states()[None]
+    about = parts_about(first.parts) | {
+        "target": list(labels),
+        "value": [float(each.number(states)) for each in targets],
+        "probability": [None if each.probability is None else float(each.probability(states)) for each in targets],
+    }
+    tokens = tuple(about["tokens"])
+    axes = (
+        Axis("target", labels, single=not isinstance(target, list)),
+        Axis("input", tuple(range(len(tokens))), tokens),
+    )
+    provenance = reading.model.provenance(reading.text, target=list(labels), source=source)
+    return OutputAttribution(axes, Held(arrays, dict.fromkeys(arrays, ("target", "input"))), provenance, about)
+
+
+def checked_targets(reading: Reading, target: Any) -> list[Target]:
+    """Return one target, or those of a list, of one text; refuse those that cannot stand side by side."""
+    several: Sequence[Any] = target if isinstance(target, list) else [target]
+    if not several:
+        raise InputError("target=[] cannot be used: the list is empty. Give at least one target.")
+    reading = run_once(reading)
+    targets = [checked_target(reading.model, reading, each) for each in several]
+    labels = [each.label for each in targets]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"target= has two targets that are called {label!r}. Give each once, and functions names.")
+    if len({len(each.parts) for each in targets}) > 1:
+        raise InputError("'similarity' reads the halves of a pair apart: it cannot be listed with other targets.")
+    return targets
+
+
+def parts_about(parts: Sequence[Reading]) -> dict[str, list[Any]]:
+    """Return what a Result keeps of texts that stand one after another: their tokens and words."""
+    about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
+    for part in parts:
+        start = len(about["tokens"])
+        facts = part.about
+        facts["words"] = [[first + start, last + start] for first, last in facts["words"]]
+        for name, values in about.items():
+            values += facts[name]
+    return about
+
+
+def _gradient(target: Target, inputs: Float[Tensor, "n d_x"], after: int) -> Float[Tensor, "n d_x"]:
+    vectors = inputs[None].detach().clone()
+    model = target.parts[0].model
+    with model.switched(), derivatives(), torch.enable_grad():
+        vectors.requires_grad_()
+        value = target.of_inputs(vectors, after).sum()
+        (gradient,) = torch.autograd.grad(value, vectors, materialize_grads=True)
+    if not gradient.isfinite().all():
+        raise InputError(
+            f"The derivatives of {target.label} overflow in {str(model.dtype).removeprefix('torch.')}. "
+            f"{wider_dtype(model.dtype)}"
+        )
+    return gradient[0]
+
+
+def fisher_roots(reading: Reading, positions: Sequence[int] | None) -> Float[Tensor, "output d d"]:
+    """Return `jacobian.fisher_root` of the probabilities at each position (None: at all of them)."""
+    reading = run_once(reading)
+    assert reading.trace is not None
+    hidden = reading.trace.hidden[-1][0]
+    places = range(len(hidden)) if positions is None else positions
+    with reading.model.alone(), forward_mode():
+        return torch.stack([_fisher_root(reading, hidden[place], place) for place in places]).to(hidden)
+
+
+def _fisher_root(reading: Reading, vector: Float[Tensor, "d"], place: int) -> Float[Tensor, "d d"]:
+    """Differentiate the head at one hidden vector: every position holds it, and carries a direction of its own."""
+    model = reading.model
+    n = len(reading.tokens)
+    d = len(vector)
+    rows = -(-d // n)
+    directions = torch.eye(d, dtype=vector.dtype, device=vector.device)
+    tangents = torch.cat([directions, directions.new_zeros(rows * n - d, d)]).unflatten(0, (rows, n))
+    states = vector.expand_as(tangents).contiguous()
+
+    def head(vectors: Tensor) -> Tensor:
+        logits = onward(model, reading.batch, vectors, model.n_layers - 1).logits
+        assert logits is not None
+        return logits
+
+    logits, moved, *_ = jvp(head, (states,), (tangents,))
+    assert reading.trace is not None and reading.trace.logits is not None
+    expected = reading.trace.logits[0, place]
+    if float((logits - expected).abs().max()) > TOLERANCE[model.dtype] * float(expected.abs().max()):
+        raise ModelError(f"The logits of {model.name} at a position are not made of its last hidden vector alone.")
+    return jacobian.fisher_root(moved.flatten(0, 1)[:d].mT, expected)

@@ -1,0 +1,209 @@
+"""Anybody's scores of tokens as a Result, and the attributions of Captum on our reading of a text."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from identikit.attribution.outputs import checked_targets, parts_about
+from identikit.attribution.result import Scores
+from identikit.checks import function, is_collection, known, shortened, whole_number
+from identikit.errors import InputError
+from identikit.models.machine import derivatives
+from identikit.models.model import Model, checked_model
+from identikit.models.onward import FIRST_BLOCK
+from identikit.models.reading import unread
+from identikit.models.surroundings import undisturbed
+from identikit.models.target import PREDICTION, Target
+from identikit.progress import Watched, reporting
+from identikit.results.axis import Axis
+from identikit.results.provenance import Provenance, package_versions, text_hash
+from identikit.results.result import Result
+from identikit.results.several import Results, of_texts
+from identikit.results.source import Held
+from identikit.shapes import Float, Tensor
+from identikit.texts.text import is_several
+
+AXES = ("layer", "output", "input")
+BASELINES = ("zero", "mask", "pad")
+_TOKENS_AT_ONCE = 4096  # of the copies of a text that Captum runs together
+
+
+def scores(tokens: Any, array: Any, *, name: str) -> Scores:
+    """Wrap any array of scores as a Result, so that it is selected from, drawn, saved and compared like all others.
+
+    - `tokens`: the tokens of the text; or another Result of the same text, which also gives its words and its model
+    - `array`: a number for each token, (input,); for each pair, (output, input); or that for several layers, (layer,
+      output, input). NaN where there is none
+    - `name`: what the scores are called
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(f"name={shortened(name)} cannot be used: expected what the scores are called.")
+    numbers = _numbers(array)
+    if isinstance(tokens, Result):
+        about = {key: tokens.about.get(key) for key in ("tokens", "special", "words")}
+        provenance = replace(tokens.provenance, settings={"name": name})
+    else:
+        if not is_collection(tokens) or not all(isinstance(token, str) for token in tokens):
+            raise InputError(f"tokens={shortened(tokens)} cannot be used: expected several strings, or a Result.")
+        about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
+        dtype = str(numbers.dtype).removeprefix("torch.")
+        text = text_hash([str(token) for token in tokens])
+        provenance = Provenance("no model", None, "", "", "", text, dtype, "cpu", {"name": name}, package_versions())
+    return _scores(numbers, about | {"name": name, "target": None, "details": {}}, provenance)
+
+
+def _numbers(array: Any) -> Tensor:
+    try:
+        numbers = torch.as_tensor(array).detach().cpu().clone()
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.zeros(0, dtype=torch.bool)
+    if not (numbers.is_floating_point() or numbers.dtype in (torch.int32, torch.int64)) or not 1 <= numbers.ndim <= 3:
+        raise InputError(
+            f"array={shortened(array)} cannot be used: expected numbers, (input,), (output, input) or (layer, output, "
+            "input)."
+        )
+    numbers = numbers if numbers.dtype == torch.float64 else numbers.float()
+    if numbers.isinf().any():
+        raise InputError("array= holds infinity. Give finite numbers, or NaN where there is none.")
+    return numbers
+
+
+def _scores(numbers: Tensor, about: Mapping[str, Any], provenance: Provenance) -> Scores:
+    tokens = tuple(about["tokens"])
+    dims = AXES[-numbers.ndim :]
+    axes = []
+    for dim, size in zip(dims, numbers.shape, strict=True):
+        if size == 0 or (dim != "layer" and size != len(tokens)):
+            raise InputError(f"array= has {size} along its axis of {dim}s, and there are {len(tokens)} tokens.")
+        axes.append(Axis(dim, tuple(range(size)), None if dim == "layer" else tokens))
+    return Scores(tuple(axes), Held({"score": numbers}, {"score": dims}), provenance, about)
+
+
+# Captum
+
+
+@of_texts
+@reporting
+@undisturbed()
+def captum_attribution(
+    model: Model,
+    text: Any,
+    method: str = "integrated gradients",
+    *,
+    target: Any = PREDICTION,
+    baseline: str = "zero",
+    steps: int = 50,
+    truncate: bool = False,
+    max_tokens: int | None = None,
+    progress: Watched = None,
+) -> Scores | Results[Scores]:
+    """Attribute an output of a text to its tokens by a method of Captum (extra `captum`), on our reading of the text.
+
+    Captum computes it, on the vectors that enter the first block; what its method gives for the entries of a token's
+    vector is added up. (The embedding sums of BERT go through a norm first, so that scaling one changes nothing: zero
+    would be no baseline there, and a gradient along the sum is 0.) Returns `Scores`, with a sign; a list of texts gives
+    a list. A text may be the messages of a chat.
+
+    - `method`: "integrated gradients", "gradient x input" or "occlusion" (each token's vector replaced in turn)
+    - `target`: the output, as `token_attribution` takes it; by default the token or class that the model gives most
+    - `baseline`: what integrated gradients start from and occlusion puts in: "zero" vectors, as Captum does, or those
+      of the text with all of its tokens but special ones replaced by the tokenizer's "mask" or "pad" token
+    - `steps`: of integrated gradients. `details` of the result has the numbers at the text and at the baseline, and the
+      `gap` between their difference and the sum of all scores, which is 0 where there are enough steps
+    - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
+    """
+    model = checked_model(model)
+    progress = function("progress", progress)
+    compute = METHODS[known("method", method, tuple(METHODS))]
+    known("baseline", baseline, BASELINES)
+    steps = whole_number("steps", steps, least=1)
+    if isinstance(target, list):
+        raise InputError("captum_attribution takes one target: a list of several cannot be used.")
+    _captum()
+    found = []
+    texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
+    for done, reading in enumerate(texts):
+        (aim,) = checked_targets(reading, target)
+        start = _baseline(aim, baseline)
+        with model.switched(), derivatives():
+            numbers = compute(aim, start, steps)
+        value, at_baseline = _number(aim)(torch.stack([aim.inputs(FIRST_BLOCK), start])).tolist()
+        details = {"value": value, "baseline": baseline, "baseline_value": at_baseline}
+        if method == "integrated gradients":
+            details |= {"steps": steps, "gap": float(numbers.double().sum()) - (value - at_baseline)}
+        settings = {"method": method, "target": aim.label, "baseline": baseline, "steps": steps}
+        about = parts_about(aim.parts) | {"name": method, "target": aim.label, "details": details}
+        provenance = model.provenance(reading.text, **settings, captum=_captum().__version__)
+        found.append(_scores(numbers.cpu(), about, provenance))
+        progress("attribution by Captum, texts", done + 1, len(texts))
+    return Results(found) if is_several(text) else found[0]
+
+
+def _captum() -> Any:
+    try:
+        import captum
+        import captum.attr
+    except ImportError:
+        raise InputError(
+            "captum_attribution needs Captum, which is not installed. Install it with: pip install 'identikit[captum]'."
+        ) from None
+    return captum
+
+
+def _baseline(target: Target, name: str) -> Float[Tensor, "n d_x"]:
+    """Return the vectors that a text is compared with."""
+    inputs = target.inputs(FIRST_BLOCK)
+    if name == "zero":
+        return torch.zeros_like(inputs)
+    replaced = []
+    for part in target.parts:
+        model = part.model
+        token = getattr(model.tokenizer, f"{name}_token_id", None)
+        if part.batch.ids is None or token is None or token >= model.vocabulary:
+            raise InputError(f"baseline={name!r}: {model.name} has no such token. Use baseline='zero'.")
+        ids = torch.where(part.batch.special, part.batch.ids, token)
+        replaced.append(replace(part, trace=model.trace(replace(part.batch, ids=ids))))
+    return replace(target, parts=tuple(replaced)).inputs(FIRST_BLOCK)
+
+
+def _number(target: Target) -> Callable[[Tensor], Tensor]:
+    """Return the target as a function of what enters the first block."""
+    return partial(target.of_inputs, after=FIRST_BLOCK)
+
+
+def _integrated_gradients(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
+    from captum.attr import IntegratedGradients
+
+    at_once = max(1, _TOKENS_AT_ONCE // len(start))
+    made = IntegratedGradients(_number(target)).attribute(
+        target.inputs(FIRST_BLOCK)[None], baselines=start[None], n_steps=steps, internal_batch_size=at_once
+    )
+    return made[0].detach().sum(-1)
+
+
+def _gradient_x_input(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
+    from captum.attr import InputXGradient
+
+    return (
+        InputXGradient(_number(target)).attribute(target.inputs(FIRST_BLOCK)[None].requires_grad_())[0].detach().sum(-1)
+    )
+
+
+def _occlusion(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
+    from captum.attr import Occlusion
+
+    made = Occlusion(_number(target)).attribute(
+        target.inputs(FIRST_BLOCK)[None], sliding_window_shapes=(1, start.shape[1]), baselines=start[None]
+    )
+    return made[0].detach()[:, 0]  # what a window changes is given for each of its entries
+
+
+METHODS: Mapping[str, Callable[[Target, Tensor, int], Tensor]] = {
+    "integrated gradients": _integrated_gradients,
+    "gradient x input": _gradient_x_input,
+    "occlusion": _occlusion,
+}
+"""The methods of Captum that `captum_attribution` knows."""

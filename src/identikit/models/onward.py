@@ -1,0 +1,121 @@
+"""Run a model onward from given vectors: from its embedding sum, or from what any of its blocks returns.
+
+Nothing here knows architectures. A run that starts after a block is a run of the whole model in which that block
+returns the given vectors; what follows, such as the final norm and the head, is the model's own.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from identikit.models import families
+from identikit.models.blocks import first_output
+from identikit.models.model import Model
+from identikit.models.taps.tap import put, visiting
+from identikit.shapes import Float, Tensor
+from identikit.texts.text import TokenBatch, repeated
+
+EMBEDDING = -1
+"""As the block to run after: vectors take the place of the embedding sum."""
+FIRST_BLOCK = -2
+"""As the block to run after: vectors take the place of what enters the first block."""
+
+
+class Onward(NamedTuple):
+    """What a model makes of given vectors.
+
+    - `hidden`: what its last block returns
+    - `final`: what its base model returns, after a final norm if it has one; None where only parts of that are run
+    - `logits`: None where the model makes none
+    """
+
+    hidden: Float[Tensor, "batch n d"]
+    final: Float[Tensor, "batch n d"] | None
+    logits: Tensor | None
+
+
+def onward(
+    model: Model,
+    batch: TokenBatch,
+    vectors: Float[Tensor, "batch n d_x"],
+    after: int = EMBEDDING,
+    *,
+    positions: Sequence[int] | None = None,
+) -> Onward:
+    """Run a text onward with each of these vectors, all after one block; logits of tokens only at some `positions`.
+
+    It is differentiable where the vectors are.
+    """
+    differentiated = torch.is_grad_enabled() and vectors.requires_grad
+    given = vectors.transpose(0, 1) if model.family.sequence_first and after != EMBEDDING else vectors
+    last: list[Tensor] = [given]
+    base: list[Any] = []
+    arguments = model.arguments(repeated(batch, len(vectors)))
+    narrowed = positions is not None and model.accepts("logits_to_keep")
+    if narrowed:
+        arguments["logits_to_keep"] = torch.tensor(positions, device=vectors.device)
+    with model.switched(), visiting(lambda call: None), torch.set_grad_enabled(differentiated), ExitStack() as stack:
+        if after < 0:
+            _enter(stack, model, given, after)
+        else:
+            _replace(stack, model, given, after)
+        if after < model.n_layers - 1:
+            stack.callback(model.blocks[-1].register_forward_hook(lambda *call: _keep(last, call[2])).remove)
+        stack.callback(model.hf.base_model.register_forward_hook(lambda *call: base.append(call[2])).remove)
+        output = model.hf(**arguments)
+    hidden = last[-1].transpose(0, 1) if model.family.sequence_first else last[-1]
+    logits = getattr(output, "logits", None)
+    if logits is not None and logits.ndim == 3 and positions is not None and not narrowed:
+        logits = logits[:, list(positions)]
+    return Onward(hidden, getattr(base[-1], "last_hidden_state", None) if base else None, logits)
+
+
+def _keep(kept: list[Tensor], output: Any) -> None:
+    kept.append(first_output(output))
+
+
+def _enter(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
+    """Have vectors take the place of the embedding sum, or of what first enters a block."""
+    name = model.family.embedding if after == EMBEDDING else None
+    turned = name is None and after == EMBEDDING and model.family.sequence_first
+    entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
+    waiting = [given.transpose(0, 1) if turned else given]
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not waiting:
+            return None
+        vectors = waiting.pop()
+        return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
+
+    stack.callback(entered.register_forward_pre_hook(enter, with_kwargs=True).remove)
+
+
+def _replace(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
+    """Have a block return the vectors, with whatever else it returns; one module may be several blocks.
+
+    After the last block nothing else is needed, and no block runs.
+    """
+    called = [0]
+    last = after == model.n_layers - 1
+
+    def returning(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            block = called[0]
+            called[0] += 1
+            if last:
+                return given if not model.returned[block] else (given, *[None] * (model.returned[block] - 1))
+            output = forward(*args, **kwargs)
+            if block != after:
+                return output
+            return (given, *output[1:]) if isinstance(output, tuple) else given
+
+        return run
+
+    for module in dict.fromkeys(model.blocks):
+        put(stack, module, "forward", returning(module.forward))
+        if module not in model.blocks[after + 1 :]:  # what hooks change is in the vectors already
+            for name in ("_forward_hooks", "_forward_pre_hooks"):
+                put(stack, module, name, type(getattr(module, name))())

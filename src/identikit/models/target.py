@@ -1,0 +1,258 @@
+"""What an explanation is of: a number that a model makes of the last hidden vectors of a text.
+
+- a next token, by what it spells or its id; at another place `"Paris@7"`, and the model's own prediction there `"@7"`.
+  A masked model is asked at its one masked position
+- a class of a classification head, by its name or number
+- `"prediction"`: the token or class that the model itself gives most
+- a pair of these: the first against the second, a difference
+- `"similarity"`: of the two halves of a pair of texts, for sentence encoders
+- a function of the logits (None where the model makes none) and the last hidden vectors (1, token, feature)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from identikit.checks import as_whole, is_collection, shortened
+from identikit.errors import InputError, ModelError
+from identikit.models.load.check import TOLERANCE
+from identikit.models.model import Model, Trace
+from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
+from identikit.models.reading import Reading, unread
+from identikit.shapes import Float, Tensor
+from identikit.texts.encoding import tokenized
+from identikit.texts.text import is_several
+
+PREDICTION = "prediction"
+SIMILARITY = "similarity"
+Number = Callable[[Float[Tensor, "batch n d"]], Float[Tensor, "batch"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A number made of the last hidden vectors.
+
+    - `label`: what it is, in a few words
+    - `parts`: the texts whose hidden vectors it is of, one after another: the text itself, or both halves of a pair
+      that were read apart from each other
+    - `number`: makes the number, for each of a batch of last hidden vectors
+    - `probability`: the probability of its token or class; None where it is of several, or of none
+    - `token`: the token whose logit it is, if it is one; `place`: the position whose logits it is of
+    """
+
+    label: str
+    parts: tuple[Reading, ...]
+    number: Number
+    probability: Number | None = None
+    token: int | None = None
+    place: int | None = None
+
+    def value(self, states: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
+        """Return the number for the last hidden vectors of the text, before any final norm; differentiable."""
+        value = self.number(states.unsqueeze(0) if states.ndim == 2 else states)
+        return value[0] if states.ndim == 2 else value
+
+    def states(self) -> Float[Tensor, "n d"]:
+        """Return the last hidden vectors of the text itself."""
+        return torch.cat([_trace(part).hidden[-1][0] for part in self.parts])
+
+    def inputs(self, after: int = EMBEDDING) -> Float[Tensor, "n d_x"]:
+        """Return the input vectors of the text itself: the embedding sums, or what enters the first block."""
+        traces = [_trace(part) for part in self.parts]
+        if after == FIRST_BLOCK and self.parts[0].model.family.embedding is not None:
+            return torch.cat([trace.blocks[0].hidden[0] for trace in traces])
+        return torch.cat([trace.inputs[0] for trace in traces])
+
+    def of_inputs(self, vectors: Float[Tensor, "batch n d_x"], after: int = EMBEDDING) -> Float[Tensor, "batch"]:
+        """Return the number for other input vectors (see `inputs`), run through the whole model; differentiable."""
+        lengths = [len(part.tokens) for part in self.parts]
+        hidden = [
+            onward(part.model, part.batch, some, after).hidden
+            for part, some in zip(self.parts, vectors.split(lengths, 1), strict=True)
+        ]
+        return self.number(torch.cat(hidden, 1))
+
+
+def checked_target(model: Model, text: Any, target: Any = PREDICTION) -> Target:
+    """Return what a text is explained for; `text` may be a Reading. None is the model's own prediction."""
+    if is_several(text):
+        raise InputError("A target is of one text: pass a text, a pair or token ids.")
+    reading = run_once(text if isinstance(text, Reading) else unread(model, text)[0])
+    if callable(target):
+        _check_head(reading)
+        name = getattr(target, "__name__", "a function")
+        return Target(name, (reading,), partial(_of_function, reading, target))
+    if isinstance(target, str) and target == SIMILARITY:
+        return _similarity(reading)
+    if isinstance(target, tuple):
+        if len(target) != 2:
+            raise InputError(f"target={shortened(target)} cannot be used: a pair is one target against another.")
+        first, second = (checked_target(model, reading, each) for each in target)
+        if len(first.parts) != len(second.parts):
+            raise InputError("'similarity' reads the halves of a pair apart: it cannot be set against other targets.")
+        label = f"{first.label} against {second.label}"
+        return Target(label, first.parts, lambda states: first.number(states) - second.number(states))
+    if is_collection(target):
+        raise InputError(f"target={shortened(target)} cannot be used: expected one target.")
+    return _logit(reading, PREDICTION if target is None else target)
+
+
+def run_once(reading: Reading) -> Reading:
+    """Return a text with a run of its own, so that it is not run again for each thing that is asked of it."""
+    return reading if reading.trace is not None else replace(reading, trace=reading.model.trace(reading.batch))
+
+
+def _trace(reading: Reading) -> Trace:
+    assert reading.trace is not None
+    return reading.trace
+
+
+def _check_head(reading: Reading) -> Tensor | None:
+    """Return a text's logits; refuse a model that makes them of more than the last hidden vectors."""
+    model = reading.model
+    trace = _trace(reading)
+    logits = trace.logits
+    if logits is not None:
+        again = onward(model, reading.batch, trace.hidden[-1], model.n_layers - 1).logits
+        assert again is not None
+        if float((again - logits).abs().max()) > TOLERANCE[model.dtype] * float(logits.abs().max()):
+            raise ModelError(f"The logits of {model.name} are not made of its last hidden vectors alone.")
+    return logits
+
+
+# Logits
+
+
+def _logit(reading: Reading, target: Any) -> Target:
+    model = reading.model
+    logits = _check_head(reading)
+    if logits is None or logits.ndim not in (2, 3):
+        raise InputError(
+            f"A target is a logit, and {model.name} makes none. Pass target=, a function of the logits (None) and the "
+            "last hidden vectors (batch, token, feature) that returns one number."
+        )
+    spells = logits.ndim == 3 and model.modality == "text" and model.hf.get_output_embeddings() is not None
+    named, place = _divided(reading, target, spells) if logits.ndim == 3 else (target, None)
+    choices = logits[0] if place is None else logits[0, place]
+    if isinstance(named, str) and named == PREDICTION:
+        index = int(choices.argmax())
+    else:
+        index = _token(model, named) if spells and isinstance(named, str) else _class(model, named)
+    if index is None or not 0 <= index < len(choices):
+        kind = "a token" if spells else "a class"
+        raise InputError(
+            f"target={shortened(target)} cannot be used: expected {kind}, a function, or a number from 0 to "
+            f"{len(choices) - 1}."
+        )
+    label = f"token {model.tokenizer.decode([index])!r}" if spells else f"class {_labels(model).get(index, index)}"
+    is_next = spells and model.causal and place == logits.shape[1] - 1
+    where = "" if place is None or is_next else f" at position {place}"
+
+    def scores(states: Tensor) -> Float[Tensor, "batch choice"]:
+        made = onward(model, reading.batch, states, model.n_layers - 1, positions=None if place is None else [place])
+        assert made.logits is not None
+        return made.logits.flatten(0, made.logits.ndim - 2)
+
+    return Target(
+        f"{'next ' if is_next else ''}{label}{where}",
+        (reading,),
+        lambda states: scores(states)[:, index],
+        lambda states: scores(states).softmax(-1)[:, index],
+        index if spells else None,
+        place,
+    )
+
+
+def _divided(reading: Reading, target: Any, spells: bool) -> tuple[Any, int]:
+    """Divide a target into what it names and the position whose logits it is of."""
+    model = reading.model
+    n = len(reading.tokens)
+    if isinstance(target, str) and not (spells and _token(model, target, strict=False) is not None):
+        name, at, position = target.rpartition("@")
+        if at and position.isdecimal():
+            if int(position) >= n:
+                raise InputError(f"target={shortened(target)} is at position {position}, and the text has {n} tokens.")
+            return name or PREDICTION, int(position)
+    if spells and model.causal:
+        return target, n - 1
+    mask = getattr(model.tokenizer, "mask_token_id", None)
+    assert reading.batch.ids is not None or not spells
+    ids = [] if reading.batch.ids is None else reading.batch.ids[0].tolist()
+    masked = [place for place, token in enumerate(ids) if spells and token == mask]
+    if len(masked) == 1:
+        return target, masked[0]
+    there = f"{len(masked)} masked tokens" if spells else "an answer for each token"
+    raise InputError(f"{model.name} has {there} here. Say which position the target is at, such as target='@{n // 2}'.")
+
+
+def _token(model: Model, target: str, *, strict: bool = True) -> int | None:
+    """Return the id of what is one token as it is typed, or else with a space before it."""
+    if target == PREDICTION:
+        return -1
+    counts = []
+    for typed in (target, f" {target}"):
+        ids = tokenized(model.tokenizer, typed, add_special_tokens=False)["input_ids"]
+        if len(ids) == 1:
+            return int(ids[0])
+        counts.append(len(ids))
+    if strict:
+        raise InputError(
+            f"target={shortened(target)} is {min(counts)} tokens of {model.name}. Give one token, or its id."
+        )
+    return None
+
+
+def _labels(model: Model) -> dict[int, str]:
+    return {int(number): str(name) for number, name in (getattr(model.hf.config, "id2label", None) or {}).items()}
+
+
+def _class(model: Model, target: Any) -> int | None:
+    """Return the number of a class that is named or numbered."""
+    if not isinstance(target, str):
+        return as_whole(target)
+    numbers = {name: number for number, name in _labels(model).items()}
+    return numbers.get(target, int(target) if target.isdecimal() and len(target) < 10 else None)
+
+
+# Functions and similarity
+
+
+def _of_function(reading: Reading, function: Callable[..., Any], states: Tensor) -> Tensor:
+    model = reading.model
+    made = onward(model, reading.batch, states, model.n_layers - 1).logits
+    values = []
+    for row in range(len(states)):
+        value = function(None if made is None else made[row : row + 1], states[row : row + 1])
+        if (
+            not isinstance(value, torch.Tensor)
+            or value.numel() != 1
+            or (states.requires_grad and torch.is_grad_enabled() and not value.requires_grad)
+        ):
+            raise InputError("target= must return one number that depends on the logits or the hidden vectors.")
+        values.append(value.reshape(()))
+    return torch.stack(values)
+
+
+def _similarity(reading: Reading) -> Target:
+    """Return the cosine of the halves of a pair, each read by itself and averaged over all of its tokens."""
+    pair = reading.text
+    if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(half, str) for half in pair):
+        raise InputError("target='similarity' is of a pair of texts: pass a tuple of two strings.")
+    model = reading.model
+    parts = tuple(run_once(part) for part in unread(model, list(pair), truncate=reading.may_be_cut))
+    lengths = [len(part.tokens) for part in parts]
+
+    def cosine(states: Tensor) -> Tensor:
+        means = []
+        for part, vectors in zip(parts, states.split(lengths, 1), strict=True):
+            final = onward(model, part.batch, vectors, model.n_layers - 1).final
+            if final is None:
+                raise InputError(f"target='similarity' cannot be used: {model.name} has no vectors of its base model.")
+            means.append(final.mean(1))
+        return F.cosine_similarity(means[0], means[1], dim=-1)
+
+    return Target("similarity of the pair", parts, cosine)
