@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from identikit.attention.scores import head_scores, repeated_tokens
     from identikit.attribution.attribute import token_attribution
     from identikit.errors import IdentikitError, InputError, ModelError
+    from identikit.explanation.evaluate import evaluate
     from identikit.explanation.explain import explain
     from identikit.explanation.result import open_result
     from identikit.models.load.load import load
@@ -38,6 +39,7 @@ __all__ = [
     "attention_measure",
     "head_scores",
     "agreement",
+    "evaluate",
     "repeated_tokens",
     "token_attribution",
     "token_identifiability",
@@ -75,6 +77,7 @@ _MODULES = {
     "token_identifiability": "tokens.identify",
     "invert": "tokens.invert",
     "explain": "explanation.explain",
+    "evaluate": "explanation.evaluate",
 }
 
 

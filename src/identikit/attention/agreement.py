@@ -72,7 +72,7 @@ def agreement(
             if isinstance(given, str):
                 rankings.append(overall(text.measure(READINGS[given], model.attention_layers)))
             else:
-                rankings.append(_of_function(name, given(model, reading.text), len(reading.tokens)))
+                rankings.append(of_function(name, given(model, reading.text), len(reading.tokens)))
         parts.append(_compared(rankings))
         progress("agreement, texts", place + 1, len(read))
     names = tuple(named)
@@ -89,7 +89,7 @@ def agreement(
     )
 
 
-class _Ranking(NamedTuple):
+class Ranking(NamedTuple):
     """What a measure gives to each output token from each input token, and between which ends."""
 
     raw: Float[Tensor, "output input"]
@@ -97,15 +97,15 @@ class _Ranking(NamedTuple):
     upper: Float[Tensor, "output input"]
 
 
-def overall(measure: AttentionMeasure) -> _Ranking:
+def overall(measure: AttentionMeasure) -> Ranking:
     """Return a measure of one text as (output, input): the mean over heads and layers, or that after the last layer."""
     arrays = [measure.read(name) for name in ("raw", "lower", "upper")]
     if measure.axes[-1].name == "input":
-        return _Ranking(*(array[-1] for array in arrays))
-    return _Ranking(*(array.flatten(0, -3).mean(0) for array in arrays))
+        return Ranking(*(array[-1] for array in arrays))
+    return Ranking(*(array.flatten(0, -3).mean(0) for array in arrays))
 
 
-def _of_function(name: str, found: Any, n: int) -> _Ranking:
+def of_function(name: str, found: Any, n: int) -> Ranking:
     """Return what a function made, of which no range is known because no alternative moves it."""
     if isinstance(found, Result):
         array = found.main[0]
@@ -118,10 +118,10 @@ def _of_function(name: str, found: Any, n: int) -> _Ranking:
         scores = torch.as_tensor(found)
     if scores.shape != (n, n):
         raise InputError(f"{name} gave numbers of the shape {tuple(scores.shape)}, and ({n}, {n}) is expected.")
-    return _Ranking(*(scores.double().cpu(),) * 3)
+    return Ranking(*(scores.double().cpu(),) * 3)
 
 
-def _compared(rankings: Sequence[_Ranking]) -> tuple[Float[Tensor, "measure other"], Float[Tensor, "measure"]]:
+def _compared(rankings: Sequence[Ranking]) -> tuple[Float[Tensor, "measure other"], Float[Tensor, "measure"]]:
     """Return the correlation of each pair of rankings of a text, and the determined share of each."""
     n = len(rankings[0].raw)
     asked = ~torch.eye(n, dtype=torch.bool)
