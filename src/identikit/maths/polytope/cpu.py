@@ -6,8 +6,8 @@ proposal either way: `bounds` proves it.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import numpy as np
 import torch
 
 from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
@@ -16,6 +16,7 @@ from identikit.maths.threads import independent
 from identikit.shapes import Float, Tensor
 
 _TOLERANCES = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # the smallest accepted
+_AT_ONCE = 8  # rows that a thread takes at a time, some milliseconds each
 _DEPENDENT = 1e-10  # of the largest singular value of an orthonormal basis at the visible keys
 
 
@@ -24,33 +25,28 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
 
     Without `both`, only the greatest of each objective is found.
     """
-    from identikit.maths.polytope.simplex import solve as compiled
+    from identikit.maths.polytope.simplex import RowTask, solve
 
     device = rows.attention.device
-    rows = Rows(*(part.cpu() for part in rows))
+    rows = Rows(*(part.cpu().contiguous() for part in rows))
     found = Proposed.nothing(rows, wanted, vertices=vertices)
-    asked = np.zeros(0, np.bool_) if wanted.keys is None else wanted.keys.cpu().numpy()
-    objectives = wanted.all_objectives(rows)[:, len(asked) :].numpy()
-    among = rows.visible if wanted.keys is None else rows.visible & wanted.keys.cpu()
-    strongest = strongest_keys(rows, among)[:, : wanted.top].contiguous().numpy()
-    basis = rows.basis.numpy()
-    attention = rows.attention.numpy()
-    failed = found.failed.numpy()
-    off = found.off[:, None].numpy()
-    outputs = [part.numpy() for part in (found.upper, found.lower, found.greatest, found.least, found.ahead)]
-    shown = found.vertices.numpy()
-
-    def solve(index: int) -> None:
-        seen = rows.visible[index].nonzero()[:, 0].numpy()
-        c = np.ascontiguousarray(objectives[0 if len(objectives) == 1 else index])
-        known = int(among[index].sum())
-        failed[index] = not compiled(
-            basis[int(rows.group[index])], seen, attention[index], asked, c, strongest[index, :known], both,
-            *(part[index] for part in outputs), off[index], shown[index],
-        )  # fmt: skip
-
+    asked = torch.zeros(0, dtype=torch.bool) if wanted.keys is None else wanted.keys.cpu()
+    among = rows.visible if wanted.keys is None else rows.visible & asked
+    task = RowTask(
+        rows.attention.numpy(),
+        rows.visible.numpy(),
+        rows.group.numpy(),
+        rows.basis.numpy(),
+        asked.numpy(),
+        wanted.all_objectives(rows)[:, len(asked) :].contiguous().numpy(),
+        strongest_keys(rows, among)[:, : wanted.top].contiguous().numpy(),
+        among.sum(-1).numpy(),
+        both,
+    )
+    arrays: list[Any] = [part.numpy() for part in found]
+    proposed = Proposed(*arrays)
     with ThreadPoolExecutor(independent()) as pool:
-        list(pool.map(solve, rows.free.nonzero()[:, 0].tolist()))
+        list(pool.map(lambda some: solve(task, proposed, some.numpy()), rows.free.nonzero()[:, 0].split(_AT_ONCE)))
     return Proposed(*(part.to(device) for part in found))
 
 

@@ -13,7 +13,7 @@ Python that numba compiles; arrays are float64 and shapes are in `Row`.
 """
 
 from contextlib import suppress
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     """The state of one row's simplex: n keys that it sees, and r constraints.
 
     - `keys` (n): which of all keys these are; `seat`: where each of all keys stands among them, or -1
-    - `basis` (n, r): U at these keys; `right` (r): b; `sign` (r): of b, for the artificial columns
+    - `constraints` (r, n): $U^\\top$ at these keys; `right` (r): b; `sign` (r): of b, for the artificial columns
     - `tableau` (r, n + r): $B^{-1} [U^\\top, I]$; `columns` (r): the keys in the basis B (artificial column k, which
       the method starts from, is -1 - k); `values` (r): their weights
     - `place` (n): where a key stands in the basis, or -1; `zero` (n): keys that some vertex has at 0
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     keys: np.ndarray
     seat: np.ndarray
-    basis: np.ndarray
+    constraints: np.ndarray
     right: np.ndarray
     sign: np.ndarray
     tableau: np.ndarray
@@ -68,19 +68,18 @@ class Row(NamedTuple):
 
 
 @_compiled
-@no_type_check
 def _start(every, keys, attention):
     """Start from the artificial columns, one per constraint, which stand for b itself."""
     n = len(keys)
     r = every.shape[1]
     seat = np.full(len(every), -1, np.int64)
-    basis = np.zeros((n, r))
+    constraints = np.zeros((r, n))
     right = np.zeros(r)
     for m in range(n):
         seat[keys[m]] = m
         for k in range(r):
-            basis[m, k] = every[keys[m], k]
-            right[k] += attention[keys[m]] * basis[m, k]
+            constraints[k, m] = every[keys[m], k]
+            right[k] += attention[keys[m]] * every[keys[m], k]
     sign = np.ones(r)
     tableau = np.zeros((r, n + r))
     columns = np.zeros(r, np.int64)
@@ -88,17 +87,16 @@ def _start(every, keys, attention):
         sign[k] = -1.0 if right[k] < 0 else 1.0
         columns[k] = -1 - k
         for m in range(n):
-            tableau[k, m] = sign[k] * basis[m, k]
+            tableau[k, m] = sign[k] * constraints[k, m]
         tableau[k, n + k] = sign[k]
     return Row(
-        keys, seat, basis, right, sign, tableau, columns, np.abs(right), np.full(n, -1, np.int64),
+        keys, seat, constraints, right, sign, tableau, columns, np.abs(right), np.full(n, -1, np.int64),
         np.zeros(n, np.bool_), np.zeros(n), np.zeros(n + r), np.zeros(r), np.zeros(r),
         np.zeros(r), np.zeros(n + r), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
 @_compiled
-@no_type_check
 def _leaving(row):
     """Choose which column leaves, and how far the entering weight can go: the largest pivot among the first to block.
 
@@ -127,7 +125,6 @@ def _leaving(row):
 
 
 @_compiled
-@no_type_check
 def _enter(row, key):
     """Bring a key into the basis; returns whether something blocks it, as it should."""
     tableau = row.tableau
@@ -161,41 +158,33 @@ def _enter(row, key):
 
 
 @_compiled
-@no_type_check
 def _refresh(row):
     """Bring the tableau back to full precision, by a Newton step for the inverse M of the basis B: $M + M (I - BM)$."""
     r = len(row.values)
     n = len(row.keys)
-    inverse = row.tableau[:, n:]
-    error = np.zeros((r, r))
-    before = inverse.copy()
+    before = row.tableau[:, n:].copy()
+    error = np.eye(r)
     for i in range(r):
         key = row.columns[i]
-        if key < 0:
-            for k in range(r):
-                error[-1 - key, k] -= row.sign[-1 - key] * before[i, k]
-        else:
-            for k in range(r):
-                for j in range(r):
-                    error[k, j] -= row.basis[key, k] * before[i, j]
-    for k in range(r):
-        error[k, k] += 1.0
+        for k in range(r):
+            entry = row.constraints[k, key] if key >= 0 else row.sign[k] if k == -1 - key else 0.0
+            for j in range(r):
+                error[k, j] -= entry * before[i, j]
+    inverse = before.copy()
     for i in range(r):
         for k in range(r):
             for j in range(r):
                 inverse[i, j] += before[i, k] * error[k, j]
         row.values[i] = 0.0
+        row.tableau[i, :n] = 0.0
         for k in range(r):
             row.values[i] += inverse[i, k] * row.right[k]
-        for m in range(n):
-            total = 0.0
-            for k in range(r):
-                total += inverse[i, k] * row.basis[m, k]
-            row.tableau[i, m] = total
+            for m in range(n):
+                row.tableau[i, m] += inverse[i, k] * row.constraints[k, m]
+    row.tableau[:, n:] = inverse
 
 
 @_compiled
-@no_type_check
 def _price(row):
     """Compute every key's profit and the dual vector from the tableau."""
     n = len(row.keys)
@@ -208,7 +197,6 @@ def _price(row):
 
 
 @_compiled
-@no_type_check
 def _best(row):
     """Return the key that promises most, or -1 if none promises anything."""
     best = PROFIT
@@ -221,7 +209,6 @@ def _best(row):
 
 
 @_compiled
-@no_type_check
 def _first_vertex(row):
     """Drive the artificial columns to 0: this is a vertex of the row's set. Returns whether that worked."""
     r = len(row.values)
@@ -245,7 +232,6 @@ def _first_vertex(row):
 
 
 @_compiled
-@no_type_check
 def _maximise(row, limit):
     """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
 
@@ -271,19 +257,22 @@ def _maximise(row, limit):
 
 
 @_compiled
-@no_type_check
 def _off(row):
     """Return how far the present vertex is from the set, by its constraints."""
-    missing = row.right.copy()
+    weights = np.zeros(len(row.keys))
     for i in range(len(row.values)):
         if row.columns[i] >= 0:
-            for k in range(len(missing)):
-                missing[k] -= row.values[i] * row.basis[row.columns[i], k]
-    return np.abs(missing).max()
+            weights[row.columns[i]] = row.values[i]
+    off = 0.0
+    for k in range(len(row.right)):
+        missing = row.right[k]
+        for m in range(len(weights)):
+            missing -= row.constraints[k, m] * weights[m]
+        off = max(off, abs(missing))
+    return off
 
 
 @_compiled
-@no_type_check
 def _settle(row, limit, off):
     """Maximise, once more with a fresh tableau where the vertex drifted from the set; note how far it is from it."""
     if not _maximise(row, limit):
@@ -299,26 +288,34 @@ def _settle(row, limit, off):
 
 
 @_compiled
-@no_type_check
 def _weight(row, m):
     """Return the weight of a key at the present vertex."""
     return row.values[row.place[m]] if row.place[m] >= 0 else 0.0
 
 
-@_compiled
-@no_type_check
-def _dual(row, y):
-    """Write the dual vector of the present vertex."""
-    n = len(row.keys)
-    for k in range(len(y)):
-        y[k] = -row.profit[n + k]
+class RowTask(NamedTuple):
+    """What is asked of rows, as arrays: `Rows`, and `Wanted` with every row's strongest asked keys.
+
+    - `known` (row): how many keys of `strongest` a row sees; `objectives`: of all rows, or of each
+    - `both`: whether objectives are also made least
+    """
+
+    attention: np.ndarray
+    visible: np.ndarray
+    group: np.ndarray
+    basis: np.ndarray
+    asked: np.ndarray
+    objectives: np.ndarray
+    strongest: np.ndarray
+    known: np.ndarray
+    both: bool
 
 
 @_compiled
-@no_type_check
-def _bound_keys(row, asked, strongest, limit, upper, lower, greatest, least, ahead, off):
+def _bound_keys(row, task, found, index, limit):
     """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
-    pending = asked[row.keys]
+    pending = task.asked[row.keys]
+    strongest = task.strongest[index, : task.known[index]]
     while True:
         best = -1.0
         m = -1
@@ -330,71 +327,74 @@ def _bound_keys(row, asked, strongest, limit, upper, lower, greatest, least, ahe
             break
         pending[m] = False
         row.objective[m] = 1.0
-        reached = _settle(row, limit, off)
+        reached = _settle(row, limit, found.off[index:])
         row.objective[m] = 0.0
         if not reached:
             return False
         key = row.keys[m]
-        _dual(row, upper[key])
-        greatest[key] = _weight(row, m)
+        found.upper[index, key] = -row.profit[len(row.keys) :]
+        found.greatest[index, key] = _weight(row, m)
         for place in range(len(strongest)):
-            ahead[place, key] = greatest[key] - _weight(row, row.seat[strongest[place]])
+            found.ahead[index, place, key] = _weight(row, m) - _weight(row, row.seat[strongest[place]])
     for m in range(len(row.keys)):
         key = row.keys[m]
-        if not asked[key]:
-            continue
-        least[key] = 0.0
-        if row.zero[m]:
+        if task.asked[key]:
+            found.least[index, key] = 0.0
+        if row.zero[m] or not task.asked[key]:
             continue
         row.objective[m] = -1.0
-        reached = _settle(row, limit, off)
+        reached = _settle(row, limit, found.off[index:])
         row.objective[m] = 0.0
         if not reached:
             return False
-        _dual(row, lower[key])
-        least[key] = _weight(row, m)
+        found.lower[index, key] = -row.profit[len(row.keys) :]
+        found.least[index, key] = _weight(row, m)
     return True
 
 
 @_compiled
-@no_type_check
-def _bound_objective(row, objective, sense, limit, y, off, vertex):
+def _bound_objective(row, objective, sense, limit, y, off, shown):
     """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not reached."""
     for m in range(len(row.keys)):
         row.objective[m] = sense * objective[row.keys[m]]
     if not _settle(row, limit, off):
         return np.nan
-    _dual(row, y)
+    y[:] = -row.profit[len(row.keys) :]
     attained = 0.0
     for i in range(len(row.values)):
         m = row.columns[i]
         if m >= 0:
             attained += objective[row.keys[m]] * row.values[i]
-            if len(vertex):
-                vertex[row.keys[m]] = max(row.values[i], 0.0)
+            if len(shown):
+                shown[0, row.keys[m]] = max(row.values[i], 0.0)
     return attained
 
 
 @_compiled
-@no_type_check
-def solve(
-    basis, keys, attention, asked, objectives, strongest, both, upper, lower, greatest, least, ahead, off, shown
-):  # fmt: skip
+def _solve_row(row, task, found, index):
     """Solve one row's asked keys, then its objectives; returns whether all of it was reached."""
-    row = _start(basis, keys, attention)
     if not _first_vertex(row):
         return False
-    limit = row.steps[0] + STEPS * max(20, len(keys), 2 * len(objectives))
-    first = len(asked)
-    if first and not _bound_keys(row, asked, strongest, limit, upper, lower, greatest, least, ahead, off):
+    objectives = task.objectives[index if len(task.objectives) > 1 else 0]
+    limit = row.steps[0] + STEPS * max(20, len(row.keys), 2 * len(objectives))
+    first = len(task.asked)
+    if first and not _bound_keys(row, task, found, index, limit):
         return False
     for at in range(len(objectives)):
-        place = first + at
-        if both:
-            vertex = shown[at, 0] if len(shown) else row.objective[:0]
-            least[place] = _bound_objective(row, objectives[at], -1.0, limit, lower[place], off, vertex)
-        vertex = shown[at, 1] if len(shown) else row.objective[:0]
-        greatest[place] = _bound_objective(row, objectives[at], 1.0, limit, upper[place], off, vertex)
-        if np.isnan(least[place]) or np.isnan(greatest[place]):
-            return False
+        for end in range(0 if task.both else 1, 2):
+            y = (found.upper if end else found.lower)[index, first + at]
+            shown = found.vertices[index, at : at + 1, end]
+            attained = _bound_objective(row, objectives[at], 2.0 * end - 1.0, limit, y, found.off[index:], shown)
+            (found.greatest if end else found.least)[index, first + at] = attained
+            if np.isnan(attained):
+                return False
     return True
+
+
+@_compiled
+def solve(task, found, chosen):
+    """Solve chosen rows of a task into `found` (a `Proposed` of arrays), where those that are given up are marked."""
+    for index in chosen:
+        keys = np.flatnonzero(task.visible[index])
+        row = _start(task.basis[task.group[index]], keys, task.attention[index])
+        found.failed[index] = not _solve_row(row, task, found, index)
