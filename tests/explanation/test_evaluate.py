@@ -1,21 +1,26 @@
 """Tests of explanations: by their definitions, on a model whose sources are known, and over a dataset."""
 
+import shutil
 import sys
 import warnings
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from pandas import DataFrame
+from pandas.testing import assert_frame_equal
+from typer.testing import CliRunner
 
 import identikit as ik
 from identikit import plots
+from identikit.cli.main import app
 from identikit.explanation.evaluation_dataset import evaluation_tables
 from identikit.explanation.faithfulness import SCORES, EvaluationOptions
 from identikit.explanation.ranked import BASELINES
 from identikit.explanation.replaced import Replacement
 from identikit.runs import run as runs
-from identikit.runs.engines import Processes
+from identikit.runs.engines import Local, Processes
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import planted, tiny
@@ -29,7 +34,8 @@ RIGHT = ["token attribution", "value norm", "norm", "norm with residual", "globe
 
 def nearer(model: ik.Model, text: str) -> torch.Tensor:
     """A measure that does not read the model: nearer tokens count more."""
-    places = torch.arange(len(text.split()) + 2)  # with the special tokens
+    (encoded,) = model.encode(text)
+    places = torch.arange(len(encoded))
     return -(places[:, None] - places).abs().double() - 0.1 * places
 
 
@@ -39,23 +45,31 @@ def nearer(model: ik.Model, text: str) -> torch.Tensor:
 def test_every_score_is_its_definition():
     model = tiny.loaded("llama", dtype=torch.float64)
     text = TEXTS[0]
-    found = ik.evaluate(model, [text], [nearer, "mean"], tests=["curves", "leave one out"], replacement="pad", beam=64)
+    tests = ["curves", "leave one out"]
+    found = ik.evaluate(model, [text], [nearer, "mean"], tests=tests, replacement="pad", beam=64)
     (encoded,) = model.encode(text)
     ids = list(encoded.ids)
     instead = [0] * len(ids)
     last = len(ids) - 1
     sources = [at for at in range(last) if not encoded.special[at]]
     mean = ik.attention_measure(model, text, "mean").raw.mean(0)
+    changed = cache(lambda replaced: literal.change(model, ids, instead, replaced, last))
+    lost = cache(lambda replaced: literal.drop(model, ids, instead, replaced))
+    predicted = ik.evaluate(model, text, [nearer, "mean"], target="prediction", tests=tests, replacement="pad", beam=64)
     for name, scores in (("nearer", nearer(model, text)), ("mean", mean)):
-        changed = partial(literal.change, model, ids, instead, output=last)
         of_last = {source: float(scores[last, source]) for source in sources}
+        row = predicted.sel(measure=name)
+        assert float(row.sel(score="deletion").mean) == pytest.approx(literal.deletion(lost, of_last), abs=1e-7)
+        assert float(row.sel(score="insertion").mean) == pytest.approx(literal.insertion(lost, of_last), abs=1e-7)
+        each = {source: lost(frozenset({source})) for source in sources}
+        assert float(row.sel(score="leave one out").mean) == pytest.approx(literal.correlation(each, of_last))
         row = found.sel(measure=name)
         assert float(row.sel(score="deletion").mean) == pytest.approx(literal.deletion(changed, of_last), abs=1e-7)
         assert float(row.sel(score="insertion").mean) == pytest.approx(literal.insertion(changed, of_last), abs=1e-7)
         correlations = []
         for output in range(4, len(ids)):  # from where on there are three sources
             seen = [source for source in sources if source < output]
-            moved = {source: literal.change(model, ids, instead, {source}, output) for source in seen}
+            moved = {source: literal.change(model, ids, instead, frozenset({source}), output) for source in seen}
             correlations.append(literal.correlation(moved, {source: float(scores[output, source]) for source in seen}))
         expected = sum(correlations) / len(correlations)
         assert float(row.sel(score="leave one out").mean) == pytest.approx(expected, abs=1e-9)
@@ -96,17 +110,25 @@ def test_the_determined_share_is_that_of_agreement():
 @pytest.fixture(scope="module")
 def truthful() -> ik.Result:
     model = planted.planted()
-    return ik.evaluate(model, planted.TEXTS, [*RIGHT, "mean"], truth=planted.truth(model), beam=2, probes="exact")
+    return ik.evaluate(
+        model,
+        planted.TEXTS,
+        [*RIGHT, "mean"],
+        tests=["curves", "leave one out"],
+        truth=planted.truth(model),
+        beam=2,
+        probes="exact",
+    )
 
 
 def test_on_the_planted_model_the_right_source_wins(truthful: ik.Result):
     for name in (*RIGHT, "mean"):
         row = truthful.sel(measure=name)
         assert float(row.sel(score="truth").mean) == 1.0, name
-        assert float(row.sel(score="curves").mean) == pytest.approx(1.0, abs=1e-6), name
+        assert float(row.sel(score="curves").mean) == pytest.approx(1.0, abs=2e-3), name  # the head leaks some 0.003
     scores = truthful.sel(score=["deletion", "insertion", "curves", "truth"])
     reverse = scores.sel(measure="reversed").mean
-    assert (scores.mean >= reverse).all() and reverse.max() < 1e-6
+    assert (scores.mean >= reverse).all() and reverse.max() < 2e-3
     assert float(truthful.sel(measure="reversed", score="leave one out").mean) == pytest.approx(-1.0)
 
 
@@ -194,15 +216,25 @@ def test_a_text_without_sources_has_no_scores(truthful: ik.Result):
 OPTIONS = EvaluationOptions(measures=("mean", "leave one out"), beam=2)
 
 
-def test_tables_hold_the_result_whatever_computes_them_and_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def tables(folder: Path, store: str, engine: Local | Processes | None = None) -> dict[str, DataFrame]:
+    model = ik.load(str(folder / "model"))
+    return evaluation_tables(model, TEXTS, Run(Store(folder / store, {}), engine or Local()), OPTIONS)
+
+
+def check_same(folder: Path, first: str, second: str) -> None:
+    """Check that two folders hold the same tables, to the byte."""
+    written = {path.name: path.read_bytes() for path in (folder / first).glob("*.csv")}
+    assert written and written == {path.name: path.read_bytes() for path in (folder / second).glob("*.csv")}
+
+
+def test_tables_hold_the_result_and_are_the_same_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save_model(tmp_path / "model", "llama")
     model = ik.load(str(tmp_path / "model"))
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "SHARD_LEAST", 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = evaluation_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), OPTIONS)
+        whole = tables(tmp_path, "whole")
         found = ik.evaluate(model, TEXTS, OPTIONS.measures, beam=2)
         summary = whole["summary"].set_index(["measure", "score"])
         for array, column in (("mean", "mean"), ("stderr", "error"), ("low", "low"), ("high", "high")):
@@ -211,29 +243,45 @@ def test_tables_hold_the_result_whatever_computes_them_and_after_a_stop(
         changes = torch.tensor(whole["curves"]["change"].to_numpy()).reshape(2, *found.deletion_curve.shape)
         assert torch.equal(changes[0], found.deletion_curve) and torch.equal(changes[1], found.insertion_curve)
         assert torch.equal(torch.tensor(whole["shuffled"]["correlation"].to_numpy()), found.left.flatten())
-        apart = evaluation_tables(model, TEXTS, Run(Store(tmp_path / "apart", {}), Processes(1, 2)), OPTIONS)
-        for path in (tmp_path / "whole").glob("shard-00000[1-9]*"):
-            path.unlink()
-        again = evaluation_tables(model, TEXTS, Run(Store(tmp_path / "whole", {})), OPTIONS)
-    for name, table in whole.items():
-        assert table.equals(apart[name]) and table.equals(again[name]), name
-        for other in ("apart", "whole"):
-            written = (tmp_path / other / f"{name}.csv").read_bytes()
-            assert written == (tmp_path / "whole" / f"{name}.csv").read_bytes()
+        shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+        shards = sorted((tmp_path / "stopped").glob("shard-*"))
+        assert len(shards) > 1
+        shards[-1].unlink()
+        tables(tmp_path, "stopped")
+    check_same(tmp_path, "whole", "stopped")
 
 
-def test_the_command_writes_the_tables_and_says_how_measures_fare(tmp_path: Path):
-    from typer.testing import CliRunner
+@pytest.mark.slow
+def test_tables_are_the_same_for_any_engine_and_but_for_rounding_for_any_number_of_threads(tmp_path: Path):
+    save_model(tmp_path / "model", "llama")
+    one = tables(tmp_path, "here", Local(threads=1))
+    tables(tmp_path, "apart", Processes(1, 2))
+    check_same(tmp_path, "here", "apart")
+    two = tables(tmp_path, "threads", Local(threads=2))
+    tables(tmp_path, "apart with threads", Processes(2, 1))
+    check_same(tmp_path, "threads", "apart with threads")
+    for name, table in one.items():
+        assert_frame_equal(table, two[name], rtol=1e-4, atol=1e-5)
 
-    from identikit.cli.main import app
 
+def test_the_command_writes_the_tables_also_in_parts_and_says_how_measures_fare(tmp_path: Path):
     save_model(tmp_path / "model", "llama")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    given = ["--data", tmp_path / "texts.txt", "--model", tmp_path / "model", "--beam", "1", "--measure", "mean"]
-    done = CliRunner().invoke(app, ["evaluate", *map(str, given), "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0 and "± standard errors" in done.stdout and "reversed" in done.stdout
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    given = ["evaluate", "--data", str(tmp_path / "texts.txt"), "--model", str(tmp_path / "model"), "--measure", "mean"]
+    given += ["--test", "curves", "--test", "randomised", "--beam", "1", "--target", "prediction"]
+    told = run(*given, "--out", str(tmp_path / "run"))
+    assert "of the probability of the model's own prediction on 3 texts" in told
+    assert "± standard errors" in told and "reversed" in told
+    for part in ("1/2", "2/2"):
+        run(*given, "--out", str(tmp_path / "parts"), "--shard", part)
+    run("merge", str(tmp_path / "parts"))
+    check_same(tmp_path, "run", "parts")
     names = {"texts", "scores", "summary", "shuffled", "curves"}
     assert {path.stem for path in (tmp_path / "run").glob("*.csv")} == names
-    for wrong in (["--measure", "zebra"], ["--test", "zebra"], ["--replacement", "mask"], ["--probes", "1"]):
-        done = CliRunner().invoke(app, ["evaluate", *map(str, given), *wrong, "--out", str(tmp_path / "other")])
-        assert done.exit_code != 0, wrong
+    assert "the same" in run("diff", str(tmp_path / "run"), str(tmp_path / "parts"))

@@ -41,6 +41,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "head_scores": {"model": None, "texts": 5, "scores": "zebra", "layers": 99, "heads": [1.5], "seconds": math.nan,
                     "truncate": "yes", "progress": 5},
     "agreement": {"model": None, "texts": 5, "measures": "zebra", "target": "w5 w6", "truncate": "yes", "progress": 5},
+    "evaluate": {"model": None, "texts": 5, "measures": "zebra", "tests": "zebra", "target": "zebra", "truth": [[5]],
+                 "replacement": "zebra", "beam": 0, "probes": 1.5, "seed": -1, "seconds": -1.0, "truncate": "yes",
+                 "max_tokens": 0, "progress": 5},
     "repeated_tokens": {"model": None, "n": 0, "seed": -1},
     "token_attribution": {"model": object(), "text": None, "probes": 0, "norm": "l7", "layers": [[0]], "targets": {},
                           "source": "zebra", "precision": None, "seed": -1, "truncate": [], "max_tokens": True,
@@ -73,6 +76,7 @@ def given(function: str) -> dict[str, Any]:
         "repeated_tokens": bert | {"n": 5},
         "head_scores": bert | {"texts": TEXT},
         "agreement": {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]},
+        "evaluate": bert | {"texts": TEXT, "measures": "leave one out", "tests": "leave one out"},
         "token_identifiability": bert | {"texts": TEXTS, "maps": "naive", "distances": "cosine"},
         "invert": {"model": tiny.shared("llama"), "text": "w5 w6"},
     }.get(function, bert | {"text": TEXT})
@@ -147,6 +151,8 @@ OPTIONS: dict[str, dict[str, str]] = {
     "tokens": {"--experiment": "magic", "--map": "", "--distance": "magic", "--folds": "11", "--seed": "-1",
                "--max-tokens": "2"},
     "tokens --experiment=inversion": {"--noise": "inf", "--prefix": "some"},
+    "evaluate": {"--measure": "zebra", "--test": "zebra", "--target": "zebra", "--replacement": "mask", "--beam": "0",
+                 "--probes": "1.5", "--seed": "-1"},
     "reproduce": {"--first": "-1", "--seed": "-1", "--data": "nothing.tsv"},
     "finetune": {"--epochs": "0", "--batch-size": "0", "--learning-rate": "nan"},
 }  # fmt: skip

@@ -23,6 +23,14 @@ def evaluate(
         list[str] | None,
         typer.Option("--test", help="curves, leave one out, determined or randomised; repeat for more. Default: all."),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="prediction: the probability of the next token or class that the model itself predicts. Default: the "
+            "last hidden vectors.",
+        ),
+    ] = None,
     replacement: Annotated[
         str | None,
         typer.Option(
@@ -51,6 +59,7 @@ def evaluate(
     options = EvaluationOptions(
         measures=tuple(measures or EvaluationOptions.measures),
         tests=tuple(tests or TESTS),
+        target=target,
         replacement=replacement,
         beam=beam,
         probes=None if probes is None else count(probes),

@@ -33,6 +33,7 @@ def evaluate(
     measures: Sequence[Given] = EvaluationOptions.measures,
     *,
     tests: Sequence[str] | str = TESTS,
+    target: str | None = None,
     truth: Sequence[Sequence[int]] | None = None,
     replacement: str | None = None,
     beam: int = EvaluationOptions.beam,
@@ -43,7 +44,7 @@ def evaluate(
     max_tokens: int | None = None,
     progress: Watched = None,
 ) -> Evaluation:
-    """Test measures on texts: do the sources that a measure ranks highest move the last hidden vectors most?
+    """Test measures on texts: do the sources that a measure ranks highest move the model most?
 
     Returns an `Evaluation`: scores of each measure, (measure, score), as means over texts with standard errors and
     bootstrap intervals. Two baselines stand beside the measures: "random" orders, and "reversed", which takes the
@@ -56,6 +57,9 @@ def evaluate(
       finds), "leave one out", "determined" (which pairs of sources no alternative attention can put in another order)
       and "randomised" (what is left of a measure when the layers of a copy of the model are shuffled, from the last
       one down)
+    - `target`: what is to be explained. None: the last hidden vectors, each by its own sources. "prediction": the
+      probability of the next token or the class that the model itself predicts, by the sources of the last token, or of
+      the first one of an encoder
     - `truth`: for each text the position of the right source of each token, −1 where none is known; it adds a score
     - `replacement`: what takes the place of a token: "mask", "pad", or "draw", another token of the texts; None: the
       mask where the tokenizer has one, and else a draw. Special tokens are never replaced, nor is the output's own
@@ -70,6 +74,7 @@ def evaluate(
     options = EvaluationOptions(
         measures=tuple(named),
         tests=chosen if truth is None else (*chosen, "truth"),
+        target=target,
         replacement=replacement,
         beam=beam,
         probes=probes,

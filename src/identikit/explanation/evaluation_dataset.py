@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from identikit.explanation.evaluate import say_beforehand, tested
-from identikit.explanation.evaluation_result import score_table, summary, unchanged
+from identikit.explanation.evaluation_result import explained, score_table, summary, unchanged
 from identikit.explanation.faithfulness import BEST, SHARES, WORST, EvaluationOptions
 from identikit.explanation.ranked import BASELINES, named_measures
 from identikit.explanation.replaced import Replacement
@@ -112,7 +112,7 @@ def evaluation_report(options: EvaluationOptions, tables: Mapping[str, "DataFram
     last = shuffled[shuffled["layers"] == shuffled["layers"].max()]
     still = unchanged(dict(zip(last["measure"], last["correlation"], strict=True)))
     words = (
-        f"Explanations of the last hidden vectors on {counted(len(tables['texts']), 'text')}. Means over texts ± "
+        f"Explanations of {explained(options)} on {counted(len(tables['texts']), 'text')}. Means over texts ± "
         f"standard errors:\n\n{score_table(pairs, options.scores).to_text()}\n{still}"
     )
     return words, {"texts": len(tables["texts"]), "summary": tables["summary"].to_dict("records")}

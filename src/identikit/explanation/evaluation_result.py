@@ -102,6 +102,11 @@ def unchanged(left: Mapping[str, float]) -> str:
     return f"Unchanged when all layers are shuffled: {', '.join(still)}." if still else ""
 
 
+def explained(options: EvaluationOptions) -> str:
+    """Say what the measures are tested as explanations of."""
+    return "the last hidden vectors" if options.target is None else "the probability of the model's own prediction"
+
+
 def gathered(
     model: Model,
     texts: list[Text],
@@ -128,7 +133,7 @@ def gathered(
         "scores": {name: SCORES[name].meaning for name in options.scores},
         "chance": {name: SCORES[name].chance for name in options.scores},
         "texts": len(numbers),
-        "explained": "the last hidden vectors",
+        "explained": explained(options),
         **about,
     }
     provenance = model.provenance(texts, **asdict(options))

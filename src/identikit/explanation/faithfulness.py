@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -10,9 +10,9 @@ import torch
 
 from identikit.attention.agreement import Given, Ranking
 from identikit.attribution.request import AttributionOptions, Request
-from identikit.checks import known_names, random_seed, whole_number
+from identikit.checks import known, known_names, random_seed, whole_number
 from identikit.explanation.ranked import BASELINES, DRAWS, TextRankings
-from identikit.explanation.replaced import ReplacedText, Replacement
+from identikit.explanation.replaced import Predicted, ReplacedText, Replacement
 from identikit.maths.measures import ordered_share, rank_correlation
 from identikit.maths.orders import extremes, ordered, replaced_first
 from identikit.models.model import Model
@@ -79,6 +79,7 @@ class EvaluationOptions:
 
     measures: tuple[str, ...] = ("token attribution", "mean", "norm", "rollout")
     tests: tuple[str, ...] = TESTS
+    target: str | None = None
     replacement: str | None = None
     beam: int = 5
     probes: Any = None
@@ -89,6 +90,8 @@ class EvaluationOptions:
     def checked(self, model: Model) -> "EvaluationOptions":
         """Return the same options, or refuse a wrong one."""
         known_names("tests", self.tests, (*TESTS, "truth"))
+        if self.target is not None:
+            known("target", self.target, ("prediction",))
         whole_number("beam", self.beam, least=1)
         self.attribution(model)
         random_seed(self.seed)
@@ -162,7 +165,9 @@ class TestedText:
     @cached_property
     def _text(self) -> ReplacedText:
         assert self.reading.batch.ids is not None
-        return ReplacedText(self.reading, self.replacement.drawn(self.reading.batch.ids[0], self.options.seed))
+        instead = self.replacement.drawn(self.reading.batch.ids[0], self.options.seed)
+        target = None if self.options.target is None else Predicted.of(self.reading)
+        return ReplacedText(self.reading, instead, target)
 
     def _ranked_by(self, text: ReplacedText, seed: int, *, bounded: bool = False) -> TextRankings:
         return TextRankings(text, self.measures, seed, self.options.attribution(text.reading.model), bounded)
@@ -182,11 +187,15 @@ class TestedText:
         asked = ~self.reading.batch.special & ~torch.eye(n, dtype=torch.bool)
         if self.reading.model.causal:
             asked = asked.tril()
+        if self._text.target is not None:
+            asked[torch.arange(n) != self._text.target.place] = False
         return asked & (asked.sum(-1, keepdim=True) >= _SOURCES)
 
     @cached_property
     def _output(self) -> int:
-        """The output whose curves are drawn: the last one of a causal model, and else one drawn from the text's."""
+        """The output whose curves are drawn: the target's, the last one of a causal model, or one that is drawn."""
+        if self._text.target is not None:
+            return self._text.target.place
         if self.reading.model.causal:
             return len(self.reading.tokens) - 1
         plain = (~self.reading.batch.special[0]).nonzero().squeeze(1)
@@ -259,7 +268,7 @@ class TestedText:
                 truncate=options.truncate,
                 max_tokens=options.max_tokens,
             )
-            after = self._ranked_by(ReplacedText(reading, self._text.instead), options.seed + depth).every()
+            after = self._ranked_by(replace(self._text, reading=reading), options.seed + depth).every()
             pairs = zip(self._rankings.values(), after.values(), strict=True)
             found.append(
                 [[self._correlation(old.raw, new.raw) for old, new in zip(*pair, strict=True)] for pair in pairs]

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -66,12 +67,44 @@ class Replacement:
         return torch.stack(taken)
 
 
+class Predicted(NamedTuple):
+    """What a model itself predicts of a text: a token or a class, and the position that explains it."""
+
+    place: int
+    number: int
+
+    @staticmethod
+    def of(reading: Reading) -> "Predicted":
+        """Return the next token of a causal model, or a class, which encoders make of the first token."""
+        model = reading.model
+        logits = None if reading.trace is None else reading.trace.logits
+        if logits is None or (logits.ndim == 3 and not model.causal):
+            raise InputError(
+                f"target='prediction': {model.name} predicts neither a next token nor a class. Leave it out."
+            )
+        place = len(reading.tokens) - 1 if model.causal else 0
+        return Predicted(place, int(Predicted(place, 0).rows(logits)[0].argmax()))
+
+    def rows(self, logits: Tensor) -> Float[Tensor, "batch choice"]:
+        """Return the logits of all tokens or classes."""
+        return logits if logits.ndim == 2 else logits[:, self.place]
+
+    def probability(self, trace: Trace) -> Float[Tensor, "batch"]:
+        """Return how probable the prediction is in each text of a batch."""
+        assert trace.logits is not None
+        return self.rows(trace.logits).double().softmax(-1)[:, self.number]
+
+
 @dataclass(frozen=True)
 class ReplacedText:
-    """A text that was read, and what takes the place of each of its tokens."""
+    """A text that was read, and what takes the place of each of its tokens.
+
+    Changes are those of its last hidden vectors, or of the probability of a `target`.
+    """
 
     reading: Reading
     instead: Int[Tensor, "n"]
+    target: Predicted | None = None
 
     @property
     def batch(self) -> TokenBatch:
@@ -106,7 +139,15 @@ class ReplacedText:
         )
 
     def changes(self, replaced: Bool[Tensor, "set n"]) -> Float[Tensor, "set output"]:
-        """Return how far each set moves each of the last hidden vectors, relative to the vector's own length."""
+        """Return how far each set moves each of the last hidden vectors, relative to the vector's own length.
+
+        Of a target it is how far its probability falls, at the one position that explains it.
+        """
+        if self.target is not None:
+            drops = [self.target.probability(self.before) - self.target.probability(run) for run in self.runs(replaced)]
+            changes = torch.zeros(replaced.shape, dtype=torch.float64)
+            changes[:, self.target.place] = torch.cat(drops).cpu()
+            return changes
         before = self.before.hidden[-1].double()
         size = before.norm(dim=-1)
         moved = [(run.hidden[-1].double() - before).norm(dim=-1) / size for run in self.runs(replaced)]

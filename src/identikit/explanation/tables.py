@@ -50,7 +50,10 @@ EVALUATION = {
             ),
             "share": number("share of the sources that are replaced or put back", "0 to 1", key=True),
             "change": number(
-                "distance from the output as it was, relative to its size, mean over texts", "0 or more", _NONE
+                "distance from the output as it was, relative to its size, or what a target's probability loses; mean "
+                "over texts",
+                "any number",
+                _NONE,
             ),
         },
     ),
