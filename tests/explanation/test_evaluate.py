@@ -284,4 +284,4 @@ def test_the_command_writes_the_tables_also_in_parts_and_says_how_measures_fare(
     check_same(tmp_path, "run", "parts")
     names = {"texts", "scores", "summary", "shuffled", "curves"}
     assert {path.stem for path in (tmp_path / "run").glob("*.csv")} == names
-    assert "the same" in run("diff", str(tmp_path / "run"), str(tmp_path / "parts"))
+    assert "Equal" in run("diff", str(tmp_path / "run"), str(tmp_path / "parts"))

@@ -48,6 +48,10 @@ def evaluate(
             "--probes", help="Random directions that token attribution is estimated from, or exact. Default: 32."
         ),
     ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Refuse texts of more than N tokens, or cut them with --truncate."),
+    ] = None,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Random seed for orders, draws, shuffled layers and intervals.")
     ] = 0,
@@ -65,6 +69,7 @@ def evaluate(
         probes=None if probes is None else count(probes),
         seed=seed,
         truncate=run.truncate,
+        max_tokens=max_tokens,
     )
     run.do(
         "evaluate",

@@ -16,8 +16,8 @@ from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import Encoded, TokenBatch
 
 REPLACEMENTS = ("mask", "pad", "draw")
-BATCH_TOKENS = 4096
-"""Of texts that run together."""
+BATCH_TOKENS = 1024
+"""Of texts that run together: their logits are the largest thing in memory."""
 
 _POOL = 10_000  # tokens of the data that are drawn from, at most
 
