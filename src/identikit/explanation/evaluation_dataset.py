@@ -76,7 +76,7 @@ def evaluation_tables(
     measures = (*options.measures, *BASELINES)
 
     def frame(arrays: Mapping[str, Tensor], **places: Sequence[Any]) -> DataFrame:
-        index = MultiIndex.from_product(places.values(), names=list(places)).to_frame(index=False)
+        index = MultiIndex.from_product(list(places.values()), names=list(places)).to_frame(index=False)
         return DataFrame(index.assign(**{name: array.flatten().numpy() for name, array in arrays.items()}))
 
     scores = numbers["scores"]

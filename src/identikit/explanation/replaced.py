@@ -38,7 +38,8 @@ class Replacement:
         if model.modality != "text":
             raise InputError(f"Tokens are replaced, and {model.name} reads {model.modality}s. Use a model of texts.")
         mask = getattr(model.tokenizer, "mask_token_id", None)
-        masked = mask is not None and mask < model.vocabulary
+        mask = -1 if mask is None or mask >= model.vocabulary else int(mask)
+        masked = mask >= 0
         name = ("mask" if masked else "draw") if name is None else known("replacement", name, REPLACEMENTS)
         if name == "mask" and not masked:
             raise InputError(f"replacement='mask': the tokenizer of {model.name} has no mask. Use 'draw' or 'pad'.")

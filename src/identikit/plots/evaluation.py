@@ -49,8 +49,9 @@ def change_curves(evaluation: Result, way: str = "deletion", ax: Axes | None = N
     with drawing(ax, style.SINGLE, 2.8) as axes:
         for curve, values in zip(curves, table(data, name, "curve", "share"), strict=True):
             found = str(curve).endswith(" found")
-            colour = {"color": "0.5"} if found else {}
-            axes.plot(shares, values, linestyle="--" if found else "-", label=str(curve), **colour)
+            axes.plot(
+                shares, values, linestyle="--" if found else "-", color="0.5" if found else None, label=str(curve)
+            )
         axes.set_xlabel(f"sources {'replaced' if way == 'deletion' else 'put back'}, the largest first (%)")
         percent(axes.xaxis)
         axes.set_ylabel("change")
