@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -35,7 +35,7 @@ class EvaluationJob:
     options: EvaluationOptions
     replacement: Replacement
     what = "evaluation, tokens"
-    stored = dict.fromkeys(_PARTS, Stored("text", real=True, undefined=True))
+    stored: ClassVar[Mapping[str, Stored]] = {name: Stored("text", real=True, undefined=True) for name in _PARTS}
 
     def cost(self, length: int) -> float:
         """Return about how many tokens are run."""
