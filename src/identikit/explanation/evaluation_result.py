@@ -63,7 +63,7 @@ class Evaluation(Result):
     replacement = Fact("What took the place of tokens: mask, pad or draw.")
     explained = Fact("What the measures are tested as explanations of.")
 
-    def table(self) -> Table:
+    def _table(self) -> Table:
         """Return the scores of each measure, with standard errors."""
         pairs = torch.stack([self.read("mean"), self.read("stderr")], -1).tolist()
         rows = dict(zip(self.axis("measure").values, [list(map(tuple, row)) for row in pairs], strict=True))
@@ -75,7 +75,7 @@ class Evaluation(Result):
         words = [
             f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens replaced by {self.replacement}."
             f"{late} Means over texts ± standard errors:",
-            self.table().to_text(),
+            self._table().to_text(),
         ]
         if "left" in self.source.dims:
             last = self.read("left")[:, -1].tolist()
