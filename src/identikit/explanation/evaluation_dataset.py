@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +25,7 @@ from identikit.texts.text import Text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_PARTS = ("scores", "forgotten", "curves")
+_PARTS: tuple[str, ...] = ("scores", "forgotten", "curves")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EvaluationJob:
     options: EvaluationOptions
     replacement: Replacement
     what = "evaluation, tokens"
-    stored: ClassVar[Mapping[str, Stored]] = {name: Stored("text", real=True, undefined=True) for name in _PARTS}
+    stored = {name: Stored("text", real=True, undefined=True) for name in _PARTS}  # noqa: RUF012
 
     def cost(self, length: int) -> float:
         """Return about how many tokens are run."""
