@@ -20,6 +20,7 @@ MOST_PARAMETERS = 7
 MANY_PARAMETERS = {
     # commands: one parameter for each option
     "cli/datasets.py: tokens",
+    "cli/evaluation.py: evaluate",
     "cli/main.py: explain",
     "cli/main.py: finetune",
     "cli/main.py: reproduce",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from identikit.attribution.attribute import token_attribution
     from identikit.attribution.scores import captum_attribution, scores
     from identikit.errors import IdentikitError, InputError, ModelError
+    from identikit.explanation.evaluate import evaluate
     from identikit.explanation.explain import explain
     from identikit.explanation.result import open_result
     from identikit.models.load.load import load
@@ -41,6 +42,7 @@ __all__ = [
     "attention_measure",
     "head_scores",
     "agreement",
+    "evaluate",
     "repeated_tokens",
     "token_attribution",
     "captum_attribution",
@@ -83,6 +85,7 @@ _MODULES = {
     "token_identifiability": "tokens.identify",
     "invert": "tokens.invert",
     "explain": "explanation.explain",
+    "evaluate": "explanation.evaluate",
 }
 
 

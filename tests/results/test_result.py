@@ -61,6 +61,9 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "measure": ik.attention_measure(model, TEXT, "value norm", layers=[0, 4], heads=[5, 7]),
         "rollout": ik.attention_measure(model, TEXT[0]),
         "agreement": ik.agreement(model, [TEXT, TEXT[0]], ["mean", "rollout"]),
+        "evaluation": ik.evaluate(
+            tiny.loaded("llama"), ["w5 w9 w7 w4", "w8 w3 w9 w6"], ["mean", "leave one out"], beam=1
+        ),
         "rates": fit,
         "explanation": ik.explain(model, TEXT, probes=8, maps=fit, seconds=2),
     }
@@ -70,7 +73,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
 
 NAMES = [
     "attention", "row", "intervals", "alternative", "attribution", "output", "anybody's", "identity", "inversion",
-    "scores", "measure", "rollout", "agreement", "rates", "explanation",
+    "scores", "measure", "rollout", "agreement", "evaluation", "rates", "explanation",
 ]  # fmt: skip
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -156,6 +159,7 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     "measure": {"layer": 4, "head": 5, "query": "foot@12", "key": ["her", 2]},
     "rollout": {"layer": -1, "output": "her", "input": [0, 2]},
     "agreement": {"measure": "rollout", "other": ["mean"]},
+    "evaluation": {"measure": "mean", "score": ["curves", "leave one out"], "depth": -1, "curve": "mean", "share": 0.2},
     "rates": {"map": "ridge", "layer": 5, "fold": [1]},
     "explanation": {"layer": 2, "token": "her"},
 }
@@ -231,7 +235,7 @@ def test_words_add_up_what_pieces_receive_and_average_what_they_do(results: dict
         results["rates"].words()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rates", "scores", "agreement")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rates", "scores", "agreement", "evaluation")])
 def test_words_and_their_differences_can_be_used_like_any_result(results: dict[str, Result], name: str, tmp_path: Path):
     result = results[name].sel(query=12) if name == "intervals" else results[name]
     for made in (result.words(), result.words() - result.words(), (result - result).words()):

@@ -15,6 +15,9 @@ from identikit.attention.measures_dataset import MeasuresOptions, measures_table
 from identikit.attention.tables import ATTENTION, MEASURES
 from identikit.attribution.dataset import AttributionOptions, attribution_tables
 from identikit.attribution.tables import ATTRIBUTION
+from identikit.explanation.evaluation_dataset import evaluation_tables
+from identikit.explanation.faithfulness import EvaluationOptions
+from identikit.explanation.tables import EVALUATION
 from identikit.results.provenance import text_hash
 from identikit.results.table import markdown, texts_table
 from identikit.runs.run import Run
@@ -34,6 +37,7 @@ TABLES = {
     "tokens": TOKENS,
     "tokens --experiment inversion": INVERSION,
     "measures": MEASURES,
+    "evaluate": EVALUATION,
 }
 TEXTS = [f"w{i} w{i + 3} w{i + 1} w{i + 7}" for i in range(3, 27)]
 DOCS = Path(__file__).parents[2] / "docs" / "tables.md"
@@ -52,6 +56,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attribution_tables(model, TEXTS, Run(Store(folder / "attribution", {})), AttributionOptions(), tagger=by_parity)
     measures = MeasuresOptions(measures=("mean", "rollout"), scores=("previous",))
     measures_tables(model, TEXTS[:3], Run(Store(folder / "measures", {})), measures)
+    evaluation = EvaluationOptions(measures=("mean",), beam=1)
+    evaluation_tables(model, TEXTS[:2], Run(Store(folder / "evaluate", {})), evaluation)
     options = IdentifiabilityOptions(experiment="generalisation", folds=1)
     identifiability_tables(model, TEXTS, Run(Store(folder / "tokens", {})), options)
     inversion = InversionOptions(noises=(0.0, 2.0))

@@ -81,7 +81,7 @@ def agreement(
             if isinstance(given, str):
                 rankings.append(overall(text.overall(READINGS[given])))
             else:
-                rankings.append(_of_function(name, given(model, reading.text), len(reading.tokens)))
+                rankings.append(of_function(name, given(model, reading.text), len(reading.tokens)))
         parts.append(_compared(rankings))
         progress("agreement, texts", place + 1, len(read))
     names = tuple(named)
@@ -100,7 +100,7 @@ def agreement(
     )
 
 
-class _Ranking(NamedTuple):
+class Ranking(NamedTuple):
     """What a measure gives to each output token from each input token, and between which ends."""
 
     raw: Float[Tensor, "output input"]
@@ -109,16 +109,16 @@ class _Ranking(NamedTuple):
     bounded: bool = True
 
 
-def overall(measure: AttentionMeasure) -> _Ranking:
+def overall(measure: AttentionMeasure) -> Ranking:
     """Return a measure of one text as (output, input): the mean over heads and layers, or that after the last layer."""
     arrays = [measure.read(name) for name in ("raw", "lower", "upper")]
     bounded = not bool(measure.read("gap").isnan().any())
     if measure.through:
-        return _Ranking(*(array[-1] for array in arrays), bounded=bounded)
-    return _Ranking(*(array.flatten(0, -3).mean(0) for array in arrays), bounded=bounded)
+        return Ranking(*(array[-1] for array in arrays), bounded=bounded)
+    return Ranking(*(array.flatten(0, -3).mean(0) for array in arrays), bounded=bounded)
 
 
-def _of_function(name: str, found: Any, n: int) -> _Ranking:
+def of_function(name: str, found: Any, n: int) -> Ranking:
     """Return what a function made, of which no range is known because no alternative moves it."""
     if isinstance(found, Result):
         array = found.main[0]
@@ -131,11 +131,12 @@ def _of_function(name: str, found: Any, n: int) -> _Ranking:
         scores = torch.as_tensor(found)
     if scores.shape != (n, n):
         raise InputError(f"{name} gave numbers of the shape {tuple(scores.shape)}, and ({n}, {n}) is expected.")
-    return _Ranking(*(scores.double().cpu(),) * 3)
+    numbers = scores.double().cpu()
+    return Ranking(numbers, numbers, numbers)
 
 
 def _compared(
-    rankings: Sequence[_Ranking],
+    rankings: Sequence[Ranking],
 ) -> tuple[Float[Tensor, "measure other"], Float[Tensor, "measure"], Bool[Tensor, "measure"]]:
     """Return the correlation of each pair of rankings of a text, the determined share of each, and which are bounded.
 

@@ -95,8 +95,8 @@ class AttentionMeasure(Result):
             self.read(name)[last] for name in ("certain_share", "certain_order", "order_is_decided")
         )
         known = order.clamp(min=0).double()
-        means = (float(part.mean()) for part in (share, (known > 0).double(), known))
-        return Survival(order.numel(), *means, int((order < 0).sum()), int((~decided).sum()))
+        determined, strongest, length = (float(part.mean()) for part in (share, (known > 0).double(), known))
+        return Survival(order.numel(), determined, strongest, length, int((order < 0).sum()), int((~decided).sum()))
 
     def said(self) -> str:
         """Say what the reading is, how much of it is determined, and which entries are largest."""

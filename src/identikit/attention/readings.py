@@ -15,6 +15,7 @@ from identikit.attention.layer import Layer
 from identikit.attention.stream import FrozenNorm, StreamLayer
 from identikit.errors import InputError
 from identikit.maths.boxes import norm_ends, norm_of
+from identikit.models.target import Target
 from identikit.shapes import Float, Tensor
 
 Factor = Float[Tensor, "head #query key"]

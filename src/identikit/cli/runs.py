@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from identikit.cli import evaluation as evaluation  # whose command is among COMMANDS
 from identikit.cli import option
 from identikit.cli.datasets import COMMANDS
 from identikit.errors import IdentikitError, InputError

@@ -11,6 +11,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import known
 from identikit.errors import InputError, Unavailable
+from identikit.explanation import evaluation_result as evaluation_result  # a kind that `open_result` knows
 from identikit.maths.mixing import first_middle_last
 from identikit.results.files import Files
 from identikit.results.measure import Attribute, held

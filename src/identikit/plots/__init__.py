@@ -8,6 +8,7 @@ No plot calls `show`, opens a window or changes matplotlib's settings; a noteboo
 from identikit.plots.attention import alternative_bars, head_grid, interval_bars, measure_bars, role_bars
 from identikit.plots.attribution import attribution_map, sources, token_scores
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
+from identikit.plots.evaluation import change_curves, score_bars
 from identikit.plots.maps import agreement_map, head_maps, interval_maps, measure_maps
 from identikit.plots.tokens import identity_map, inversion_map, rates
 
@@ -16,6 +17,7 @@ __all__ = [
     "alternative_bars",
     "attribution_map",
     "certain_mass_by_length",
+    "change_curves",
     "correlation_by_length",
     "head_grid",
     "head_maps",
@@ -27,6 +29,7 @@ __all__ = [
     "measure_maps",
     "rates",
     "role_bars",
+    "score_bars",
     "sinks",
     "sources",
     "token_scores",

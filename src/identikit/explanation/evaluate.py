@@ -1,0 +1,149 @@
+"""Put explanations to the test: which measure's largest sources really move the model?"""
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from identikit.attention.agreement import Given
+from identikit.checks import as_whole, function, is_collection, known_names, real_number, shortened
+from identikit.errors import InputError
+from identikit.explanation.evaluation_result import Evaluation, gathered
+from identikit.explanation.faithfulness import TESTS, EvaluationOptions, TestedText
+from identikit.explanation.ranked import named_measures
+from identikit.explanation.replaced import BATCH_TOKENS, Replacement
+from identikit.maths.threads import calm
+from identikit.models.machine import duration
+from identikit.models.model import Model, checked_model
+from identikit.models.reading import readings
+from identikit.models.surroundings import undisturbed
+from identikit.progress import Watched, reporting
+from identikit.shapes import Tensor
+from identikit.texts.text import Encoded, Text, is_several
+
+_LONG = 60.0  # seconds from which on the time is said beforehand
+
+
+@reporting
+@calm()
+@undisturbed()
+def evaluate(
+    model: Model,
+    texts: Any,
+    measures: Sequence[Given] = EvaluationOptions.measures,
+    *,
+    tests: Sequence[str] | str = TESTS,
+    target: str | None = None,
+    truth: Sequence[Sequence[int]] | None = None,
+    replacement: str | None = None,
+    beam: int = EvaluationOptions.beam,
+    probes: Any = None,
+    seed: int = 0,
+    seconds: float | int | None = None,
+    truncate: bool = False,
+    max_tokens: int | None = None,
+    progress: Watched = None,
+) -> Evaluation:
+    """Test measures on texts: do the sources that a measure ranks highest move the model most?
+
+    Returns an `Evaluation`: scores of each measure, (measure, score), as means over texts with standard errors and
+    bootstrap intervals. Two baselines stand beside the measures: "random" orders, and "reversed", which takes the
+    sources that move the output least first.
+
+    - `measures`: "token attribution", names that `attention_measure` knows, "leave one out" (what the tests themselves
+      measure), or functions of the model and a text that return a number for each output and input token: a tensor, or
+      a Result. Measures of heads and layers are averaged; those through layers are taken after the last
+    - `tests`: "curves" (deletion and insertion, between the best and the worst order that a beam search of this width
+      finds), "leave one out", "determined" (which pairs of sources no alternative attention can put in another order)
+      and "randomised" (what is left of a measure when the layers of a copy of the model are shuffled, from the last
+      one down)
+    - `target`: what is to be explained. None: the last hidden vectors, each by its own sources. "prediction": the
+      probability of the next token or the class that the model itself predicts, by the sources of the last token, or of
+      the first one of an encoder
+    - `truth`: for each text the position of the right source of each token, −1 where none is known; it adds a score
+    - `replacement`: what takes the place of a token: "mask", "pad", or "draw", another token of the texts; None: the
+      mask where the tokenizer has one, and else a draw. Special tokens are never replaced, nor is the output's own
+    - `probes`: how many random directions token attribution is estimated from, or "exact"; None: 32
+    - `seconds`: stop after about this time; texts that were not reached are left out, and counted
+    """
+    model = checked_model(model)
+    progress = function("progress", progress)
+    named = named_measures(measures)
+    chosen = known_names("tests", tests, TESTS)
+    limit = None if seconds is None else real_number("seconds", seconds, above=0.0, most=float("inf"))
+    options = EvaluationOptions(
+        measures=tuple(named),
+        tests=chosen if truth is None else (*chosen, "truth"),
+        target=target,
+        replacement=replacement,
+        beam=beam,
+        probes=probes,
+        seed=seed,
+        truncate=truncate,
+        max_tokens=max_tokens,
+    ).checked(model)
+    several = texts if is_several(texts) else [texts]
+    encoded = model.encode(several, truncate=truncate, max_tokens=max_tokens)
+    if not encoded:
+        raise InputError("evaluate was given no texts. Pass at least one.")
+    rights = None if truth is None else checked_truth(truth, encoded)
+    instead = Replacement.of(model, replacement, encoded, options.seed)
+    if limit is None:
+        say_beforehand(model, [len(text) for text in encoded], options)
+    until = None if limit is None else time.monotonic() + limit
+    numbers: list[Mapping[str, Tensor]] = []
+    for place in range(len(encoded)):
+        if numbers and until is not None and time.monotonic() > until:
+            break
+        right = None if rights is None else rights[place]
+        numbers.append(tested(model, several[place], named, options, instead, right))
+        progress("evaluation, texts", place + 1, len(encoded))
+    about = {"replacement": instead.name, "left_out": len(encoded) - len(numbers)}
+    read: list[Text] = [text.text for text in encoded[: len(numbers)]]
+    return gathered(model, read, numbers, options, about)
+
+
+def tested(
+    model: Model,
+    text: Any,
+    measures: Mapping[str, Given],
+    options: EvaluationOptions,
+    instead: Replacement,
+    truth: Sequence[int] | None = None,
+) -> dict[str, Tensor]:
+    """Return the numbers of one text."""
+    layers = model.attention_layers
+    (reading,) = readings(model, text, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+    return TestedText(reading, measures, options, instead, truth).numbers()
+
+
+def checked_truth(truth: object, encoded: Sequence[Encoded]) -> list[list[int]]:
+    """Return the right sources of each text's tokens."""
+    expected = "for each text a list with the position of each token's right source, or -1"
+    if not is_collection(truth) or len(truth) != len(encoded):
+        raise InputError(f"truth={shortened(truth)} cannot be used: expected {expected}.")
+    checked = []
+    for place, (sources, text) in enumerate(zip(truth, encoded, strict=True)):
+        numbers = [as_whole(source) for source in sources] if is_collection(sources) else []
+        right = [source for source in numbers if source is not None and -1 <= source < len(text)]
+        if len(right) != len(text):
+            raise InputError(f"truth[{place}]={shortened(sources)} cannot be used: expected {expected}.")
+        checked.append(right)
+    return checked
+
+
+def say_beforehand(model: Model, lengths: Sequence[int], options: EvaluationOptions) -> None:
+    """Warn where the runs of the tests will take long, by the time of a few; what measures take comes on top."""
+    longest = max(lengths)
+    batch = model.sample((longest,) * max(1, BATCH_TOKENS // longest))
+    start = time.monotonic()
+    model.trace(batch)
+    each = (time.monotonic() - start) / len(batch) / longest
+    runs = [options.passes(model, n) for n in lengths]
+    seconds = each * sum(n * count for n, count in zip(lengths, runs, strict=True))
+    if seconds > _LONG:
+        warnings.warn(
+            f"Testing takes up to {duration(seconds)} beside what the measures themselves take: {sum(runs):,.0f} runs "
+            "of the model. Fewer or shorter texts, a narrower beam= or fewer tests= take less.",
+            stacklevel=6,
+        )

@@ -1,0 +1,147 @@
+"""What `evaluate` gives back: how measures fare in each test, beside baselines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from identikit.explanation.faithfulness import BEST, SCORES, SHARES, WORST, EvaluationOptions
+from identikit.explanation.ranked import BASELINES
+from identikit.maths.measures import bootstrap_ends, mean_over_texts
+from identikit.models.model import Model
+from identikit.results.axis import Axis
+from identikit.results.measure import held, sometimes_held
+from identikit.results.result import Fact, Result
+from identikit.results.source import Held
+from identikit.results.words import Column, Table, counted, mean_and_error
+from identikit.shapes import Tensor
+from identikit.texts.text import Text
+
+_UNCHANGED = 0.9  # rank correlation with itself, from which on a measure has not changed
+_SCORE = "measure score"
+_NO_SCORE = "No text gives this score: it has too few sources, or the score is not of baselines."
+_ONE_TEXT = f"{_NO_SCORE} Or there is only one text."
+
+
+class Evaluation(Result):
+    """How measures fare in each test, as means over texts; "random" and "reversed" are the baselines.
+
+    `scores` says what each score is. A mean has its standard error and the ends of a 95% bootstrap interval, both over
+    texts.
+    """
+
+    kind = "evaluation"
+    main = ("mean", "stderr", "low", "high")
+    mean = held(_SCORE, "Mean of the score over texts.", missing=_NO_SCORE)
+    stderr = held(_SCORE, "Standard error of the mean over texts.", range="0 or more", missing=_ONE_TEXT)
+    low = held(_SCORE, "Lower end of a 95% bootstrap interval of the mean over texts.", missing=_ONE_TEXT)
+    high = held(_SCORE, "Upper end of a 95% bootstrap interval of the mean over texts.", missing=_ONE_TEXT)
+    left = sometimes_held(
+        "measure depth",
+        "Rank correlation of a measure with itself once so many of the last layers are shuffled; None if not tested.",
+        range="−1 to 1",
+        missing=_NO_SCORE,
+    )
+    left_stderr = sometimes_held(
+        "measure depth", "Standard error of `left` over texts; None if not tested.", missing=_ONE_TEXT
+    )
+    deletion_curve = sometimes_held(
+        "curve share",
+        "Mean change when this share of the sources is replaced, a measure's largest first; None if not tested.",
+        missing=_NO_SCORE,
+    )
+    insertion_curve = sometimes_held(
+        "curve share",
+        "Mean change that is left when this share of the sources is put back, the largest first; None if not tested.",
+        missing=_NO_SCORE,
+    )
+    scores = Fact("What each score is.")
+    chance = Fact("What orders that say nothing score on average; None where that is not known beforehand.")
+    texts = Fact("How many texts were tested.")
+    left_out = Fact("How many texts were not reached in time.")
+    replacement = Fact("What took the place of tokens: mask, pad or draw.")
+    explained = Fact("What the measures are tested as explanations of.")
+
+    def _table(self) -> Table:
+        """Return the scores of each measure, with standard errors."""
+        pairs = torch.stack([self.read("mean"), self.read("stderr")], -1).tolist()
+        rows = dict(zip(self.axis("measure").values, [list(map(tuple, row)) for row in pairs], strict=True))
+        return score_table(rows, self.axis("score").values)
+
+    def said(self) -> str:
+        """Say what was tested, the scores of each measure, and which measures do not change with the weights."""
+        late = f" {counted(self.left_out, 'text')} not reached in time." if self.left_out else ""
+        words = [
+            f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens replaced by {self.replacement}."
+            f"{late} Means over texts ± standard errors:",
+            self._table().to_text(),
+        ]
+        if "left" in self.source.dims:
+            last = self.read("left")[:, -1].tolist()
+            words.append(unchanged(dict(zip(self.axis("measure").values, last, strict=True))))
+        return "\n".join(words).rstrip()
+
+    def plot(self, **options: Any) -> Any:
+        """Draw one score of all measures with its interval, the first if none is selected."""
+        from identikit import plots
+
+        score = self.axis("score")
+        return plots.score_bars(self if score.single else self.sel(score=score.values[0]), **options)
+
+
+def score_table(rows: Mapping[str, Sequence[tuple[float, float]]], scores: Sequence[str]) -> Table:
+    """Return the scores of measures, each a mean and its standard error, as a table."""
+    columns = (Column("measure"), *(Column(score, mean_and_error(2), "right") for score in scores))
+    return Table(columns, tuple((name, *row) for name, row in rows.items()))
+
+
+def unchanged(left: Mapping[str, float]) -> str:
+    """Say which measures rank as before although all layers were shuffled: these do not explain the weights."""
+    still = [name for name, rank in left.items() if rank > _UNCHANGED and name not in BASELINES]
+    return f"Unchanged when all layers are shuffled: {', '.join(still)}." if still else ""
+
+
+def explained(options: EvaluationOptions) -> str:
+    """Say what the measures are tested as explanations of."""
+    return "the last hidden vectors" if options.target is None else "the probability of the model's own prediction"
+
+
+def gathered(
+    model: Model,
+    texts: list[Text],
+    numbers: Sequence[Mapping[str, Tensor]],
+    options: EvaluationOptions,
+    about: Mapping[str, Any],
+) -> Evaluation:
+    """Return the result of texts from the numbers of each."""
+    measures = (*options.measures, *BASELINES)
+    stacked = {name: torch.stack([each[name] for each in numbers]) for name in numbers[0]}
+    arrays = summary(stacked["scores"], options.seed)
+    axes = [Axis("measure", measures), Axis("score", options.scores)]
+    dims = dict.fromkeys(arrays, ("measure", "score"))
+    if depths := options.depths(model):
+        arrays["left"], arrays["left_stderr"] = mean_over_texts(stacked["forgotten"])
+        dims |= dict.fromkeys(("left", "left_stderr"), ("measure", "depth"))
+        axes.append(Axis("depth", depths))
+    if "curves" in options.tests:
+        curves = stacked["curves"].nanmean(0)
+        arrays |= {"deletion_curve": curves[:, 0], "insertion_curve": curves[:, 1]}
+        dims |= dict.fromkeys(("deletion_curve", "insertion_curve"), ("curve", "share"))
+        axes += [Axis("curve", (*measures, BEST, WORST)), Axis("share", SHARES)]
+    facts = {
+        "scores": {name: SCORES[name].meaning for name in options.scores},
+        "chance": {name: SCORES[name].chance for name in options.scores},
+        "texts": len(numbers),
+        "explained": explained(options),
+        **about,
+    }
+    provenance = model.provenance(texts, **asdict(options))
+    return Evaluation(tuple(axes), Held(arrays, dims), provenance, facts)
+
+
+def summary(scores: Tensor, seed: int) -> dict[str, Tensor]:
+    """Return the mean of scores over texts, its standard error, and the ends of its bootstrap interval."""
+    mean, stderr = mean_over_texts(scores)
+    low, high = bootstrap_ends(scores, seed=seed)
+    return {"mean": mean, "stderr": stderr, "low": low, "high": high}

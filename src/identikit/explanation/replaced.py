@@ -1,0 +1,155 @@
+"""A text with some of its tokens replaced: how far that moves what an explanation is of."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from identikit.checks import known
+from identikit.errors import InputError
+from identikit.models.model import Model, Trace
+from identikit.models.reading import Reading
+from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.texts.text import Encoded, TokenBatch
+
+REPLACEMENTS = ("mask", "pad", "draw")
+BATCH_TOKENS = 1024
+"""Of texts that run together: their logits are the largest thing in memory."""
+
+_POOL = 10_000  # tokens of the data that are drawn from, at most
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What takes the place of a token: the tokenizer's mask, its padding token, or a draw from the data's tokens.
+
+    `ids` are drawn from, each with the same chance; the mask and the padding token are the only one of theirs.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+
+    @staticmethod
+    def of(model: Model, name: str | None, encoded: Sequence[Encoded], seed: int) -> "Replacement":
+        """Return a replacement by its name; None: the mask where the tokenizer has one, and else a draw."""
+        if model.modality != "text":
+            raise InputError(f"Tokens are replaced, and {model.name} reads {model.modality}s. Use a model of texts.")
+        mask = getattr(model.tokenizer, "mask_token_id", None)
+        mask = -1 if mask is None or mask >= model.vocabulary else int(mask)
+        masked = mask >= 0
+        name = ("mask" if masked else "draw") if name is None else known("replacement", name, REPLACEMENTS)
+        if name == "mask" and not masked:
+            raise InputError(f"replacement='mask': the tokenizer of {model.name} has no mask. Use 'draw' or 'pad'.")
+        if name == "mask":
+            return Replacement(name, (mask,))
+        if name == "pad":
+            return Replacement(name, (model.pad_id,))
+        pool = []
+        for text in encoded:
+            pool += [token for token, special in zip(text.ids, text.special, strict=True) if not special]
+        if len(set(pool)) < 2:
+            raise InputError("replacement='draw': the texts have no two different tokens. Use 'pad', or more texts.")
+        order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
+        return Replacement(name, tuple(pool[place] for place in order[:_POOL]))
+
+    def drawn(self, ids: Int[Tensor, "n"], seed: int) -> Int[Tensor, "n"]:
+        """Return what takes the place of each token of a text; a draw is another token than the one it replaces."""
+        if len(self.ids) == 1:
+            return torch.full_like(ids, self.ids[0])
+        pool = torch.tensor(self.ids)
+        generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, ids.tolist())).encode()))
+        taken = []
+        for token in ids.tolist():
+            others = pool[pool != token]
+            taken.append(others[torch.randint(len(others), (), generator=generator)])
+        return torch.stack(taken)
+
+
+class Predicted(NamedTuple):
+    """What a model itself predicts of a text: a token or a class, and the position that explains it."""
+
+    place: int
+    number: int
+
+    @staticmethod
+    def of(reading: Reading) -> "Predicted":
+        """Return the next token of a causal model, or a class, which encoders make of the first token."""
+        model = reading.model
+        logits = None if reading.trace is None else reading.trace.logits
+        if logits is None or (logits.ndim == 3 and not model.causal):
+            raise InputError(
+                f"target='prediction': {model.name} predicts neither a next token nor a class. Leave it out."
+            )
+        place = len(reading.tokens) - 1 if model.causal else 0
+        return Predicted(place, int(Predicted(place, 0).rows(logits)[0].argmax()))
+
+    def rows(self, logits: Tensor) -> Float[Tensor, "batch choice"]:
+        """Return the logits of all tokens or classes."""
+        return logits if logits.ndim == 2 else logits[:, self.place]
+
+    def probability(self, trace: Trace) -> Float[Tensor, "batch"]:
+        """Return how probable the prediction is in each text of a batch."""
+        assert trace.logits is not None
+        return self.rows(trace.logits).double().softmax(-1)[:, self.number]
+
+
+@dataclass(frozen=True)
+class ReplacedText:
+    """A text that was read, and what takes the place of each of its tokens.
+
+    Changes are those of its last hidden vectors, or of the probability of a `target`.
+    """
+
+    reading: Reading
+    instead: Int[Tensor, "n"]
+    target: Predicted | None = None
+
+    @property
+    def batch(self) -> TokenBatch:
+        """The text as it is, alone."""
+        return self.reading.batch
+
+    @cached_property
+    def before(self) -> Trace:
+        """The run of the text as it is."""
+        return self.reading.trace or self.reading.model.trace(self.batch)
+
+    def runs(self, replaced: Bool[Tensor, "set n"]) -> Iterator[Trace]:
+        """Run the text with each set of its tokens replaced, several at a time."""
+        step = max(1, BATCH_TOKENS // replaced.shape[1])
+        for some in replaced.split(step):
+            yield self.reading.model.trace(self._with(some))
+
+    def _with(self, replaced: Bool[Tensor, "set n"]) -> TokenBatch:
+        """Return the text once for each set, with the tokens of the set replaced."""
+        batch = self.batch
+        count = len(replaced)
+        assert batch.ids is not None
+        return replace(
+            batch,
+            ids=torch.where(replaced, self.instead, batch.ids),
+            keep=batch.keep.expand(count, -1),
+            special=batch.special.expand(count, -1),
+            segments=None if batch.segments is None else batch.segments.expand(count, -1),
+            tokens=batch.tokens * count,
+            words=batch.words * count,
+            order=tuple(range(count)),
+        )
+
+    def changes(self, replaced: Bool[Tensor, "set n"]) -> Float[Tensor, "set output"]:
+        """Return how far each set moves each of the last hidden vectors, relative to the vector's own length.
+
+        Of a target it is how far its probability falls, at the one position that explains it.
+        """
+        if self.target is not None:
+            drops = [self.target.probability(self.before) - self.target.probability(run) for run in self.runs(replaced)]
+            changes = torch.zeros(replaced.shape, dtype=torch.float64)
+            changes[:, self.target.place] = torch.cat(drops).cpu()
+            return changes
+        before = self.before.hidden[-1].double()
+        size = before.norm(dim=-1)
+        moved = [(run.hidden[-1].double() - before).norm(dim=-1) / size for run in self.runs(replaced)]
+        return torch.cat(moved).cpu()

@@ -1,0 +1,40 @@
+"""A copy of a model whose last layers have forgotten what they learned; the model itself stays as it is."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from copy import copy, deepcopy
+
+import torch
+
+from identikit.models import families
+from identikit.models.model import Model
+
+
+def forgetting(model: Model, depths: Sequence[int], *, seed: int) -> Iterator[Model]:
+    """Yield one copy of the model at each of the `depths`, in rising order: its last layers, so many, are shuffled.
+
+    Each weight of a layer keeps its numbers, and so their distribution, in an order drawn from the seed. Embeddings and
+    what follows the last layer stay. Layers that share their weights forget together. The next yield changes the same
+    copy, and its fingerprint is still the model's: nothing read from it is handed on.
+    """
+    with model.alone():
+        forgetful = copy(model)
+        forgetful.hf = deepcopy(model.hf)
+    forgetful._first = families.find_all(forgetful.hf.base_model, model.family.blocks)[0]
+    with forgetful.alone():
+        forgetful._measure()  # its blocks are the copy's own from here on
+    layer = model.n_layers
+    for depth in depths:
+        while layer > model.n_layers - depth:
+            layer -= 1
+            _shuffle(forgetful, layer, seed)
+        yield forgetful
+
+
+@torch.no_grad()
+def _shuffle(model: Model, layer: int, seed: int) -> None:
+    """Put the numbers of each of a layer's weights into another order."""
+    for place, weight in enumerate(model.blocks[layer].parameters()):
+        generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, layer, place)).encode()))
+        order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+        weight.copy_(weight.flatten()[order].view_as(weight))

@@ -1,0 +1,59 @@
+"""Plots of how measures fare in tests."""
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from identikit.plots import style
+from identikit.plots.reading import drawing, read, table
+from identikit.plots.style import legend, percent, token_axis
+from identikit.results.result import Result
+
+_BASELINES = {"random": style.BLACK, "reversed": style.RED}
+
+
+def score_bars(evaluation: Result, ax: Axes | None = None) -> Axes:
+    """Draw one score of each measure, the best on top, with its 95% bootstrap interval over texts.
+
+    A dashed line is what orders that say nothing score on average, where that is known beforehand.
+    """
+    names = ("mean", "low", "high")
+    data = read("score_bars", evaluation, names, axes=("measure",))
+    measures = np.atleast_1d(data["measure"].to_numpy())
+    mean, low, high = (table(data, name, "measure") for name in names)
+    order = np.argsort(-np.nan_to_num(mean, nan=-np.inf), kind="stable")
+    rows = np.arange(len(order))
+    reach = np.nan_to_num(np.stack([mean - low, high - mean])[:, order], nan=0.0).clip(0)
+    colours = [_BASELINES.get(str(measures[place]), style.BLUE) for place in order]
+    with drawing(ax, style.SINGLE, 0.9 + 0.22 * len(order)) as axes:
+        axes.barh(rows, mean[order], height=0.6, color=colours, alpha=0.75)
+        axes.errorbar(mean[order], rows, xerr=reach, fmt="none", ecolor=style.BLACK, elinewidth=0.9, capsize=2)
+        chance = evaluation.about["chance"][str(data["score"].item())]
+        if chance is not None:
+            axes.axvline(chance, color=style.BLACK, linestyle="--", linewidth=0.9)
+        axes.set_ylim(len(order) - 0.4, -0.6)
+        token_axis(axes.yaxis, [str(measures[place]) for place in order])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(str(data["score"].item()))
+    return axes
+
+
+def change_curves(evaluation: Result, way: str = "deletion", ax: Axes | None = None) -> Axes:
+    """Draw how far an output moves as sources are replaced ("deletion"), or put back ("insertion"), by each measure.
+
+    The best and the worst order that the search found enclose them.
+    """
+    name = f"{way}_curve"
+    data = read("change_curves", evaluation, (name,), axes=("curve", "share"))
+    curves = np.atleast_1d(data["curve"].to_numpy())
+    shares = np.atleast_1d(data["share"].to_numpy())
+    with drawing(ax, style.SINGLE, 2.8) as axes:
+        for curve, values in zip(curves, table(data, name, "curve", "share"), strict=True):
+            found = str(curve).endswith(" found")
+            axes.plot(
+                shares, values, linestyle="--" if found else "-", color="0.5" if found else None, label=str(curve)
+            )
+        axes.set_xlabel(f"sources {'replaced' if way == 'deletion' else 'put back'}, the largest first (%)")
+        percent(axes.xaxis)
+        axes.set_ylabel("change")
+        legend(axes, columns=2)
+    return axes
