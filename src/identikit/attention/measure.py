@@ -15,6 +15,7 @@ from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention
 from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.proofs import Claims, Provable, chain_claims, reading_claims
 from identikit.attention.quantities import TOP, edges_wanted
 from identikit.attention.reading_result import AttentionMeasure
 from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind
@@ -132,10 +133,11 @@ class MeasuredText:
         model = reading.model
         if kind.joint is not None:
             numbers, compare = self._joint(kind)
+            claims = None
         elif kind.through:
-            numbers, compare = self._through(kind)
+            numbers, compare, claims = self._through(kind)
         else:
-            numbers, compare = self._edges(kind)
+            numbers, compare, claims = self._edges(kind)
         numbers = Numbers(*(part.cpu() for part in numbers))
         places = [[layer.call.layer for layer in self.captured.layers].index(layer) for layer in shown]
         tokens = reading.tokens
@@ -158,7 +160,10 @@ class MeasuredText:
         about = reading.about | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
         about["exact"] = kind.joint is None or (not kind.through and model.n_heads <= CORNERS)
         provenance = model.provenance(reading.text, measure=kind.name, target=aim, layers=shown, heads=which)
-        return AttentionMeasure(axes, Held(_Found(arrays, find), dims), provenance, about)
+        held = Held(_Found(arrays, find), dims)
+        if claims is not None:
+            held = Provable(held.arrays, dims, claims)
+        return AttentionMeasure(axes, held, provenance, about)
 
     # What readings are made from
 
@@ -210,7 +215,7 @@ class MeasuredText:
 
     # The readings
 
-    def _edges(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare]:
+    def _edges(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare, Claims]:
         """Read single heads, or their mean: the ends of every weight, scaled."""
         rows, weights = self._weights
         factor = torch.ones_like(weights.raw)
@@ -222,7 +227,7 @@ class MeasuredText:
         mean = "head" not in kind.axes
         if mean:
             numbers = Numbers(*(part.mean(1) for part in numbers))
-        return numbers, partial(_compare_edges, rows, factor, mean)
+        return numbers, partial(_compare_edges, rows, factor, mean), reading_claims(self.captured, factor, mean)
 
     def _joint(self, kind: ReadingKind) -> tuple[Numbers, None]:
         """Read all heads together, from the weights and their ends; through layers, with outer bounds of the shares."""
@@ -246,7 +251,7 @@ class MeasuredText:
         gap = torch.maximum(upper - raw, raw - lower)  # a sharp end is nowhere beyond what the model itself does
         return Numbers(raw, effective, lower, upper, gap * torch.nan if late else gap), None
 
-    def _through(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare]:
+    def _through(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare, Claims]:
         """Read through layers: from each input token to each output token of each layer."""
         layers = self.captured.layers
         until = math.inf if self.until is None else self.until
@@ -272,7 +277,7 @@ class MeasuredText:
         (upper, over), (lower, under) = sides
         maps = [torch.stack(list(through_layers(part, chain, start))).mT for part in (raw, effective)]
         numbers = Numbers(maps[0], maps[1], lower, upper, torch.maximum(over, under))
-        return numbers, partial(_compare_through, rows, chain, n)
+        return numbers, partial(_compare_through, rows, chain, n), chain_claims(self.captured, chain)
 
     @undisturbed()
     def _order(

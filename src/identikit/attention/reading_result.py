@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from identikit.attention.interval_result import edge_name, strongest_certain
+from identikit.attention.proofs import ProvableResult
 from identikit.results.gathered import strongest
 from identikit.results.measure import held, sometimes_held
 from identikit.results.result import Fact, Result
@@ -39,7 +40,7 @@ class Survival(NamedTuple):
     order_undecided: int
 
 
-class AttentionMeasure(Result):
+class AttentionMeasure(ProvableResult):
     """A reading of attention, with its range over all alternatives: other attention with the same head outputs.
 
     Axes are (layer, head, query, key) for readings of one head, (layer, query, key) for a layer's mean, and (layer,
@@ -134,7 +135,7 @@ class AttentionMeasure(Result):
         return plots.measure_maps(self, **options)
 
 
-class HeadScores(Result):
+class HeadScores(ProvableResult):
     """How far each head has each role: raw, effective, and the range over all alternatives.
 
     A score is the mean over the rows with a target in each text, then over texts. An alternative is other attention

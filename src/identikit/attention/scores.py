@@ -7,7 +7,11 @@ Rows move independently of each other while the output stays, so the ends of a m
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +19,8 @@ import torch
 from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention
 from identikit.attention.intervals import Bounding, bounds_of
-from identikit.attention.layer import EffectiveOptions
+from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.proofs import Asked, ProofDraft, Provable
 from identikit.attention.reading_result import HeadScores
 from identikit.checks import function, known_names, random_seed, whole_number
 from identikit.errors import InputError
@@ -26,6 +31,7 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import is_several
@@ -171,7 +177,15 @@ def head_scores(
         parts.append(scored(captured, [ROLES[name] for name in names], until))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
-    return scores_result(model, text, parts, names, wanted, which)
+    result = scores_result(model, text, parts, names, wanted, which)
+
+    def captured_again() -> list[Captured]:
+        again = readings(model, texts, layers=wanted, truncate=truncate)
+        return [captured_attention(one, EffectiveOptions(), layers=wanted, heads=which).captured() for one in again]
+
+    assert isinstance(result.source, Held)
+    source = Provable(result.source.arrays, result.source.dims, partial(_claims, captured_again))
+    return replace(result, source=source)
 
 
 def scores_result(
@@ -189,17 +203,10 @@ def scores_result(
 
 def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
     """Return what one text's heads score, raw to gap; NaN for a score that no row of the text has a target for."""
-    batch = captured.reading.batch
-    assert batch.ids is not None
-    text = ScoredText(batch.ids[0].cpu(), batch.special[0].cpu())
-    every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
     found = []
-    for at, layer in enumerate(captured.layers):
+    for at, (layer, patterns, targets) in enumerate(_patterns(captured, roles)):
         heads = torch.arange(len(layer.heads), device=layer.heads.device)
         keys = torch.arange(len(layer.tokens), device=heads.device)
-        visible = layer.seen.block(keys, keys).cpu()
-        patterns = every * visible[:, None]
-        targets = (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]  # query, score
         queries = targets.any(1).nonzero()[:, 0]
         if not len(queries):
             found.append(torch.full((len(_MADE), len(roles), len(heads)), torch.nan, dtype=torch.float64))
@@ -214,6 +221,51 @@ def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float
         count = targets[queries].sum(0).to(numbers)
         found.append((numbers.sum(2) / count).mT.masked_fill(count[:, None] == 0, torch.nan).cpu())
     return torch.stack(found, dim=2)
+
+
+def _patterns(
+    captured: Captured, roles: Sequence[HeadRole]
+) -> Iterator[tuple[Layer, Float[Tensor, "query score key"], Bool[Tensor, "query score"]]]:
+    """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
+    batch = captured.reading.batch
+    assert batch.ids is not None
+    text = ScoredText(batch.ids[0].cpu(), batch.special[0].cpu())
+    every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
+    for layer in captured.layers:
+        keys = torch.arange(len(layer.tokens), device=layer.heads.device)
+        visible = layer.seen.block(keys, keys).cpu()
+        patterns = every * visible[:, None]
+        yield layer, patterns, (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]
+
+
+def _claims(
+    captured_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result
+) -> Iterator[tuple[int, float, float]]:
+    """Claim the ends of scores: means of what rows are proven to have, over rows and then over texts."""
+    roles = [ROLES[name] for name in result.axis("score").values]
+    for role in roles:
+        if role.above is not None:
+            raise InputError(f"{role.name!r} counts texts, and has no proof of its own. Select other scores.")
+    texts = captured_again()
+    every = [list(_patterns(captured, roles)) for captured in texts]
+    ends = [result.read(name) for name in ("lower", "upper")]
+    _, layers, heads = result.axes
+    for at in product(*(range(len(axis)) for axis in result.axes)):
+        layer, head = layers.places[at[1]], heads.places[at[2]]
+        means = []
+        for captured, parts in zip(texts, every, strict=True):
+            _, patterns, targets = parts[layer]
+            asked = []
+            for query in targets[:, at[0]].nonzero()[:, 0].tolist():
+                c = patterns[query, at[0]].tolist()
+                asked.append(Asked((layer, head, query), [(key, number) for key, number in enumerate(c) if number]))
+            steps = draft.bound(captured, asked)
+            if steps:
+                means.append(draft.add_up([(Fraction(1, len(steps)), step) for step in steps]))
+        if means:
+            name = f"{roles[at[0]].name} score of L{layers.values[at[1]]}H{heads.values[at[2]]}"
+            total = draft.add_up([(Fraction(1, len(means)), mean) for mean in means], name)
+            yield total, float(ends[0][at]), float(ends[1][at])
 
 
 def over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:

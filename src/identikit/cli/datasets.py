@@ -179,17 +179,17 @@ def attention(
         str | None,
         typer.Option(
             "--intervals",
-            help="Also compute intervals for N random rows of attention per text, or for 'all': the range of each "
-            "weight over all attention with the same output.",
+            help="Also compute intervals for N random rows per text, or 'all': ranges with the same output.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for the rows of --intervals.")] = 0,
+    proofs: Annotated[int, typer.Option("--proofs", min=0, help="Keep proofs of the edges of N rows per text.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed for these rows.")] = 0,
 ) -> None:
     """Compute attention over a dataset: correlation by length, null dimensions, attention by token type, intervals."""
     from identikit.attention.dataset import AttentionOptions, attention_statistics, attention_tables
 
     rows: Any = 0 if intervals is None else count(intervals)
-    options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, seed=seed)
+    options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, proofs=proofs, seed=seed)
     run.do("attention", options, gather=attention_statistics, tables=attention_tables, report=_attention_report)
 
 

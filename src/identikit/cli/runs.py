@@ -107,7 +107,7 @@ def _run_again(context: option.Context, folder: str, noted: "NotedCommand", chan
 
 
 def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
-    """Check that no file of a run or of a saved result has changed since it was written. Nothing is recomputed."""
+    """Check that no file of a run or saved result has changed since it was written, and its proofs. No model is run."""
     from identikit.cli.terminal import print_json
     from identikit.explanation import result  # noqa: F401 - a folder may hold a result of any kind
     from identikit.runs.verify import verify as verified
@@ -116,6 +116,7 @@ def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
     if as_json:
         wrong = [{"file": file, "why": why} for file, why in report.wrong]
         counts = {"sealed": report.seals, "checksums": report.checksums, "tables": report.tables}
+        counts["proofs"] = report.proofs
         print_json({"right": not wrong, "wrong": wrong, "checked": counts})
     else:
         typer.echo(report.words())

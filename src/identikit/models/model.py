@@ -19,7 +19,7 @@ from identikit.models.load.weights import broken_weight, check_in_place, wider_d
 from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
-from identikit.results.provenance import Provenance, package_versions, text_hash
+from identikit.results.provenance import Provenance, code_hash, package_versions, text_hash
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, room_for
 from identikit.texts.features import FeatureSource, encode_features
@@ -139,6 +139,7 @@ class Model:
             device=str(self.device),
             settings=json.loads(json.dumps(settings, default=str)),
             versions=package_versions(),
+            code=code_hash(type(self.hf)),
         )
 
     def check_unchanged(self, since: str | None = None) -> None:

@@ -2,9 +2,11 @@
 
 import hashlib
 import importlib.metadata
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from identikit.texts.text import Text
@@ -23,6 +25,7 @@ class Provenance:
     - `dtype`, `device`: the model's number format, and where it was computed
     - `settings`: the options of the analysis: tolerances, seed, norm, …
     - `versions`: of identikit and of the packages that it computes with
+    - `code`: the SHA-256 of the file that has the model's class; empty where there is none, or nobody noted it
     """
 
     model: str
@@ -35,6 +38,7 @@ class Provenance:
     device: str
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    code: str = ""
 
 
 def package_versions() -> dict[str, str]:
@@ -48,6 +52,15 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return __version__ if package == "identikit" else "not installed"  # run from its source tree
+
+
+@cache
+def code_hash(made: type) -> str:
+    """Return the SHA-256 of the file that a class is in; empty where it is in none."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(made)).read_bytes()).hexdigest()
+    except (TypeError, OSError):
+        return ""
 
 
 def text_hash(text: Text | Sequence[Text]) -> str:

@@ -46,6 +46,7 @@ COMMAND = "command.json"  # the command and its arguments, for `identikit resume
 ERROR = "error.json"  # why the run ended the last time, if it failed
 PLAN = "plan.json"  # how much there is to do, for those who read the folder without the data
 COLUMNS = "columns.json"
+PROOF = "proof-{}.json"  # of rows of a text, by its number
 CHECKSUMS = "SHA256SUMS"
 COMPUTED = "computed.json"  # where and with what an input of `reproduce` was computed
 PART_FOLDER = re.compile(r"shard-(\d{4,})-of-(\d{4,})")  # of a run that is spread over several folders

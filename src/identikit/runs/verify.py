@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from identikit import proof
 from identikit.errors import InputError
 from identikit.results.files import ABOUT, Damaged, unseal_record
 from identikit.results.result import saved_result
 from identikit.runs.inspect import absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
-from identikit.runs.store import CHECKSUMS, COLUMNS, COMMAND, MANIFEST, Store, opened
+from identikit.runs.store import CHECKSUMS, COLUMNS, COMMAND, MANIFEST, PROOF, Store, opened
 
 FIGURES = "figures"  # the folder of the figures of `reproduce`
 _SUM = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
@@ -24,13 +25,14 @@ class Verified:
     seals: int = 0
     checksums: int = 0
     tables: int = 0
+    proofs: int = 0
     wrong: list[tuple[str, str]] = field(default_factory=list)
 
     def words(self) -> str:
         """Say what was checked."""
         return (
             f"Checked: {self.seals} sealed files, {self.checksums} files against {CHECKSUMS}, {self.tables} tables "
-            f"against {COLUMNS}."
+            f"against {COLUMNS}{f', {self.proofs} steps of proofs in rational arithmetic' if self.proofs else ''}."
         )
 
 
@@ -66,7 +68,7 @@ def _check(folder: str, report: Verified) -> None:
         rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
         report.wrong.append((folder, f"it is not complete: {rest}; continue with `identikit resume {folder}`"))
     checked = (*run.damaged.items(), *_command(store, report), *_checksums(store, report), *_tables(store, report))
-    report.wrong += [(f"{folder}/{name}", why) for name, why in checked]
+    report.wrong += [(f"{folder}/{name}", why) for name, why in (*checked, *_proofs(store, report))]
 
 
 def _command(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
@@ -100,6 +102,21 @@ def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
             yield name, f"it is missing, and {CHECKSUMS} lists it"
         elif hashlib.sha256(store.read(name)).hexdigest() != digest:
             yield name, f"its SHA-256 is not the one in {CHECKSUMS}"
+
+
+def _proofs(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
+    """Check every proof that a run kept."""
+    start, end = PROOF.split("{}")
+    for name in store.names():
+        if name.startswith(start) and name.endswith(end):
+            try:
+                slacks = [slack for *_, slack in proof.check(store.read(name).decode())]
+            except (proof.Refused, UnicodeDecodeError) as why:
+                yield name, str(why)
+                continue
+            report.proofs += len(slacks)
+            if min(slacks, default=-1) < 0:
+                yield name, f"{sum(slack < 0 for slack in slacks)} of its {len(slacks)} steps are not proven"
 
 
 def _tables(store: Store, report: Verified) -> Iterator[tuple[str, str]]:

@@ -103,6 +103,12 @@ def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:
 
 
 @one_thread()
+def proposals(rows: Rows, objectives: Float[Tensor, "row quantity key"]) -> Proposed:
+    """Return what solvers propose for the ends of each row's objectives: dual vectors, and vertices."""
+    return _solved_again(rows, Wanted(objectives=objectives), _solver(rows), vertices=True)
+
+
+@one_thread()
 def extreme_rows(
     rows: Rows, objectives: Float[Tensor, "row quantity key"]
 ) -> tuple[Float[Tensor, "row quantity 2 key"], Bool[Tensor, "row"]]:

@@ -31,6 +31,7 @@ from identikit.models.load.checkpoint import (
     weight_files,
     with_adapter,
 )
+from identikit.models.load.known_bad import refuse_known_bad
 from identikit.models.load.weights import PLAIN, check_in_place, gguf_words, how_to_dequantise, unwrapped
 from identikit.models.machine import Shared
 from identikit.models.model import Model
@@ -157,6 +158,7 @@ def _from_files(model: object, recipe: Recipe) -> Model:
 def _proved(part: PreTrainedModel, reader: Any, name: str, tower: str | None, revision: str | None = None) -> Model:
     """Return a model that can be read, and that knows the special tokens of its tokenizer."""
     name = name if tower is None else f"{name} ({tower} tower)"
+    refuse_known_bad(part.config.model_type, name, transformers.__version__)
     model = Model(part, reader, name=name, revision=revision)
     if isinstance(reader, PreTrainedTokenizerBase):
         check_tokenizer(reader, model.vocabulary, name)

@@ -1,0 +1,335 @@
+"""Proofs of ends, written to a file that `identikit.proof` checks in rational arithmetic, with no other code of ours.
+
+A Result that can be proven holds a `Provable` source: what else it takes to write the proof of what is selected.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from identikit import proof
+from identikit.attention.captured import Captured, Place
+from identikit.checks import is_path, shortened
+from identikit.errors import InputError
+from identikit.maths.chain import Chain
+from identikit.maths.polytope.bounds import Wanted
+from identikit.maths.polytope.duals import Ends, exact_vertex, proposed_ends
+from identikit.models.surroundings import undisturbed
+from identikit.results.files import plain, write_file
+from identikit.results.result import Result
+from identikit.results.source import Held
+from identikit.shapes import Float, Tensor
+
+_POSITIVE = 1e-12  # a weight of a vertex that is smaller is rounding
+Entry = tuple[int, float] | tuple[int, float, int]
+"""A key's number in an objective, or a factor and the step whose quantity it multiplies; see `identikit.proof`."""
+
+
+class Asked(NamedTuple):
+    """What is asked of a row: the row's place, the objective, and what the claim is called, if it is one."""
+
+    place: Place
+    objective: list[Entry]
+    name: str | None = None
+
+
+class SavedProof(NamedTuple):
+    """What was proven, and how sharp it is.
+
+    - `claims`, `steps`: how many claims there are, and in how many steps they are proven
+    - `loss`: by how much a proven end is wider than the Result's, at most
+    - `gap`: how far a proven end is from what other attention attains, at most; NaN for claims about several rows
+    - `residual`: how far that attention misses the output, relative to its largest entry; 0 where all of it was solved
+      in rational numbers, which needs python-flint (extra `[proof]`)
+    """
+
+    claims: int
+    steps: int
+    loss: float
+    gap: float
+    residual: float
+
+
+@dataclass(eq=False)
+class ProofDraft:
+    """A proof that is being written; see `identikit.proof` for its parts."""
+
+    values: list[list[list[float]]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    gap: float = -math.inf
+    residual: float = 0.0
+    _places: dict[Any, int] = field(default_factory=dict)
+    _read: list[Any] = field(default_factory=list)
+    _ends: list[tuple[Fraction, Fraction]] = field(default_factory=list)
+    _matrices: list[list[list[Fraction]]] = field(default_factory=list)
+
+    def bound(self, captured: Captured, asked: Sequence[Asked]) -> list[int]:
+        """Bound what is asked of rows of a text, those of a layer and of a head together; return the steps."""
+        if not asked:
+            return []
+        rows = captured.rows([wish.place for wish in asked])
+        values = [self._values(captured, wish.place) for wish in asked]
+        ends = torch.zeros(2, *rows.attention.shape, dtype=torch.float64)
+        for at, wish in enumerate(asked):
+            for key, factor, *step in wish.objective:
+                for side, name in enumerate(("lower", "upper")):
+                    ends[side, at, key] += factor * (self.steps[step[0]][name] if step else 1.0)
+        proposed = proposed_ends(rows, [value for _, value in values], *ends)
+        weights = rows.attention.cpu()
+        visible = rows.visible.cpu()
+        steps = []
+        for at, wish in enumerate(asked):
+            keys = visible[at].nonzero()[:, 0].tolist()
+            row = self._row(captured, wish.place, values[at][0], keys, weights[at, keys].tolist())
+            seen = set(keys)
+            step = {"row": row, "objective": [list(entry) for entry in wish.objective if entry[0] in seen]}
+            step |= dict(zip(("lower_dual", "upper_dual"), proposed[at].duals.tolist(), strict=True))
+            steps.append(self._add(step, wish.name))
+            if wish.name is not None:
+                self._attain(self.steps[-1], ends[1, at], proposed[at])
+        return steps
+
+    def add_up(self, terms: Sequence[tuple[Fraction, int | None]], name: str | None = None) -> int:
+        """Add up earlier steps (None is 1), each with a weight of at least 0; return the step."""
+        return self._add({"terms": [[weight.numerator, weight.denominator, step] for weight, step in terms]}, name)
+
+    def content(self, about: dict[str, Any]) -> bytes:
+        """Return the file."""
+        parts = {"values": self.values, "rows": self.rows, "steps": self.steps}
+        whole = {"format": proof.VERSION, "about": plain(about), **parts}
+        return json.dumps(whole | {"digest": proof.digest(whole)}).encode()
+
+    def _add(self, step: dict[str, Any], name: str | None) -> int:
+        """Add a step with the tightest ends that are floats and proven."""
+        low, high = proof.step_ends({**step, "lower": 0.0, "upper": 0.0}, self._read, self._ends)
+        step |= {"lower": _rounded(low, -math.inf), "upper": _rounded(high, math.inf)}
+        self._ends.append((Fraction(step["lower"]), Fraction(step["upper"])))
+        self.steps.append(step if name is None else {"name": name, **step})
+        return len(self.steps) - 1
+
+    def _attain(self, step: dict[str, Any], c: Float[Tensor, "key"], ends: Ends) -> None:
+        """Note how far the ends of a step about one row are from what other attention attains."""
+        keys, weights, values, total, output = self._read[step["row"]]
+        exact = torch.tensor([[float(number) for number in value] for value in values], dtype=torch.float64)
+        right = torch.tensor([float(number) for number in output], dtype=torch.float64)
+        for side, sign in enumerate((-1, 1)):
+            vertex = ends.vertices[side, keys]
+            if vertex.tolist() == [float(weight) for weight in weights]:
+                found = dict(enumerate(weights))
+            else:
+                slack = (-sign * (c[keys] - exact @ ends.duals[side])).tolist()
+                likely = sorted(range(len(keys)), key=lambda at: (float(vertex[at]) <= _POSITIVE, slack[at]))
+                found = exact_vertex(values, total, output, likely)
+            if found is None:
+                missed = (vertex @ exact - right).abs().max() / right.abs().max().clamp(min=1e-300)
+                self.residual = max(self.residual, float(missed))
+                found = dict(enumerate(map(Fraction, vertex.tolist())))
+            attained = sum((Fraction(float(c[keys[at]])) * weight for at, weight in found.items()), Fraction(0))
+            end = self._ends[-1][side]
+            self.gap = max(self.gap, float(sign * (end - attained)))
+
+    def _values(self, captured: Captured, place: Place) -> tuple[int, Tensor]:
+        """Return where a row's values stand in the file, and these; a learned sink is one more key, of value 0."""
+        layer = captured.layers[place[0]]
+        head = place[1] // layer.passed.group
+        polytopes = layer.polytopes
+        values = F.pad(polytopes.values[head], (0, 0, 0, int(polytopes.sink)))
+        name = (id(captured), place[0], head)
+        if name not in self._places:
+            self._places[name] = len(self.values)
+            self.values.append(values.double().tolist())
+            self._matrices.append([proof.vector(value, values.shape[1], "a value") for value in self.values[-1]])
+        return self._places[name], values
+
+    def _row(self, captured: Captured, place: Place, values: int, keys: list[int], weights: list[float]) -> int:
+        name = (id(captured), *place)
+        if name not in self._places:
+            self._places[name] = len(self.rows)
+            self.rows.append({"values": values, "keys": keys, "attention": weights})
+            self._read.append(proof.read_row(self.rows[-1], self._matrices))
+        return self._places[name]
+
+
+def _rounded(end: Fraction, outward: float) -> float:
+    """Return the float nearest to an end that is not inside of it."""
+    nearest = float(end)
+    inside = Fraction(nearest) < end if outward > 0 else Fraction(nearest) > end
+    return math.nextafter(nearest, outward) if inside else nearest
+
+
+Claims = Callable[[ProofDraft, Result], Iterator[tuple[int, float, float]]]
+"""Writes the steps of what a Result has selected; yields each claim's step, and the Result's own ends."""
+
+
+@dataclass(frozen=True)
+class Provable(Held):
+    """Arrays that are simply there, and what writes proofs of them, which needs the model and is not pickled."""
+
+    claims: Claims
+
+    def __reduce__(self) -> tuple[type[Held], tuple[Any, ...]]:
+        return Held, (self.arrays, self.dims)
+
+
+class ProvableResult(Result):
+    """A Result whose ends can be proven."""
+
+    def save_proof(self, file: str | os.PathLike[str]) -> SavedProof:
+        """Write a proof of all ends that are selected; `python -m identikit.proof FILE` checks it without identikit.
+
+        The ends in the file are proven in rational arithmetic, about the weights and values as they were read. Returns
+        how many claims there are and how sharp they are, as a `SavedProof`.
+        """
+        if not is_path(file) or Path(file).is_dir() or not Path(file).absolute().parent.is_dir():
+            raise InputError(
+                f"file={shortened(file)} cannot be used: expected a file to write in a folder that exists."
+            )
+        if not isinstance(self.source, Provable):
+            raise InputError(
+                f"save_proof() needs the model, and this {self.kind} result holds only numbers: it was opened from a "
+                "folder, pickled, gathered into words or subtracted. Compute it again."
+            )
+        content, saved = proof_of(self, self.source)
+        write_file(Path(file), content)
+        return saved
+
+
+@undisturbed()
+def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
+    """Return the proof of what a Result has selected as a file, and what it proves."""
+    draft = ProofDraft()
+    loss = -math.inf
+    claims = 0
+    for step, lower, upper in source.claims(draft, result):
+        claims += 1
+        loss = max(loss, draft.steps[step]["upper"] - upper, lower - draft.steps[step]["lower"])
+    content = draft.content({"result": result.kind, **asdict(result.provenance)})
+    gap = draft.gap if math.isfinite(draft.gap) else math.nan
+    return content, SavedProof(claims, len(draft.steps), loss, gap, draft.residual)
+
+
+# What is claimed
+
+
+def edge_claims(captured: Captured, places: Sequence[Place], wanted: Wanted, epsilon: float) -> Claims:
+    """Claim the ends of weights, or of other sums over a row, of the rows at these places, in the order of a Result."""
+
+    def claims(draft: ProofDraft, result: Result) -> Iterator[tuple[int, float, float]]:
+        if epsilon:
+            raise InputError("Proofs are of attention with the same output. Leave out epsilon=.")
+        layers, heads, queries, last = result.axes
+        shape = [len(set(column)) for column in zip(*places, strict=True)]
+        asked = []
+        for at in product(*(range(len(axis)) for axis in result.axes)):
+            layer, head, query, quantity = (axis.places[i] for axis, i in zip(result.axes, at, strict=True))
+            row = (layer * shape[1] + head) * shape[2] + query
+            objective: list[Entry] = [(quantity, 1.0)]
+            if wanted.objectives is not None:
+                given = wanted.objectives
+                c = given[row if len(given) > 1 else 0] if given.ndim == 3 else given
+                objective = [(key, number) for key, number in enumerate(c[quantity].tolist()) if number]
+            elif wanted.keys is not None:
+                objective = [(int(wanted.keys.nonzero()[quantity, 0]), 1.0)]
+            name = f"L{layers.values[at[0]]}H{heads.values[at[1]]} {queries.name_of(at[2])} → {last.name_of(at[3])}"
+            asked.append(Asked(places[row], objective, name))
+        steps = draft.bound(captured, asked)
+        yield from zip(steps, *(result.read(name).flatten().tolist() for name in ("lower", "upper")), strict=True)
+
+    return claims
+
+
+def reading_claims(captured: Captured, factor: Float[Tensor, "layer head query key"], mean: bool) -> Claims:
+    """Claim the ends of weights that are scaled, of each head or of the mean over heads."""
+
+    def claims(draft: ProofDraft, result: Result) -> Iterator[tuple[int, float, float]]:
+        ends = [result.read(name).flatten().tolist() for name in ("lower", "upper")]
+        shown = _captured_layers(captured, result)
+        for entry, at in enumerate(product(*(range(len(axis)) for axis in result.axes))):
+            places = [axis.places[i] for axis, i in zip(result.axes, at, strict=True)]
+            heads = range(factor.shape[1]) if mean else [places[1]]
+            layer, query, key = shown[at[0]], *places[-2:]
+            asked = [
+                Asked((layer, head, query), [(key, float(factor[layer, head, query, key]))], None) for head in heads
+            ]
+            steps = draft.bound(captured, asked)
+            claim = draft.add_up([(Fraction(1, len(steps)), step) for step in steps], _named(result, at))
+            yield claim, ends[0][entry], ends[1][entry]
+
+    return claims
+
+
+def chain_claims(captured: Captured, chain: Chain) -> Claims:
+    """Claim the ends of a reading through layers: the chain of proofs from the inputs up."""
+
+    def claims(draft: ProofDraft, result: Result) -> Iterator[tuple[int, float, float]]:
+        ends = [result.read(name).flatten().tolist() for name in ("lower", "upper")]
+        shown = _captured_layers(captured, result)
+        nodes: dict[int, list[dict[int, int | None]]] = {}
+        sizes = [range(len(axis)) for axis in result.axes]
+        outputs = set(result.axes[1].places)
+        for source in result.axes[2].places:
+            nodes[source] = _chain(draft, captured, chain, source, outputs, max(shown))
+        for entry, at in enumerate(product(*sizes)):
+            output, source = (result.axes[axis].places[at[axis]] for axis in (1, 2))
+            node = nodes[source][shown[at[0]]].get(output)
+            terms = [] if node is None else [(Fraction(1), node)]
+            yield draft.add_up(terms, _named(result, at)), ends[0][entry], ends[1][entry]
+
+    return claims
+
+
+def _chain(
+    draft: ProofDraft, captured: Captured, chain: Chain, source: int, outputs: set[int], last: int
+) -> list[dict[int, int | None]]:
+    """Bound what each layer's tokens hold of one source; returns their steps by layer, None where that is 0.
+
+    Of every layer but the last, all tokens are bounded.
+    """
+    n = len(captured.reading.tokens)
+    layers: list[dict[int, int | None]] = []
+    for at, layer in enumerate(captured.layers[: last + 1]):
+        heads = range(len(layer.heads))
+        factor = chain.factor(at)
+        asked = []
+        for head, token in product(heads, range(n)):
+            held = {source: None} if at == 0 else layers[-1]
+            scale = [1.0] * n if factor is None else factor[head, token].tolist()
+            objective: list[Entry] = [
+                (key, scale[key]) if step is None else (key, scale[key], step)
+                for key, step in held.items()
+                if scale[key] and (at == 0 or step is not None)
+            ]
+            asked.append(Asked((at, head, token), objective))
+        steps = draft.bound(captured, asked)
+        nodes: dict[int, int | None] = {}
+        for token in range(n):
+            terms: list[tuple[Fraction, int | None]] = []
+            brought = [steps[head * n + token] for head in heads]
+            terms += [(Fraction(chain.give) / len(heads), step) for step in brought if draft.steps[step]["objective"]]
+            if chain.keep and (token == source if at == 0 else layers[-1].get(token) is not None):
+                terms.append((Fraction(chain.keep), None if at == 0 else layers[-1][token]))
+            if terms:
+                nodes[token] = draft.add_up(terms)
+        layers.append(nodes)
+    return layers
+
+
+def _captured_layers(captured: Captured, result: Result) -> list[int]:
+    """Return where the layers of a Result stand among those that were captured."""
+    numbers = [layer.call.layer for layer in captured.layers]
+    return [numbers.index(layer) for layer in result.axes[0].values]
+
+
+def _named(result: Result, at: Sequence[int]) -> str:
+    names = [f"{axis.name} {axis.name_of(place)}" for axis, place in zip(result.axes, at, strict=True)]
+    return f"{result.about['measure']}, {', '.join(names)}"
