@@ -248,7 +248,7 @@ class Rehearsal:
         costs = []
         folder = str(self.out / "run")
         about = {"command": "reproduce", "model": self.model.name, "weights": self.model.fingerprint}
-        with Store(folder, about | {"version": __version__, "threads": torch.get_num_threads()}):
+        with Store(folder, about | {"version": __version__, "threads": torch.get_num_threads()}).held():
             pass  # now it is the folder of a run
         for data, name, _ in self.parts({}):
             work = self.work(data, name)

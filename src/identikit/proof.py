@@ -48,7 +48,7 @@ def number(value):
 
 def vector(values, length, what):
     """Return a list of numbers of the expected length."""
-    need(type(values) is list and len(values) == length, f"{what} must be a list of {length} numbers")
+    need(isinstance(values, list) and len(values) == length, f"{what} must be a list of {length} numbers")
     return [number(value) for value in values]
 
 
@@ -65,9 +65,9 @@ def dot(left, right):
 
 def read_row(row, matrices):
     """Return a row as (keys, weights, values, sum of weights, sum of weighted values)."""
-    need(type(row) is dict and set(row) == {"values", "keys", "attention"}, "a row has values, keys and attention")
+    need(isinstance(row, dict) and set(row) == {"values", "keys", "attention"}, "a row has values, keys and attention")
     values = matrices[place(row["values"], len(matrices), "values")]
-    need(type(row["keys"]) is list and row["keys"], "a row needs keys")
+    need(isinstance(row["keys"], list) and row["keys"], "a row needs keys")
     keys = [place(key, len(values), "key") for key in row["keys"]]
     need(len(set(keys)) == len(keys), "a key of a row is repeated")
     weights = vector(row["attention"], len(keys), "attention")
@@ -88,20 +88,20 @@ def step_ends(step, rows, ends):
     """Return the ends of a step that are proven, from those of the steps before it."""
     if "terms" in step:
         low = high = Fraction(0)
-        need(set(step) - {"name"} == SUM and type(step["terms"]) is list, "a sum step is malformed")
+        need(set(step) - {"name"} == SUM and isinstance(step["terms"], list), "a sum step is malformed")
         for term in step["terms"]:
-            need(type(term) is list and len(term) == 3, "a term has a numerator, a denominator and a step")
+            need(isinstance(term, list) and len(term) == 3, "a term has a numerator, a denominator and a step")
             need(type(term[0]) is type(term[1]) is int and term[0] >= 0 < term[1], "a term's weight is negative")
             earlier = (1, 1) if term[2] is None else ends[place(term[2], len(ends), "step")]
             low += Fraction(term[0], term[1]) * earlier[0]
             high += Fraction(term[0], term[1]) * earlier[1]
         return low, high
-    need(set(step) - {"name"} == ROW and type(step["objective"]) is list, "a row step is malformed")
+    need(set(step) - {"name"} == ROW and isinstance(step["objective"], list), "a row step is malformed")
     row = rows[place(step["row"], len(rows), "row")]
     low = dict.fromkeys(row[0], Fraction(0))
     high = dict(low)
     for entry in step["objective"]:
-        need(type(entry) is list and len(entry) in (2, 3), "an objective has a key, a number and perhaps a step")
+        need(isinstance(entry, list) and len(entry) in (2, 3), "an objective has a key, a number and perhaps a step")
         need(type(entry[0]) is int and entry[0] in low, f"{entry[0]!r:.40} is not a key of the row")
         factor = number(entry[1])
         if len(entry) == 2:
@@ -130,7 +130,7 @@ def read(text):
 
     try:
         content: dict = json.loads(text, object_pairs_hook=unique)
-        need(type(content) is dict and content.get("format") == VERSION, f"its format is not {VERSION}")
+        need(isinstance(content, dict) and content.get("format") == VERSION, f"its format is not {VERSION}")
         names = {"format": str, "about": dict, "values": list, "rows": list, "steps": list, "digest": str}
         need(set(content) == set(names), "it needs format, about, values, rows, steps and digest, and nothing else")
         need(all(type(content[name]) is kind for name, kind in names.items()), "its parts are of the wrong kinds")
@@ -150,7 +150,7 @@ def check(text):
     content, rows = read(text)
     ends: list[tuple[Fraction, Fraction]] = []
     for step in content["steps"]:
-        need(type(step) is dict and {"lower", "upper"} <= set(step), "a step needs lower and upper")
+        need(isinstance(step, dict) and {"lower", "upper"} <= set(step), "a step needs lower and upper")
         need(type(step.get("name", "")) is str, "a name is not a string")
         proven = step_ends(step, rows, ends)
         ends.append((number(step["lower"]), number(step["upper"])))

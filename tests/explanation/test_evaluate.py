@@ -159,7 +159,9 @@ def test_a_head_that_adds_nothing_misleads_attention_and_its_range_says_so():
     assert float(determined.sel(measure="norm").mean) > 0.2
     effective = ik.attention_measure(model, texts[3], "mean").effective.mean(0)
     for output in range(4, len(effective)):
-        assert int(effective[output, :output].argmax()) == planted.SOURCES[output]
+        seen = effective[output, :output]
+        assert float(seen[planted.SOURCES[output]]) > float(seen.max()) - 1e-9  # tokens of equal values share it
+        assert (seen > float(seen.max()) - 1e-9).sum() < output / 2
 
 
 # What it leaves, and what it says

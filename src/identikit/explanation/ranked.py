@@ -110,4 +110,5 @@ class TextRankings:
 
 def _plain(scores: Tensor) -> Ranking:
     """Return scores that no alternative attention moves."""
-    return Ranking(*(scores.double().cpu(),) * 3)
+    scores = scores.double().cpu()
+    return Ranking(scores, scores, scores)

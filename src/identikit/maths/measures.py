@@ -71,7 +71,7 @@ class SourceOrder(NamedTuple):
     -1: it is not even decided which source is the strongest.
     """
 
-    count: Int[Tensor, "*row"]
+    sources: Int[Tensor, "*row"]
     decided: Bool[Tensor, "*row"]
 
 

@@ -174,7 +174,7 @@ async def _index(service: Served) -> messages.ServerIndex:
         version=__version__,
         models=list(service.models.values()),
         limits=service.limits,
-        sample=messages.NewJob(text=text, pair=pair),
+        sample=messages.NewJob(text=text, pair=pair, model=None, measures=[], target=None),
         measures=list(service.measures),
     )
 
