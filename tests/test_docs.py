@@ -10,6 +10,7 @@ from machinery import pages
 from typer.testing import CliRunner
 
 import identikit as ik
+from identikit.cli import endings
 from identikit.cli.main import app
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.texts import source
@@ -210,3 +211,28 @@ def test_the_page_on_architecture_names_files_that_are_there():
     assert named
     for name in named:
         assert (ROOT / name).exists() or (SOURCE / name).exists(), name
+
+
+def test_agents_are_told_of_names_that_there_are():
+    import identikit.explanation.result  # with it, every kind of Result is there
+
+    page = (ROOT / "AGENTS.md").read_text()
+    rows = re.findall(r"^\| .* \| (`.*`) \| (.*) \|$", page, flags=re.MULTILINE)
+    assert len(rows) > 8
+    assert identikit.explanation.result.open_result is ik.open_result
+    kinds = [ik.Result]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for calls, fields in rows:
+        assert set(re.findall(r"ik\.(\w+)\(", calls)) <= set(ik.__all__), calls
+        for name in re.findall(r"`\.(\w+)", fields):
+            assert any(hasattr(kind, name) for kind in kinds), name
+    for status in (endings.FAILED, endings.INTERNAL, endings.INTERRUPTED):
+        assert re.search(rf"\b{status}\b", page.rpartition("A command ends with")[2])
+
+
+def test_the_index_for_language_models_points_at_files():
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text())
+    assert len(links) > 12
+    for link in links:
+        assert (ROOT / link).is_file(), link
