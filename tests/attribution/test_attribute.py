@@ -3,12 +3,10 @@
 import dataclasses
 import zlib
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import product
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.attribution import attribute as attribution
 from identikit.attribution import passes, sweep
@@ -17,15 +15,14 @@ from identikit.attribution.plan import AttributionPlan, _joined
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.errors import InputError
 from identikit.maths import jacobian
-from identikit.models import families
 from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.models.reading import Reading
-from identikit.models.taps.tap import visiting
 from identikit.texts.text import TokenBatch, text_alone
 from tests.models import tiny
 from tests.models.test_contract import CASTING, SPLITTING, STRUCTURES, batch_of, slow_unless
 from tests.reference import attribution as reference
+from tests.reference.outputs import Plain
 
 # Families whose norms or rotary tables compute in float32. Routers cast in a way that the test cannot widen.
 ROUTED = {"deepseek_v3", "ernie4_5_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
@@ -57,43 +54,10 @@ def one_row(batch: TokenBatch, row: int) -> TokenBatch:
     return dataclasses.replace(batch, tokens=batch.tokens[part], words=batch.words[part], order=(0,), **cut)
 
 
-def with_graph(model: Model, batch: TokenBatch, *, after: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run a model with autograd on; return x as a leaf (n, d_x) and every block's output (n, d)."""
-    leaves: list[torch.Tensor] = []
-    hidden: list[torch.Tensor] = []
-    alone = 1 if model.family.sequence_first else 0
-
-    def start(module, args, kwargs):
-        if leaves:  # a block that is used again
-            return None
-        given = args[0] if args else kwargs["hidden_states"]
-        leaves.append(given.detach().squeeze(alone).clone().requires_grad_())
-        x = leaves[0].unsqueeze(alone)
-        return ((x, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": x})
-
-    def leave(module, args, output):
-        hidden.append((output[0] if isinstance(output, tuple) else output).squeeze(alone))
-
-    embedding = None if after else model.family.embedding
-    first = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
-    with (
-        model.switched(),
-        torch.enable_grad(),
-        visiting(lambda call: None),
-        sdpa_kernel(SDPBackend.MATH),
-        ExitStack() as stack,
-    ):
-        stack.callback(first.register_forward_pre_hook(start, with_kwargs=True).remove)
-        for block in {id(block): block for block in model.blocks}.values():
-            stack.callback(block.register_forward_hook(leave).remove)
-        model.hf(**model.arguments(batch))
-    return leaves[0], hidden
-
-
 def reference_norms(model: Model, batch: TokenBatch, outputs: list[int], norms, *, after: bool = False) -> torch.Tensor:
     """Norms (norm, layer, input, output) of the Jacobian blocks, one backward pass for each number."""
-    x, hidden = with_graph(model, batch, after=after)
-    blocks = [reference.jacobians(layer[outputs], x) for layer in hidden]
+    run = Plain(model, batch, after=after)
+    blocks = [reference.jacobians(layer[outputs], run.inputs) for layer in run.layers]
     return torch.tensor(
         [[[[reference.block_norm(block, norm) for block in row] for row in one] for one in blocks] for norm in norms],
         dtype=torch.float64,

@@ -15,7 +15,10 @@ from identikit.texts.text import TokenBatch
 
 
 class Plain:
-    """One run of a model on one text with autograd on: `inputs` is a leaf (n, d_x), and all else follows from it."""
+    """One run of a model on one text with autograd on: `inputs` is a leaf (n, d_x), and all else follows from it.
+
+    `layers` are the outputs of all blocks (n, d), and `hidden` is the last of them.
+    """
 
     def __init__(self, model: Model, batch: TokenBatch, *, after: bool = False):
         leaves: list[Tensor] = []
@@ -49,6 +52,7 @@ class Plain:
                 stack.callback(block.register_forward_hook(leave).remove)
             output = model.hf(**model.arguments(batch))
         self.inputs = leaves[0]
+        self.layers = hidden
         self.hidden = hidden[-1]
         self.logits = getattr(output, "logits", None)
         self.final = getattr(base[-1], "last_hidden_state", None) if base else None
