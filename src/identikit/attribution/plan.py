@@ -13,6 +13,7 @@ from identikit.attribution import passes, sweep
 from identikit.attribution.request import FISHER, AttributionOptions, Request, Tick, product_bytes, working_bytes
 from identikit.errors import InputError
 from identikit.maths.jacobian import folds
+from identikit.models.load.size import Sizes
 from identikit.models.machine import duration, free_bytes, product_rate
 from identikit.models.model import Model
 from identikit.models.reading import Reading
@@ -100,7 +101,7 @@ class AttributionPlan:
         return [engine(text, asked, chunk=self.chunk, tick=tick) for text, asked in zip(texts, options, strict=True)]
 
 
-def plan(model: Model, n: int, options: Request) -> AttributionPlan:
+def plan(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
     """Choose the engine of least arithmetic that fits in memory for a text of `n` tokens, or say what would fit."""
     free = _USABLE * float(free_bytes(model.device))
     if ways := _ways(model, n, options, free):
@@ -118,7 +119,12 @@ def plan(model: Model, n: int, options: Request) -> AttributionPlan:
     )
 
 
-def expected_seconds(model: Model, lengths: Sequence[int], options: Request) -> float:
+def cheapest(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
+    """Return the way of least arithmetic for a text of `n` tokens, whether or not there is memory for it here."""
+    return _ways(model, n, options)[0]
+
+
+def expected_seconds(model: Model | Sizes, lengths: Sequence[int], options: Request) -> float:
     """Return about how long attributing texts of these lengths takes on this machine, if there is memory."""
     operations = sum(count * _ways(model, n, options)[0].operations for n, count in Counter(lengths).items())
     if operations < 1e10:  # any machine does that in time
@@ -143,7 +149,7 @@ def warning_ahead(model: Model, lengths: Sequence[int], options: Request) -> str
     return f"Attribution takes about {duration(seconds)} and {memory} on this machine.{faster}"
 
 
-def affordable_probes(model: Model, n: int) -> int | str:
+def affordable_probes(model: Model | Sizes, n: int) -> int | str:
     """Return from how many directions a text of `n` tokens is attributed in some seconds: "exact", or at least 4.
 
     Sizes and the kind of device decide, and not how busy the machine is: the same text gives the same answer again.
@@ -155,19 +161,19 @@ def affordable_probes(model: Model, n: int) -> int | str:
     return min(FEWEST_PROBES, model.d_input)
 
 
-def is_affordable(model: Model, n: int, options: Request) -> bool:
+def is_affordable(model: Model | Sizes, n: int, options: Request) -> bool:
     """Tell whether a text of `n` tokens takes some seconds at most, by its sizes."""
     return _ways(model, n, options)[0].operations <= AFFORDABLE.get(model.device.type, 1e15)
 
 
-def _with_fewer_probes(model: Model, options: Request) -> list[Request]:
+def _with_fewer_probes(model: Model | Sizes, options: Request) -> list[Request]:
     """Return options that would be less work, the largest number of probes first."""
     if options.norm == "spectral":
         return []
     return [replace(options, probes=probes) for probes in _PROBES if probes < options.count(model.d_input)]
 
 
-def _ways(model: Model, n: int, options: Request, free: float = math.inf) -> list[AttributionPlan]:
+def _ways(model: Model | Sizes, n: int, options: Request, free: float = math.inf) -> list[AttributionPlan]:
     """Return how the engines that fit in `free` bytes do a text of `n` tokens, that of least arithmetic first."""
     device = model.device.type
     ways = []
@@ -237,7 +243,7 @@ def _joined(plans: Sequence[AttributionPlan]) -> AttributionPlan:
     )
 
 
-def _engines(model: Model, n: int, options: Request) -> list[AttributionPlan]:
+def _engines(model: Model | Sizes, n: int, options: Request) -> list[AttributionPlan]:
     """Return what each engine that can do it would take, one unit at a time."""
     sizes = sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim > 1)
     one_pass = 2 * n * sizes / model.n_layers
@@ -260,7 +266,7 @@ def _engines(model: Model, n: int, options: Request) -> list[AttributionPlan]:
     ]
 
 
-def _generic(model: Model, n: int, options: Request, basis: int, one_pass: float) -> AttributionPlan:
+def _generic(model: Model | Sizes, n: int, options: Request, basis: int, one_pass: float) -> AttributionPlan:
     splits = model.family.splits
     directions = options.count(basis)
     tangents = directions * model.dtype.itemsize * n * model.d_model
@@ -279,7 +285,7 @@ def _generic(model: Model, n: int, options: Request, basis: int, one_pass: float
     )
 
 
-def _sweep(model: Model, n: int, options: Request, basis: int, one_pass: float) -> AttributionPlan:
+def _sweep(model: Model | Sizes, n: int, options: Request, basis: int, one_pass: float) -> AttributionPlan:
     d = model.d_model
     directions = options.count(basis)
     outputs = model.n_heads * model.d_value
@@ -308,7 +314,7 @@ def _sweep(model: Model, n: int, options: Request, basis: int, one_pass: float) 
     )
 
 
-def _reverse(model: Model, n: int, options: Request, one_pass: float) -> AttributionPlan:
+def _reverse(model: Model | Sizes, n: int, options: Request, one_pass: float) -> AttributionPlan:
     targets = n if options.targets is None else len(options.targets)
     rows = 1 if options.norm == "sum" else options.count(model.d_model)
     product = product_bytes(n, model.d_model, model.n_heads, model.dtype.itemsize)

@@ -13,6 +13,7 @@ from torch.func import jvp, vmap
 from identikit.checks import known, random_seed, shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths import jacobian
+from identikit.models.load.size import Sizes
 from identikit.models.machine import PRECISIONS, derivatives
 from identikit.models.model import Model, Split
 from identikit.models.surroundings import undisturbed
@@ -39,10 +40,10 @@ class AttributionOptions:
     truncate: bool = False
     max_tokens: int | None = None
 
-    def checked(self, model: Model, layers: Index = None) -> "Request":
+    def checked(self, model: Model | Sizes, layers: Index = None) -> "Request":
         """Return what engines are asked for; raises an InputError for what they cannot be asked."""
         known("norm", self.norm, (*jacobian.NORMS, FISHER))
-        if self.norm == FISHER:
+        if self.norm == FISHER and isinstance(model, Model):
             layers = _last_layer(model, layers)
         known("source", self.source, SOURCES)
         known("precision", self.precision, PRECISIONS)

@@ -292,6 +292,23 @@ def serve(
 
 
 @app.command()
+def plan(
+    model: Annotated[str | None, typer.Argument(help="A hub id or a folder. Default: the packaged model.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many tokens the text has.")] = 128,
+    device: option.Device = None,
+    dtype: option.Dtype = "float32",
+    revision: Annotated[str | None, typer.Option("--revision", help="The branch, tag or commit of a hub id.")] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Say how much memory and time a model takes before it is loaded; of a hub id, no weights are fetched."""
+    from identikit.cli.terminal import print_json
+    from identikit.explanation.cost import planned
+
+    found = planned(model, tokens, device=device, dtype=dtype, revision=revision)
+    print_json(found.to_dict()) if as_json else typer.echo(found.words())
+
+
+@app.command()
 def models(
     as_json: option.Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as the page docs/models.md.")] = False,

