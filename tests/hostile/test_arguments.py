@@ -24,7 +24,8 @@ ROW = {"layer": 0, "head": 0, "query": 3}
 FUNCTIONS = [name for name in ik.__all__ if inspect.isfunction(getattr(ik, name))]
 
 WRONG: dict[str, dict[str, Any]] = {
-    "load": {"model": 5, "tokenizer": 5, "device": "abacus", "dtype": "int8", "tower": "north", "revision": 1.5,
+    "load": {"model": 5, "tokenizer": 5, "device": "abacus", "device_map": "abacus", "dtype": "int8",
+             "tower": "north", "revision": 1.5,
              "trust_remote_code": "yes"},
     "explain": {"model": None, "text": 5, "probes": 1.5, "maps": "naive", "measures": "zebra", "target": "w5",
                 "seconds": -1.0, "truncate": "yes", "progress": 5},

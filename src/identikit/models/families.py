@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
-from identikit.models.load.weights import linear_bias, linear_weight
+from identikit.models.load.weights import held, linear_bias, linear_weight
 from identikit.models.table import FAMILIES, Family
 from identikit.shapes import Float, Tensor
 
@@ -129,7 +129,8 @@ def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Ten
     """Return H of Eq. 2 for every head of a block: its slice of the output projection."""
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
-        return projection.detach().permute(1, 2, 0)
+        path, _, name = family.output.rpartition(".")
+        return held(find(block, path) if path else block, name).detach().permute(1, 2, 0)
     return linear_weight(projection).unflatten(0, (heads, -1))
 
 

@@ -15,7 +15,7 @@ from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models import families
 from identikit.models.blocks import Block, Reached, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
-from identikit.models.load.weights import broken_weight, check_in_place, wider_dtype
+from identikit.models.load.weights import broken_weight, check_in_place, device_of, offloaded_again, wider_dtype
 from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
@@ -105,7 +105,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device that the model is on."""
-        return self.hf.device
+        return device_of(self.hf)
 
     @property
     def modality(self) -> str:
@@ -366,7 +366,7 @@ class Model:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
-        with self.alone(), undisturbed(), torch.no_grad(), as_written(self.hf):
+        with self.alone(), undisturbed(), torch.no_grad(), as_written(self.hf), offloaded_again(self.hf):
             yield
 
     @contextmanager

@@ -16,6 +16,7 @@ import torch
 
 from identikit.errors import InputError, ModelError
 from identikit.maths.neighbours import paired_distance
+from identikit.models.load.weights import held
 from identikit.models.machine import free_bytes, product_rate
 from identikit.models.model import Model, Trace
 from identikit.models.taps.tap import AttentionCall
@@ -216,8 +217,7 @@ def vocabulary(model: Model) -> Vocabulary:
 
     Rows are compared by a 64-bit hash of their bits: a product with odd random numbers, added up modulo 2^64.
     """
-    weight: Tensor = model.hf.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
-    weight = weight.detach()
+    weight = held(model.hf.get_input_embeddings(), "weight").detach()
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, weight.shape[1:], generator=generator).to(weight.device) * 2 + 1

@@ -23,7 +23,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
-from identikit.models.load.weights import adapter_state
+from identikit.models.load.weights import adapter_state, device_of, held_weights
 from identikit.shapes import Int, Tensor
 
 _ROW = 1 << 18  # how many words are added up to one sum
@@ -39,6 +39,7 @@ _ASIDE_ON_MODULES = frozenset(["training", "gradient_checkpointing", "max_seq_le
 ON_EVERY_MODULE = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
 _ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
 _SELF_SET = ("dynamic", "longrope")  # kinds of rotary embedding that make their table anew for a long text
+_MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
 _SMALL = 4096  # entries of an unsaved buffer; larger tables are made from the configuration
 
 
@@ -59,12 +60,13 @@ def identity_of(model: PreTrainedModel, reader: Any) -> Identity:
         kinds.append(f"{path} {type(module).__qualname__} {changes(module)}")  # `changes` has the unsaved buffers
         unsaved |= {f"{path}.{name}".lstrip(".") for name in module._non_persistent_buffers_set}
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name not in unsaved]
-    tensors = sorted([*model.named_parameters(), *buffers], key=lambda named: named[0])
+    tensors = sorted([*held_weights(model), *buffers], key=lambda named: named[0])
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
     digest = hashlib.sha256("\n".join([read, settings, adapter_state(model), *kinds, *shapes]).encode())
-    rows = 1 if model.device.type == "cpu" else _AT_ONCE
-    room = torch.empty(rows, _ROW, dtype=torch.long, device=model.device)
-    digest.update(torch.cat([_sums(tensor, room) for _, tensor in tensors]).cpu().numpy().tobytes())
+    device = device_of(model)
+    rows = 1 if device.type == "cpu" else _AT_ONCE
+    room = torch.empty(rows, _ROW, dtype=torch.long, device=device)
+    digest.update(torch.cat([_sums(tensor.to(device), room) for _, tensor in tensors]).cpu().numpy().tobytes())
     return Identity(digest.hexdigest(), read)
 
 
@@ -135,6 +137,8 @@ def _functions(module: nn.Module) -> Iterator[str]:
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or isinstance(value, nn.Module | type | Tensor) or not callable(value):
             continue
+        if name in _MOVES and "_hf_hook" in vars(module):
+            continue  # accelerate's, which only warn
         if name == "forward":
             value = getattr(value, "_torchdynamo_orig_callable", value)
             if "_hf_hook" in vars(module) or value == type(module).forward.__get__(module):

@@ -59,10 +59,13 @@ class Recipe:
     tower: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    device_map: str | dict[str, Any] | None = None
 
     def load(self) -> Model:
         """Load the model again."""
         options = asdict(self)
+        if self.device_map is not None:
+            del options["device"]
         return load(options.pop("source"), **options)
 
 
@@ -72,6 +75,7 @@ def load(
     tokenizer: Any = None,
     *,
     device: str | torch.device | None = None,
+    device_map: str | dict[str, Any] | None = None,
     dtype: str | torch.dtype | None = None,
     tower: str | None = None,
     revision: str | None = None,
@@ -85,8 +89,9 @@ def load(
     `device` say otherwise. `dtype` is a torch dtype, its name, or "auto" for the one that the checkpoint's
     configuration names, or else its weights have. A model in memory keeps its device and dtype, and is left as it was
     after every call. A model that peft has wrapped is read with its active adapters, and a folder or hub id of an
-    adapter with its base model. Of a model of two towers, `tower` says which one is read: "text" or "vision". Code from
-    a hub runs only with `trust_remote_code`.
+    adapter with its base model. `device_map` ("auto", or a dict) has accelerate offload what does not fit to the CPU's
+    memory or to disk, as in transformers; a model in memory may be offloaded so, too. Of a model of two towers, `tower`
+    says which one is read: "text" or "vision". Code from a hub runs only with `trust_remote_code`.
     """
     if sys.flags.optimize > 1:
         raise ModelError("Loading a model: transformers reads docstrings, which python -OO leaves out. Use at most -O.")
@@ -103,10 +108,10 @@ def load(
         model, tokenizer = model
     model = unwrapped(bare(model))
     if isinstance(model, PreTrainedModel):
-        if device is not None or dtype is not None:
+        if device is not None or dtype is not None or device_map is not None:
             raise InputError(
-                "Loading a model from memory: it keeps its own device and dtype. Leave out device= and dtype=, or move "
-                "it first with model.to(...)."
+                "Loading a model from memory: it keeps its own device and dtype. Leave out device=, device_map= "
+                "and dtype=, or move it first with model.to(...)."
             )
         return _from_memory(model, tokenizer, tower)
     if tokenizer is not None:
@@ -117,7 +122,23 @@ def load(
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise InputError(f"The dtype {shortened(dtype)} is not known. Use {', '.join(map(repr, DTYPES))}.")
-    return _from_files(model, Recipe(None, str(checked_device(device)), name, tower, revision, trust_remote_code))
+    if device_map is not None:
+        _check_device_map(device_map, device)
+    where = str(checked_device(device))
+    return _from_files(model, Recipe(None, where, name, tower, revision, trust_remote_code, device_map))
+
+
+def _check_device_map(device_map: object, device: object) -> None:
+    """Refuse a device map that transformers would not understand, or that comes with a device."""
+    if device is not None:
+        raise InputError("device= and device_map= were both given: each says where the model goes. Leave one out.")
+    if not isinstance(device_map, dict) and device_map != "auto":
+        raise InputError(
+            f"device_map={shortened(device_map)} cannot be used: expected 'auto', or a dict from modules to devices, "
+            "'cpu' or 'disk'."
+        )
+    if importlib.util.find_spec("accelerate") is None:
+        raise ModelError("device_map= needs the package accelerate. Run `pip install 'identikit[peft]'`.")
 
 
 def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> Model:
@@ -234,15 +255,22 @@ def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Chec
     origin = checkpoint
     base = adapter_base(checkpoint)
     with in_one_line(checkpoint.source if base is None else base.source):
-        model = _read_weights(base or checkpoint, DTYPES[recipe.dtype])
+        if base is not None and recipe.device_map is not None:
+            raise ModelError(
+                f"Loading {checkpoint.source}: it is an adapter, which device_map= cannot be used with. Merge it into "
+                "its base and save that (model.merge_and_unload()), then load the folder."
+            )
+        model = _read_weights(base or checkpoint, DTYPES[recipe.dtype], recipe.device_map)
     with in_one_line(checkpoint.source):
         if base is not None:
             origin = checkpoint if checkpoint.file("tokenizer_config.json") else base
             model = with_adapter(model, checkpoint)
+        if recipe.device_map is not None:
+            return model, origin
         return model.to(torch.device(recipe.device)), origin  # pyright: ignore[reportArgumentType]
 
 
-def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTrainedModel:
+def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str, device_map: object = None) -> PreTrainedModel:
     source = checkpoint.source
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
@@ -264,9 +292,12 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTraine
     options = checkpoint.options | dequantising
     # Shapes that do not fit are always refused: ignore_mismatched_sizes only makes transformers name them.
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    options |= {} if device_map is None else {"device_map": device_map}
     model, report = class_for(config).from_pretrained(source, dtype=dtype, **options)
     check_read(model, report, stored, source, plain=not dequantising)
     check_in_place(model, source)
+    if device_map is not None:
+        return model
     if dtype != "auto":
         return model.to(dtype)
     return model.to(model.dtype) if dequantising else model

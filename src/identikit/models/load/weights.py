@@ -1,10 +1,12 @@
-"""What a model's weights are: plain numbers on one device, or quantised, offloaded or under an adapter.
+"""What a model's weights are: plain numbers on one device or offloaded by accelerate, quantised or under an adapter.
 
 What transformers itself turns into plain weights is read that way; everything else is refused with a message. A weight
 is never cast without its scale, and never silently missing.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,12 @@ def check_in_place(model: PreTrainedModel, name: str) -> None:
     advice = "and identikit reads plain weights. Load the checkpoint it was made from, or call model.dequantize() first"
     for key, weight in model.named_parameters():
         if weight.is_meta:
+            weight = held(*_owner(model, key))
+        if weight.is_meta or ("base_layer" in key and model.get_parameter(key).is_meta):
             raise ModelError(
-                f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device, where accelerate "
-                "leaves what it offloads). Load the whole model on one device, without device_map or offloading."
+                f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device), and no hook of "
+                "accelerate on its own module brings it in plain. Load the whole model on one device, or offload it "
+                "without preload_module_classes and adapters."
             )
         if weight.dtype not in PLAIN:
             kind = str(weight.dtype).removeprefix("torch.")
@@ -65,6 +70,72 @@ def check_in_place(model: PreTrainedModel, name: str) -> None:
             f"Loading {name}: its weights are spread over {len(devices)} devices: {places}, …. identikit reads a model "
             "on one device. Load it there: device_map={'': 0}, in bfloat16 if it does not fit."
         )
+
+
+# Offloaded by accelerate
+
+
+def held(module: nn.Module, name: str) -> Tensor:
+    """Return a weight of a module, from where accelerate keeps it while it is offloaded."""
+    tensor: Tensor = getattr(module, name)
+    if tensor.is_meta:
+        for hook in offloading(module):
+            with suppress(KeyError):
+                return hook.weights_map[name].detach()
+    return tensor
+
+
+def offloading(module: nn.Module) -> list[Any]:
+    """Return the hooks of accelerate that bring a module's own weights in for each run, and take them out again."""
+    hook = vars(module).get("_hf_hook")
+    hooks: tuple[Any, ...] = getattr(hook, "hooks", (hook,))  # several in a row, or one
+    return [each for each in hooks if getattr(each, "offload", False) and not each.place_submodules]
+
+
+def held_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight of a model once, the offloaded ones too, one after another; tied weights under one name."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    seen = set()
+    for name, weight in model.named_parameters():
+        shared = tied.get(name, name)
+        if not weight.is_meta or shared not in seen:
+            yield name, held(*_owner(model, name))
+        seen.add(shared)
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, last = name.rpartition(".")
+    return model.get_submodule(path), last
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Return the device that a model computes on, also while its weights are offloaded."""
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            hooks = offloading(module) if weight.is_meta else []
+            return torch.device(hooks[0].execution_device) if hooks else weight.device
+    return model.device
+
+
+@contextmanager
+def offloaded_again(model: nn.Module) -> Iterator[None]:
+    """Have hooks of accelerate work in derivatives; take out at the end what they brought in for a run cut short."""
+    modules = [module for module in model.modules() if offloading(module)]
+    hooks = [hook for module in modules for hook in offloading(module)]
+    kept = [(hook, hook.tied_params_map, hook.tied_params_names) for hook in hooks]
+    try:
+        for hook in hooks:  # else they ask for the addresses of tied weights, which a derivative does not give
+            hook.tied_params_map = None
+            hook.tied_params_names = set()
+        yield
+    finally:
+        for hook, tied, names in kept:
+            hook.tied_params_map = tied
+            hook.tied_params_names = names
+        for module in modules:
+            if any(not weight.is_meta for weight in module.parameters(recurse=False)):
+                for hook in offloading(module):
+                    hook.post_forward(module, ())
 
 
 def gguf_words(file: Path) -> str:
@@ -81,7 +152,7 @@ def gguf_words(file: Path) -> str:
 
 def broken_weight(model: nn.Module) -> str | None:
     """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
-    for name, weight in model.named_parameters():
+    for name, weight in held_weights(model):
         if weight.numel() and not torch.stack(torch.aminmax(weight.detach())).isfinite().all():  # NaN is in both
             return name
     return None
@@ -133,7 +204,7 @@ def _adapted(layer: object) -> bool:
 def linear_weight(layer: Any) -> Float[Tensor, "in out"]:
     """Return W of what a linear layer computes, x·W + b; under an adapter such as LoRA, W + B·A with its scale."""
     if not _adapted(layer):
-        weight = layer.weight.detach()
+        weight = held(layer, "weight").detach()
         return weight if isinstance(layer, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
     unit = torch.eye(layer.in_features + 1, layer.in_features).roll(1, 0)  # zero first, then the unit vectors
     made = _computed(layer, unit)
@@ -144,7 +215,7 @@ def linear_bias(layer: Any) -> Float[Tensor, "out"] | None:
     """Return b of what a linear layer computes, x·W + b; None if it has none."""
     bias = getattr(layer, "bias", None)
     if not _adapted(layer):
-        return None if bias is None else bias.detach()
+        return None if bias is None else held(layer, "bias").detach()
     made = _computed(layer, torch.zeros(1, layer.in_features))[0]
     return made.to(layer.weight.dtype) if bias is not None or made.any() else None
 
