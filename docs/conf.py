@@ -16,7 +16,7 @@ version = release = __version__
 
 extensions = ["myst_nb", "machinery.sphinx"]
 root_doc = "docs/index"
-include_patterns = ["docs/**", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+include_patterns = ["docs/**", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 exclude_patterns = ["docs/_build", "docs/gallery/**about.md"]
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!identikit).*")]  # types of Python, torch, …
