@@ -69,7 +69,8 @@ def test_the_peak_is_known_beforehand(dtype, probes, engine):
     way = planning.plan(model, TOKENS, wanted)
     most = peak_bytes(lambda: way.run([text], [wanted], lambda count: None))
     assert way.engine == engine
-    assert 0.8 * way.peak <= most <= 1.2 * way.peak
+    above = 1.2 if dtype == torch.float32 else 1.3  # processors with AMX repack the matrices of half precision
+    assert 0.8 * way.peak <= most <= above * way.peak
 
 
 @pytest.mark.usefixtures("little_work")

@@ -132,6 +132,14 @@ class Proposed(NamedTuple):
     vertices: Float[Tensor, "row quantity_ 2 key_"]
     failed: Bool[Tensor, "row"]
 
+    def missed(self, y: Float[Tensor, "row quantity rank"]) -> Float[Tensor, "row quantity"]:
+        r"""Return how far what a vertex attains can be from what the set allows, by its own distance from the set.
+
+        A vertex of the set with right-hand side $b + \delta$ has at most $y \cdot \delta$ more than one of that with b,
+        where y is best for b.
+        """
+        return self.off[:, None] * y.nan_to_num(0.0, 0.0, 0.0).abs().sum(-1)
+
     @classmethod
     def nothing(cls, rows: Rows, wanted: Wanted, *, vertices: bool = False) -> "Proposed":
         """Return what is proposed before anything is solved: vectors of 0, and the row's own attention."""
@@ -152,7 +160,9 @@ def proven_bounds(rows: Rows, wanted: Wanted, proposed: Proposed) -> Bounds:
     own = (rows.attention[:, None] @ c.mT)[:, 0]
     upper = proven_maximum(rows, c, proposed.upper).minimum(known.upper)
     lower = (-proven_maximum(rows, -c, proposed.lower)).maximum(known.lower)
-    gap = torch.maximum((upper - proposed.greatest).abs(), (proposed.least - lower).abs()) + proposed.off[:, None]
+    over = (upper - proposed.greatest).abs() + proposed.missed(proposed.upper)
+    under = (proposed.least - lower).abs() + proposed.missed(proposed.lower)
+    gap = torch.maximum(over, under)
     solved = (known.gap != 0) & ~proposed.failed[:, None]
     if wanted.keys is not None:
         n = rows.attention.shape[1]

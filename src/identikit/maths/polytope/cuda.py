@@ -2,9 +2,11 @@ r"""Exact ends of many rows on a GPU: the method of `cpu`, one block of threads 
 
 A block keeps its row's inverse in registers and makes some steps; then it writes its state, the host brings the
 inverses back to full precision with one Newton step, and the rows that are not done continue. `Row` of `cpu` says what
-the state is; here a row also keeps what it is doing (`_MODES`), and on which key or objective.
+the state is; here a row also keeps what it is doing (`_MODES`), and on which key or objective. Where rows are few and
+objectives many, several blocks share the objectives of a row.
 """
 
+from functools import partial
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
+from identikit.maths.polytope.bounds import Proposed, Wanted, fitting, strongest_keys
 from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Float, Tensor
 
@@ -20,6 +22,8 @@ LONGEST = 4096  # keys that a block of threads can hold
 _ROUND = 96  # steps between Newton steps
 _ROUNDS = 4000
 _DRIFT = 1e-3  # an inverse that is further off than this is computed anew
+_BLOCKS = 4096  # of threads, that keep a GPU busy
+_SHARE = 8  # objectives that a block solves at least, as each begins with a search for a vertex
 _MODES = range(7)  # what a row is doing
 _DONE = _MODES[-2]
 
@@ -209,7 +213,7 @@ def _steps(
             profit = _objective(m, mode, key, objectives, n) - _scores(turned, inverse, cost, i, m, n, r, CHUNK)
         else:
             column = _column(basis, inverse, entering, i, r, CHUNK)
-            idle = (cols < 0) & (x <= ZERO)
+            idle = (cols < 0) & ((x <= ZERO) | (mode != SEARCH))
             blocks = inside & tl.where(idle, tl.abs(column) > PIVOT, column > PIVOT)
             safe = tl.where(blocks & ~idle, column, 1.0)
             limit = tl.where(idle, 0.0, tl.maximum(x, 0.0) / safe)
@@ -266,20 +270,65 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
     if not len(free):
         return found
     some = rows.some(free)
-    part = Proposed.nothing(some, wanted.of_rows(free), vertices=vertices)
+    asked = wanted.of_rows(free)
+    blocks = _blocks(some, asked)
+    solve = _solved if blocks == 1 else partial(_solved_in_parts, blocks)
+    for every, solved in zip(found, solve(some, asked, both=both, vertices=vertices), strict=True):
+        every[free] = solved
+    return found
+
+
+def _blocks(rows: Rows, wanted: Wanted) -> int:
+    """Return how many blocks of threads solve the objectives of one row; few rows would leave the GPU idle."""
+    if wanted.keys is not None or wanted.objectives is None or wanted.top:
+        return 1
+    quantities, n = wanted.objectives.shape[-2:]
+    count = len(rows.group)
+    if count > fitting(rows, 4 * quantities * n):  # each row has objectives of its own then
+        return 1
+    return max(1, min(_BLOCKS // count, quantities // _SHARE))
+
+
+def _solved_in_parts(blocks: int, rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Proposed:
+    """Solve free rows, each by several blocks of threads, which share out its objectives."""
+    objectives = wanted.all_objectives(rows)
+    count = len(rows.group)
+    quantities = objectives.shape[1]
+    each = -(-quantities // blocks)
+    parts = F.pad(objectives, (0, 0, 0, blocks * each - quantities)).unflatten(1, (blocks, each))
+    repeated = rows.some(torch.arange(count, device=rows.group.device).repeat_interleave(blocks))
+    own = Wanted(objectives=parts.expand(count, -1, -1, -1).flatten(0, 1))
+    found = _solved(repeated, own, both=both, vertices=vertices)
+
+    def together(part: Tensor) -> Tensor:
+        return part.unflatten(0, (count, blocks)).flatten(1, 2)[:, :quantities]
+
+    return Proposed(
+        upper=together(found.upper),
+        lower=together(found.lower),
+        greatest=together(found.greatest),
+        least=together(found.least),
+        off=found.off.unflatten(0, (count, blocks)).amax(1),
+        ahead=found.ahead[::blocks],
+        vertices=together(found.vertices),
+        failed=found.failed.unflatten(0, (count, blocks)).any(1),
+    )
+
+
+def _solved(rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Proposed:
+    """Solve rows that are all free, a block of threads each."""
+    found = Proposed.nothing(rows, wanted, vertices=vertices)
     n = rows.attention.shape[1]
     keys = 0 if wanted.keys is None else n
     if wanted.keys is not None:
-        asked = some.visible & wanted.keys.to(free.device)
-        part.least[:, :n] = part.least[:, :n].masked_fill(asked, 0.0)
-    work, sign = _started(some, wanted.of_rows(free))
-    quantities = part.greatest.shape[1] - keys
+        asked = rows.visible & wanted.keys.to(rows.visible.device)
+        found.least[:, :n] = found.least[:, :n].masked_fill(asked, 0.0)
+    work, sign = _started(rows, wanted)
+    quantities = found.greatest.shape[1] - keys
     per_row = int(work.objectives.ndim == 3 and len(work.objectives) > 1)
     settings = (keys, quantities, work.strongest.shape[1], per_row, int(both), int(vertices))
-    part.off[:] = _run(work, sign, part, settings)
-    part.failed[:] = work.state[:, 0] != _DONE
-    for every, solved in zip(found, part, strict=True):
-        every[free] = solved
+    found.off[:] = _run(work, sign, found, settings)
+    found.failed[:] = work.state[:, 0] != _DONE
     return found
 
 
@@ -332,7 +381,8 @@ def _refresh(work: _State, sign: Tensor, active: Tensor) -> Float[Tensor, "row"]
     place = (-1 - columns).clamp(min=0)
     unit = F.one_hot(place, rank).to(matrix) * sign[active].gather(1, place)[..., None]
     matrix = torch.where((columns < 0)[:, None], unit.mT, matrix)
-    off = (torch.einsum("bij,bj->bi", matrix, work.values[active]) - right).abs().amax(-1)
+    kept = work.values[active].masked_fill(columns < 0, 0.0)  # what an artificial column holds is missing
+    off = (torch.einsum("bij,bj->bi", matrix, kept) - right).abs().amax(-1)
     error = torch.eye(rank, dtype=matrix.dtype, device=matrix.device) - matrix @ inverse
     lost = error.abs().amax((1, 2)) > _DRIFT
     inverse = inverse + inverse @ error

@@ -22,7 +22,7 @@ PROFIT = 1e-11  # an entering key must promise at least this much per unit of we
 PIVOT = 1e-9  # the smallest pivot
 ZERO = 1e-12  # a weight this small is 0
 FRESH = 256  # steps between fresh tableaus: updates lose digits
-DRIFT = 1e-10  # a vertex that is farther from the set is computed again with a fresh tableau
+DRIFT = 1e-12  # a vertex that is farther from the set is computed again with a fresh tableau
 STEPS = 400  # a row that needs more steps per quantity, on average, is given up
 _WAY = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 
@@ -97,17 +97,18 @@ def _start(every, keys, attention):
 
 
 @_compiled
-def _leaving(row):
+def _leaving(row, idle):
     """Choose which column leaves, and how far the entering weight can go: the largest pivot among the first to block.
 
-    An artificial column that is 0 must stay 0, so it blocks at once whatever its sign. The first loop has no branches.
+    An artificial column up to `idle` must not grow, so it blocks at once whatever its sign. The first loop has no
+    branches.
     """
     r = len(row.values)
     for i in range(r):
         w = row.column[i]
-        stays = (row.columns[i] < 0) & (row.values[i] <= ZERO)
+        stays = (row.columns[i] < 0) & (row.values[i] <= idle)
         size = abs(w) if stays else w
-        weight = max(row.values[i], 0.0)
+        weight = 0.0 if stays else max(row.values[i], 0.0)
         blocks = size > PIVOT
         row.size[i] = size if blocks else 0.0
         row.limit[i] = weight / size if blocks else np.inf
@@ -125,13 +126,13 @@ def _leaving(row):
 
 
 @_compiled
-def _enter(row, key):
-    """Bring a key into the basis; returns whether something blocks it, as it should."""
+def _enter(row, key, idle):
+    """Bring a key into the basis; returns whether something blocks it, as it should. `idle` is as in `_leaving`."""
     tableau = row.tableau
     r, width = tableau.shape
     for i in range(r):
         row.column[i] = tableau[i, key]
-    p, step = _leaving(row)
+    p, step = _leaving(row, idle)
     if p < 0:
         return False
     pivot = row.pivot
@@ -226,7 +227,7 @@ def _first_vertex(row):
                 row.zero[m] = row.place[m] < 0
             return True
         entering = _best(row)
-        if entering < 0 or not _enter(row, entering):
+        if entering < 0 or not _enter(row, entering, ZERO):
             return False
     return False
 
@@ -235,7 +236,8 @@ def _first_vertex(row):
 def _maximise(row, limit):
     """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
 
-    Profits are carried along from step to step, and computed anew before the end is believed.
+    Profits are carried along from step to step, and computed anew before the end is believed. No artificial column may
+    grow: what rounding has left in one would otherwise widen the set.
     """
     _price(row)
     fresh = True
@@ -247,7 +249,7 @@ def _maximise(row, limit):
             _price(row)
             fresh = True
             continue
-        if not _enter(row, entering):
+        if not _enter(row, entering, np.inf):
             return False
         fresh = row.steps[0] % FRESH == 0
         if fresh:
