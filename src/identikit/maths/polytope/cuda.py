@@ -25,6 +25,7 @@ _DRIFT = 1e-3  # an inverse that is further off than this is computed anew
 _BLOCKS = 4096  # of threads, that keep a GPU busy
 _SHARE = 8  # objectives that a block solves at least, as each begins with a search for a vertex
 _MODES = range(7)  # what a row is doing
+_SEARCHING = _MODES[0]
 _DONE = _MODES[-2]
 
 SEARCH, RAISE, LOWER, LEAST, GREATEST, DONE, FAILED = map(tl.constexpr, _MODES)
@@ -383,6 +384,7 @@ def _refresh(work: _State, sign: Tensor, active: Tensor) -> Float[Tensor, "row"]
     matrix = torch.where((columns < 0)[:, None], unit.mT, matrix)
     kept = work.values[active].masked_fill(columns < 0, 0.0)  # what an artificial column holds is missing
     off = (torch.einsum("bij,bj->bi", matrix, kept) - right).abs().amax(-1)
+    off = off.masked_fill(work.state[active, 0] == _SEARCHING, 0.0)  # there is no vertex yet
     error = torch.eye(rank, dtype=matrix.dtype, device=matrix.device) - matrix @ inverse
     lost = error.abs().amax((1, 2)) > _DRIFT
     inverse = inverse + inverse @ error

@@ -151,17 +151,26 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
     """Bound rows that are all free."""
     proposed = _solved_again(rows, wanted, solve)
     bounds = proven_bounds(rows, wanted, proposed)
-    loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
-    if len(loose):  # the better of two proofs, end by end; the smaller gap holds for it
-        some = rows.some(loose)
+    for other in _others(solve):
+        loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
+        if not len(loose):
+            break
+        some = rows.some(loose)  # of two proofs the better counts, end by end; the smaller gap holds for it
         asked = wanted.of_rows(loose)
-        again = proven_bounds(some, asked, _solved_plainly(some, asked))
+        again = proven_bounds(some, asked, other(some, asked))
         bounds.lower[loose] = torch.maximum(bounds.lower[loose], again.lower)
         bounds.upper[loose] = torch.minimum(bounds.upper[loose], again.upper)
         bounds.gap[loose] = bounds.gap[loose].fmin(again.gap)
     if wanted.keys is None or not wanted.top:
         return bounds
     return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead, solve))
+
+
+def _others(solve: Solver) -> list[Solver]:
+    """Return what solves again what a solver leaves loose: after a GPU compiled code of the CPU, then plain programs."""
+    if solve in (propose, propose_plainly) or find_spec("numba") is None:
+        return [_solved_plainly]
+    return [propose, _solved_plainly]
 
 
 def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, both: bool = True, vertices: bool = False) -> Proposed:
