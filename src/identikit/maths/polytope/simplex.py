@@ -8,8 +8,7 @@ It keeps the whole tableau $B^{-1} [U^\top, I]$: a step is one pass over it, the
 the last r numbers of an objective's row are its dual vector $-y = -c_B B^{-1}$. The key with the largest profit enters
 (Dantzig's rule); among the keys that block first, the largest pivot leaves (Harris's ratio test).
 
-It only proposes $y$, which `bounds` proves ends with, and says what the vertex attains. The functions below are plain
-Python that numba compiles; arrays are float64 and shapes are in `Row`.
+It only proposes $y$, which `bounds` proves ends with, and says what it attains. Arrays are float64; `Row` has shapes.
 """
 
 from contextlib import suppress
@@ -100,8 +99,7 @@ def _start(every, keys, attention):
 def _leaving(row, idle):
     """Choose which column leaves, and how far the entering weight can go: the largest pivot among the first to block.
 
-    An artificial column up to `idle` must not grow, so it blocks at once whatever its sign. The first loop has no
-    branches.
+    An artificial column up to `idle` must not grow: it blocks at once. The first loop has no branches.
     """
     r = len(row.values)
     for i in range(r):
@@ -298,8 +296,8 @@ def _weight(row, m):
 class RowTask(NamedTuple):
     """What is asked of rows, as arrays: `Rows`, and `Wanted` with every row's strongest asked keys.
 
-    - `known` (row): how many keys of `strongest` a row sees; `objectives`: of all rows, or of each
-    - `both`: whether objectives are also made least
+    - `known` (row): how many keys of `strongest` a row sees
+    - `objectives`: of all rows, or of each; `both`: whether they are also made least
     """
 
     attention: np.ndarray
@@ -375,18 +373,18 @@ def _bound_objective(row, objective, sense, limit, y, off, shown):
 @_compiled
 def _solve_row(row, task, found, index):
     """Solve one row's asked keys, then its objectives; returns whether all of it was reached."""
+    objectives = task.objectives[index if len(task.objectives) > 1 else 0]
     if not _first_vertex(row):
         return False
-    objectives = task.objectives[index if len(task.objectives) > 1 else 0]
     limit = row.steps[0] + STEPS * max(20, len(row.keys), 2 * len(objectives))
     first = len(task.asked)
     if first and not _bound_keys(row, task, found, index, limit):
         return False
     for at in range(len(objectives)):
         for end in range(0 if task.both else 1, 2):
-            y = (found.upper if end else found.lower)[index, first + at]
-            shown = found.vertices[index, at : at + 1, end]
-            attained = _bound_objective(row, objectives[at], 2.0 * end - 1.0, limit, y, found.off[index:], shown)
+            dual = (found.upper if end else found.lower)[index, first + at]
+            vertex = found.vertices[index, at : at + 1, end]
+            attained = _bound_objective(row, objectives[at], 2.0 * end - 1.0, limit, dual, found.off[index:], vertex)
             (found.greatest if end else found.least)[index, first + at] = attained
             if np.isnan(attained):
                 return False
