@@ -167,7 +167,7 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
 
 
 def _others(solve: Solver) -> list[Solver]:
-    """Return what solves again what a solver leaves loose: after a GPU compiled code of the CPU, then plain programs."""
+    """Return what solves again what a solver leaves loose: after a GPU the CPU's compiled code, then plain programs."""
     if solve in (propose, propose_plainly) or find_spec("numba") is None:
         return [_solved_plainly]
     return [propose, _solved_plainly]
