@@ -5,6 +5,7 @@ hidden vector still stands for, and where it came from. After Brunner et al., *O
 (ICLR 2020).
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,13 @@ def __getattr__(name: str) -> Any:
     """Load what is asked for when it is asked for, so that the command line can start, help and stop at once."""
     if name not in _MODULES:
         raise AttributeError(f"module 'identikit' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"identikit.{_MODULES[name]}"), name)
+    collects = gc.isenabled()
+    gc.disable()  # torch and transformers make half a million objects that stay: looking for waste takes a fifth longer
+    try:
+        found = globals()[name] = getattr(import_module(f"identikit.{_MODULES[name]}"), name)
+    finally:
+        if collects:
+            gc.enable()
     return found
 
 

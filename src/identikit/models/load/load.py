@@ -20,6 +20,7 @@ from transformers.utils import logging as hf_logging
 
 from identikit.checks import flag, is_path, shortened
 from identikit.errors import IdentikitError, InputError, ModelError
+from identikit.maths.threads import calm
 from identikit.models.load.check import prove
 from identikit.models.load.checkpoint import (
     FOLDER,
@@ -69,6 +70,7 @@ class Recipe:
         return load(options.pop("source"), **options)
 
 
+@calm()
 @undisturbed()
 def load(
     model: Any = None,
