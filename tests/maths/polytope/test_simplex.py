@@ -273,12 +273,14 @@ def test_rows_that_do_not_see_a_huge_value_keep_the_directions_it_drowns():
 
 def test_an_artificial_column_never_grows_once_a_vertex_is_found():
     """What rounding left in it would widen the set: the vertex would have another output, and exceed the true end."""
-    row = simplex._start(np.ones((3, 2)), np.arange(2), np.array([0.5, 0.5, 0.0]))
-    row.values[:] = 5e-12, 0.5
-    row.columns[:] = -1, 0
-    row.column[:] = -0.5, 0.3
-    assert simplex._leaving(row, np.inf) == (0, 0.0)
-    assert simplex._leaving(row, simplex.ZERO) == (1, 0.5 / 0.3)  # while a vertex is searched, it may
+    column = np.array([-0.5, 0.3])
+    values = np.array([5e-12, 0.5])
+    inside = np.array([2, 0])  # with two keys, 2 is the first artificial column
+    room = np.zeros((2, 2))
+    assert simplex._leaving(column, values, inside, 2, room, np.inf) == 0
+    assert room[1, 0] == 0
+    assert simplex._leaving(column, values, inside, 2, room, simplex.ZERO) == 1  # while a vertex is searched, it may
+    assert room[1, 1] == 0.5 / 0.3
 
 
 def test_objectives_with_few_rows_are_shared_out_on_a_gpu_and_stay_the_same():

@@ -4,9 +4,10 @@ The program of a row is $\max c \cdot a'$ subject to $U^\top a' = b$, $a' \ge 0$
 goes from objective to objective, warm from its last vertex, which stays feasible: it raises one weight after another as
 far as it goes, then lowers those that no vertex had at 0.
 
-It keeps the whole tableau $B^{-1} [U^\top, I]$: a step is one pass over it, the column that enters stands in it, and
-the last r numbers of an objective's row are its dual vector $-y = -c_B B^{-1}$. The key with the largest profit enters
-(Dantzig's rule); among the keys that block first, the largest pivot leaves (Harris's ratio test).
+It keeps a condensed tableau: $B^{-1} N$, where B are the columns in the basis and N those outside it, and below it the
+profits $c_N - c_B B^{-1} N$. A step exchanges one column of each, in one pass. Columns are keys, or the artificial ones
+that the method starts from, whose profits are the dual vector $-y = -c_B B^{-1}$ but for their signs. The key with the
+largest profit enters (Dantzig's rule); among the keys that block first, the largest pivot leaves (Harris's ratio test).
 
 It only proposes $y$, which `bounds` proves ends with, and says what it attains. Arrays are float64; `Row` has shapes.
 """
@@ -36,33 +37,31 @@ def _compiled(function: Any) -> Any:
 class Row(NamedTuple):
     """The state of one row's simplex: n keys that it sees, and r constraints.
 
+    Columns 0 to n - 1 are keys; n + k is the artificial column of constraint k, with the sign of its right side.
+
     - `keys` (n): which of all keys these are; `seat`: where each of all keys stands among them, or -1
-    - `constraints` (r, n): $U^\\top$ at these keys; `right` (r): b; `sign` (r): of b, for the artificial columns
-    - `tableau` (r, n + r): $B^{-1} [U^\\top, I]$; `columns` (r): the keys in the basis B (artificial column k, which
-      the method starts from, is -1 - k); `values` (r): their weights
-    - `place` (n): where a key stands in the basis, or -1; `zero` (n): keys that some vertex has at 0
-    - `objective` (n): c; `profit` (n + r): $[c, 0] - c_B B^{-1} [U^\\top, I]$, of which the last r are $-y$
-    - `column` (r): the entering column; `size`, `limit` (r): how it lowers each weight in the basis, and how far it
-      can go before that weight is 0; `pivot` (n + r): the row of the key that leaves
+    - `columns` (n + r, r): U at these keys, and the artificial columns; `right` (r): b
+    - `tableau` (r + 1, n): $B^{-1} N$, and the profits of N; `inside` (r), `outside` (n): the columns of B and N
+    - `values` (r): the weights of B; `weights` (n): those of keys at the last vertex that was settled
+    - `left` (n + r): which columns some vertex has at 0; `objective` (n + r): c
+    - `column` (r + 1): the entering column; `pivot` (n): the row of the leaving one; `room` (2, r): see `_leaving`
     - `steps` (1): how many were made
     """
 
     keys: np.ndarray
     seat: np.ndarray
-    constraints: np.ndarray
-    right: np.ndarray
-    sign: np.ndarray
-    tableau: np.ndarray
     columns: np.ndarray
+    right: np.ndarray
+    tableau: np.ndarray
+    inside: np.ndarray
+    outside: np.ndarray
     values: np.ndarray
-    place: np.ndarray
-    zero: np.ndarray
+    weights: np.ndarray
+    left: np.ndarray
     objective: np.ndarray
-    profit: np.ndarray
     column: np.ndarray
-    size: np.ndarray
-    limit: np.ndarray
     pivot: np.ndarray
+    room: np.ndarray
     steps: np.ndarray
 
 
@@ -72,88 +71,83 @@ def _start(every, keys, attention):
     n = len(keys)
     r = every.shape[1]
     seat = np.full(len(every), -1, np.int64)
-    constraints = np.zeros((r, n))
-    right = np.zeros(r)
-    for m in range(n):
-        seat[keys[m]] = m
-        for k in range(r):
-            constraints[k, m] = every[keys[m], k]
-            right[k] += attention[keys[m]] * every[keys[m], k]
-    sign = np.ones(r)
-    tableau = np.zeros((r, n + r))
-    columns = np.zeros(r, np.int64)
-    for k in range(r):
-        sign[k] = -1.0 if right[k] < 0 else 1.0
-        columns[k] = -1 - k
-        for m in range(n):
-            tableau[k, m] = sign[k] * constraints[k, m]
-        tableau[k, n + k] = sign[k]
+    seat[keys] = np.arange(n)
+    own = every[keys]
+    right = (own * attention[keys].reshape(-1, 1)).sum(0)
+    sign = np.where(right < 0, -1.0, 1.0)
+    columns = np.concatenate((own, np.diag(sign)))
+    tableau = np.zeros((r + 1, n))
+    tableau[:r] = (own * sign).T
     return Row(
-        keys, seat, constraints, right, sign, tableau, columns, np.abs(right), np.full(n, -1, np.int64),
-        np.zeros(n, np.bool_), np.zeros(n), np.zeros(n + r), np.zeros(r), np.zeros(r),
-        np.zeros(r), np.zeros(n + r), np.zeros(1, np.int64),
+        keys, seat, columns, right, tableau, n + np.arange(r), np.arange(n), np.abs(right), np.zeros(n),
+        np.zeros(n + r, np.bool_), np.zeros(n + r), np.zeros(r + 1), np.zeros(n), np.zeros((2, r)),
+        np.zeros(1, np.int64),
     )  # fmt: skip
 
 
 @_compiled
-def _leaving(row, idle):
-    """Choose which column leaves, and how far the entering weight can go: the largest pivot among the first to block.
+def _best(profit, outside):
+    """Return where the key stands that promises most, or -1 if none promises anything."""
+    n = len(profit)
+    best = PROFIT
+    entering = -1
+    for q in range(n):
+        if profit[q] > best and outside[q] < n:
+            best = profit[q]
+            entering = q
+    return entering
 
-    An artificial column up to `idle` must not grow: it blocks at once. The first loop has no branches.
+
+@_compiled
+def _leaving(column, values, inside, n, room, idle):
+    """Choose which column leaves the basis: the largest pivot among the first to block; -1 if none blocks.
+
+    `room` becomes how the entering column lowers each weight of the basis, and how far it can go. An artificial column
+    up to `idle` must not grow: it blocks at once. The first loop has no branches.
     """
-    r = len(row.values)
+    r = len(values)
     for i in range(r):
-        w = row.column[i]
-        stays = (row.columns[i] < 0) & (row.values[i] <= idle)
+        w = column[i]
+        stays = (inside[i] >= n) & (values[i] <= idle)
         size = abs(w) if stays else w
-        weight = 0.0 if stays else max(row.values[i], 0.0)
+        weight = 0.0 if stays else max(values[i], 0.0)
         blocks = size > PIVOT
-        row.size[i] = size if blocks else 0.0
-        row.limit[i] = weight / size if blocks else np.inf
+        room[0, i] = size if blocks else 0.0
+        room[1, i] = weight / size if blocks else np.inf
     reach = np.inf
     for i in range(r):
-        widened = row.limit[i] + ZERO / row.size[i]
+        widened = room[1, i] + ZERO / room[0, i]
         reach = widened if widened < reach else reach
     leaving = -1
     largest = 0.0
     for i in range(r):
-        if row.limit[i] <= reach and row.size[i] > largest:
+        if room[1, i] <= reach and room[0, i] > largest:
             leaving = i
-            largest = row.size[i]
-    return leaving, row.limit[leaving]
+            largest = room[0, i]
+    return leaving
 
 
 @_compiled
-def _enter(row, key, idle):
-    """Bring a key into the basis; returns whether something blocks it, as it should. `idle` is as in `_leaving`."""
-    tableau = row.tableau
-    r, width = tableau.shape
-    for i in range(r):
-        row.column[i] = tableau[i, key]
-    p, step = _leaving(row, idle)
-    if p < 0:
-        return False
-    pivot = row.pivot
-    for k in range(width):
-        pivot[k] = tableau[p, k] / row.column[p]
-    pivot[key] = 1.0
-    for i in range(r):
-        w = row.column[i]
-        row.values[i] -= step * w
-        for k in range(width):
+def _exchange(tableau, values, column, pivot, p, q, step):
+    """Exchange row p of the basis for column q, which gets so much weight; `column` is that column as it was.
+
+    Single entries are written after their rows: vectors that are read right after a part of them must wait for it.
+    """
+    height, n = tableau.shape
+    for i in range(height - 1):
+        values[i] -= step * column[i]
+    values[p] = step
+    share = 1.0 / column[p]
+    for k in range(n):
+        pivot[k] = tableau[p, k] * share
+    for i in range(height):
+        w = column[i]
+        for k in range(n):
             tableau[i, k] -= w * pivot[k]
-    tableau[p] = pivot
-    row.values[p] = step
-    w = row.profit[key]
-    for k in range(width):
-        row.profit[k] -= w * pivot[k]
-    if row.columns[p] >= 0:
-        row.place[row.columns[p]] = -1
-        row.zero[row.columns[p]] = True
-    row.columns[p] = key
-    row.place[key] = p
-    row.steps[0] += 1
-    return True
+        tableau[i, q] = -w * share
+    for k in range(n):
+        tableau[p, k] = pivot[k]
+    tableau[p, q] = share
 
 
 @_compiled
@@ -161,95 +155,98 @@ def _refresh(row):
     """Bring the tableau back to full precision, by a Newton step for the inverse M of the basis B: $M + M (I - BM)$."""
     r = len(row.values)
     n = len(row.keys)
-    before = row.tableau[:, n:].copy()
+    before = np.zeros((r, r))
+    beside = np.zeros((r, n))  # N
+    for q in range(n):
+        beside[:, q] = row.columns[row.outside[q]]
+        k = row.outside[q] - n
+        if k >= 0:
+            before[:, k] = row.tableau[:r, q] * row.columns[n + k, k]
+    for i in np.flatnonzero(row.inside >= n):
+        before[i] += row.columns[row.inside[i]]
     error = np.eye(r)
     for i in range(r):
-        key = row.columns[i]
         for k in range(r):
-            entry = row.constraints[k, key] if key >= 0 else row.sign[k] if k == -1 - key else 0.0
+            entry = row.columns[row.inside[i], k]
             for j in range(r):
                 error[k, j] -= entry * before[i, j]
     inverse = before.copy()
     for i in range(r):
         for k in range(r):
+            entry = before[i, k]
             for j in range(r):
-                inverse[i, j] += before[i, k] * error[k, j]
+                inverse[i, j] += entry * error[k, j]
         row.values[i] = 0.0
-        row.tableau[i, :n] = 0.0
+        row.tableau[i] = 0.0
         for k in range(r):
-            row.values[i] += inverse[i, k] * row.right[k]
-            for m in range(n):
-                row.tableau[i, m] += inverse[i, k] * row.constraints[k, m]
-    row.tableau[:, n:] = inverse
+            entry = inverse[i, k]
+            row.values[i] += entry * row.right[k]
+            for q in range(n):
+                row.tableau[i, q] += entry * beside[k, q]
 
 
 @_compiled
 def _price(row):
-    """Compute every key's profit and the dual vector from the tableau."""
-    n = len(row.keys)
-    row.profit[:n] = row.objective
-    row.profit[n:] = 0.0
+    """Compute the profits of all columns outside the basis from the tableau."""
+    profit = row.tableau[len(row.values)]
+    profit[:] = row.objective[row.outside]
     for i in range(len(row.values)):
-        if row.columns[i] >= 0 and row.objective[row.columns[i]] != 0.0:
-            for k in range(len(row.profit)):
-                row.profit[k] -= row.objective[row.columns[i]] * row.tableau[i, k]
+        c = row.objective[row.inside[i]]
+        if c != 0.0:
+            profit -= c * row.tableau[i]
 
 
 @_compiled
-def _best(row):
-    """Return the key that promises most, or -1 if none promises anything."""
-    best = PROFIT
-    entering = -1
-    for m in range(len(row.keys)):
-        if row.place[m] < 0 and row.profit[m] > best:
-            best = row.profit[m]
-            entering = m
-    return entering
+def _dual(row, y):
+    """Write the dual vector of the objective; that of an artificial column in the basis is 0."""
+    n = len(row.keys)
+    y[:] = 0.0
+    for q in np.flatnonzero(row.outside >= n):
+        k = row.outside[q] - n
+        y[k] = -row.tableau[len(y), q] * row.columns[n + k, k]
 
 
 @_compiled
-def _first_vertex(row):
-    """Drive the artificial columns to 0: this is a vertex of the row's set. Returns whether that worked."""
-    r = len(row.values)
-    for _ in range(20 * r):
-        total = 0.0
-        row.profit[:] = 0.0
-        for i in range(r):
-            if row.columns[i] < 0 and row.values[i] > ZERO:
-                total += row.values[i]
-                for k in range(len(row.profit)):
-                    row.profit[k] += row.tableau[i, k]
-        if total <= ZERO * r:
-            _refresh(row)
-            for m in range(len(row.keys)):
-                row.zero[m] = row.place[m] < 0
-            return True
-        entering = _best(row)
-        if entering < 0 or not _enter(row, entering, ZERO):
-            return False
-    return False
-
-
-@_compiled
-def _maximise(row, limit):
+def _maximise(row, limit, idle):
     """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
 
-    Profits are carried along from step to step, and computed anew before the end is believed. No artificial column may
-    grow: what rounding has left in one would otherwise widen the set.
+    Profits are carried along from step to step, and computed anew before the end is believed. No artificial column up
+    to `idle` may grow: what rounding has left in one would otherwise widen the set. The row's arrays are taken out of
+    it before the loop: numba counts who holds each, which in the loop took longer than the step.
     """
+    tableau = row.tableau
+    values = row.values
+    inside = row.inside
+    outside = row.outside
+    column = row.column
+    pivot = row.pivot
+    room = row.room
+    steps = row.steps
+    left = row.left
+    r = len(values)
+    profit = tableau[r]
     _price(row)
     fresh = True
-    while row.steps[0] < limit:
-        entering = _best(row)
-        if entering < 0:
+    while steps[0] < limit:
+        q = _best(profit, outside)
+        if q < 0:
             if fresh:
                 return True
             _price(row)
             fresh = True
             continue
-        if not _enter(row, entering, np.inf):
+        for i in range(r + 1):
+            column[i] = tableau[i, q]
+        p = _leaving(column, values, inside, len(pivot), room, idle)
+        if p < 0:
             return False
-        fresh = row.steps[0] % FRESH == 0
+        _exchange(tableau, values, column, pivot, p, q, room[1, p])
+        entered = outside[q]
+        outside[q] = inside[p]
+        inside[p] = entered
+        left[outside[q]] = True
+        steps[0] += 1
+        fresh = steps[0] % FRESH == 0
         if fresh:
             _refresh(row)
             _price(row)
@@ -257,40 +254,47 @@ def _maximise(row, limit):
 
 
 @_compiled
+def _first_vertex(row):
+    """Drive the artificial columns to 0: this is a vertex of the row's set. Returns whether that worked."""
+    n = len(row.keys)
+    r = len(row.values)
+    row.objective[n:] = -1.0
+    _maximise(row, 20 * r, ZERO)
+    row.objective[n:] = 0.0
+    if row.values[row.inside >= n].sum() > ZERO * r:
+        return False
+    _refresh(row)
+    _off(row)
+    row.left[:] = True
+    row.left[row.inside] = False
+    return True
+
+
+@_compiled
 def _off(row):
-    """Return how far the present vertex is from the set, by its constraints."""
-    weights = np.zeros(len(row.keys))
+    """Write the weights of the present vertex; return how far it is from the set, by its constraints."""
+    missing = row.right.copy()
+    row.weights[:] = 0.0
     for i in range(len(row.values)):
-        if row.columns[i] >= 0:
-            weights[row.columns[i]] = row.values[i]
-    off = 0.0
-    for k in range(len(row.right)):
-        missing = row.right[k]
-        for m in range(len(weights)):
-            missing -= row.constraints[k, m] * weights[m]
-        off = max(off, abs(missing))
-    return off
+        if row.inside[i] < len(row.keys):
+            row.weights[row.inside[i]] = row.values[i]
+            missing -= row.columns[row.inside[i]] * row.values[i]
+    return np.abs(missing).max()
 
 
 @_compiled
 def _settle(row, limit, off):
     """Maximise, once more with a fresh tableau where the vertex drifted from the set; note how far it is from it."""
-    if not _maximise(row, limit):
+    if not _maximise(row, limit, np.inf):
         return False
     drift = _off(row)
     if drift > DRIFT:
         _refresh(row)
-        if not _maximise(row, limit):
+        if not _maximise(row, limit, np.inf):
             return False
         drift = _off(row)
     off[0] = max(off[0], drift)
     return True
-
-
-@_compiled
-def _weight(row, m):
-    """Return the weight of a key at the present vertex."""
-    return row.values[row.place[m]] if row.place[m] >= 0 else 0.0
 
 
 class RowTask(NamedTuple):
@@ -315,13 +319,14 @@ class RowTask(NamedTuple):
 def _bound_keys(row, task, found, index, limit):
     """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
     pending = task.asked[row.keys]
+    weights = row.weights
     strongest = task.strongest[index, : task.known[index]]
     while True:
         best = -1.0
         m = -1
         for other in range(len(row.keys)):
-            if pending[other] and _weight(row, other) > best:
-                best = _weight(row, other)
+            if pending[other] and weights[other] > best:
+                best = weights[other]
                 m = other
         if m < 0:
             break
@@ -332,42 +337,36 @@ def _bound_keys(row, task, found, index, limit):
         if not reached:
             return False
         key = row.keys[m]
-        found.upper[index, key] = -row.profit[len(row.keys) :]
-        found.greatest[index, key] = _weight(row, m)
+        _dual(row, found.upper[index, key])
+        found.greatest[index, key] = weights[m]
         for place in range(len(strongest)):
-            found.ahead[index, place, key] = _weight(row, m) - _weight(row, row.seat[strongest[place]])
+            found.ahead[index, place, key] = weights[m] - weights[row.seat[strongest[place]]]
     for m in range(len(row.keys)):
         key = row.keys[m]
         if task.asked[key]:
             found.least[index, key] = 0.0
-        if row.zero[m] or not task.asked[key]:
+        if row.left[m] or not task.asked[key]:
             continue
         row.objective[m] = -1.0
         reached = _settle(row, limit, found.off[index:])
         row.objective[m] = 0.0
         if not reached:
             return False
-        found.lower[index, key] = -row.profit[len(row.keys) :]
-        found.least[index, key] = _weight(row, m)
+        _dual(row, found.lower[index, key])
+        found.least[index, key] = weights[m]
     return True
 
 
 @_compiled
 def _bound_objective(row, objective, sense, limit, y, off, shown):
     """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not reached."""
-    for m in range(len(row.keys)):
-        row.objective[m] = sense * objective[row.keys[m]]
+    row.objective[: len(row.keys)] = sense * objective[row.keys]
     if not _settle(row, limit, off):
         return np.nan
-    y[:] = -row.profit[len(row.keys) :]
-    attained = 0.0
-    for i in range(len(row.values)):
-        m = row.columns[i]
-        if m >= 0:
-            attained += objective[row.keys[m]] * row.values[i]
-            if len(shown):
-                shown[0, row.keys[m]] = max(row.values[i], 0.0)
-    return attained
+    _dual(row, y)
+    if len(shown):
+        shown[0][row.keys] = np.maximum(row.weights, 0.0)
+    return (objective[row.keys] * row.weights).sum()
 
 
 @_compiled
