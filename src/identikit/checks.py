@@ -58,6 +58,17 @@ def real_number(
     return number
 
 
+def real_numbers(name: str, value: object, shape: Sequence[int]) -> torch.Tensor:
+    """Return finite numbers of this shape, or a single one, as a float64 tensor."""
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        numbers = torch.as_tensor(value)
+        fits = numbers.ndim == 0 or list(numbers.shape) == list(shape)
+        plain = not numbers.is_complex() and numbers.dtype != torch.bool and numbers.layout == torch.strided
+        if fits and plain and not numbers.is_meta and bool(numbers.isfinite().all()):
+            return numbers.detach().double()
+    raise _refused(name, value, f"a finite number, or as many as the selection has: {' × '.join(map(str, shape))}")
+
+
 def flag(name: str, value: object) -> bool:
     """Return a truth value."""
     if not _is_truth(value):

@@ -20,7 +20,6 @@ from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
-from identikit.models.taps.tap import AttentionCall
 from identikit.results.axis import Axis, Index, one_of
 from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
@@ -83,17 +82,7 @@ def alternative_of(
     moved = other - rows.attention[0]
     step = float(moved[:n].norm())
     missed = float(layer.missed_by(moved[None], [(head, query)])[0])
-
-    def replaced(call: AttentionCall) -> Float[Tensor, "1 head query d_v"] | None:
-        """Return the head output of the row's layer with the row replaced."""
-        if call.layer != layer.call.layer:
-            return None
-        output = call.output.clone()
-        own = int(layer.heads[head])
-        output[0, own, query] = (other[:n] @ call.value[0, own // call.groups].double()).to(output)
-        return output
-
-    change = captured.reading.changed_by(replaced)
+    change = attention.run_with(other[:n])
     arrays = {"raw": rows.attention[0], "attention": other, "direction": moved / step if step else moved}
     arrays = {name: array[None, None, None, :n] for name, array in arrays.items()}
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in attention.axes)

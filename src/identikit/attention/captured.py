@@ -11,6 +11,7 @@ from identikit.attention.layer import At, HeadPlace, Layer
 from identikit.maths.polytope.rows import Rows, joined_rows
 from identikit.models.reading import Change, Reading
 from identikit.models.surroundings import undisturbed
+from identikit.models.taps.tap import AttentionCall
 from identikit.results.measure import Measure
 from identikit.shapes import Float, Int, Tensor
 
@@ -45,13 +46,24 @@ class Captured:
         return torch.tensor(places, dtype=torch.long, device=self.layers[0].heads.device)
 
     @undisturbed()
-    def change(self, layers: Sequence[int], heads: Sequence[int], queries: Sequence[int]) -> Change:
-        """Run the model with effective attention in the chosen rows; return how much its output changed."""
-        chosen = {self.layers[place].call.layer: self.layers[place] for place in layers}
-        rows = self.positions(heads), self.positions(queries)
-        return self.reading.changed_by(
-            lambda call: chosen[call.layer].attend(call, *rows) if call.layer in chosen else None
-        )
+    def change(self, places: Mapping[str, Sequence[int]], weights: Tensor | None = None) -> Change:
+        """Run the model with other attention at these places; return how much its output changed.
+
+        It is effective attention, in whole rows, or these `weights` (layer, head, query, key) in place of the raw ones.
+        """
+        at = At(*(self.positions(places[axis]) for axis in ("head", "query", "key")))
+        chosen = {self.layers[place].call.layer: order for order, place in enumerate(places["layer"])}
+
+        def replaced(call: AttentionCall) -> Tensor | None:
+            if call.layer not in chosen:
+                return None
+            order = chosen[call.layer]
+            layer = self.layers[places["layer"][order]]
+            if weights is None:
+                return layer.attend(call, at.heads, at.queries)
+            return layer.attend_with(call, weights[order], at)
+
+        return self.reading.changed_by(replaced)
 
     def rows(self, places: Sequence[Place], *, moving: bool = False) -> Rows:
         """Return rows with the sets of attention that give them their outputs; see `Layer.rows`."""

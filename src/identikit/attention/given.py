@@ -22,7 +22,8 @@ from identikit.results.provenance import Provenance, package_versions, text_hash
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import TokenBatch
 
-_NEEDS_KEYS = ("reachable_dim", "nearly_reachable_dim", "reachable_condition")
+_NEEDS_MODEL = frozenset(["hidden"])
+_NEEDS_KEYS = frozenset(["reachable_dim", "nearly_reachable_dim", "reachable_condition", "q", "k"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +135,8 @@ def attention_from(
     visible = {at: visible_keys(each) for at, each in calls.items()}
     reading = Reading(cast("Model", model), batch, list(names), calls, visible, None)  # pyright: ignore
     result = attend(reading, EffectiveOptions(), layers=model.attention_layers, heads=tuple(range(heads)))
-    if call.given is None:
-        return result
-    known = {name: each for name, each in EffectiveAttention.measures.items() if name not in _NEEDS_KEYS}
+    unknown = _NEEDS_MODEL if call.given is None else _NEEDS_MODEL | _NEEDS_KEYS
+    known = {name: each for name, each in EffectiveAttention.measures.items() if name not in unknown}
     return replace(result, source=replace(result.captured(), measures=known))
 
 

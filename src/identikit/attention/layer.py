@@ -66,6 +66,7 @@ class Layer:
     - `call`: the captured attention; `heads`: which of its heads were chosen
     - `projection`: each head's slice H of the output projection; `bias`: of the values, where it is left out
     - `seen`: which keys each query sees; `tokens`: of the text
+    - `hidden`: what the block returns; None where the text was run beside others
     """
 
     call: AttentionCall
@@ -75,6 +76,7 @@ class Layer:
     seen: Visible
     tokens: tuple[str, ...]
     options: EffectiveOptions
+    hidden: Float[Tensor, "n d"] | None = None
     _reached: dict[tuple[tuple[int, ...], tuple[int, ...]], reachable.Reach] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -93,7 +95,8 @@ class Layer:
         if seen is None:
             everyone = torch.ones(1, call.key.shape[2], dtype=torch.bool, device=call.query.device)
             seen = visible_from_mask(everyone, call.query.shape[2])
-        return cls(call, wanted, projection, bias, seen, reading.tokens, options)
+        hidden = None if reading.trace is None else reading.trace.hidden[layer][0]
+        return cls(call, wanted, projection, bias, seen, reading.tokens, options, hidden)
 
     # What is read
 
@@ -232,6 +235,18 @@ class Layer:
             if len(rows):
                 weights = self.effective(heads, rows, slice(None)).double()
                 output[0, self.heads[heads][:, None], rows] = (weights @ centred + shift[:, rows]).to(output)
+        return output
+
+    def attend_with(
+        self, call: AttentionCall, weights: Float[Tensor, "head_ query_ key_"], at: At
+    ) -> Float[Tensor, "1 head query d_v"]:
+        """Return this layer's head output with these weights in place of the raw ones at chosen places."""
+        output = call.output.clone()
+        heads = self.heads[at.heads]
+        rows = self.raw(at.heads, at.queries).double()
+        rows[:, :, at.keys] = weights.to(rows)
+        values = call.value[0, heads // call.groups].double()
+        output[0, heads[:, None], at.queries] = (rows @ values).to(output)
         return output
 
     # Ranks and dimensions

@@ -10,7 +10,7 @@ from identikit.attention.interval_result import AttentionIntervals, edge_name
 from identikit.attention.layer import At, Layer
 from identikit.attention.pearson import Pearson
 from identikit.attention.precision import careful_words, equal_values, unsure_words
-from identikit.checks import function, no_effect
+from identikit.checks import function, no_effect, real_numbers
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
 from identikit.maths.polytope.least_norm import least_norm
@@ -82,6 +82,40 @@ class EffectiveAttention(Result):
     def visible(layer: Layer, at: At) -> Bool[Tensor, "query_ key_"]:
         """Whether the query sees the key."""
         return layer.seen.block(at.queries, at.keys)
+
+    # What attention is made from, and what it makes
+
+    @measure("layer head query dimension", on_request=True)
+    @staticmethod
+    def q(layer: Layer, at: At) -> Float[Tensor, "head_ query_ d_k"]:
+        """Queries as they enter the product with keys: rotary positions applied."""
+        return at.rows(layer.call.query[0, layer.heads])
+
+    @measure("layer head key dimension", on_request=True)
+    @staticmethod
+    def k(layer: Layer, at: At) -> Float[Tensor, "head_ key_ d_k"]:
+        """Keys, as `q`; query heads that share a key-value head have the same."""
+        return layer.call.key[0, layer.heads[at.heads] // layer.call.groups][:, at.keys]
+
+    @measure("layer head key dimension", on_request=True)
+    @staticmethod
+    def v(layer: Layer, at: At) -> Float[Tensor, "head_ key_ d_v"]:
+        """Values, with their bias; query heads that share a key-value head have the same."""
+        return layer.call.value[0, layer.heads[at.heads] // layer.call.groups][:, at.keys]
+
+    @measure("layer head query dimension", on_request=True)
+    @staticmethod
+    def z(layer: Layer, at: At) -> Float[Tensor, "head_ query_ d_v"]:
+        """Head outputs, $z = AV$, before the output projection; computed anew from q, k and v."""
+        return at.rows(layer.made.output)
+
+    @measure("layer query feature", on_request=True)
+    @staticmethod
+    def hidden(layer: Layer, at: At) -> Float[Tensor, "query_ d"]:
+        """Hidden vectors after the layer, before any final norm: what the block returns."""
+        if layer.hidden is None:
+            raise InputError("The hidden vectors of several texts are not kept. Read this text alone.")
+        return layer.hidden[at.queries]
 
     # Rows
 
@@ -227,7 +261,24 @@ class EffectiveAttention(Result):
         captured.reading.model.check_unchanged(self.provenance.weights)
         if self.axis("key").tokens != self.tokens:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
-        return captured.change(*(self.axis(name).places for name in ("layer", "head", "query")))
+        return captured.change({axis.name: axis.places for axis in self.axes})
+
+    def run_with(self, weights: Any) -> Change:
+        """Run the model with other weights in place of the selected raw ones; return how much its output changed.
+
+        `weights` has the shape of the selected part of `raw`, or is one number for all of it:
+        `attention.sel(layer=4, head=5).run_with(0)` switches a head off, and with a query and a key one edge. Other
+        weights stay, and nothing is normalised.
+        """
+        captured = self.captured("run_with()")
+        captured.reading.model.check_unchanged(self.provenance.weights)
+        shape = [len(axis) for axis in self.axes]
+        given = real_numbers("weights", weights, [len(axis) for axis in self.axes if not axis.single])
+        visible = self.read("visible")[:, None]
+        put = given.to(visible.device).reshape(shape if given.ndim else [1] * len(shape)).expand(shape)
+        if given.ndim and bool((put.masked_fill(visible, 0.0) != 0).any()):
+            raise InputError("run_with(): weights must be 0 where a query does not see the key (the mask hides it).")
+        return captured.change({axis.name: axis.places for axis in self.axes}, put.masked_fill(~visible, 0.0))
 
     @reporting
     def intervals(

@@ -161,6 +161,8 @@ class Result(ABC):
         dims = self.source.dims[names[0]]
         if any(self.source.dims[name] != dims for name in names):
             raise InputError(f"Making a table of {', '.join(names)}: they do not have the same axes.")
+        if foreign := [dim for dim in dims if all(dim != axis.name for axis in self.axes)]:
+            raise InputError(f"Making a table of {names[0]}: it has a {foreign[0]} for each place. Use to_xarray().")
         axes = [self.axis(dim) for dim in dims]
         index = MultiIndex.from_product([axis.values for axis in axes], names=list(dims))
         frame = index.to_frame(index=False)
@@ -175,6 +177,7 @@ class Result(ABC):
         from xarray import Dataset
 
         coordinates: dict[str, Any] = {}
+        single = {axis.name for axis in self.axes if axis.single}
         for axis in self.axes:
             named: dict[str, Sequence[Any]] = {axis.name: axis.values}
             if axis.tokens is not None:
@@ -182,7 +185,7 @@ class Result(ABC):
             for name, values in named.items():
                 coordinates[name] = values[0] if axis.single else (axis.name, list(values))
         arrays = {
-            name: ([dim for dim in self.source.dims[name] if not self.axis(dim).single], _numpy(array))
+            name: ([dim for dim in self.source.dims[name] if dim not in single], _numpy(array))
             for name, array in self._checked(names or self.arrays).items()
         }
         return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
