@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import identikit as ik
+from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.models.taps.tap import AttentionCall
@@ -21,7 +22,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     return tiny.loaded(request.param, dtype=torch.float64)
 
 
-def changed_by_hand(attention: ik.Result, weights: torch.Tensor) -> tuple[float, float | None]:
+def changed_by_hand(attention: EffectiveAttention, weights: torch.Tensor) -> tuple[float, float | None]:
     """Run the model with one head's whole map replaced: the largest change of the last hidden vectors and of logits."""
     reading = attention.captured().reading
 
