@@ -134,6 +134,29 @@ def merge(context: option.Context, folder: FolderArgument, as_json: option.Json 
     _run_again(context, folder, merged(folder), {"as_json": as_json})
 
 
+def push(
+    folder: FolderArgument,
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="The id of a dataset on the hub, such as name/dataset.")],
+    public: Annotated[
+        bool, typer.Option("--public", help="Let everybody see the dataset if it is new. Default: private.")
+    ] = False,
+    as_json: option.Json = False,
+) -> None:
+    """Upload a complete run, or a saved result, to the Hugging Face hub: all its files, and a card that explains them.
+
+    The texts are among them, and so is the command with its paths.
+    """
+    from identikit.cli.terminal import print_json
+    from identikit.explanation import result  # noqa: F401 - a folder may hold a result of any kind
+    from identikit.runs.publish import publish
+
+    address = publish(folder, repo, public=public)
+    if as_json:
+        print_json({"address": address})
+    else:
+        typer.echo(f"The results are at {address}.")
+
+
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="The folder of a run, or of a saved result.")],
     other: Annotated[str, typer.Argument(metavar="B", help="The folder to compare it with.")],

@@ -254,6 +254,15 @@ class Result(ABC):
         names = (name for name in self.source.dims if not self._on_request(name))
         return {_ARRAYS: tensor_file(self._checked(names))}
 
+    def push_to_hub(self, repo: str, *, public: bool = False) -> str:
+        """Upload the result to a dataset of the Hugging Face hub, with a card; return its address.
+
+        `repo` is the id of a dataset, which is made if it is not there: private, unless it is to be `public`.
+        """
+        from identikit.results.hub import push_result
+
+        return push_result(self, repo, public=public)
+
     @classmethod
     def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
         """Return the result of files whose description was read; files that a class adds are read by the class."""

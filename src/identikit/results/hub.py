@@ -1,0 +1,116 @@
+"""Folders of results on the Hugging Face hub: uploaded as a dataset, with a card that says what they hold."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from identikit.checks import flag, shortened
+from identikit.errors import InputError
+from identikit.results.table import DataColumn
+
+if TYPE_CHECKING:
+    from identikit.results.result import Result
+
+CARD = "README.md"
+
+
+def push_result(result: "Result", repo: str, *, public: bool) -> str:
+    """Upload a result with its card; return the address."""
+    public = flag("public", public)
+    with TemporaryDirectory() as folder:
+        place = Path(folder, "result")
+        result.save(place)
+        return upload(place, repo, result_card(repo, result), public=public)
+
+
+def upload(folder: Path, repo: str, card: str, *, public: bool) -> str:
+    """Upload the files of a folder, without hidden ones, and its card; return the address.
+
+    The dataset is made if it is not there: private, unless it is to be `public`. Access comes from `hf auth login`.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
+    from huggingface_hub.utils import validate_repo_id
+
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    named = {path.relative_to(folder).as_posix(): path for path in files}
+    shown = {name: path for name, path in named.items() if not any(part[0] == "." for part in name.split("/"))}
+    operations = [CommitOperationAdd(name, path) for name, path in shown.items() if name != CARD]
+    operations.append(CommitOperationAdd(CARD, card.encode()))
+    api = HfApi()
+    doing = f"Pushing {folder} to {shortened(repo)}"
+    try:
+        validate_repo_id(repo)
+        api.create_repo(repo, repo_type="dataset", private=not public, exist_ok=True)
+        api.create_commit(repo, operations, commit_message="Push results of identikit", repo_type="dataset")
+    except HFValidationError:
+        raise InputError(f"{doing}: this is not the id of a dataset. Use one like 'name/dataset'.") from None
+    except (HfHubHTTPError, LocalTokenNotFoundError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        how = "Log in with `hf auth login`, and check the id."
+        raise InputError(f"{doing}: the hub refused it ({reason}). {how}") from None
+    except (HTTPError, OSError) as error:
+        raise InputError(f"{doing}: the hub does not answer ({type(error).__name__}). Try again later.") from None
+    return f"{api.endpoint}/datasets/{repo}"
+
+
+def result_card(repo: str, result: "Result") -> str:
+    """Return the card of a result: what it says, what it was computed from, and how to open it."""
+    source = result.provenance
+    about = {
+        "model": source.model,
+        "revision": source.revision,
+        "SHA-256 of the weights": source.weights,
+        "SHA-256 of the text": source.text,
+        "number format": source.dtype,
+        **{f"version of {name}": version for name, version in source.versions.items()},
+    }
+    says = f"# {result.kind.capitalize()}\n\n```text\n{result}\n```"
+    return "\n\n".join([_front(()), says, "## Where it comes from", _listed(about), _OPENED.format(repo=repo)])
+
+
+def run_card(
+    settings: Mapping[str, Any], recorded: Mapping[str, Any], columns: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> str:
+    """Return the card of a run: its tables with the meaning of every column, and what it was computed from."""
+    model = recorded.get("model", {}).get("name", "a model")
+    about = {
+        "model": model,
+        "SHA-256 of the weights": settings.get("model", {}).get("weights", ""),
+        "SHA-256 of the data": settings.get("data", {}).get("sha256", ""),
+        **{f"option {name}": value for name, value in settings.get("options", {}).items()},
+        **{f"version of {name}": version for name, version in settings.get("versions", {}).items()},
+    }
+    title = f"# identikit {settings.get('command', 'run')}: {model}"
+    parts = [_front([*columns]), title, "## Where it comes from", _listed(about)]
+    for table, described in columns.items():
+        rows = [DataColumn(**column) for column in described.values()]
+        lines = [f"| `{name}` | {row.meaning} | {row.range} |" for name, row in zip(described, rows, strict=True)]
+        parts += [f"## {table}", "\n".join(["| column | meaning | range |", "|---|---|---|", *lines])]
+    return "\n\n".join(parts) + "\n"
+
+
+_OPENED = """## How to open it
+
+```python
+import identikit as ik
+from huggingface_hub import snapshot_download
+
+result = ik.open_result(snapshot_download("{repo}", repo_type="dataset"))
+```
+"""
+
+
+def _front(tables: Sequence[str]) -> str:
+    """Return what the hub reads at the top of a card: tags, and the tables that its viewer shows."""
+    lines = ["---", "tags:", "- identikit", "- interpretability"]
+    if tables:
+        lines.append("configs:")
+        for name in tables:
+            lines += [f"- config_name: {name}", f"  data_files: {name}.parquet"]
+    return "\n".join([*lines, "---"])
+
+
+def _listed(about: Mapping[str, Any]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in about.items() if value not in ("", None))
