@@ -118,12 +118,15 @@ def explain(
             truncate=truncate,
             progress=told,
         )
-        written = None if page is None else save_report(explanation, page, progress=told)
+    if not as_json:
+        console().print(verdict(explanation).spoken(own_words))  # to be read while the page is written
+    written = None
+    if page is not None:
+        with step_progress() as told:
+            written = save_report(explanation, page, progress=told)
     if as_json:
         print_json(explanation.to_dict() | ({} if written is None else {"page": str(written)}))
-        return
-    console().print(verdict(explanation).spoken(own_words))
-    if written is not None:
+    elif written is not None:
         size = written.stat().st_size / 1e6
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
 
