@@ -36,6 +36,7 @@ HEAD = {"layer": 1, "head": 2}
 LENGTHS = DataFrame({"tokens": [10, 20, 40], "pearson": [1.0, 1.0, 0.6]})
 PLOTS: dict[str, Callable[..., Any]] = {
     "head_grid": lambda **options: plots.head_grid(attention(), **options),
+    "thumbnails": lambda **options: plots.thumbnails(attention(), **options),
     "interval_bars": lambda **options: plots.interval_bars(intervals().sel(**ROW), **options),
     "alternative_bars": lambda **options: plots.alternative_bars(alternative(), **options),
     "correlation_by_length": lambda **options: plots.correlation_by_length(LENGTHS, 32, **options),
@@ -141,6 +142,24 @@ def test_the_attention_of_least_norm_is_a_fourth_map():
     row = head.sel(query=5).plot(maps=["simplex"])
     np.testing.assert_allclose(images(row)[0], head.simplex[5:6], atol=1e-9)
     assert len(head.plot()) == 3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_thumbnails_hold_every_head_with_the_last_layer_on_top(causal: bool):
+    made = attention(causal=causal)
+    drawn = made.plot("effective")
+    (cells,) = images([drawn])
+    assert cells.shape == (LAYERS * (N + 2), HEADS * (N + 2))
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            top = (LAYERS - 1 - layer) * (N + 2) + 1
+            left = head * (N + 2) + 1
+            weights = made.sel(layer=layer, head=head).effective.numpy()
+            seen = np.where(np.tri(N, dtype=bool), weights, np.nan) if causal else weights
+            np.testing.assert_array_equal(cells[top : top + N, left : left + N], seen)
+    assert [label.get_text() for label in drawn.get_yticklabels()] == ["2", "1", "0"]
+    with pytest.raises(InputError, match="name='effectiv'"):
+        plots.thumbnails(made, "effectiv")
 
 
 def test_head_maps_draw_into_given_axes():

@@ -361,10 +361,15 @@ class EffectiveAttention(Result):
         return f"Largest raw weights: {', '.join(edges)}."
 
     def plot(self, by: str | None = None, **options: Any) -> Any:
-        """Draw the maps of one selected head, or a grid of heads coloured `by` an array over heads or rows."""
+        """Draw the maps of one selected head, or all heads: as a grid coloured `by` an array over heads or rows.
+
+        With `by` "raw", "effective" or "null", heads are small maps.
+        """
         from identikit import plots
 
         if self.axis("layer").single and self.axis("head").single:
             no_effect("by", by, "a head is selected")
             return plots.head_maps(self, **options)
+        if by in self.main:
+            return plots.thumbnails(self, by, **options)
         return plots.head_grid(self, by=by or "pearson", **options)

@@ -9,7 +9,7 @@ from identikit.plots.attention import alternative_bars, head_grid, interval_bars
 from identikit.plots.attribution import attribution_map, sources, token_scores
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
 from identikit.plots.evaluation import change_curves, score_bars
-from identikit.plots.maps import agreement_map, head_maps, interval_maps, measure_maps
+from identikit.plots.maps import agreement_map, head_maps, interval_maps, measure_maps, thumbnails
 from identikit.plots.tokens import identity_map, inversion_map, rates
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "score_bars",
     "sinks",
     "sources",
+    "thumbnails",
     "token_scores",
 ]

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import known_names
+from identikit.checks import known, known_names
 from identikit.errors import InputError
 from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, heat_map, new_axes
 from identikit.plots.reading import check, drawing, head_of, panels_of, places_of, read, table
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 MOST_CELLS = 512  # of a map in each direction: a page has no room for more
+THUMBNAIL_CELLS = 1200  # of all thumbnails side by side
 WEIGHT = "attention weight (%)"
 Labels = tuple[str, str, str]  # of rows, columns and the colour bar
 LABELS: Labels = ("query", "key", WEIGHT)
@@ -54,8 +55,15 @@ class Maps:
         return name if self.step == 1 else f"{name} (cells: largest of {self.step} × {self.step})"
 
 
-def read_maps(result: Result, maps_of: Callable[[Result], Mapping[str, Cells]], *, rows: str, columns: str) -> Maps:
-    """Read maps over two axes, some rows at a time; of a long text, a cell stands for several tokens.
+def read_maps(
+    result: Result,
+    maps_of: Callable[[Result], Mapping[str, Cells]],
+    *,
+    rows: str,
+    columns: str,
+    most: int = MOST_CELLS,
+) -> Maps:
+    """Read maps over two axes, some rows at a time; with more tokens than `most`, a cell stands for several.
 
     `maps_of` reads the maps of that part of the result which it is given.
     """
@@ -63,7 +71,7 @@ def read_maps(result: Result, maps_of: Callable[[Result], Mapping[str, Cells]], 
     tokens = {name: [shown(token).strip() or "␣" for token in axes[name].tokens or ()] for name in (rows, columns)}
     height = len(axes[rows])
     width = len(axes[columns])
-    step = -(-max(height, width) // MOST_CELLS)
+    step = -(-max(height, width) // most)
     block = step * max(1, MOST_CELLS**2 // (step * width))
     parts: dict[str, list[Cells]] = {}
     for start in range(0, height, block):
@@ -148,6 +156,47 @@ def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
     lower = table(whole, "lower", "query", "key")
     upper = table(whole, "upper", "query", "key")
     return {"lower": lower, "upper": upper, "width": upper - lower}
+
+
+def thumbnails(attention: Result, name: str = "raw", ax: Axes | None = None) -> Axes:
+    """Draw a map of every head, small: layers from below, heads from left to right, all on one scale.
+
+    `name` is raw, effective or null. Where there is no room for every weight, a cell is the largest of several.
+    """
+    known("name", name, _MAPS)
+    check("thumbnails", attention, [name], axes=("layer", "head", "query", "key"))
+    layers = attention.axis("layer").values
+    heads = attention.axis("head").values
+    most = max(4, THUMBNAIL_CELLS // max(len(layers), len(heads)))
+
+    def maps_of(part: Result) -> dict[str, Cells]:
+        data = read("thumbnails", part, [name], axes=("query", "key"), optional=["visible"])
+        seen = table(data, "visible", "query", "key") if "visible" in data else True
+        return {name: np.where(seen, table(data, name, "query", "key"), np.nan)}
+
+    rows = []
+    for layer in reversed(layers):
+        row = []
+        for head in heads:
+            maps = read_maps(attention.sel(layer=layer, head=head), maps_of, rows="query", columns="key", most=most)
+            row.append(np.pad(maps.cells[name], 1, constant_values=np.nan))
+        rows.append(np.concatenate(row, axis=1))
+    cells = np.concatenate(rows)
+    high, wide = (side / count for side, count in zip(cells.shape, (len(layers), len(heads)), strict=True))
+    scale = around_zero(cells)
+    with drawing(ax, DOUBLE, 1.0 + (DOUBLE - 1.5) * cells.shape[0] / cells.shape[1]) as axes:
+        image = axes.imshow(cells, cmap=scale.colours, vmin=scale.least, vmax=scale.most, aspect="auto")
+        axes.set_xticks([(place + 0.5) * wide - 0.5 for place in range(len(heads))], [str(head) for head in heads])
+        axes.set_yticks(
+            [(place + 0.5) * high - 0.5 for place in range(len(layers))], [str(layer) for layer in reversed(layers)]
+        )
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        axes.set(xlabel="head", ylabel="layer")
+        axes.set_title(f"{name} attention of every head, queries from above, keys from the left", loc="left")
+        colour_bar(image, [axes], scale, WEIGHT)
+    return axes
 
 
 def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panels:
