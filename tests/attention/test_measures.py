@@ -21,6 +21,7 @@ ELSEWHERE = {
     "nearly_reachable_dim": "the same with a coarser cutoff, checked on a real model: test_reachable.py",
     "reachable_condition": "needs queries and keys, and autograd: test_reachable.py",
     "rank_is_sure": "compares two precisions, not numbers with a definition: test_half_precision.py",
+    **dict.fromkeys(("q", "k", "v", "z", "hidden"), "are what the tap saw, or its product: test_run_with.py"),
     "rounded_duplicates": "counts what a model's rounding makes different: test_half_precision.py",
 }
 PUBLIC = [name for name in EffectiveAttention.measures if not name.startswith("_")]

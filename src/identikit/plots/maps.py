@@ -61,9 +61,9 @@ def read_maps(
     *,
     rows: str,
     columns: str,
-    most: int = MOST_CELLS,
+    most: int | None = None,
 ) -> Maps:
-    """Read maps over two axes, some rows at a time; with more tokens than `most`, a cell stands for several.
+    """Read maps over two axes, some rows at a time; with more tokens than `most` cells, one stands for several.
 
     `maps_of` reads the maps of that part of the result which it is given.
     """
@@ -71,7 +71,7 @@ def read_maps(
     tokens = {name: [shown(token).strip() or "␣" for token in axes[name].tokens or ()] for name in (rows, columns)}
     height = len(axes[rows])
     width = len(axes[columns])
-    step = -(-max(height, width) // most)
+    step = -(-max(height, width) // (most or MOST_CELLS))
     block = step * max(1, MOST_CELLS**2 // (step * width))
     parts: dict[str, list[Cells]] = {}
     for start in range(0, height, block):
