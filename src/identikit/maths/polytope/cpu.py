@@ -12,6 +12,7 @@ import torch
 
 from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
 from identikit.maths.polytope.rows import Rows
+from identikit.maths.polytope.simplex_state import RowTask
 from identikit.maths.threads import independent
 from identikit.shapes import Float, Tensor
 
@@ -25,7 +26,7 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
 
     Without `both`, only the greatest of each objective is found.
     """
-    from identikit.maths.polytope.simplex import RowTask, solve
+    from identikit.maths.polytope.simplex import solve
 
     device = rows.attention.device
     rows = Rows(*(part.cpu().contiguous() for part in rows))

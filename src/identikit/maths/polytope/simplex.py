@@ -10,13 +10,16 @@ that the method starts from, whose profits are the dual vector $-y = -c_B B^{-1}
 largest profit enters (Dantzig's rule); among the keys that block first, the largest pivot leaves (Harris's ratio test).
 
 It only proposes $y$, which `bounds` proves ends with, and says what it attains. Arrays are float64; `Row` has shapes.
+Everything is a plain loop: an expression over whole arrays takes numba up to a second each to compile.
 """
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
+
+from identikit.maths.polytope.simplex_state import Row
 
 PROFIT = 1e-11  # an entering key must promise at least this much per unit of weight
 PIVOT = 1e-9  # the smallest pivot
@@ -34,65 +37,50 @@ def _compiled(function: Any) -> Any:
     return numba.njit(**_WAY)(function)
 
 
-class Row(NamedTuple):
-    """The state of one row's simplex: n keys that it sees, and r constraints.
-
-    Columns 0 to n - 1 are keys; n + k is the artificial column of constraint k, with the sign of its right side.
-
-    - `keys` (n): which of all keys these are; `seat`: where each of all keys stands among them, or -1
-    - `columns` (n + r, r): U at these keys, and the artificial columns; `right` (r): b
-    - `tableau` (r + 1, n): $B^{-1} N$, and the profits of N; `inside` (r), `outside` (n): the columns of B and N
-    - `values` (r): the weights of B; `weights` (n): those of keys at the last vertex that was settled
-    - `left` (n + r): which columns some vertex has at 0; `objective` (n + r): c
-    - `column` (r + 1): the entering column; `pivot` (n): the row of the leaving one; `room` (2, r): see `_leaving`
-    - `steps` (1): how many were made
-    """
-
-    keys: np.ndarray
-    seat: np.ndarray
-    columns: np.ndarray
-    right: np.ndarray
-    tableau: np.ndarray
-    inside: np.ndarray
-    outside: np.ndarray
-    values: np.ndarray
-    weights: np.ndarray
-    left: np.ndarray
-    objective: np.ndarray
-    column: np.ndarray
-    pivot: np.ndarray
-    room: np.ndarray
-    steps: np.ndarray
-
-
 @_compiled
-def _start(every, keys, attention):
+def _start(every, visible, attention):
     """Start from the artificial columns, one per constraint, which stand for b itself."""
-    n = len(keys)
     r = every.shape[1]
-    seat = np.full(len(every), -1, np.int64)
-    seat[keys] = np.arange(n)
-    own = every[keys]
-    right = (own * attention[keys].reshape(-1, 1)).sum(0)
-    sign = np.where(right < 0, -1.0, 1.0)
-    columns = np.concatenate((own, np.diag(sign)))
+    n = 0
+    seat = np.empty(len(every), np.int64)
+    for key in range(len(every)):
+        seat[key] = n if visible[key] else -1
+        n += visible[key]
+    keys = np.empty(n, np.int64)
+    outside = np.empty(n, np.int64)
+    columns = np.zeros((n + r, r))
+    right = np.zeros(r)
+    for key in range(len(every)):
+        m = seat[key]
+        if m >= 0:
+            keys[m] = key
+            outside[m] = m
+            for k in range(r):
+                columns[m, k] = every[key, k]
+                right[k] += every[key, k] * attention[key]
     tableau = np.zeros((r + 1, n))
-    tableau[:r] = (own * sign).T
+    inside = np.empty(r, np.int64)
+    values = np.empty(r)
+    for k in range(r):
+        sign = -1.0 if right[k] < 0 else 1.0
+        columns[n + k, k] = sign
+        inside[k] = n + k
+        values[k] = sign * right[k]
+        for m in range(n):
+            tableau[k, m] = columns[m, k] * sign
     return Row(
-        keys, seat, columns, right, tableau, n + np.arange(r), np.arange(n), np.abs(right), np.zeros(n),
-        np.zeros(n + r, np.bool_), np.zeros(n + r), np.zeros(r + 1), np.zeros(n), np.zeros((2, r)),
-        np.zeros(1, np.int64),
+        keys, seat, columns, right, tableau, inside, outside, values, np.zeros(n), np.zeros(n + r, np.bool_),
+        np.zeros(n + r), np.zeros(r + 1), np.zeros(n), np.zeros((2, r)), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
 @_compiled
 def _best(profit, outside):
     """Return where the key stands that promises most, or -1 if none promises anything."""
-    n = len(profit)
     best = PROFIT
     entering = -1
-    for q in range(n):
-        if profit[q] > best and outside[q] < n:
+    for q in range(len(profit)):
+        if profit[q] > best and outside[q] < len(profit):
             best = profit[q]
             entering = q
     return entering
@@ -158,28 +146,35 @@ def _refresh(row):
     before = np.zeros((r, r))
     beside = np.zeros((r, n))  # N
     for q in range(n):
-        beside[:, q] = row.columns[row.outside[q]]
         k = row.outside[q] - n
-        if k >= 0:
-            before[:, k] = row.tableau[:r, q] * row.columns[n + k, k]
-    for i in np.flatnonzero(row.inside >= n):
-        before[i] += row.columns[row.inside[i]]
-    error = np.eye(r)
+        for i in range(r):
+            beside[i, q] = row.columns[row.outside[q], i]
+            if k >= 0:
+                before[i, k] = row.tableau[i, q] * row.columns[n + k, k]
+    error = np.zeros((r, r))
+    for i in range(r):
+        error[i, i] = 1.0
+        if row.inside[i] >= n:
+            for k in range(r):
+                before[i, k] += row.columns[row.inside[i], k]
     for i in range(r):
         for k in range(r):
             entry = row.columns[row.inside[i], k]
             for j in range(r):
                 error[k, j] -= entry * before[i, j]
-    inverse = before.copy()
+    inverse = np.empty(r)  # a row of it
     for i in range(r):
+        for j in range(r):
+            inverse[j] = before[i, j]
         for k in range(r):
             entry = before[i, k]
             for j in range(r):
-                inverse[i, j] += entry * error[k, j]
+                inverse[j] += entry * error[k, j]
         row.values[i] = 0.0
-        row.tableau[i] = 0.0
+        for q in range(n):
+            row.tableau[i, q] = 0.0
         for k in range(r):
-            entry = inverse[i, k]
+            entry = inverse[k]
             row.values[i] += entry * row.right[k]
             for q in range(n):
                 row.tableau[i, q] += entry * beside[k, q]
@@ -188,22 +183,27 @@ def _refresh(row):
 @_compiled
 def _price(row):
     """Compute the profits of all columns outside the basis from the tableau."""
-    profit = row.tableau[len(row.values)]
-    profit[:] = row.objective[row.outside]
-    for i in range(len(row.values)):
+    tableau = row.tableau
+    r = len(row.values)
+    for q in range(len(row.outside)):
+        tableau[r, q] = row.objective[row.outside[q]]
+    for i in range(r):
         c = row.objective[row.inside[i]]
         if c != 0.0:
-            profit -= c * row.tableau[i]
+            for q in range(len(row.outside)):
+                tableau[r, q] -= c * tableau[i, q]
 
 
 @_compiled
 def _dual(row, y):
     """Write the dual vector of the objective; that of an artificial column in the basis is 0."""
     n = len(row.keys)
-    y[:] = 0.0
-    for q in np.flatnonzero(row.outside >= n):
+    for k in range(len(y)):
+        y[k] = 0.0
+    for q in range(n):
         k = row.outside[q] - n
-        y[k] = -row.tableau[len(y), q] * row.columns[n + k, k]
+        if k >= 0:
+            y[k] = -row.tableau[len(y), q] * row.columns[n + k, k]
 
 
 @_compiled
@@ -258,28 +258,42 @@ def _first_vertex(row):
     """Drive the artificial columns to 0: this is a vertex of the row's set. Returns whether that worked."""
     n = len(row.keys)
     r = len(row.values)
-    row.objective[n:] = -1.0
+    for k in range(r):
+        row.objective[n + k] = -1.0
     _maximise(row, 20 * r, ZERO)
-    row.objective[n:] = 0.0
-    if row.values[row.inside >= n].sum() > ZERO * r:
+    rest = 0.0
+    for k in range(r):
+        row.objective[n + k] = 0.0
+        if row.inside[k] >= n:
+            rest += row.values[k]
+    if rest > ZERO * r:
         return False
     _refresh(row)
     _off(row)
-    row.left[:] = True
-    row.left[row.inside] = False
+    for column in range(n + r):
+        row.left[column] = True
+    for k in range(r):
+        row.left[row.inside[k]] = False
     return True
 
 
 @_compiled
 def _off(row):
     """Write the weights of the present vertex; return how far it is from the set, by its constraints."""
-    missing = row.right.copy()
-    row.weights[:] = 0.0
-    for i in range(len(row.values)):
+    r = len(row.values)
+    for m in range(len(row.keys)):
+        row.weights[m] = 0.0
+    for i in range(r):
         if row.inside[i] < len(row.keys):
             row.weights[row.inside[i]] = row.values[i]
-            missing -= row.columns[row.inside[i]] * row.values[i]
-    return np.abs(missing).max()
+    most = 0.0
+    for k in range(r):
+        missing = row.right[k]
+        for i in range(r):
+            if row.inside[i] < len(row.keys):
+                missing -= row.columns[row.inside[i], k] * row.values[i]
+        most = max(most, abs(missing))
+    return most
 
 
 @_compiled
@@ -297,28 +311,12 @@ def _settle(row, limit, off):
     return True
 
 
-class RowTask(NamedTuple):
-    """What is asked of rows, as arrays: `Rows`, and `Wanted` with every row's strongest asked keys.
-
-    - `known` (row): how many keys of `strongest` a row sees
-    - `objectives`: of all rows, or of each; `both`: whether they are also made least
-    """
-
-    attention: np.ndarray
-    visible: np.ndarray
-    group: np.ndarray
-    basis: np.ndarray
-    asked: np.ndarray
-    objectives: np.ndarray
-    strongest: np.ndarray
-    known: np.ndarray
-    both: bool
-
-
 @_compiled
 def _bound_keys(row, task, found, index, limit):
     """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
-    pending = task.asked[row.keys]
+    pending = np.empty(len(row.keys), np.bool_)
+    for m in range(len(pending)):
+        pending[m] = task.asked[row.keys[m]]
     weights = row.weights
     strongest = task.strongest[index, : task.known[index]]
     while True:
@@ -360,13 +358,17 @@ def _bound_keys(row, task, found, index, limit):
 @_compiled
 def _bound_objective(row, objective, sense, limit, y, off, shown):
     """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not reached."""
-    row.objective[: len(row.keys)] = sense * objective[row.keys]
+    for m in range(len(row.keys)):
+        row.objective[m] = sense * objective[row.keys[m]]
     if not _settle(row, limit, off):
         return np.nan
     _dual(row, y)
-    if len(shown):
-        shown[0][row.keys] = np.maximum(row.weights, 0.0)
-    return (objective[row.keys] * row.weights).sum()
+    total = 0.0
+    for m in range(len(row.keys)):
+        total += objective[row.keys[m]] * row.weights[m]
+        if len(shown):
+            shown[0, row.keys[m]] = max(row.weights[m], 0.0)
+    return total
 
 
 @_compiled
@@ -394,6 +396,5 @@ def _solve_row(row, task, found, index):
 def solve(task, found, chosen):
     """Solve chosen rows of a task into `found` (a `Proposed` of arrays), where those that are given up are marked."""
     for index in chosen:
-        keys = np.flatnonzero(task.visible[index])
-        row = _start(task.basis[task.group[index]], keys, task.attention[index])
+        row = _start(task.basis[task.group[index]], task.visible[index], task.attention[index])
         found.failed[index] = not _solve_row(row, task, found, index)
