@@ -90,6 +90,16 @@ def test_rows_come_before_attribution_which_keeps_its_time_free(monkeypatch: pyt
     assert limits[1].left() > 190
 
 
+def test_attribution_that_takes_longer_than_expected_is_given_up_and_said(monkeypatch: pytest.MonkeyPatch):
+    model = tiny.loaded("bert")
+    monkeypatch.setattr(Limit, "passed", lambda self, share: share == 2.0)
+    found = explain(model, LONG, maps=MAPS, seconds=5)
+    assert isinstance(found.attribution, Unavailable)
+    assert "twice the time limit has passed" in " ".join(str(found).split())
+    asked = explain(model, LONG, maps=MAPS, probes=2, seconds=5)
+    assert not isinstance(asked.attribution, Unavailable)  # what is asked for is done
+
+
 def test_what_is_done_once_does_not_count():
     limit = Limit(1.0, time.monotonic())
     answer, later = limit.without(lambda: time.sleep(0.05) or 7)

@@ -76,7 +76,8 @@ def explain(
       "gradient", "relevance" and "logit" are of it
     - `seconds`: about how long the whole call may take, but for what is done once for a model (fitting maps) or on a
       machine (compiling). Of a long text as many layers are read as fit, spread evenly; attribution that would take
-      longer is left out; and rows of attention are bounded, in random order, in what is left of it, or in half of it.
+      longer is left out, or given up at twice the limit; and rows of attention are bounded, in random order, in what is
+      left of it, or in half of it.
       The verdict says what was left out. None: all of it
     """
     model = checked_model(model)
@@ -112,10 +113,7 @@ def explain(
     arrays, facts, bounded = attention_facts(attention, earlier, progress)
     facts["output_change"] = None if change is None else change._asdict()
     if isinstance(attribution, Request):
-        try:
-            attribution = attribute([reading], attribution, progress=progress)[0]
-        except InputError as refusal:
-            attribution = Unavailable(str(refusal))
+        attribution = _attributed(reading, attribution, progress if probes is not None else _until(limit, progress))
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
     explained = _explanation(reading, (attention, identity, attribution), arrays, facts | output, bounded)
     return replace(explained, readings=found)
@@ -183,6 +181,31 @@ def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unava
     except InputError as refusal:
         return Unavailable(f"{refusal} {_offer(reading)}".strip()), limit
     return options, limit
+
+
+class _Late(Exception):  # noqa: N818 - not an error: it ends what takes longer than it was expected to
+    """Raised where so much more than the time limit has passed that what is under way is given up."""
+
+
+def _until(limit: Limit, progress: Progress) -> Progress:
+    """Report progress until twice the time limit has passed, and then end what reports it."""
+
+    def report(what: str, done: int, total: int) -> None:
+        if limit.passed(2.0):
+            raise _Late
+        progress(what, done, total)
+
+    return report
+
+
+def _attributed(reading: Reading, options: Request, progress: Progress) -> TokenAttribution | Unavailable:
+    try:
+        return attribute([reading], options, progress=progress)[0]
+    except _Late:
+        late = "Attribution was given up: it takes longer than expected, and twice the time limit has passed."
+        return Unavailable(f"{late} {_offer(reading)}".strip())
+    except InputError as refusal:
+        return Unavailable(str(refusal))
 
 
 def _offer(reading: Reading) -> str:
