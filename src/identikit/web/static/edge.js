@@ -157,6 +157,7 @@ export class EdgeView {
     this.reset.disabled = !row.moved;
     say(this.change, row.moved ? this.changeWords(row, moved) : this.howWords(state, row, open("lower") || open("upper")));
     this.change.classList.toggle("moved", Boolean(row.moved));
+    this.element.classList.toggle("still", !row.movable);
   }
 
   /** How a row is moved, or why it is not. */
@@ -192,7 +193,7 @@ export class EdgeView {
     this.listedNow = now;
     const open = ({ layer, head, query }) => () => this.site.store.set({ layer, head, query, hoverQuery: -1 });
     this.listed.replaceChildren(...listed.map((one) => button(name(one), "Open this row", open(one))));
-    if (listed.length) this.listed.append(element("span", {}, "identikit serve has every row."));
+    if (listed.length) this.listed.append(element("span", {}, "(identikit serve has all rows.)"));
   }
 
   /** What to say about a row that lacks something, which rows have it, and what their buttons say. */
