@@ -359,7 +359,7 @@ def test_targets_are_tokens_classes_and_functions():
         ("llama", {"name": "rollout", "heads": [0]}, "all heads together"),
         ("llama", {"name": "gradient", "target": "w5 w6"}, "2 tokens"),
         ("llama", {"name": "gradient", "target": 99}, "0 to 59"),
-        ("llama", {"name": "gradient", "target": lambda logits, hidden: 1.0}, "one number"),
+        ("llama", {"name": "gradient", "target": lambda logits, hidden: 1.0}, "one finite number"),
         ("llama", {"name": "logit", "target": square}, "a token, or its number"),
         ("llama", {"name": "norm after layer norm"}, "before its attention"),
         ("gemma2", {"name": "alti"}, "does not simply add"),

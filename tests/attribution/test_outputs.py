@@ -186,8 +186,12 @@ BAD = {
     "a set": ("llama", {"w5"}, "expected one target"),
     "no logits": ("bert", "w5", "makes none"),
     "no pair": ("bert", "similarity", "is of a pair of texts"),
-    "a function of nothing": ("llama", lambda logits, hidden: 5.0, "must return one number"),
-    "not a number": ("llama", lambda logits, hidden: hidden, "must return one number"),
+    "a word that the tokenizer does not know": ("llama", "Paris", "is not a token of tiny llama"),
+    "a function without arguments": ("llama", lambda: 1.0, r"its arguments are \(\)"),
+    "a function that fails": ("llama", lambda hidden: hidden["last"], "failed on the text's vectors"),
+    "no finite number": ("llama", lambda hidden: hidden.sum() / 0, "must return one finite number"),
+    "a function of nothing": ("llama", lambda logits, hidden: 5.0, "must return one finite number"),
+    "not a number": ("llama", lambda logits, hidden: hidden, "must return one finite number"),
 }
 
 
@@ -202,6 +206,15 @@ def test_a_bad_target_is_refused(what: str):
 def test_an_option_of_hidden_vectors_has_no_effect(option: dict[str, Any]):
     with pytest.raises(ik.InputError, match="has no effect here"):
         ik.token_attribution(tiny.shared("llama"), TEXT, target="w5", **option)
+
+
+def test_a_function_may_take_the_hidden_vectors_alone():
+    model = tiny.shared("llama")
+    both = ik.token_attribution(model, TEXT, target=lambda logits, hidden: hidden[0, -1, 3])
+    alone = ik.token_attribution(model, TEXT, target=lambda hidden: hidden[0, -1, 3])
+    assert torch.equal(alone.contribution, both.contribution)
+    builtin = ik.token_attribution(model, TEXT, target=torch.sum)
+    assert torch.equal(builtin.contribution, ik.token_attribution(model, TEXT, target=lambda h: h.sum()).contribution)
 
 
 def test_similarity_stands_alone():

@@ -66,8 +66,8 @@ def token_attribution(
     - `target`: attribute this output instead, exactly, by one backward pass (an `OutputAttribution`): a next token by
       what it spells or its id, a class, "prediction" (what the model itself gives most), any of these at a position
       ("Paris@7", "@7"; a masked model is asked at its mask), "similarity" of the two texts of a pair for a sentence
-      encoder, or a function of the logits and the last hidden vectors. A tuple is one against another; a list is
-      several. The options below do not apply then, except `source`, `truncate` and `max_tokens`
+      encoder, or a function of the last hidden vectors, or of the logits and these. A tuple is one against another; a
+      list is several. The options below do not apply then, except `source`, `truncate` and `max_tokens`
     - `probes`: "exact", or how many orthogonal random directions (from `seed`) to estimate from, with standard errors;
       twice those cover 94 % of the truth with 16 directions, 85 % with 8, and less with fewer
     - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"; for

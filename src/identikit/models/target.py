@@ -6,10 +6,12 @@
 - `"prediction"`: the token or class that the model itself gives most
 - a pair of these: the first against the second, a difference
 - `"similarity"`: of the two halves of a pair of texts, for sentence encoders
-- a function of the logits (None where the model makes none) and the last hidden vectors (1, token, feature)
+- a function of the last hidden vectors (1, token, feature), or of the logits (None where there are none) and these
 """
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -85,7 +87,7 @@ def checked_target(model: Model, text: Any, target: Any = PREDICTION) -> Target:
     if callable(target):
         _check_head(reading)
         name = getattr(target, "__name__", "a function")
-        return Target(name, (reading,), partial(_of_function, reading, target))
+        return Target(name, (reading,), partial(_of_function, reading, _with_logits(target)))
     if isinstance(target, str) and target == SIMILARITY:
         return _similarity(reading)
     if isinstance(target, tuple):
@@ -132,8 +134,8 @@ def _logit(reading: Reading, target: Any) -> Target:
     logits = _check_head(reading)
     if logits is None or logits.ndim not in (2, 3):
         raise InputError(
-            f"A target is a logit, and {model.name} makes none. Pass target=, a function of the logits (None) and the "
-            "last hidden vectors (batch, token, feature) that returns one number."
+            f"A target is a logit, and {model.name} makes none. Pass target=, a function of the last hidden vectors "
+            "(1, token, feature) that returns one number."
         )
     spells = logits.ndim == 3 and model.modality == "text" and model.hf.get_output_embeddings() is not None
     named, place = _divided(reading, target, spells) if logits.ndim == 3 else (target, None)
@@ -196,14 +198,18 @@ def _token(model: Model, target: str, *, strict: bool = True) -> int | None:
     counts = []
     for typed in (target, f" {target}"):
         ids = tokenized(model.tokenizer, typed, add_special_tokens=False)["input_ids"]
-        if len(ids) == 1:
+        if len(ids) == 1 and (ids[0] != model.tokenizer.unk_token_id or target == model.tokenizer.unk_token):
             return int(ids[0])
         counts.append(len(ids))
     if strict:
         raise InputError(
-            f"target={shortened(target)} is {min(counts)} tokens of {model.name}. Give one token, or its id."
+            f"target={shortened(target)} is {_counted(min(counts))} of {model.name}. Give one token, or its id."
         )
     return None
+
+
+def _counted(tokens: int) -> str:
+    return "not a token" if tokens == 1 else f"{tokens} tokens"  # one that is unknown
 
 
 def _labels(model: Model) -> dict[int, str]:
@@ -221,18 +227,39 @@ def _class(model: Model, target: Any) -> int | None:
 # Functions and similarity
 
 
-def _of_function(reading: Reading, function: Callable[..., Any], states: Tensor) -> Tensor:
+def _with_logits(function: Callable[..., Any]) -> Callable[[Tensor | None, Tensor], Any]:
+    """Return a user's function as one of the logits and the hidden vectors, whichever of the two it takes."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin one
+        return lambda logits, hidden: function(hidden)
+    for arguments, made in (((0, 0), function), ((0,), lambda logits, hidden: function(hidden))):
+        with suppress(TypeError):
+            signature.bind(*arguments)
+            return made
+    raise InputError(
+        f"target={shortened(function)} cannot be used: expected a function of the last hidden vectors, or of the "
+        f"logits and these, and its arguments are {signature}."
+    )
+
+
+def _of_function(reading: Reading, function: Callable[[Tensor | None, Tensor], Any], states: Tensor) -> Tensor:
     model = reading.model
     made = onward(model, reading.batch, states, model.n_layers - 1).logits
     values = []
     for row in range(len(states)):
-        value = function(None if made is None else made[row : row + 1], states[row : row + 1])
+        try:
+            value = function(None if made is None else made[row : row + 1], states[row : row + 1])
+        except Exception as error:  # the function is the user's, and raises what it likes
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            raise InputError(f"target= failed on the text's vectors ({type(error).__name__}: {reason}).") from error
         if (
             not isinstance(value, torch.Tensor)
             or value.numel() != 1
+            or not value.isfinite().all()
             or (states.requires_grad and torch.is_grad_enabled() and not value.requires_grad)
         ):
-            raise InputError("target= must return one number that depends on the logits or the hidden vectors.")
+            raise InputError("target= must return one finite number that depends on the logits or the hidden vectors.")
         values.append(value.reshape(()))
     return torch.stack(values)
 
