@@ -147,3 +147,77 @@ def test_tensors_that_do_not_fit_are_refused(changed, message):
         arguments[name] = None if change is None else change(tensors)
     with refused(message):
         ik.attention_from(**arguments)
+
+
+READ = ("attention", "value norm", "output share", "mean", "norm", "rollout")
+
+
+@pytest.mark.parametrize("name", READ)
+def test_readings_of_tensors_are_those_of_the_model(pair, name):
+    attention, tensors = pair
+    given = ik.attention_from(**some(tensors, "queries", "keys", "scaling"), tokens=attention.tokens)
+    reading = attention.captured().reading
+    expected = ik.attention_measure(reading.model, reading.text, name)
+    for found in (ik.attention_measure(given, name=name), ik.attention_measure(attention, name=name)):
+        for array in ("raw", "effective", "lower", "upper", "certain_share"):
+            torch.testing.assert_close(found.array(array), expected.array(array), atol=1e-10, rtol=0, msg=array)
+
+
+def test_a_selected_part_of_attention_is_read(pair):
+    attention, _ = pair
+    whole = ik.attention_measure(attention, name="value norm")
+    part = ik.attention_measure(attention.sel(layer=[1], head=[2, 3]), name="value norm")
+    assert part.axis("layer").values == (1,) and part.axis("head").values == (2, 3)
+    torch.testing.assert_close(part.upper, whole.sel(layer=[1], head=[2, 3]).upper, atol=1e-10, rtol=0)
+    scores = ik.head_scores(attention.sel(layer=[1], head=[2, 3]), scores="previous")
+    every = ik.head_scores(attention, scores="previous")
+    torch.testing.assert_close(scores.upper, every.sel(layer=[1], head=[2, 3]).upper, atol=1e-10, rtol=0)
+
+
+def test_heads_of_tensors_are_scored_by_the_names_of_tokens():
+    model = tiny.loaded("llama", dtype=torch.float64)
+    ids = ik.repeated_tokens(model, 6, seed=1)
+    attention = ik.effective_attention(model, ids)
+    layers = attention.captured().layers
+    given = ik.attention_from(
+        values=torch.cat([layer.call.value for layer in layers]),
+        weights=torch.cat([layer.call.weights() for layer in layers]),
+        mask="causal",
+        tokens=[str(token) for token in ids],
+    )
+    expected = ik.head_scores(model, ids)
+    found = ik.head_scores(given)
+    scores = [score for score in expected.scores if score != "special"]  # tensors do not tell which tokens these are
+    for array in ("raw", "lower", "upper"):
+        ours, theirs = (result.sel(score=scores).array(array) for result in (found, expected))
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=0, equal_nan=True)
+    assert not found.sel(score="induction").raw.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda given: ik.attention_measure(given, name="gradient"), "This needs the model"),
+        (lambda given: ik.attention_measure(given, name="alti"), "This needs the model"),
+        (lambda given: ik.attention_measure(given, "mean"), "text= does not go with attention"),
+        (lambda given: ik.attention_measure(given.sel(head=0), name="mean"), "is of all heads together"),
+        (lambda given: ik.attention_measure(given.sel(layer=1), name="rollout"), "needs other layers too"),
+        (lambda given: ik.attention_measure(given.sel(query=0)), "reads whole rows"),
+        (lambda given: ik.head_scores(given, ["a"]), "texts= does not go with attention"),
+        (lambda given: ik.head_scores(given.sel(key=0)), "reads whole rows"),
+    ],
+)
+def test_what_tensors_cannot_tell_is_refused(pair, call, message):
+    _, tensors = pair
+    given = ik.attention_from(**some(tensors, "weights"))
+    with refused(message):
+        call(given)
+
+
+def test_a_changed_model_is_not_differentiated():
+    model = tiny.loaded("llama", dtype=torch.float64)
+    attention = ik.effective_attention(model, [5, 6, 7, 8])
+    with torch.no_grad():
+        next(iter(model.hf.parameters())).add_(1e-3)
+    with refused("changed after it was first read"):
+        ik.attention_measure(attention, name="norm with residual")

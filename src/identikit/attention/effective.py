@@ -1,6 +1,7 @@
 """Effective attention of every layer and head of a text, in factors, with its certificate."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import float_dtype, function
+from identikit.errors import InputError
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
@@ -93,6 +95,24 @@ def captured_attention(
 ) -> EffectiveAttention:
     """Return the attention of a text that was read; nothing is solved before it is asked for."""
     return _captured(reading, options, {at: Layer.of(reading, at, heads, options) for at in layers}, heads)
+
+
+def recaptured(attention: EffectiveAttention, wanted: str, given: Mapping[str, Any]) -> Captured:
+    """Return what was captured of the selected layers and heads; `wanted` names the call, which takes nothing else."""
+    captured = attention.captured(wanted)
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(
+                f"{wanted}: {name}= does not go with attention in the model's place, which is of one text already. "
+                "Select its layers and heads with sel()."
+            )
+    layer, head, *rows = attention.axes
+    if any(axis.tokens != captured.reading.tokens for axis in rows):
+        raise InputError(f"{wanted} reads whole rows: select layers and heads of the attention, not queries or keys.")
+    layers = [captured.layers[place] for place in layer.places]
+    if len(head) < len(layers[0].heads):
+        layers = [Layer.of(captured.reading, each.call.layer, head.values, each.options) for each in layers]
+    return replace(captured, layers=tuple(layers))
 
 
 def _captured(

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from identikit.attention.captured import Captured
-from identikit.attention.effective import captured_attention
+from identikit.attention.effective import captured_attention, recaptured
 from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.proofs import Claims, Provable, chain_claims, reading_claims
 from identikit.attention.quantities import TOP, edges_wanted
 from identikit.attention.reading_result import AttentionMeasure
 from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind
+from identikit.attention.result import EffectiveAttention
 from identikit.attention.stream import WatchedRun, logit_directions, stream_of, watched_run
 from identikit.checks import function, known
 from identikit.errors import InputError
@@ -46,8 +47,8 @@ TimedCompare = Callable[[float, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 @reporting
 @undisturbed()
 def attention_measure(
-    model: Model,
-    text: Any,
+    model: Model | EffectiveAttention,
+    text: Any = None,
     name: str = "rollout",
     *,
     target: Any = None,
@@ -63,27 +64,37 @@ def attention_measure(
     each row moves in a set of its own. The ends hold for all of these rows together. Where `exact` is true they are
     attained; elsewhere they are outer bounds, which no alternative exceeds and none need attain.
 
+    In the place of a model and a text, it takes an `EffectiveAttention`, of which it reads the selected layers and
+    heads: `attention_measure(attention, name="mean")`. One of `attention_from` has what needs no gradient and no norm.
+
     - `name`: of one head, "attention", "value norm" (‖a v H‖), "output share", "gradient" (gradient × attention) and
       "logit" (direct logit attribution);
       of a layer, "mean" over its heads, "norm" (‖Σ a v H‖), "norm with residual" and "norm after layer norm", `exact`
       up to 12 heads; through layers, "rollout", "rollout without residual" and "relevance" (Chefer), exact, and
       "globenc" and "alti", with outer bounds
     - `target`: what gradients are of, for "gradient" and "relevance": a next token or a class (a string or its number;
-      None: what the model itself predicts), or a function of the logits and the last hidden vectors. Gradients are
-      those of the model as it is, and held. For "logit", a token
+      None: what the model itself predicts), or a function of the last hidden vectors, or of the logits and these.
+      Gradients are those of the model as it is, and held. For "logit", a token
     - `layers`, `heads`: only these; readings through layers are of all heads
     - `seconds`: stop bounding after this time; what was not reached keeps what holds for any attention, and a `gap` of
       NaN. `certain_order`, when it is asked for, may take as long again; `order_is_decided` says which rows it reached
     """
     kind = READINGS[known("name", name, tuple(READINGS))]
+    if target is not None and not kind.needs_target:
+        raise InputError(f"target= cannot be used with {name!r}, which needs none. Leave it out.")
     progress = function("progress", progress)
     limit = Bounding.checked("exact", 0.0, seconds).seconds
     until = None if limit is None else time.monotonic() + limit
+    order_seconds = math.inf if limit is None else limit
+    if isinstance(model, EffectiveAttention):
+        captured = recaptured(model, "attention_measure", {"text": text, "layers": layers, "heads": heads})
+        _check_whole(kind, captured)
+        if kind.needs:
+            captured.reading.model.check_unchanged(model.provenance.weights)
+        return MeasuredText(captured, target, until, progress, order_seconds).measure(kind, model.layers)
     model = checked_model(model)
     if is_several(text):
         raise InputError("attention_measure reads one text at a time: pass a text, a pair or token ids.")
-    if target is not None and not kind.needs_target:
-        raise InputError(f"target= cannot be used with {name!r}, which needs none. Leave it out.")
     if heads is not None and "head" not in kind.axes:
         raise InputError(f"heads= cannot be used with {name!r}, which is of all heads together. Leave it out.")
     shown = model.attending(layers)
@@ -92,8 +103,19 @@ def attention_measure(
     wanted = model.attention_layers if kind.needs == "direction" else read
     (reading,) = readings(model, text, layers=wanted, truncate=truncate)
     attention = captured_attention(reading, EffectiveOptions(), layers=read, heads=which)
-    order_seconds = math.inf if limit is None else limit
     return MeasuredText(attention.captured(), target, until, progress, order_seconds).measure(kind, shown)
+
+
+def _check_whole(kind: ReadingKind, captured: Captured) -> None:
+    """Refuse attention of which layers or heads are missing that a reading is made from."""
+    reading = captured.reading
+    every = reading.model.attention_layers
+    layers = tuple(layer.call.layer for layer in captured.layers)
+    if "head" not in kind.axes and len(captured.layers[0].heads) < reading.model.n_heads:
+        raise InputError(f"{kind.name!r} is of all heads together, and this attention is of some. Do not select heads.")
+    beneath = kind.through and layers != every[: len(layers)]
+    if beneath or (kind.needs == "direction" and len(reading.calls) < len(every)):
+        raise InputError(f"{kind.name!r} needs other layers too. Read the attention of all layers, and select none.")
 
 
 class _Found(dict[str, Tensor]):

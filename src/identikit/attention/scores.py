@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import torch
 
 from identikit.attention.captured import Captured
-from identikit.attention.effective import captured_attention
+from identikit.attention.effective import captured_attention, recaptured
 from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.proofs import Asked, ProofDraft, Provable
 from identikit.attention.reading_result import HeadScores
+from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known_names, random_seed, whole_number
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts
 from identikit.maths.polytope.bounds import Wanted
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import readings
+from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, chosen
@@ -140,8 +141,8 @@ def sink_rate(text: ScoredText) -> Tensor:
 @reporting
 @undisturbed()
 def head_scores(
-    model: Model,
-    texts: Any,
+    model: Model | EffectiveAttention,
+    texts: Any = None,
     *,
     scores: Sequence[str] | str | None = None,
     layers: Index = None,
@@ -156,6 +157,9 @@ def head_scores(
     `effective`, `lower` and `upper` (score, layer, head), and with several texts their standard errors. The ends are
     exact: no alternative (other attention with the same outputs) has a lower or a higher score.
 
+    In the place of a model and texts, it takes the `EffectiveAttention` of one text, of which it scores the selected
+    layers and heads. Tokens of `attention_from` are compared by name.
+
     - `scores`: only these; None is all of "self", "previous", "first", "special", "same token", "induction", "distance"
       and "sink rate". `repeated_tokens` makes texts on which induction shows
     - `layers`, `heads`: only these, counted from 0
@@ -164,12 +168,17 @@ def head_scores(
     names = tuple(ROLES) if scores is None else known_names("scores", scores, tuple(ROLES))
     limit = Bounding.checked("exact", 0.0, seconds).seconds
     progress = function("progress", progress)
+    until = math.inf if limit is None else time.monotonic() + limit
+    if isinstance(model, EffectiveAttention):
+        captured = recaptured(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
+        parts = [scored(captured, [ROLES[name] for name in names], until)]
+        result = scores_result(captured.reading, captured.reading.text, parts, names, model.layers, model.heads)
+        return _provable(result, lambda: [captured])
     model = checked_model(model)
     if model.modality != "text":
         raise InputError(f"head_scores compares tokens, and {model.name} reads {model.modality}s.")
     wanted = model.attending(layers)
     which = chosen("head", heads, model.n_heads)
-    until = math.inf if limit is None else time.monotonic() + limit
     read = readings(model, texts, layers=wanted, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
@@ -177,22 +186,25 @@ def head_scores(
         parts.append(scored(captured, [ROLES[name] for name in names], until))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
-    result = scores_result(model, text, parts, names, wanted, which)
+    result = scores_result(read[0], text, parts, names, wanted, which)
 
     def captured_again() -> list[Captured]:
         again = readings(model, texts, layers=wanted, truncate=truncate)
         return [captured_attention(one, EffectiveOptions(), layers=wanted, heads=which).captured() for one in again]
 
+    return _provable(result, captured_again)
+
+
+def _provable(result: HeadScores, captured: Callable[[], list[Captured]]) -> HeadScores:
     assert isinstance(result.source, Held)
-    source = Provable(result.source.arrays, result.source.dims, partial(_claims, captured_again))
-    return replace(result, source=source)
+    return replace(result, source=Provable(result.source.arrays, result.source.dims, partial(_claims, captured)))
 
 
 def scores_result(
-    model: Model, text: Any, parts: list[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
+    read: Reading, text: Any, parts: list[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
 ) -> HeadScores:
-    """Return what the heads of one or several texts score, each of which was `scored`."""
-    provenance = model.provenance(text, scores=names, layers=layers, heads=heads)
+    """Return what the heads of one or several texts score, each of which was `scored`; `read` is one of them."""
+    provenance = read.model.provenance(text, scores=names, layers=layers, heads=heads)
     axes = (Axis("score", tuple(names)), Axis("layer", tuple(layers)), Axis("head", tuple(heads)))
     about = {"texts": len(parts), "meanings": {name: ROLES[name].meaning for name in names}, "sink": SINK}
     about["nouns"] = {name: ROLES[name].noun for name in names}
@@ -228,8 +240,9 @@ def _patterns(
 ) -> Iterator[tuple[Layer, Float[Tensor, "query score key"], Bool[Tensor, "query score"]]]:
     """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
     batch = captured.reading.batch
-    assert batch.ids is not None
-    text = ScoredText(batch.ids[0].cpu(), batch.special[0].cpu())
+    tokens = captured.reading.tokens
+    ids = torch.tensor([tokens.index(token) for token in tokens]) if batch.ids is None else batch.ids[0].cpu()
+    text = ScoredText(ids, batch.special[0].cpu())
     every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
     for layer in captured.layers:
         keys = torch.arange(len(layer.tokens), device=layer.heads.device)

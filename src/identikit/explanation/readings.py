@@ -89,7 +89,8 @@ def _read(measured: MeasuredText, name: str) -> AttentionMeasure | HeadScores:
         if model.modality != "text":
             raise InputError(f"Roles compare tokens, and {model.name} reads {model.modality}s.")
         numbers = scored(captured, [*ROLES.values()], math.inf if measured.until is None else measured.until)
-        return scores_result(model, captured.reading.text, [numbers], tuple(ROLES), layers, range(model.n_heads))
+        read = captured.reading
+        return scores_result(read, read.text, [numbers], tuple(ROLES), layers, range(model.n_heads))
     kind = READINGS[name]
     if kind.through and layers != list(model.attending(list(range(model.n_layers)))):
         raise InputError(f"It goes through all layers, and there was time to read only {len(layers)} of them.")
